@@ -25,6 +25,7 @@ from textual.widgets import Sparkline
 from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
+from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.charts.y_range import YRange
 from trainfast_tui.painting.palettes import TONES
 from trainfast_tui.text.format import watts
@@ -43,8 +44,7 @@ def chart_at(point: int) -> ChartData:
     return ChartData(
         title="Power",
         series=(Series("GPU 0", times_ns, first), Series("GPU 1", times_ns, second, "secondary")),
-        t_min_ns=times_ns[0],
-        t_max_ns=times_ns[-1],
+        axis=TimeAxis(times_ns[0], times_ns[-1], "now"),
         gap_ns=2 * SECOND_NS,
         unit=watts,
         spans=(ThrottledSpan(times_ns[200], times_ns[260], "thermal"),),

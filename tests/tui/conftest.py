@@ -51,7 +51,7 @@ def _no_guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         begun.append(begin(*arguments, **options))
         return begun[-1]
 
-    monkeypatch.setattr(background, "threading", SimpleNamespace(Thread=noted))
+    monkeypatch.setattr(background, "threading", SimpleNamespace(Thread=noted, Event=threading.Event))
     yield
     # What a key has begun would otherwise go on under the next test, and with the real parts in place of the stand-ins.
     for thread in begun:

@@ -24,9 +24,9 @@ from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.app import TrainfastApp
 from trainfast_tui.control.messages import MachineSeen, NextRunPredicted, SnapshotTaken
-from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.prediction_request import PredictionRequest
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.session import Session
 
 FULL, SMALL = (160, 48), (80, 24)

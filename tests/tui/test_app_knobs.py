@@ -26,8 +26,8 @@ from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_tui.control.messages import NextRunRefused, SituationGathered, SnapshotTaken
-from trainfast_tui.control.next_run_memory import NextRunMemory
-from trainfast_tui.control.next_run_sources import (
+from trainfast_tui.next_run.memory_and_speed import NextRunMemory
+from trainfast_tui.next_run.sources import (
     next_run_from_preset,
     next_run_from_script,
     preset_choices,

@@ -9,7 +9,7 @@ S = 1_000_000_000
 
 
 def test_the_range_grows_at_once_and_shrinks_late() -> None:
-    y_range = YRange(shrink_after_ns=20 * S)
+    y_range = YRange()
     assert y_range.fit(0, 95, 0) == (0, 100)
     assert y_range.fit(0, 310, 1 * S) == (0, 400)
     for second in range(2, 22):
@@ -18,7 +18,7 @@ def test_the_range_grows_at_once_and_shrinks_late() -> None:
 
 
 def test_the_range_stays_while_the_data_returns() -> None:
-    y_range = YRange(shrink_after_ns=20 * S)
+    y_range = YRange()
     y_range.fit(0, 400, 0)
     for second in range(200):
         high = 300 if second % 15 == 0 else 90

@@ -54,7 +54,7 @@ def live(home: Home, hold: Callable[[Path], None]) -> Callable[[int, int], RunSn
 def shown(snapshot: RunSnapshot) -> str:
     """The screen's lines about the run."""
     panel = StepPanel()
-    panel.shown = snapshot
+    panel._run = snapshot
     return "\n".join("".join(text for text, _ in line) for line in panel.lines(120, 5))
 
 

@@ -17,7 +17,7 @@ from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.control.next_run_memory import MeasuredMemory, NextRunMemory
+from trainfast_tui.next_run.memory_and_speed import MeasuredMemory, NextRunMemory
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.widgets.memory_bar import LIMIT, MEASURED, SIGNS, MemoryBar, memory_lines
 

@@ -12,9 +12,8 @@ from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
-from trainfast_tui.control.next_run_memory import NextRunMemory
-from trainfast_tui.control.next_run_sources import next_run_from_preset
-from trainfast_tui.control.next_run_speed import MeasuredSpeed, NextRunSpeed
+from trainfast_tui.next_run.memory_and_speed import MeasuredSpeed, NextRunMemory, NextRunSpeed
+from trainfast_tui.next_run.sources import next_run_from_preset
 from trainfast_tui.text import format as fmt
 from trainfast_tui.widgets.memory_bar import memory_lines
 from trainfast_tui.widgets.speed_bar import speed_lines

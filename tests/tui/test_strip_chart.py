@@ -17,6 +17,7 @@ from texts import any_text
 from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
+from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.charts.y_range import YRange
 from trainfast_tui.painting.palettes import TONES
 from trainfast_tui.terminal.cells import SentCells
@@ -36,8 +37,7 @@ def a_chart(*series: Series, seconds: float = 120, **changes: Any) -> ChartData:
     fields: dict[str, Any] = {
         "title": "Power",
         "series": series,
-        "t_min_ns": 0,
-        "t_max_ns": int(seconds * S),
+        "axis": TimeAxis(0, int(seconds * S), "now"),
         "gap_ns": 3 * S,
         "unit": fmt.watts,
     }
@@ -228,8 +228,7 @@ def charts(draw: st.DrawFn) -> ChartData:
     return ChartData(
         title=draw(_texts),
         series=tuple(series),
-        t_min_ns=t_min,
-        t_max_ns=t_max,
+        axis=TimeAxis(t_min, t_max, "now"),
         gap_ns=draw(st.integers(0, 10**12)),
         unit=draw(st.sampled_from([fmt.watts, fmt.size, fmt.celsius, fmt.number])),
         spans=tuple(spans),

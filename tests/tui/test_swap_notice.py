@@ -14,7 +14,7 @@ from trainfast_runner.memory.headroom import PredictedFit
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
-from trainfast_tui.control.next_run_memory import swap_notice
+from trainfast_tui.next_run.memory_and_speed import swap_notice
 
 FREE = RankLimit(20 * GIB, "free")
 TOO_MUCH = a_fit(48 * 1024, FREE)

@@ -29,7 +29,7 @@ from trainfast_tui.control.messages import (
     TerminalLost,
     ThreadFailed,
 )
-from trainfast_tui.control.next_run_sources import next_run_from_preset
+from trainfast_tui.next_run.sources import next_run_from_preset
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.session import Session
@@ -156,12 +156,12 @@ class TrainfastApp(TerminalApp):
 
     def action_help(self) -> None:
         """Open the help of the screen in sight, or close the help that is open."""
-        from trainfast_tui.screens.help import HelpScreen
+        from trainfast_tui.screens.help import HelpScreen, help_lines
 
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss()
         else:
-            self.push_screen(HelpScreen(self.session, self.in_sight.SCOPE))
+            self.push_screen(HelpScreen(self.session, partial(help_lines, scope=self.in_sight.SCOPE)))
 
     def action_theme(self) -> None:
         self.main.notify(f"theme: {themes.next_theme(self)}")

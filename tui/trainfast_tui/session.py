@@ -32,12 +32,12 @@ from trainfast_tui.control.messages import (
     SnapshotTaken,
     ThreadFailed,
 )
-from trainfast_tui.control.next_run import NextRun
-from trainfast_tui.control.next_run_sources import next_run_from_preset, repeat_run
 from trainfast_tui.control.run_control import RunControl
 from trainfast_tui.control.script_control import ScriptControl
 from trainfast_tui.control.searches import Searches
 from trainfast_tui.live.reader import Reader
+from trainfast_tui.next_run.next_run import NextRun
+from trainfast_tui.next_run.sources import next_run_from_preset, repeat_run
 from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ if TYPE_CHECKING:
     from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.settings.spec import RunSpec
-    from trainfast_tui.control.next_run_memory import NextRunMemory
-    from trainfast_tui.control.next_run_speed import NextRunSpeed
     from trainfast_tui.live.snapshot import Snapshot
+    from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed
 
 CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
 END_TRACES_S = 0.5

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.text.format import Formatter, number
 from trainfast_tui.text.lines import Tone
 
@@ -13,7 +14,7 @@ class Series:
 
     name: str
     times_ns: Sequence[int]
-    """Ascending, on the clock of the chart's window; it is sliced and bisected."""
+    """Ascending, on the clock of the chart's axis; it is sliced and bisected."""
     values: Sequence[float | None]
     """One value for each time; None, NaN and infinities are absent readings."""
     tone: Tone = "primary"
@@ -43,8 +44,7 @@ class ChartData:
 
     title: str
     series: tuple[Series, ...]
-    t_min_ns: int
-    t_max_ns: int
+    axis: TimeAxis
     gap_ns: int
     """Samples further apart than this are not joined."""
     scale_of: str = ""
@@ -59,8 +59,6 @@ class ChartData:
     binary: bool = False
     """Round the ends of the y axis to powers of two, for bytes."""
     empty: str = "No samples yet."
-    """The sentence shown while no series has a value in the window."""
-    now_label: str = "now"
-    """The label at the right end of the time axis."""
+    """The sentence shown while no series has a value on the axis."""
     cursor_ns: int | None = None
     """A moment to mark with a vertical line."""

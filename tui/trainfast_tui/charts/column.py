@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -75,17 +76,11 @@ class Charts(Vertical):
         """True if redrawing would change less than one column."""
         if now.run is not None and not now.run.is_live:
             return before.run is now.run  # an ended run has one last snapshot, again and again
-        drawn, axis = self._drawn_axis, time_axis(now, self._window)
-        if drawn is None or before.taken_ns == now.taken_ns or (before.run is None) != (now.run is None):
+        drawn, axis, width = self._drawn_axis, time_axis(now, self._window), self.size.width
+        if drawn is None or before.taken_ns == now.taken_ns or _run_directory(before) != _run_directory(now):
             return False
-        if before.run is not None and now.run is not None and before.run.directory != now.run.directory:
-            return False
-        if axis.end_ns - drawn.end_ns >= REDRAW_AFTER_NS:
-            return False
-        if axis.end_ns - axis.start_ns != drawn.end_ns - drawn.start_ns or axis.now_label != drawn.now_label:
-            return False
-        cells = cell_axis(self.size.width, GUTTER, axis.start_ns, axis.end_ns)
-        return drawn.end_ns // cells.cell_ns == axis.end_ns // cells.cell_ns
+        is_recent = axis.end_ns - drawn.end_ns < REDRAW_AFTER_NS
+        return is_recent and cell_axis(width, GUTTER, axis) == cell_axis(width, GUTTER, drawn)
 
     def repaint(self) -> None:
         """Draw as many charts as fit."""
@@ -177,3 +172,7 @@ class Charts(Vertical):
         self._first_reading = (self._first_reading + 1) % len(readings)
         self.repaint()
         self.screen.notify(f"first reading: {readings[self._first_reading]}")
+
+
+def _run_directory(snapshot: Snapshot) -> Path | None:
+    return None if snapshot.run is None else snapshot.run.directory

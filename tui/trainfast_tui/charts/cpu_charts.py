@@ -24,9 +24,7 @@ def cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[Cha
     if has_run:
         cpu.insert(0, _series("this run", ticks, partial(_run_cpu_percent, cores), "secondary"))
         memory.insert(0, _series("process memory", ticks, _run_memory_bytes, "secondary"))
-    chart = partial(
-        ChartData, t_min_ns=axis.start_ns, t_max_ns=axis.end_ns, gap_ns=TICK_GAP_NS, now_label=axis.now_label
-    )
+    chart = partial(ChartData, axis=axis, gap_ns=TICK_GAP_NS)
     return [
         chart(title=CPU_READING_NAMES[0], series=tuple(cpu), unit=fmt.percent, y_max=100.0),
         chart(title=CPU_READING_NAMES[1], series=tuple(memory), unit=fmt.size, binary=True),

@@ -72,8 +72,7 @@ def _gpu_chart(
     return ChartData(
         title=reading.name,
         series=series,
-        t_min_ns=axis.start_ns,
-        t_max_ns=axis.end_ns,
+        axis=axis,
         gap_ns=TICK_GAP_NS,
         unit=reading.unit,
         spans=spans,
@@ -82,7 +81,6 @@ def _gpu_chart(
         y_max=y_max,
         binary=reading.binary,
         empty="This GPU does not report it." if ticks else "No samples yet.",
-        now_label=axis.now_label,
     )
 
 

@@ -62,7 +62,7 @@ class EventLine(Painted):
         return [self._signs(axis, width), self._words(axis)] if height > 1 else [self._words(axis)]
 
     def _signs(self, axis: TimeAxis, width: int) -> Line:
-        cells = cell_axis(width, self._gutter, axis.start_ns, axis.end_ns)
+        cells = cell_axis(width, self._gutter, axis)
         signs: list[Piece] = [("─", "muted")] * cells.count
         for event in sorted(self._events, key=lambda event: -WORTH.index(event.tone)):
             cell = min(cells.cell_of(event.t_ns), cells.count - 1)

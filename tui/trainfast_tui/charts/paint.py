@@ -1,6 +1,6 @@
 """Turn chart data into rows of segments: about 2 ms a frame at 120x16 with two series.
 
-Charts of one width that are given one window share their time axis cell by cell. The columns are fixed to
+Charts of one width and one time axis share it cell by cell. The columns are fixed to
 absolute time, so a spike keeps its shape while it travels left. Nothing depends on colour alone: series
 differ in texture, throttled time in glyphs and letters by its cause, a limit has its own line and label.
 """
@@ -51,19 +51,19 @@ def paint(
     """
     if width <= 0 or height <= 0:
         return [[] for _ in range(height)]
-    frame = Frame(height, cell_axis(width, gutter, data.t_min_ns, data.t_max_ns), time_labels)
+    frame = Frame(height, cell_axis(width, gutter, data.axis), time_labels)
     styles = ChartStyles(palette)
     drawn = [
         _series_columns(frame.axis, series, data.gap_ns, _STRIDES[min(index, len(_STRIDES) - 1)])
         for index, series in enumerate(data.series)
     ]
-    held = [bounds for series in drawn if (bounds := extremes(series.columns)) is not None]
+    ends = [bounds for series in drawn if (bounds := extremes(series.columns)) is not None]
     shades_by_cell = _throttled_cells(frame.axis, data)
     rows: list[list[Segment]] = []
     if frame.has_title:
         rows.append(_title_row(width, data, drawn, styles))
-    if held:
-        rows += plot_rows(frame, data, drawn, fitted(y_range, data, held), shades_by_cell, styles)
+    if ends:
+        rows += plot_rows(frame, data, drawn, fitted(y_range, data, ends), shades_by_cell, styles)
     else:
         rows += _empty_rows(frame, data, styles)
     if frame.has_marks:
@@ -73,13 +73,13 @@ def paint(
     return rows
 
 
-def fitted(y_range: YRange, data: ChartData, held: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the ends of the y axis: around the series and the limits."""
+def fitted(y_range: YRange, data: ChartData, ends: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the ends of the y axis: around the limits and the series, which reach to these `ends`."""
     reach = [limit.value for limit in data.limits]
     return y_range.fit(
-        min([low for low, _ in held] + reach),
-        max([high for _, high in held] + reach),
-        data.t_max_ns,
+        min([low for low, _ in ends] + reach),
+        max([high for _, high in ends] + reach),
+        data.axis.end_ns,
         y_min=data.y_min,
         y_max=data.y_max,
         binary=data.binary,
@@ -101,7 +101,7 @@ def _throttled_cells(axis: CellAxis, data: ChartData) -> list[Shade | None]:
     shades_by_cell: list[Shade | None] = [None] * axis.count
     shaded = [(span, shade_of(span.cause)) for span in data.spans]
     for span, shade in sorted(shaded, key=lambda pair: -severity_order(pair[1])):
-        last = min(axis.cell_of(min(span.end_ns, data.t_max_ns)), axis.count - 1)
+        last = min(axis.cell_of(min(span.end_ns, data.axis.end_ns)), axis.count - 1)
         for cell in range(max(0, axis.cell_of(span.start_ns)), last + 1):
             shades_by_cell[cell] = shade
     return shades_by_cell
@@ -133,10 +133,10 @@ def _title_row(width: int, data: ChartData, drawn: list[SeriesColumns], styles: 
 
 
 def _newest(series: Series, data: ChartData) -> float | None:
-    """Return the latest value in the window; None if it is absent or older than the gap."""
+    """Return the latest value on the axis; None if it is absent or older than the gap."""
     for time_ns, value in zip(reversed(series.times_ns), reversed(series.values), strict=False):
-        if time_ns <= data.t_max_ns:
-            return value if data.t_max_ns - time_ns <= data.gap_ns else None
+        if time_ns <= data.axis.end_ns:
+            return value if data.axis.end_ns - time_ns <= data.gap_ns else None
     return None
 
 
@@ -171,12 +171,12 @@ def _time_row(frame: Frame, data: ChartData, shades_by_cell: list[Shade | None],
     A cause that is covered by a worse one everywhere is named with a plus.
     """
     room = frame.axis.count
-    right = truncate(plain(data.now_label), room)
-    left = truncate("-" + duration((data.t_max_ns - data.t_min_ns) / 1e9), room - cell_len(right) - 1)
+    right = truncate(plain(data.axis.now_label), room)
+    left = truncate("-" + duration((data.axis.end_ns - data.axis.start_ns) / 1e9), room - cell_len(right) - 1)
     between = room - cell_len(left) - cell_len(right)
     legend: list[Segment] = []
     drawn = {shade for shade in shades_by_cell if shade is not None}
-    spans = (span for span in data.spans if span.start_ns <= data.t_max_ns and span.end_ns >= data.t_min_ns)
+    spans = (span for span in data.spans if span.start_ns <= data.axis.end_ns and span.end_ns >= data.axis.start_ns)
     covered = {shade_of(span.cause) for span in spans} - drawn
     for shade in [*sorted(drawn, key=severity_order), *sorted(covered, key=severity_order)]:
         sign = shade.glyph * 2 if shade in drawn else "+"

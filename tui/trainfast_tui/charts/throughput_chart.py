@@ -44,14 +44,12 @@ def throughput_chart(
     return ChartData(
         title=f"throughput{synthetic}",
         series=(Series(f"{noun}/s", rates.times_ns if rates is not None and values else (), values, "success"),),
-        t_min_ns=axis.start_ns,
-        t_max_ns=axis.end_ns,
+        axis=axis,
         gap_ns=_step_gap(run),
         scale_of=f"{run.run_id if run is not None else ''} {noun}/s",
         unit=fmt.number,
         spans=throttled_spans((cache or TickValuesCache()).values_of(ticks, uuids)),
         empty=empty,
-        now_label=axis.now_label,
     )
 
 

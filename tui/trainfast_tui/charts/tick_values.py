@@ -67,14 +67,12 @@ def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
 def throttled_spans(ticks: Sequence[TickValues]) -> tuple[ThrottledSpan, ...]:
     """Return the spans in which a charted GPU was throttled, by cause."""
     spans: list[ThrottledSpan] = []
-    start: dict[str, int] = {}
-    held: frozenset[str] = frozenset()
+    begun_ns: dict[str, int] = {}
     for values in ticks:
-        if values.causes == held:
+        if begun_ns.keys() == values.causes:
             continue
         t_ns = values.tick.t_ns
-        spans += [ThrottledSpan(start.pop(cause), t_ns, cause) for cause in held - values.causes]
-        start.update(dict.fromkeys(values.causes - held, t_ns))
-        held = values.causes
-    spans += [ThrottledSpan(since, ticks[-1].tick.t_ns, cause) for cause, since in start.items()]
+        spans += [ThrottledSpan(begun_ns.pop(cause), t_ns, cause) for cause in begun_ns.keys() - values.causes]
+        begun_ns.update(dict.fromkeys(values.causes - begun_ns.keys(), t_ns))
+    spans += [ThrottledSpan(since_ns, ticks[-1].tick.t_ns, cause) for cause, since_ns in begun_ns.items()]
     return tuple(sorted(spans, key=lambda span: (span.start_ns, span.cause)))

@@ -72,11 +72,11 @@ class CellAxis:
         return (t_ns - self.start_ns) // self.cell_ns
 
 
-def cell_axis(width: int, gutter: int, t_min_ns: int, t_max_ns: int) -> CellAxis:
-    """Return the axis of a chart `width` cells wide; times are CLOCK_MONOTONIC."""
+def cell_axis(width: int, gutter: int, axis: TimeAxis) -> CellAxis:
+    """Return the axis in the cells of a chart `width` cells wide."""
     gutter = gutter if width >= gutter + 10 else 0
     count = max(1, width - gutter)
-    column_ns = max(1, -(-(t_max_ns - t_min_ns) // (count << X_BITS)))
+    column_ns = max(1, -(-(axis.end_ns - axis.start_ns) // (count << X_BITS)))
     # Whole cells of absolute time: the picture then moves by characters and not by dots.
     cell_ns = column_ns << X_BITS
-    return CellAxis(gutter, count, (t_max_ns // cell_ns - count + 1) * cell_ns, cell_ns)
+    return CellAxis(gutter, count, (axis.end_ns // cell_ns - count + 1) * cell_ns, cell_ns)

@@ -35,13 +35,13 @@ def time_columns(
             continue
         column = (time_ns - start_ns) // column_ns
         if column >= 0:
-            held = columns[column]
-            if held is None:
+            bounds = columns[column]
+            if bounds is None:
                 columns[column] = (value, value)
-            elif value < held[0]:
-                columns[column] = (value, held[1])
-            elif value > held[1]:
-                columns[column] = (held[0], value)
+            elif value < bounds[0]:
+                columns[column] = (value, bounds[1])
+            elif value > bounds[1]:
+                columns[column] = (bounds[0], value)
         if connected and column > previous_column + 1 and time_ns - previous_ns <= gap_ns:
             slope = (value - previous_value) / (column - previous_column)
             for between in range(max(previous_column + 1, 0), column):
@@ -54,5 +54,5 @@ def time_columns(
 
 def extremes(columns: ColumnRanges) -> tuple[float, float] | None:
     """Return the lowest and highest value of all columns; None if all are gaps."""
-    held = [column for column in columns if column is not None]
-    return (min(low for low, _ in held), max(high for _, high in held)) if held else None
+    bounds = [column for column in columns if column is not None]
+    return (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else None

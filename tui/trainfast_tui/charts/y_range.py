@@ -4,6 +4,7 @@ import math
 
 LIMIT_HEADROOM = 1.06
 """End of an axis over the limit, so that a point above the limit shows."""
+SHRINK_AFTER_NS = 20_000_000_000
 _DECIMAL_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _BINARY_STEPS = (1.0, 1.25, 1.5, 1.75, 2.0)
 _LARGEST = 1e300
@@ -24,12 +25,11 @@ def nice_ceiling(value: float, *, binary: bool = False) -> float:
 class YRange:
     """The range of a chart's y axis, in the data's unit; it grows at once and shrinks late.
 
-    It shrinks only after the data used less than half of it for `shrink_after_ns` of the data's own time, so that
+    It shrinks only after the data used less than half of it for `SHRINK_AFTER_NS` of the data's own time, so that
     the picture keeps its scale while values move.
     """
 
-    def __init__(self, shrink_after_ns: int = 20_000_000_000) -> None:
-        self.shrink_after_ns = shrink_after_ns
+    def __init__(self) -> None:
         self._range: tuple[float, float] | None = None
         self._roomy_since_ns: int | None = None
 
@@ -52,22 +52,22 @@ class YRange:
         `y_min` and `y_max` are the ends of the range while the data stays inside; None follows the data.
         """
         low, high = max(-_LARGEST, min(low, _LARGEST)), max(-_LARGEST, min(high, _LARGEST))
-        wanted, held = _round_range(low, high, y_min, y_max, binary), self._range
-        if held is None or low < held[0] or high > held[1]:
-            if held is not None:
-                wanted = (min(wanted[0], held[0]), max(wanted[1], held[1]))
-            self._roomy_since_ns, self._range = None, wanted
-            return wanted
-        length = held[1] - held[0]
+        fitting, current = _round_range(low, high, y_min, y_max, binary), self._range
+        if current is None or low < current[0] or high > current[1]:
+            if current is not None:
+                fitting = (min(fitting[0], current[0]), max(fitting[1], current[1]))
+            self._roomy_since_ns, self._range = None, fitting
+            return fitting
+        length = current[1] - current[0]
         used = high - (low if y_min is None else min(low, y_min))
-        if wanted[1] - wanted[0] >= length or used >= 0.5 * length:
+        if fitting[1] - fitting[0] >= length or used >= 0.5 * length:
             self._roomy_since_ns = None
         elif self._roomy_since_ns is None or now_ns < self._roomy_since_ns:
             self._roomy_since_ns = now_ns
-        elif now_ns - self._roomy_since_ns >= self.shrink_after_ns:
-            self._roomy_since_ns, self._range = None, wanted
-            return wanted
-        return held
+        elif now_ns - self._roomy_since_ns >= SHRINK_AFTER_NS:
+            self._roomy_since_ns, self._range = None, fitting
+            return fitting
+        return current
 
 
 def _round_range(

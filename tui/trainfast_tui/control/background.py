@@ -1,9 +1,10 @@
-"""Work that would block the event loop: in a daemon thread, so that leaving never waits for it."""
+"""Work in daemon threads: it would block the event loop, and leaving the app never waits for it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from trainfast_runner.errors import UserError
 from trainfast_tui.control.messages import Post, ThreadFailed, as_warning
@@ -32,3 +33,34 @@ def in_background(
     thread = threading.Thread(target=call, name=f"trainfast-{name}", daemon=True)
     thread.start()
     return thread
+
+
+class CancellableWork:
+    """One work at a time in a thread, which ends early once it is cancelled."""
+
+    def __init__(self, name: str) -> None:
+        self._thread_name = name
+        self._cancelled = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """True until the work has ended, also after it was cancelled."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(
+        self,
+        work: Callable[[threading.Event], object],
+        post: Post,
+        refused: Callable[[UserError], object] = as_warning,
+    ) -> None:
+        """Cancel the work under way and start this one as `in_background`; the event that it gets cancels it."""
+        self._cancelled.set()
+        self._cancelled = threading.Event()
+        self._thread = in_background(self._thread_name, partial(work, self._cancelled), post, refused)
+
+    def cancel(self, wait_s: float = 0.0) -> None:
+        """Cancel the work under way and wait at most `wait_s` seconds until it has ended."""
+        self._cancelled.set()
+        if self._thread is not None and wait_s:
+            self._thread.join(wait_s)

@@ -17,8 +17,8 @@ from trainfast_tui.text.search_kind import SearchKind
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.running.follower import RunSnapshot
-    from trainfast_tui.control.next_run import NextRun
     from trainfast_tui.live.snapshot import Snapshot
+    from trainfast_tui.next_run.next_run import NextRun
 
 
 class BackgroundWork:

@@ -1,4 +1,4 @@
-"""Plan, start and order best-fit searches for the session. Every call returns at once; its result is posted."""
+"""Plan and start best-fit searches for the session. Every call returns at once; its result is posted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BestControl(SearchControl["BestSnapshot"]):
     is_fresh = False
     """True if the next search uses no earlier one: an unfinished one does not go on, and none lends its effects."""
 
-    def describe(self, search: BestSnapshot) -> str:
+    def _describe(self, search: BestSnapshot) -> str:
         from trainfast_tui.text.best_state import best_search_words
 
         return best_search_words(search)
@@ -53,14 +53,6 @@ class BestControl(SearchControl["BestSnapshot"]):
 
         return self.request or BestRequest()
 
-    def order(self, directory: Path, do: str, name: str, value: str | None = None) -> None:
-        """Order a live search to skip or pin a value of a knob, or to unpin the knob."""
-        in_background("order", partial(self._order, directory, do, name, value), self._post)
-
-    def skip_setting(self, directory: Path, number: int) -> None:
-        """Order a live search never to try one of its candidates."""
-        in_background("order", partial(self._skip_setting, directory, number), self._post)
-
     def _plan(self, spec: RunSpec, request: BestRequest | None) -> BestPlanned:
         from trainfast_runner.search.best.question.estimate import estimate
         from trainfast_runner.search.best.question.request import BestRequest
@@ -77,15 +69,3 @@ class BestControl(SearchControl["BestSnapshot"]):
         # The smallest screen may have no room for the knobs left alone: they come last.
         texts += [(plain(line), "muted") for line in left_alone_lines(expected.left_alone, to_name=BY_KEYS)]
         return BestPlanned(request, texts, expected.vary, expected.global_batch)
-
-    @staticmethod
-    def _order(directory: Path, do: str, name: str, value: str | None) -> None:
-        from trainfast_runner.search.best.person_orders import give_order
-
-        give_order(directory, do, name, value)
-
-    @staticmethod
-    def _skip_setting(directory: Path, number: int) -> None:
-        from trainfast_runner.search.best.person_orders import skip_candidate
-
-        skip_candidate(directory, number)

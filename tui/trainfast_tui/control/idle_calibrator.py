@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.background import in_background
+from trainfast_tui.control.background import CancellableWork
 from trainfast_tui.control.messages import DeviceCalibrated, Post
 
 if TYPE_CHECKING:
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from trainfast_tui.live.snapshot import Snapshot
 
 IDLE_S = 20.0
-"""The machine must have been idle for so long."""
+"""Seconds that the machine must have been idle."""
 IDLE_CPU_PERCENT, IDLE_GPU_PERCENT = 15.0, 5.0
-"""A machine that is busier than this is not idle."""
+"""A machine with a higher load is not idle."""
 MOST_TRIES = 3
-"""A measurement that others disturb is repeated so often."""
+"""Measurements in all, if other processes disturb each of them."""
 
 
 class IdleCalibrator:
@@ -29,38 +29,27 @@ class IdleCalibrator:
         self._home, self._post, self._python = home, post, python
         self._idle_since_ns: int | None = None
         self._tries = 0
-        self._under_way: threading.Event | None = None
-        """Exists while the device is measured; setting it ends that."""
+        self._work = CancellableWork("calibrate")
         self._is_done = False
 
     def update(self, snapshot: Snapshot, machine: Machine | None, *, is_busy: bool) -> None:
-        """Begin to calibrate when the machine has been idle for long enough; end it when `is_busy`, or another run."""
-        if is_busy or snapshot.started_elsewhere is not None or (self._under_way is None and not _is_idle(snapshot)):
+        """Calibrate once the machine has been idle for `IDLE_S`; stop when `is_busy` or another run has started."""
+        if is_busy or snapshot.started_elsewhere is not None or (not self._work.is_running and not _is_idle(snapshot)):
             self._idle_since_ns = None
             self.cancel()
             return
-        if machine is None or self._is_done or self._under_way is not None or self._tries >= MOST_TRIES:
+        if machine is None or self._is_done or self._work.is_running or self._tries >= MOST_TRIES:
             return
         if self._idle_since_ns is None:
             self._idle_since_ns = snapshot.taken_ns
         if snapshot.taken_ns - self._idle_since_ns >= IDLE_S * 1e9:
-            self._start_calibration(machine)
+            self._tries += 1
+            self._idle_since_ns = None
+            self._work.start(partial(self._calibrate, machine), self._post, refused=lambda error: None)
 
     def cancel(self, wait_s: float = 0.0) -> None:
-        """End a measurement under way, and wait at most this long until its process is gone."""
-        under_way = self._under_way
-        if under_way is None:
-            return
-        under_way.set()
-        deadline = time.monotonic() + wait_s
-        while self._under_way is not None and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def _start_calibration(self, machine: Machine) -> None:
-        self._tries += 1
-        self._idle_since_ns = None
-        cancelled = self._under_way = threading.Event()
-        in_background("calibrate", lambda: self._calibrate(machine, cancelled), self._post, lambda error: None)
+        """End a measurement under way, and wait at most `wait_s` seconds until its process is gone."""
+        self._work.cancel(wait_s)
 
     def _calibrate(self, machine: Machine, cancelled: threading.Event) -> DeviceCalibrated | None:
         """Measure the device, unless it is known. A device that cannot be measured stays as it is."""
@@ -78,8 +67,6 @@ class IdleCalibrator:
             return DeviceCalibrated() if self._is_done else None
         except ScriptCancelled:
             return None
-        finally:
-            self._under_way = None
 
 
 def _is_idle(snapshot: Snapshot) -> bool:

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from trainfast_runner.search.advice.facts import Situation
     from trainfast_runner.search.best.question.request import BestRequest
     from trainfast_runner.settings.knob_values import KnobValue
-    from trainfast_tui.control.next_run_memory import NextRunMemory
-    from trainfast_tui.control.next_run_speed import NextRunSpeed
     from trainfast_tui.live.snapshot import Snapshot
+    from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed
 
 Post = Callable[[object], object]
 """Takes any of these from any thread."""

@@ -6,18 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainfast_tui.control.messages import NextRunPredicted
-from trainfast_tui.control.next_run_memory import NextRunMemory, measured_memory
-from trainfast_tui.control.next_run_speed import NextRunSpeed, measured_speed
 from trainfast_tui.control.prediction_request import free_memory_bytes, has_moved, request_for
 from trainfast_tui.control.predictor import Predictor
-from trainfast_tui.control.same_settings import has_same_model
+from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed, measured_memory, measured_speed
+from trainfast_tui.next_run.same_settings import has_same_model
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.running.follower import RunSnapshot
-    from trainfast_tui.control.next_run import NextRun
     from trainfast_tui.live.snapshot import Snapshot
+    from trainfast_tui.next_run.next_run import NextRun
 
 SCRIPT_NOT_PREDICTED = "the memory of a script is not predicted; b finds its largest batch by trials"
 

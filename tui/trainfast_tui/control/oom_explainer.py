@@ -11,7 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.units import highest
-from trainfast_tui.control.background import in_background
+from trainfast_tui.control.background import CancellableWork
 from trainfast_tui.control.messages import OomExplained, Post
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ class OomExplainer:
         self._tracer = tracer
         self._python = python
         self._explained_run_id: str | None = None
-        self._cancelled = threading.Event()
         self._newest: OomExplained | None = None
-        self._thread: threading.Thread | None = None
+        self._work = CancellableWork("explain")
 
     def explanation_of(self, run: RunSnapshot) -> tuple[OomExplanation | None, int]:
         """Return the explanation of an out-of-memory run, traced if it is, and the number of changes left to trace.
@@ -68,19 +67,16 @@ class OomExplainer:
         if not may_trace or not is_oom:
             self.cancel()
         elif run is not None and run.run_id != self._explained_run_id:
-            self.cancel()
-            self._explained_run_id, self._cancelled = run.run_id, threading.Event()
-            self._thread = in_background("explain", partial(self._explain, run, self._cancelled), self._post)
+            self._explained_run_id = run.run_id
+            self._work.start(partial(self._explain, run), self._post)
 
     def cancel(self, wait_s: float = 0.0) -> None:
-        """End the trace under way and wait at most `wait_s` until its process is gone.
+        """End the trace under way and wait at most `wait_s` seconds until its process is gone.
 
-        The same run may be looked at again afterwards.
+        The same run may be explained again afterwards.
         """
-        self._cancelled.set()
         self._explained_run_id = None
-        if self._thread is not None and wait_s:
-            self._thread.join(wait_s)
+        self._work.cancel(wait_s)
 
     def note(self, message: OomExplained) -> None:
         """Keep the newest explanation."""

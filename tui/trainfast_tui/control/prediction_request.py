@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.settings.spec import RunSpec
-    from trainfast_tui.control.next_run import NextRun
     from trainfast_tui.live.snapshot import Snapshot
+    from trainfast_tui.next_run.next_run import NextRun
 
 
 MOVED_SHARE = 0.01
@@ -63,11 +63,10 @@ def request_for(
     tick = snapshot.tick if snapshot is not None else None
     reference = next_run.reference_spec()
     machine = machine.used_by(next_run.spec.knobs["devices"])
-    spec = _with_devices(next_run.spec, machine)
-    if tick is None:
-        return PredictionRequest(spec, machine, None, may_trace, reference, speed_key)
-    live_run = snapshot.live_run if snapshot is not None else None
-    machine, free_bytes = _with_free_memory(machine, tick, live_run), _host_free_bytes(tick, live_run)
+    spec, free_bytes = _with_devices(next_run.spec, machine), None
+    if tick is not None:
+        live_run = snapshot.live_run if snapshot is not None else None
+        machine, free_bytes = _with_free_memory(machine, tick, live_run), _host_free_bytes(tick, live_run)
     return PredictionRequest(spec, machine, free_bytes, may_trace, reference, speed_key)
 
 

@@ -11,9 +11,9 @@ from trainfast_runner.settings.knob_type import whole_number
 from trainfast_tui.control.loop_thread import start_loop
 from trainfast_tui.control.messages import NextRunPredicted, Post
 from trainfast_tui.control.model_tracer import ModelTracer
-from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.prediction_request import PredictionRequest
 from trainfast_tui.control.speed_predictor import SpeedPredictor, Traced
+from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.text.starting import importing_words
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainfast_runner.memory.model import MemoryModel
     from trainfast_runner.memory.warm_tracer import WarmTracer
     from trainfast_runner.records.home import Home
-    from trainfast_tui.control.next_run_speed import NextRunSpeed
+    from trainfast_tui.next_run.memory_and_speed import NextRunSpeed
 
 NOT_NOW = "no prediction: a trace would slow the run"
 

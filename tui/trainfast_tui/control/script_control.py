@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
-from trainfast_tui.control.background import in_background
+from trainfast_tui.control.background import CancellableWork
 from trainfast_tui.control.messages import DiscoveryRefused, Post, ScriptDiscovered
 
 
@@ -15,21 +15,16 @@ class ScriptControl:
 
     def __init__(self, python: str | None = None) -> None:
         self._python = python
-        self._cancelled = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._work = CancellableWork("discovery")
 
     def discover(self, command: Sequence[str], post: Post) -> None:
         """Find the flags of the script in this command: posts ScriptDiscovered or DiscoveryRefused."""
-        self.cancel()
-        command, self._cancelled = tuple(command), threading.Event()
-        work = partial(self._discover, command, self._cancelled)
-        self._thread = in_background("discovery", work, post, partial(DiscoveryRefused, command))
+        command = tuple(command)
+        self._work.start(partial(self._discover, command), post, partial(DiscoveryRefused, command))
 
     def cancel(self, wait_s: float = 0.0) -> None:
-        """End the script that is looked into, and wait at most `wait_s` until its process is gone."""
-        self._cancelled.set()
-        if self._thread is not None and wait_s:
-            self._thread.join(wait_s)
+        """End the script that is looked into, and wait at most `wait_s` seconds until its process is gone."""
+        self._work.cancel(wait_s)
 
     def _discover(self, command: tuple[str, ...], cancelled: threading.Event) -> ScriptDiscovered | None:
         from trainfast_runner.running.scripts.discovery import discover

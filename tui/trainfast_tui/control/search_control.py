@@ -13,7 +13,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_states import PAUSE_STATES
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
-from trainfast_tui.control.messages import Notified, Post, SearchRefused, SearchStarted
+from trainfast_tui.control.messages import Notified, Post, SearchEnded, SearchRefused, SearchStarted
 from trainfast_tui.live.snapshot import SearchSnapshot
 from trainfast_tui.text.search_kind import SearchKind
 
@@ -68,27 +68,26 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         search = self._snapshot
         self._dismissed_directory = search.directory if search is not None and not search.is_live else None
 
-    def is_started_elsewhere(self, search: SearchSnapshotT | None) -> bool:
-        """True if this search is live, and was neither started here nor seen before."""
-        if search is None or not search.is_live or self._is_starting:
-            return False
-        return self._snapshot is None or self._snapshot.directory != search.directory
-
     def note_seen(self, search: SearchSnapshotT | None) -> None:
-        """Record the search that the reader shows; one that was to be stopped as soon as it started is stopped."""
-        self._snapshot = search
-        if search is not None and search.directory == self._started_directory:
+        """Record the search that the reader shows, and post that it was started elsewhere or has ended.
+
+        A search that was to be stopped as soon as it started is stopped.
+        """
+        before, self._snapshot = self._snapshot, search
+        if search is None:
+            return
+        if before is None or before.directory != search.directory:
+            if search.is_live and not self._is_starting:
+                self._post(Notified(f"A {self.KIND.label} search is live; {self.KIND.key} shows it."))
+        elif before.is_live and not search.is_live:
+            self._post(SearchEnded(self._describe(search), self.KIND))
+        if search.directory == self._started_directory:
             self._is_starting, self._started_directory = False, None
             if self._stop_when_seen:
                 self.stop()
 
-    def has_ended_since(self, search: SearchSnapshotT) -> bool:
-        """True if this search has ended and was live when it was last seen."""
-        before = self._snapshot
-        return not search.is_live and before is not None and before.directory == search.directory and before.is_live
-
     @abstractmethod
-    def describe(self, search: SearchSnapshotT) -> str:
+    def _describe(self, search: SearchSnapshotT) -> str:
         """Return the state of a search in words."""
 
     def start(
@@ -167,7 +166,7 @@ class BatchControl(SearchControl["BatchSnapshot"]):
 
     KIND = SearchKind.BATCH
 
-    def describe(self, search: BatchSnapshot) -> str:
+    def _describe(self, search: BatchSnapshot) -> str:
         from trainfast_tui.text.batch_state import batch_search_words
 
         return batch_search_words(search)

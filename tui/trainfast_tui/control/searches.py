@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.best_control import BestControl
-from trainfast_tui.control.messages import Notified, Post, SearchEnded
-from trainfast_tui.control.search_control import BatchControl, SearchControl, SearchSnapshotT
+from trainfast_tui.control.messages import Post
+from trainfast_tui.control.search_control import BatchControl
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text.search_kind import SearchKind
 
@@ -16,7 +16,6 @@ class Searches:
     def __init__(self, home: Home, post: Post, python: str | None) -> None:
         self.batch = BatchControl(home, post, python)
         self.best = BestControl(home, post, python)
-        self._post = post
 
     def of(self, kind: SearchKind) -> BestControl | BatchControl:
         """Return the control of this kind of search."""
@@ -28,13 +27,6 @@ class Searches:
         return next((kind for kind in SearchKind if self.of(kind).is_active), None)
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
-        """Note the followed search of each kind, and post that one is live or has ended."""
-        self._note(self.batch, snapshot.batch_search)
-        self._note(self.best, snapshot.best_search)
-
-    def _note(self, control: SearchControl[SearchSnapshotT], search: SearchSnapshotT | None) -> None:
-        if control.is_started_elsewhere(search):
-            self._post(Notified(f"A {control.KIND.label} search is live; {control.KIND.key} shows it."))
-        if search is not None and control.has_ended_since(search):
-            self._post(SearchEnded(control.describe(search), control.KIND))
-        control.note_seen(search)
+        """Note the followed search of each kind."""
+        self.batch.note_seen(snapshot.batch_search)
+        self.best.note_seen(snapshot.best_search)

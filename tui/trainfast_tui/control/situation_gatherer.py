@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.advice.facts import Situation
     from trainfast_runner.settings.spec import RunSpec
-    from trainfast_tui.control.next_run import NextRun
+    from trainfast_tui.next_run.next_run import NextRun
 
 
 class SituationGatherer:

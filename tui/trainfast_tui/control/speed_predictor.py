@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.next_run_speed import NextRunSpeed
+from trainfast_tui.next_run.memory_and_speed import NextRunSpeed
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine

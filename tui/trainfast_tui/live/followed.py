@@ -1,20 +1,25 @@
-"""The run and the searches to follow: the newest of the home, or the chosen ones."""
+"""The run and the searches to follow: the newest of the home, or the chosen ones.
+
+Imports stand in functions: the session is made before the first frame, and follows nothing until after it.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.live.snapshot import SearchSnapshot
+from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import Follower, RunSnapshot
-    from trainfast_runner.search.batch.batch_follower import BatchFollower, BatchSnapshot
-    from trainfast_runner.search.best.best_follower import BestFollower, BestSnapshot
+    from trainfast_runner.search.batch.batch_follower import BatchFollower
+    from trainfast_runner.search.best.best_follower import BestFollower
 
 LOOK_AGAIN_S = 2.0
 """Seconds between two looks for a search that was started elsewhere, while the followed one does nothing."""
@@ -68,7 +73,7 @@ class FollowedRun(FollowedDirectory):
     """The followed run, at first the newest of the home."""
 
     def __init__(self, home: Home) -> None:
-        super().__init__(lambda: _newest_run(home))
+        super().__init__(partial(_newest_run, home))
         self._follower: Follower | None = None
 
     def poll(self) -> RunSnapshot | None:
@@ -101,15 +106,12 @@ class JournalFollower(Protocol[SearchSnapshotT]):
 
 
 class FollowedSearch(FollowedDirectory, Generic[SearchSnapshotT]):
-    """The followed search of one kind, at first the `newest` of the home, whose journal `open_journal` follows."""
+    """The followed search of one kind, at first the newest of the home; `open_journal` follows its journal."""
 
     def __init__(
-        self,
-        newest: Callable[[], Path | None],
-        open_journal: Callable[[Path], JournalFollower[SearchSnapshotT]],
+        self, home: Home, kind: SearchKind, open_journal: Callable[[Path], JournalFollower[SearchSnapshotT]]
     ) -> None:
-        super().__init__(newest)
-        self._newest = newest
+        super().__init__(partial(_newest_search, home, kind))
         self._open_journal = open_journal
         self._follower: JournalFollower[SearchSnapshotT] | None = None
         self._looked_elsewhere_s = time.monotonic()
@@ -129,7 +131,7 @@ class FollowedSearch(FollowedDirectory, Generic[SearchSnapshotT]):
         if time.monotonic() - self._looked_elsewhere_s < LOOK_AGAIN_S:
             return None
         self._looked_elsewhere_s = time.monotonic()
-        newest = self._newest()
+        newest = self._find()
         if newest is None or newest == directory:
             return None
         follower = self._open_journal(newest)
@@ -140,36 +142,24 @@ class FollowedSearch(FollowedDirectory, Generic[SearchSnapshotT]):
         return search
 
 
-def followed_batch_search(home: Home) -> FollowedSearch[BatchSnapshot]:
-    """Follow the home's newest batch search."""
+def open_batch_journal(directory: Path) -> BatchFollower:
+    """Return a follower of the journal of this batch search."""
+    from trainfast_runner.search.batch.batch_follower import BatchFollower
 
-    def newest() -> Path | None:
-        from trainfast_runner.search.searches import newest_search
-
-        return newest_search(home)
-
-    def open_journal(directory: Path) -> BatchFollower:
-        from trainfast_runner.search.batch.batch_follower import BatchFollower
-
-        return BatchFollower(directory)
-
-    return FollowedSearch(newest, open_journal)
+    return BatchFollower(directory)
 
 
-def followed_best_search(home: Home) -> FollowedSearch[BestSnapshot]:
-    """Follow the home's newest best-fit search."""
+def open_best_journal(directory: Path) -> BestFollower:
+    """Return a follower of the journal of this best-fit search."""
+    from trainfast_runner.search.best.best_follower import BestFollower
 
-    def newest() -> Path | None:
-        from trainfast_runner.search.searches import BEST_TAG, newest_search
+    return BestFollower(directory)
 
-        return newest_search(home, BEST_TAG)
 
-    def open_journal(directory: Path) -> BestFollower:
-        from trainfast_runner.search.best.best_follower import BestFollower
+def _newest_search(home: Home, kind: SearchKind) -> Path | None:
+    from trainfast_runner.search.searches import BATCH_TAG, BEST_TAG, newest_search
 
-        return BestFollower(directory)
-
-    return FollowedSearch(newest, open_journal)
+    return newest_search(home, BEST_TAG if kind is SearchKind.BEST else BATCH_TAG)
 
 
 def _newest_run(home: Home) -> Path | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_tui.live.followed import FollowedRun, followed_batch_search, followed_best_search
+from trainfast_tui.live.followed import FollowedRun, FollowedSearch, open_batch_journal, open_best_journal
 from trainfast_tui.live.new_runs import NewRuns
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text.search_kind import SearchKind
@@ -51,8 +51,8 @@ class Reader(threading.Thread):
         self._post = post
         self._on_failure = on_failure
         self._followed_run = FollowedRun(home)
-        self._batch_search = followed_batch_search(home)
-        self._best_search = followed_best_search(home)
+        self._batch_search = FollowedSearch(home, SearchKind.BATCH, open_batch_journal)
+        self._best_search = FollowedSearch(home, SearchKind.BEST, open_best_journal)
         self._sampler: Sampler | None = None
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
         self._xids: deque[Event] = deque(maxlen=XIDS_KEPT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -13,7 +13,8 @@ from trainfast_tui.painting.row_widget import RowWidget, SegmentRows
 from trainfast_tui.text.format import plain, truncate
 from trainfast_tui.text.lines import Line
 
-Value = TypeVar("Value")
+if TYPE_CHECKING:
+    from trainfast_runner.running.follower import RunSnapshot
 
 
 class Painted(RowWidget):
@@ -57,14 +58,14 @@ class GrowingPanel(Painted):
         self.refresh(layout=True)
 
 
-class PaintedValue(Painted, Generic[Value]):
-    """A widget that draws one value, the newest it was shown."""
+class PaintedRun(Painted):
+    """A widget about a run, by the newest snapshot of it."""
 
-    shown: Value | None = None
+    _run: RunSnapshot | None = None
 
-    def show_value(self, value: Value | None) -> None:
-        """Draw this from now on."""
-        self.shown = value
+    def show_run(self, run: RunSnapshot | None) -> None:
+        """Draw this run from now on."""
+        self._run = run
         self.repaint()
 
 

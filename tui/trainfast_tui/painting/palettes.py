@@ -19,7 +19,7 @@ FILLED: tuple[Tone, ...] = ("cursor", "badge", "alarm")
 """Tones with a background of their own."""
 Palette = Mapping[str, Style]
 """The style of every tone, by name."""
-_FOUND: WeakKeyDictionary[App[Any], dict[tuple[object, ...], Palette]] = WeakKeyDictionary()
+_PALETTES: WeakKeyDictionary[App[Any], dict[tuple[object, ...], Palette]] = WeakKeyDictionary()
 
 
 def tone_styles(widget: Widget) -> Palette:
@@ -29,7 +29,7 @@ def tone_styles(widget: Widget) -> Palette:
     first frame.
     """
     app = widget.app
-    styles = _FOUND.setdefault(app, {})
+    styles = _PALETTES.setdefault(app, {})
     key = app.theme, app.native_ansi_color, widget.rich_style
     if key not in styles:
         # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
@@ -43,7 +43,7 @@ def tone_styles(widget: Widget) -> Palette:
 
 def forget_palettes(widget: Widget) -> None:
     """Forget the styles: the theme has changed."""
-    _FOUND.pop(widget.app, None)
+    _PALETTES.pop(widget.app, None)
 
 
 def _without_background(style: Style) -> Style:

@@ -13,12 +13,12 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
     """Return a line for each series with values, its ends in the unit, then throttled time and the time axis."""
-    column_ns = -(-(data.t_max_ns - data.t_min_ns) // COLUMNS) or 1
+    column_ns = -(-(data.axis.end_ns - data.axis.start_ns) // COLUMNS) or 1
     names = [series.name for series in data.series]
     name_width = max(map(len, [*names, "throttled"]))
     lines = []
     for series in data.series:
-        columns = time_columns(series.times_ns, series.values, data.t_min_ns, column_ns, COLUMNS, data.gap_ns)
+        columns = time_columns(series.times_ns, series.values, data.axis.start_ns, column_ns, COLUMNS, data.gap_ns)
         ends = extremes(columns)
         if ends is None:
             continue
@@ -31,7 +31,7 @@ def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
     if causes:
         words = ", ".join(f"{shade_of(cause).letter} {shade_of(cause).words}" for cause in causes)
         lines.append(f"{'throttled'.ljust(name_width)}  {_letters(data, column_ns)}  {words}")
-    begin, end = (duration((t_ns - origin_ns) / 1e9) for t_ns in (data.t_min_ns, data.t_max_ns))
+    begin, end = (duration((t_ns - origin_ns) / 1e9) for t_ns in (data.axis.start_ns, data.axis.end_ns))
     lines.append(f"{'time'.ljust(name_width)}  {begin}{end.rjust(COLUMNS - len(begin))}")
     if data.cursor_ns is not None:
         measured_from = duration((data.cursor_ns - origin_ns) / 1e9)
@@ -49,8 +49,8 @@ def _block(value: float, ends: tuple[float, float], y_min: float | None) -> str:
 def _letters(data: ChartData, column_ns: int) -> str:
     letters = [" "] * COLUMNS
     for span in sorted(data.spans, key=lambda span: -severity_order(shade_of(span.cause))):
-        first = max(0, (span.start_ns - data.t_min_ns) // column_ns)
-        last = min(COLUMNS - 1, (span.end_ns - data.t_min_ns) // column_ns)
+        first = max(0, (span.start_ns - data.axis.start_ns) // column_ns)
+        last = min(COLUMNS - 1, (span.end_ns - data.axis.start_ns) // column_ns)
         for column in range(first, last + 1):
             letters[column] = shade_of(span.cause).letter
     return "".join(letters)

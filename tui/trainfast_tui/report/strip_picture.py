@@ -42,12 +42,12 @@ LEAST_SPAN_WIDTH = 2.0
 
 def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
     """Return the picture with times since `origin_ns`, or the sentence that says why there is nothing to draw."""
-    end_ns = max(data.t_max_ns, data.t_min_ns + 1)
-    x = Scale((data.t_min_ns - origin_ns) / 1e9, (end_ns - origin_ns) / 1e9, LEFT, WIDTH - RIGHT)
+    end_ns = max(data.axis.end_ns, data.axis.start_ns + 1)
+    x = Scale((data.axis.start_ns - origin_ns) / 1e9, (end_ns - origin_ns) / 1e9, LEFT, WIDTH - RIGHT)
     count = int((x.end - x.start) / COLUMN_WIDTH)
-    column_ns = -(-(end_ns - data.t_min_ns) // count) or 1
+    column_ns = -(-(end_ns - data.axis.start_ns) // count) or 1
     drawn = [
-        time_columns(series.times_ns, series.values, data.t_min_ns, column_ns, count + 1, data.gap_ns)
+        time_columns(series.times_ns, series.values, data.axis.start_ns, column_ns, count + 1, data.gap_ns)
         for series in data.series
     ]
     ends = [bounds for columns in drawn if (bounds := extremes(columns)) is not None]
@@ -103,7 +103,7 @@ def _path(columns: ColumnRanges, y: Scale) -> Iterator[str]:
 
 def _spans(data: ChartData) -> list[ThrottledSpan]:
     """Return the throttled time on the axis, the worst cause last, so that it is drawn on top."""
-    on_axis = [span for span in data.spans if span.end_ns >= data.t_min_ns and span.start_ns <= data.t_max_ns]
+    on_axis = [span for span in data.spans if span.end_ns >= data.axis.start_ns and span.start_ns <= data.axis.end_ns]
     return sorted(on_axis, key=lambda span: -severity_order(shade_of(span.cause)))
 
 
@@ -125,7 +125,7 @@ def _span(span: ThrottledSpan, data: ChartData, origin_ns: int, x: Scale) -> str
 
 def _when(span: ThrottledSpan, data: ChartData, origin_ns: int) -> str:
     """Return the span's ends in words."""
-    end_ns = min(span.end_ns, data.t_max_ns)
+    end_ns = min(span.end_ns, data.axis.end_ns)
     return f"from {duration((span.start_ns - origin_ns) / 1e9)} to {duration((end_ns - origin_ns) / 1e9)}"
 
 

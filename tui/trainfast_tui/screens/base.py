@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -90,18 +89,6 @@ class AppScreen(Screen[None]):
     def refuse(self, error: UserError) -> None:
         """Show why something cannot be done."""
         self.notify(error.line(), severity="error")
-
-    def confirm(self, question: str, yes: str, then: Callable[[], object]) -> Screen[object]:
-        """Ask a question, do `then` if the answer is yes, and return the dialog."""
-        from trainfast_tui.widgets.dialogs import Confirm
-
-        def on_answer(answer: object) -> None:
-            if answer:
-                then()
-
-        dialog = Confirm(question, yes)
-        self.app.push_screen(dialog, on_answer)
-        return dialog
 
     async def action_widget(self, name: str, action: str) -> None:
         """Run the action of a widget that owns a key, wherever the focus is."""

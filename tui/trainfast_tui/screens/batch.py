@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 
 from trainfast_runner.records.search_states import ANSWERED_STATES
-from trainfast_runner.records.state_words import state_words
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_tui.control.messages import Notified
-from trainfast_tui.control.next_run import NextRun
-from trainfast_tui.control.same_settings import has_same_settings
 from trainfast_tui.control.search_control import BatchControl
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.next_run.next_run import NextRun
+from trainfast_tui.next_run.same_settings import has_same_settings
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.batch_question import batch_question_rows, limit_notice
 from trainfast_tui.text.search_kind import SearchKind
 from trainfast_tui.widgets.batch_search_view import BatchSearchView
-
-if TYPE_CHECKING:
-    from trainfast_runner.running.follower import RunSnapshot
 
 
 class BatchScreen(SearchScreen[BatchSnapshot]):
@@ -60,7 +55,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
             self.view.show_question(batch_question_rows(spec, limit, self._search_of_same_knobs()))
             self.show_useful_keys()
         else:
-            self._show(self.search_control.current, snapshot.taken_ns if snapshot is not None else 0)
+            self._show_search(self.search_control.current, snapshot.taken_ns if snapshot is not None else 0)
 
     def _search_of_same_knobs(self) -> BatchSnapshot | None:
         """Return the newest search of the next run's knobs; None without one."""
@@ -72,9 +67,9 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         if self.search_control.is_active:
             self._is_asking = False
         if not self._is_asking:
-            self._show(self.search_control.current, snapshot.taken_ns)
+            self._show_search(self.search_control.current, snapshot.taken_ns)
 
-    def _show(self, search: BatchSnapshot | None, now_ns: int = 0) -> None:
+    def _show_search(self, search: BatchSnapshot | None, now_ns: int = 0) -> None:
         """Paint the search as of `now_ns` (CLOCK_MONOTONIC); None while it is being started."""
         self.keep_search(search)
         self.view.show_search(search, now_ns, self.search_control.requested_ns)
@@ -97,22 +92,13 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         """True if the shown search has an answer, so that another one begins anew."""
         return self._search is not None and self._search.state in ANSWERED_STATES
 
-    def start_search(self) -> None:
-        if self.session.searches.running is SearchKind.BEST:
-            self.notify("Another search is using the device.", severity="warning")
-        else:
-            super().start_search()
-
-    def stop_question(self, run: RunSnapshot) -> str:
-        return f"{run.run_id} is {state_words(run.state)} and uses the device. Stop it and search the batch?"
-
     def start_after(self, run_to_stop: Path | None) -> None:
         # The journal of an interrupted or cancelled search is continued; an answered one leaves nothing to do.
         fresh = self._has_answer
         self._is_asking = False
         self.notify("")
         self.session.start_search(SearchKind.BATCH, self._next_run.spec, run_to_stop, fresh=fresh)
-        self._show(None)
+        self._show_search(None)
 
     def action_apply(self) -> None:
         session, offer, search = self.session, self.view.offer, self._search

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,26 +14,27 @@ from trainfast_runner.records.search_states import UNFINISHED_STATES
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
+from trainfast_tui.control.background import in_background
 from trainfast_tui.control.best_control import BestControl
-from trainfast_tui.control.best_orders import open_values, orders_in_force
 from trainfast_tui.control.messages import BestPlanned, Notified
-from trainfast_tui.control.next_run_sources import next_run_from_search, spec_to_continue
-from trainfast_tui.control.same_settings import has_same_model
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.next_run.same_settings import has_same_model
+from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
 from trainfast_tui.screens.base import SessionMessage
+from trainfast_tui.screens.best_orders import Orders, pin_orders, skip_orders
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.batch_question import ENTER_STARTS
 from trainfast_tui.text.best_question import ABOUT, ABOUT_SCRIPT
-from trainfast_tui.text.best_state import setting_words, settings_of
+from trainfast_tui.text.best_state import settings_of
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import LabelledText
 from trainfast_tui.text.search_kind import SearchKind
 from trainfast_tui.widgets.best_question import DIALOGS, QuestionDialogs, best_question_rows, request_of
 from trainfast_tui.widgets.best_view import BestView
+from trainfast_tui.widgets.open_dialog import ask_choice
 
 if TYPE_CHECKING:
-    from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.best.best_follower import BestSnapshot
 
 PLANNING = "Listing the settings that can run here…"
@@ -44,14 +43,6 @@ MOST_NAMED = 3
 VARY = "ask('vary')"
 QUESTION_ACTIONS = (VARY, "ask('batch')", "ask('objective')", "ask('budget')", "fresh")
 """The actions that change the question of the next search."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """An order to a live search, as it is offered: its words, and the function that gives it."""
-
-    words: str
-    give: Callable[[], object]
 
 
 class BestScreen(SearchScreen["BestSnapshot"]):
@@ -83,14 +74,14 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def on_mount(self) -> None:
         snapshot = self.session.snapshot
         self._now_ns = snapshot.taken_ns if snapshot is not None else 0
-        self._show()
+        self._show_search_or_plan()
         if self._search is None and not self.search_control.is_active:
             self._make_plan()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the newest snapshot of the search, or of its question, whose plan may have waited for a run's end."""
         self._now_ns = snapshot.taken_ns
-        self._show()
+        self._show_search_or_plan()
         is_busy = self.search_control.is_active or snapshot.live_run is not None
         if self._plan_waits and self._search is None and not is_busy:
             self._make_plan()
@@ -105,7 +96,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         else:
             self._planned = BestPlanned(None, [(PLANNING, "muted")])
             self.search_control.plan(next_run.spec, self.post)
-        self._show()
+        self._show_search_or_plan()
 
     def on_session_message(self, message: SessionMessage) -> None:
         """Take in the plan; leave other messages to the app."""
@@ -113,9 +104,9 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         # The plan of an earlier question may come late.
         if isinstance(planned, BestPlanned) and planned.request is self.search_control.request:
             self._planned = planned
-            self._show()
+            self._show_search_or_plan()
 
-    def _show(self) -> None:
+    def _show_search_or_plan(self) -> None:
         """Paint the search as of the newest snapshot, or the plan of one."""
         current = self.search_control.current
         if current is not None and current.is_live:
@@ -176,7 +167,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
 
     def refuse(self, error: UserError) -> None:
         super().refuse(error)
-        self._show()
+        self._show_search_or_plan()
 
     def action_leave(self) -> None:
         control = self.search_control
@@ -220,45 +211,29 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         self.dismiss()
 
     def action_pin(self) -> None:
-        search = self._live_search()
-        if search is None:
-            return
-        pinned = [order.knob for order in orders_in_force(search.so_far) if order.do == "pin"]
-        unpin = partial(self.search_control.order, search.directory, "unpin")
-        orders = {f"unpin {name}": _Order("try all its values again", partial(unpin, name)) for name in pinned}
-        self._ask_order(search, "pin", "Pin a knob to one value from now on", orders)
+        self._ask_order("Pin a knob to one value from now on", pin_orders)
 
     def action_skip(self) -> None:
-        search = self._live_search()
-        if search is None:
+        self._ask_order("Never try a setting, or a value", skip_orders)
+
+    def _ask_order(self, title: str, orders_of: Callable[[BestSnapshot], Orders]) -> None:
+        """Let the person choose one of the orders that the live search can be given, and give it."""
+        search = self._search
+        if search is None or not search.is_live:
+            self.show_notified(self.search_control.no_search_notice())
             return
-        step, space = search.so_far.newest_step, search.so_far.space
-        orders: dict[str, _Order] = {}
-        if step is not None and step.candidate_number is not None and space is not None:
-            words = f"{setting_words(space, step.candidate_number)}, the one under way"
-            skip = partial(self.search_control.skip_setting, search.directory, step.candidate_number)
-            orders = {f"setting {step.candidate_number}": _Order(words, skip)}
-        self._ask_order(search, "skip", "Never try a setting, or a value", orders)
-
-    def _ask_order(self, search: BestSnapshot, do: str, title: str, orders: dict[str, _Order]) -> None:
-        """Let the person choose one of `orders`, or a value of a varied knob, and give that order."""
-        from trainfast_tui.widgets.dialogs import Pick
-
         if search.so_far.space is None:
             self.notify("The candidates are not listed yet.", severity="warning")
             return
-        give = partial(self.search_control.order, search.directory, do)
-        for (name, value), count in open_values(search, do).items():
-            orders[f"{name}={value}"] = _Order(f"{count:,} candidates", partial(give, name, value))
+        orders = orders_of(search)
         if not orders:
             self.notify("Your orders leave one setting: there is nothing to choose.", severity="warning")
             return
 
-        def on_answer(answer: object) -> None:
-            if isinstance(answer, str):
-                orders[answer].give()
+        def give_chosen(name: str) -> None:
+            in_background("order", orders[name][1], self.session.post)
 
-        self.app.push_screen(Pick(title, [(name, order.words) for name, order in orders.items()], None), on_answer)
+        ask_choice(self.app, title, [(name, words) for name, (words, _) in orders.items()], give_chosen)
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""
@@ -298,17 +273,6 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         self.notify("")
         self._make_plan()
 
-    def _live_search(self) -> BestSnapshot | None:
-        """Return the search if it is live; else None, with a notice."""
-        search = self._search
-        if search is None or not search.is_live:
-            self.show_notified(self.search_control.no_search_notice())
-            return None
-        return search
-
-    def stop_question(self, run: RunSnapshot) -> str:
-        return f"{run.run_id} is live and uses the device. Stop it and search the best fit?"
-
     def start_after(self, run_to_stop: Path | None) -> None:
         """Start a search of the question on the screen, else of the shown search, once `run_to_stop` has ended.
 
@@ -325,4 +289,4 @@ class BestScreen(SearchScreen["BestSnapshot"]):
                 spec = spec_to_continue(question, spec)
         fresh = search is None and self.search_control.is_fresh
         session.start_search(SearchKind.BEST, spec, run_to_stop, fresh=fresh)
-        self._show()
+        self._show_search_or_plan()

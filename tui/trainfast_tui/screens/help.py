@@ -11,6 +11,7 @@ from trainfast_tui.text.keys import KEY_WORDS, actions_of
 from trainfast_tui.text.knob_groups import knobs_by_group
 from trainfast_tui.text.lines import Line, Tone, labelled, line_text, paragraph, rule
 from trainfast_tui.text.shades import SHADES
+from trainfast_tui.widgets.open_dialog import ask_text
 from trainfast_tui.widgets.page import Page
 
 if TYPE_CHECKING:
@@ -43,51 +44,28 @@ SIGNS = (
 LABEL = 14
 
 
-class FilteredPage(PageScreen):
+class HelpScreen(PageScreen):
     """A page of help, of which a filter shows only the entries that contain its words."""
 
     SCOPE = "help"
-    _filter = ""
+
+    def __init__(self, session: Session, text: Callable[[int], list[Line]]) -> None:
+        """`text` returns the whole help in lines of a width."""
+        super().__init__(session)
+        self._text = text
+        self._filter = ""
 
     def action_filter(self) -> None:
-        from trainfast_tui.widgets.dialogs import Ask
-
         hint = "Words that must all occur: batch, memory, page up. Empty shows the whole help."
-        self.app.push_screen(Ask("Show help with", hint, self._filter, self._apply_filter))
+        ask_text(self.app, "Show help with", hint, self._filter, self._apply_filter)
 
     def _apply_filter(self, words: str) -> None:
         self._filter = words.strip()
         self.query_one(Page).action_end(-1)
 
     def body(self, width: int) -> list[Line]:
-        lines = self.text(width)
+        lines = self._text(width)
         return matching_entries(lines, self._filter, width) if self._filter else lines
-
-    def text(self, width: int) -> list[Line]:
-        """Return the whole help, in lines of `width` cells."""
-        raise NotImplementedError
-
-
-class KnobHelpScreen(FilteredPage):
-    """The whole text about one knob; `about` returns it in lines of a width."""
-
-    def __init__(self, session: Session, about: Callable[[int], list[Line]]) -> None:
-        super().__init__(session)
-        self._about = about
-
-    def text(self, width: int) -> list[Line]:
-        return self._about(width)
-
-
-class HelpScreen(FilteredPage):
-    """Made from the list of commands and the knob table; the keys of the screen it was opened on (`scope`) first."""
-
-    def __init__(self, session: Session, scope: str = "main") -> None:
-        super().__init__(session)
-        self._scope = scope
-
-    def text(self, width: int) -> list[Line]:
-        return help_lines(width, self._scope)
 
 
 def matching_entries(lines: list[Line], words: str, width: int) -> list[Line]:
@@ -115,17 +93,15 @@ def matching_entries(lines: list[Line], words: str, width: int) -> list[Line]:
 
 
 def help_lines(width: int, scope: str = "main") -> list[Line]:
-    """Return the help in lines of `width` cells, the keys of `scope` first."""
+    """Return every key and every knob in lines of `width` cells, the keys of the screen `scope` first."""
     lines = [rule("help", width), *paragraph(ABOUT, width, "text")]
     first = scope if scope in SCOPES else "main"
-    for each_scope in dict.fromkeys((first, *SCOPES)):
-        lines += [[], rule(f"keys {SCOPES[each_scope]}", width)]
-        for command in actions_of(each_scope):
-            keys = ", ".join(
-                KEY_WORDS.get(key, key) for key in command.keys if not key.startswith(("upper_", "equals"))
-            )
-            lines += _entry(keys, command.help, "key", width)
-        if each_scope == "everywhere":
+    for shown_scope in dict.fromkeys((first, *SCOPES)):
+        lines += [[], rule(f"keys {SCOPES[shown_scope]}", width)]
+        for action in actions_of(shown_scope):
+            keys = ", ".join(KEY_WORDS.get(key, key) for key in action.keys if not key.startswith(("upper_", "equals")))
+            lines += _entry(keys, action.help, "key", width)
+        if shown_scope == "everywhere":
             lines += _entry("Ctrl-P", "Every command by its name.", "key", width)
     lines += [[], rule("signs", width)]
     for sign, meaning in SIGNS:

@@ -17,9 +17,9 @@ from textual.screen import Screen
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.charts.column import Charts
-from trainfast_tui.control.next_run import NextRun
-from trainfast_tui.control.next_run_memory import swap_notice
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.next_run.memory_and_speed import swap_notice
+from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import with_sizes
 from trainfast_tui.text.search_kind import SearchKind
@@ -30,6 +30,7 @@ from trainfast_tui.widgets.header_footer import Header, StatusLine
 from trainfast_tui.widgets.knob_panel import KnobPanel
 from trainfast_tui.widgets.log_pane import LogPane
 from trainfast_tui.widgets.memory_bar import MemoryBar
+from trainfast_tui.widgets.open_dialog import ask_yes
 from trainfast_tui.widgets.speed_bar import SpeedBar
 from trainfast_tui.widgets.step_panel import StepPanel
 from trainfast_tui.widgets.welcome import TooSmall, Welcome
@@ -51,7 +52,7 @@ TO_ITS_END = "{} runs to its own end and saves what it saves; the knob steps end
 class _LiveRunQuestion:
     """A dialog that makes sense only while a run is live."""
 
-    dialog: Screen[object]
+    dialog: Screen[bool]
     run_id: str
 
 
@@ -137,12 +138,12 @@ class MainScreen(AppScreen):
         self.set_class(run is None and snapshot.home_read, "-first")
         self.query_one(Welcome).set_class(run is None and snapshot.home_read, "-shown")
         self.query_one(Header).show_run(run, snapshot.home_read)
-        self.query_one(TooSmall).show_value(run)
-        self.query_one(DevicesPanel).show_value(snapshot)
+        self.query_one(TooSmall).show_run(run)
+        self.query_one(DevicesPanel).show_snapshot(snapshot)
         self.query_one(EndingPanel).show_run(run)
         self.query_one(Charts).show_snapshot(snapshot)
-        self.query_one(DiagnosisLine).show_value(run)
-        self.query_one(StepPanel).show_value(run)
+        self.query_one(DiagnosisLine).show_run(run)
+        self.query_one(StepPanel).show_run(run)
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
         self.show_predictions()
         self.query_one(LogPane).show_log(run.log if run is not None else (), run is not None and not run.is_live)
@@ -160,7 +161,7 @@ class MainScreen(AppScreen):
             return
         self.query_one(KnobPanel).show_knobs(knob)
         name = next_run.spec.name
-        self.query_one(Welcome).show_value(
+        self.query_one(Welcome).show_effect_of_r(
             f"train {name} for a few seconds" if next_run.script is None else f"run {name}, a script of your own"
         )
         self.show_predictions()
@@ -209,7 +210,8 @@ class MainScreen(AppScreen):
                 start = partial(self._start, next_run, run_to_stop=run.directory)
                 self._ask_about(run, question, "stop it, then run", start)
             elif risk:
-                self.confirm(f"{risk} Start {name} all the same?", "start it", partial(self._start, next_run))
+                question = f"{risk} Start {name} all the same?"
+                ask_yes(self.app, question, "start it", partial(self._start, next_run))
             else:
                 self._start(next_run)
 
@@ -284,7 +286,7 @@ class MainScreen(AppScreen):
 
     def _ask_about(self, run: RunSnapshot, question: str, yes: str, then: Callable[[], object]) -> None:
         """Ask a question that makes sense only while this run is live."""
-        self._question = _LiveRunQuestion(self.confirm(question, yes, then), run.run_id)
+        self._question = _LiveRunQuestion(ask_yes(self.app, question, yes, then), run.run_id)
 
     def _close_outdated_question(self, run: RunSnapshot | None) -> None:
         """Close the question about a run that has ended by itself, with a notice."""
@@ -299,9 +301,9 @@ class MainScreen(AppScreen):
         self.notify(words, severity="warning")
 
     def action_cool_to(self) -> None:
-        from trainfast_tui.widgets.cool_to_dialog import cool_to_dialog
+        from trainfast_tui.widgets.cool_to_dialog import ask_cool_to
 
-        self.app.push_screen(cool_to_dialog(self.session.runs, self.notify))
+        ask_cool_to(self.app, self.session.runs, self.notify)
 
     def action_compare(self) -> None:
         run = self.session.shown_run
@@ -354,6 +356,6 @@ class MainScreen(AppScreen):
             self.query_one(KnobPanel).action_move(by * KNOBS_A_PAGE)
 
     def action_knob_help(self) -> None:
-        from trainfast_tui.screens.help import KnobHelpScreen
+        from trainfast_tui.screens.help import HelpScreen
 
-        self.app.push_screen(KnobHelpScreen(self.session, self.query_one(KnobPanel).about))
+        self.app.push_screen(HelpScreen(self.session, self.query_one(KnobPanel).about))

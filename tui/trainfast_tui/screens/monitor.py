@@ -22,6 +22,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.header_footer import StatusLine
 from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
+from trainfast_tui.widgets.open_dialog import ask_yes
 from trainfast_tui.widgets.process_table import ProcessTable
 
 HEAD_AND_FOOTER_ROWS = 2
@@ -43,10 +44,10 @@ class MonitorScreen(AppScreen):
         super().__init__(session)
         self._snapshot: Snapshot | None = None
         self._last_minute = LastMinute()
-        self._kept_rows_for: tuple[Size, int] | None = None
-        """The size and the number of GPUs that `_kept_rows` are for."""
-        self._kept_rows = (0, 0)
-        """The most rows that devices and processes had so far: they never shrink, which would move the rest."""
+        self._most_rows = (0, 0)
+        """The most rows that devices and processes wanted so far: fewer would move the rest of the screen."""
+        self._most_rows_for: tuple[Size, int] | None = None
+        """The size and the number of GPUs that `_most_rows` are for."""
         self._terminated: Identity | None = None
         """The process that SIGTERM was sent to last."""
 
@@ -80,7 +81,7 @@ class MonitorScreen(AppScreen):
         self._snapshot = snapshot
         tick = snapshot.tick
         used = used_uuids(snapshot.live_run)
-        self.query_one(MonitorHead).show_value(snapshot)
+        self.query_one(MonitorHead).show_snapshot(snapshot)
         devices = self.query_one(MonitorDevices)
         devices.set_snapshot(snapshot, used, self._last_minute.update(snapshot.machine_ticks))
         self.query_one(ProcessTable).show_rows(snapshot.processes, tick is not None and bool(tick.devices))
@@ -93,25 +94,26 @@ class MonitorScreen(AppScreen):
 
     def _divide_rows(self) -> None:
         """Divide the rows: devices first, then a few processes, then charts, whose line of events always stays."""
-        width = self.size.width
         room = self.size.height - HEAD_AND_FOOTER_ROWS - self.query_one(StatusLine).lines_wanted
-        tick = self._snapshot.tick if self._snapshot is not None else None
-        gpus = len(tick.devices) if tick is not None else 0
         if room <= 0:
             return
+        tick = self._snapshot.tick if self._snapshot is not None else None
         devices, table = self.query_one(MonitorDevices), self.query_one(ProcessTable)
         for_charts = next((rows for least, rows in CHART_ROWS if room >= least), 0)
-        rows = devices.rows_wanted(width, max(1, room - LEAST_PROCESS_ROWS - for_charts))
+        device_rows = devices.rows_wanted(self.size.width, max(1, room - LEAST_PROCESS_ROWS - for_charts))
+        size_and_gpus = self.size, len(tick.devices) if tick is not None else 0
+        if size_and_gpus != self._most_rows_for:
+            self._most_rows, self._most_rows_for = (0, 0), size_and_gpus
         # Readings and processes come and go: moving all the rest would send the whole screen again.
-        kept_rows, kept_wanted = self._kept_rows if self._kept_rows_for == (self.size, gpus) else (0, 0)
-        rows, wanted = self._kept_rows = max(rows, kept_rows), max(table.rows_wanted, kept_wanted)
-        self._kept_rows_for = self.size, gpus
-        devices.set_height(rows)
-        left = room - rows
-        chart_rows = left - max(LEAST_PROCESS_ROWS, min(wanted, left // 2))
+        device_rows = max(device_rows, self._most_rows[0])
+        process_rows = max(table.rows_wanted, self._most_rows[1])
+        self._most_rows = device_rows, process_rows
+        left = room - device_rows
+        chart_rows = left - max(LEAST_PROCESS_ROWS, min(process_rows, left // 2))
         if chart_rows < LEAST_CHART_ROWS:
             # The words of an event need one row.
             chart_rows = int(left > LEAST_ROWS_WITH_EVENTS)
+        devices.set_height(device_rows)
         self.query_one(Charts).set_class(not chart_rows, "-away")
         table.set_height(left - chart_rows)
 
@@ -143,7 +145,7 @@ class MonitorScreen(AppScreen):
         if kill:
             question += "\nSIGTERM was sent to it and it still runs. SIGKILL gives it no chance to save anything."
         yes = "send SIGKILL" if kill else "send SIGTERM: it may save what it has, and end"
-        self.confirm(question, yes, partial(self._end, row.identity, kill))
+        ask_yes(self.app, question, yes, partial(self._end, row.identity, kill))
 
     def _offer_stop(self, row: ProcessRow, member: Membership) -> None:
         """Offer to stop the run of a process: ending the process alone would make the run a failed one."""
@@ -154,7 +156,7 @@ class MonitorScreen(AppScreen):
             return
         question = f"Stop the run {run_id}?\nProcess {row.pid} is {member.place}.\n{_described(row)}"
         yes = "stop the run: it is asked to end, and killed after a countdown"
-        self.confirm(question, yes, partial(self.session.runs.request_stop, member.directory))
+        ask_yes(self.app, question, yes, partial(self.session.runs.request_stop, member.directory))
 
     def _end(self, identity: Identity, kill: bool) -> None:
         try:

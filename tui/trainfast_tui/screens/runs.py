@@ -18,8 +18,8 @@ from trainfast_tui.control.messages import Notified, as_warning
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.keys import actions_of
-from trainfast_tui.widgets.dialogs import Ask
 from trainfast_tui.widgets.header_footer import Footer, StatusLine
+from trainfast_tui.widgets.open_dialog import ask_text, ask_yes
 from trainfast_tui.widgets.run_detail import RunDetail
 from trainfast_tui.widgets.runs_table import RunsTable, matches
 
@@ -78,7 +78,7 @@ class RunsScreen(AppScreen):
             return
         self._is_listing = False
         if message.content.rows != self._known:
-            self._show(message.content.rows)
+            self._show_runs(message.content.rows)
 
     def action_reload(self) -> None:
         self._list([])
@@ -96,7 +96,7 @@ class RunsScreen(AppScreen):
         self._is_listing = False
         return as_warning(error)
 
-    def _show(self, known: list[RunRow]) -> None:
+    def _show_runs(self, known: list[RunRow]) -> None:
         self._known = known
         self._rows = [row for row in known if row.role not in WARM_ROLES]
         self._matching = [row for row in self._rows if matches(row, self._filter)] if self._filter else self._rows
@@ -107,7 +107,7 @@ class RunsScreen(AppScreen):
         return self.query_one(RunsTable)
 
     def on_sorted_table_moved(self) -> None:
-        self.query_one(RunDetail).show_value(self.table.current)
+        self.query_one(RunDetail).show_row(self.table.current)
         if self._known is not None:
             order, count = self.table.order, f"{len(self._matching):,}"
             head = f"runs   {count} of {len(self._rows):,}" if self._filter else f"runs   {count}"
@@ -118,12 +118,12 @@ class RunsScreen(AppScreen):
 
     def action_filter(self) -> None:
         hint = "Words that must all occur: oom, tiny-llama, batch_size=64. Empty shows every run."
-        self.app.push_screen(Ask("Show runs with", hint, self._filter, self._apply_filter))
+        ask_text(self.app, "Show runs with", hint, self._filter, self._apply_filter)
 
     def _apply_filter(self, words: str) -> None:
         self._filter = words.strip()
         if self._known is not None:
-            self._show(self._known)
+            self._show_runs(self._known)
 
     def action_compare(self) -> None:
         table = self.table
@@ -151,7 +151,7 @@ class RunsScreen(AppScreen):
             self.notify(words, severity="warning")
             return
         question = f"Delete {row.run_id} ({row.name}, {state_words(row.state)}) and all its records?"
-        self.confirm(question, "delete it", partial(self._delete, row.run_id))
+        ask_yes(self.app, question, "delete it", partial(self._delete, row.run_id))
 
     def _delete(self, run_id: str) -> None:
         try:
@@ -164,4 +164,4 @@ class RunsScreen(AppScreen):
             return
         self.table.marked = [marked for marked in self.table.marked if marked != run_id]
         self.notify(f"deleted {run_id}")
-        self._show([row for row in self._known or () if row.run_id != run_id])
+        self._show_runs([row for row in self._known or () if row.run_id != run_id])

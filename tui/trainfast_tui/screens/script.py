@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from trainfast_tui.session import Session
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.header_footer import Footer
+from trainfast_tui.widgets.open_dialog import ask_choice, ask_text, ask_yes
 from trainfast_tui.widgets.script_view import ScriptFindings, ScriptView
 
 if TYPE_CHECKING:
@@ -66,14 +68,14 @@ class ScriptScreen(AppScreen):
         return self.query_one(ScriptView)
 
     def on_mount(self) -> None:
-        self._show()
+        self._show_findings()
 
     def on_unmount(self) -> None:
         self.session.scripts.cancel()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the time that discovery has taken."""
-        self._show()
+        self._show_findings()
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Show a line at the bottom."""
@@ -85,12 +87,12 @@ class ScriptScreen(AppScreen):
             case ScriptDiscovered(command, discovered) if command == self._command:
                 self._discovered = discovered
                 self._mapping = {proposal.knob: proposal for proposal in propose(discovered.flags)}
-                self._show()
+                self._show_findings()
             case DiscoveryRefused(command, error) if command == self._command:
                 self._refusal = error.line()
-                self._show()
+                self._show_findings()
 
-    def _show(self, knob: str = "") -> None:
+    def _show_findings(self, knob: str = "") -> None:
         waited = elapsed(self._since_ns, time.monotonic_ns())
         waiting = f"running the script to its arguments… {waited} of at most 30 s"
         mapping = tuple(self._mapping.values())
@@ -108,15 +110,12 @@ class ScriptScreen(AppScreen):
 
     def action_command(self) -> None:
         """Ask for the command of a script, and look into it."""
-        from trainfast_tui.widgets.dialogs import Ask
 
-        def on_answer(text: object) -> None:
-            if isinstance(text, str):
-                self._look_into(tuple(split_command(text)))
+        def on_command(text: str) -> None:
+            self._look_into(tuple(split_command(text)))
 
-        typed = shlex.join(self._command)
-        ask = Ask("The command that starts your script", COMMAND_HINT, typed, split_command)
-        self.app.push_screen(ask, on_answer)
+        title, typed = "The command that starts your script", shlex.join(self._command)
+        ask_text(self.app, title, COMMAND_HINT, typed, split_command, on_command)
 
     def action_again(self) -> None:
         if self._command:
@@ -128,16 +127,15 @@ class ScriptScreen(AppScreen):
         """Have the flags of this command's script found, unless a run or a search is being measured."""
         session = self.session
         session.scripts.cancel()
+        self._command, self._discovered, self._mapping, self._refusal = command, None, {}, ""
         if session.is_device_used:
             busy = session.live_run.run_id if session.live_run is not None else "a search"
-            self._command, self._discovered, self._mapping = command, None, {}
             self._refusal = f"{busy} is being measured, and starting the script would slow it; look again when it ends"
         else:
-            self._command, self._discovered, self._mapping, self._refusal = command, None, {}, ""
             self._since_ns = time.monotonic_ns()
             session.scripts.discover(command, self.post)
         self.notify("")
-        self._show()
+        self._show_findings()
 
     def action_map(self) -> None:
         if not self._command:
@@ -151,40 +149,30 @@ class ScriptScreen(AppScreen):
         if self._discovered is None:
             self.notify("No script is known yet; c types its command.", severity="warning")
             return
-        from trainfast_tui.widgets.dialogs import Pick
-
         unmapped = [
             (knob.name, knob.what) for knob in KNOBS if knob.name not in self._mapping and knob.name not in LAUNCH
         ]
-        self.app.push_screen(Pick("Map which knob", unmapped, None), self._on_knob)
-
-    def _on_knob(self, name: object) -> None:
-        if isinstance(name, str):
-            self._ask_flag(name)
+        ask_choice(self.app, "Map which knob", unmapped, self._ask_flag)
 
     def _ask_flag(self, name: str) -> None:
         """Ask for the flag of a knob; the dialog stays open while the script does not have it."""
-        from trainfast_tui.widgets.dialogs import Ask
-
         assert self._discovered is not None
         flags = self._discovered.flags
-
-        def check(text: str) -> Proposal:
-            return place_typed(name, text, flags, GIVEN)
-
-        def on_answer(text: object) -> None:
-            if isinstance(text, str) and text != before:
-                self._mapping[name] = check(text)
-                self._show(name)
-
         before = place_words(self._mapping[name].place) if name in self._mapping else ""
-        self.app.push_screen(Ask(f"The flag of {name}", FLAG_HINT, before, check), on_answer)
+
+        def set_flag(text: str) -> None:
+            proposal = place_typed(name, text, flags, GIVEN)
+            if text != before:
+                self._mapping[name] = proposal
+                self._show_findings(name)
+
+        ask_text(self.app, f"The flag of {name}", FLAG_HINT, before, set_flag)
 
     def action_remove(self) -> None:
         name = self.view.current
         if name is not None:
             del self._mapping[name]
-            self._show()
+            self._show_findings()
             self.notify(f"{name} is mapped to no flag; a maps it again.")
 
     def action_save(self) -> None:
@@ -192,16 +180,16 @@ class ScriptScreen(AppScreen):
         if self._discovered is None:
             self.notify("No script is known yet; c types its command.", severity="warning")
             return
-        from trainfast_tui.widgets.dialogs import Ask
 
-        def on_answer(name: object) -> None:
-            if isinstance(name, str) and _is_own(name):
-                self.confirm(f"You have a preset {name} already. Replace it?", "replace it", lambda: self._save(name))
-            elif isinstance(name, str):
+        def on_name(name: str) -> None:
+            if _is_own(name):
+                question = f"You have a preset {name} already. Replace it?"
+                ask_yes(self.app, question, "replace it", partial(self._save, name))
+            else:
                 self._save(name)
 
         hint = NAME_HINT.format(user_directory())
-        self.app.push_screen(Ask("Save this script as", hint, _name_for(self._command), _check_name), on_answer)
+        ask_text(self.app, "Save this script as", hint, _name_for(self._command), _check_name, on_name)
 
     def _save(self, name: str) -> None:
         from trainfast_runner.running.scripts.discovered_preset import preset_of
@@ -230,6 +218,6 @@ def _is_own(name: str) -> bool:
 
 
 def _name_for(command: tuple[str, ...]) -> str:
-    """A name for the preset of this command: its script's, or else its first word's."""
+    """Return a name for the preset of this command: its script's, or else its first word's."""
     script = next((word for word in command if word.endswith(".py")), command[0])
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", Path(script).stem).strip("-.") or "mine"

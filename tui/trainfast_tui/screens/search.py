@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic
 
 from trainfast_runner.records.search_states import PAUSE_STATES
+from trainfast_runner.records.state_words import state_words
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.search_control import SearchControl, SearchSnapshotT
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.header_footer import Footer
+from trainfast_tui.widgets.open_dialog import ask_yes
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError
-    from trainfast_runner.running.follower import RunSnapshot
     from trainfast_tui.session import Session
 
 
@@ -38,16 +39,12 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         """Start or continue the search once `run_to_stop` has ended."""
         raise NotImplementedError
 
-    def stop_question(self, run: RunSnapshot) -> str:
-        """Return the question whether to stop this live run for the search."""
-        raise NotImplementedError
-
     def useless_actions(self) -> Mapping[str, bool]:
-        """Return by their ids the actions that do nothing now, but for those of this base."""
+        """Return True by action id for what does nothing now, without the actions of this base class."""
         raise NotImplementedError
 
     def action_labels(self) -> Mapping[str, str]:
-        """Return by their ids the labels of actions that depend on the search, but for those of this base."""
+        """Return the labels that depend on the search by action id, without those of this base class."""
         raise NotImplementedError
 
     def keep_search(self, search: SearchSnapshotT | None) -> None:
@@ -77,15 +74,19 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
 
     def start_search(self) -> None:
         """Start or continue the search; a live run is stopped first if the person agrees."""
-        run = self.session.live_run
-        if self.search_control.is_active:
+        run, kind, running = self.session.live_run, self.search_control.KIND, self.session.searches.running
+        if running is not None and running is not kind:
+            self.notify("Another search is using the device.", severity="warning")
+        elif self.search_control.is_active:
             self.notify("The search is starting.", severity="warning")
         elif self.session.runs.is_starting:
             self.notify("A run is starting; press Enter again once it is on the screen.", severity="warning")
         elif run is None:
             self.start_after(None)
         else:
-            self.confirm(self.stop_question(run), "stop it, then search", partial(self.start_after, run.directory))
+            state = state_words(run.state)
+            question = f"{run.run_id} is {state} and uses the device. Stop it and start the {kind.label} search?"
+            ask_yes(self.app, question, "stop it, then search", partial(self.start_after, run.directory))
 
     def action_again(self) -> None:
         if self._search is not None and self._search.is_live:

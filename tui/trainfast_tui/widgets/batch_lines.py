@@ -24,7 +24,7 @@ WIDE_CELLS_FROM, ALL_CELLS_FROM = 100, 76
 
 
 def table_lines(search: BatchSnapshot, width: int) -> list[Line]:
-    """One row a probe and confirmation run, in their order, and one for the step under way, below a title."""
+    """Return a title, a row for each probe and confirmation run in their order, and one for the step under way."""
     rows: list[Line] = []
     columns = STEP_COLUMNS if any("step" in probe.phase_peaks for probe in search.probes) else PHASE_COLUMNS
     for probe in search.probes:
@@ -80,15 +80,12 @@ def _probe_row(probe: Probe, columns: Sequence[tuple[str, str]], many_ranks: boo
 
 def _confirmation_row(confirmation: ConfirmationRun, width: int) -> Line:
     holds = confirmation.state == "finished"
-    words = (
-        "confirmed"
-        if holds
-        else "OOM in the confirmation run"
-        if confirmation.state == "oom"
-        else f"confirmation run {confirmation.state}"
-    )
-    if holds and width >= WIDE_CELLS_FROM:
-        words += f": {confirmation.run_id}"
+    if holds:
+        words = f"confirmed: {confirmation.run_id}" if width >= WIDE_CELLS_FROM else "confirmed"
+    elif confirmation.state == "oom":
+        words = "OOM in the confirmation run"
+    else:
+        words = f"confirmation run {confirmation.state}"
     cells = [
         f"{confirmation.batch_size:,}",
         fmt.size(confirmation.peak_allocated_bytes),

@@ -32,11 +32,11 @@ ROLES = {"race": "cold race", "confirm": "confirm", "limit": "at limit", "turn_b
 
 
 def trial_lines(so_far: BestSoFar, width: int) -> list[Line]:
-    """One row a trial or run, in their order, below a title."""
+    """Return a title, and a row for each trial or run in their order."""
     title = f"{_unit(so_far)[0]} (95 % CI)"
     rows = [_row((" ", "text"), ("setting", title, "steps", "took", "process"), width, "muted")]
     for index, line in enumerate(so_far.attempts):
-        rows.append(_ran_row(so_far, index, line, width))
+        rows.append(_attempt_row(so_far, index, line, width))
     return rows
 
 
@@ -46,15 +46,15 @@ def _unit(so_far: BestSoFar) -> tuple[str, float]:
     return unit_of(so_far.objective, first.median if first is not None else 0.0)
 
 
-def _ran_row(so_far: BestSoFar, index: int, line: Trial | ColdRun, width: int) -> Line:
+def _attempt_row(so_far: BestSoFar, index: int, line: Trial | ColdRun, width: int) -> Line:
     from trainfast_runner.search.journal.best import Trial
 
     sign, tone, words = TRIAL_OUTCOMES.get(line.outcome, ("○", "text", line.outcome))
     assert so_far.space is not None
     setting = setting_words(so_far.space, line.candidate_number, short=width < WIDE_COLUMNS_FROM)
-    value, each = so_far.values.get(index), _unit(so_far)[1]
+    value, divisor = so_far.values.get(index), _unit(so_far)[1]
     if value is not None:
-        words = figure_words(value, each)
+        words = figure_words(value, divisor)
     if isinstance(line, Trial):
         steps = f"{len(line.step_ms)}" if line.step_ms else fmt.ABSENT
         process = "repeat" if line.repeats else "warm" if line.warm else "new"
@@ -84,7 +84,7 @@ def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: T
 
 
 def waiting_line(so_far: BestSoFar, width: int) -> Line:
-    """The setting under way, with its reason."""
+    """Return the setting under way, with its reason; empty without one."""
     step, space = so_far.newest_step, so_far.space
     if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
         return []
@@ -96,7 +96,7 @@ def waiting_line(so_far: BestSoFar, width: int) -> Line:
 
 
 def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
-    """One row a value of a knob: a bar of its gain over the baseline's value, and the change with its interval."""
+    """Return a row for each value of a knob: a bar of its gain over the baseline's value, and the gain's interval."""
     if not answer.effects:
         return []
     names = [_effect_name(effect) for effect in answer.effects]
@@ -127,7 +127,7 @@ def _effect_name(effect: Effect) -> str:
 
 
 def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, most_ties: int) -> list[Line]:
-    """The runner-ups within the noise, the verdict counts, and the notes on the claim."""
+    """Return the runner-ups within the noise, the verdict counts, and the notes on the claim."""
     assert so_far.space is not None
     rows: list[Line] = []
     for number in answer.tied_numbers[:most_ties]:

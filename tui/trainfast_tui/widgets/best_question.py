@@ -17,7 +17,7 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_figures import OBJECTIVES
-from trainfast_tui.widgets.dialogs import Ask, Pick
+from trainfast_tui.widgets.open_dialog import ask_choice, ask_text
 
 if TYPE_CHECKING:
     from textual.app import App
@@ -96,15 +96,15 @@ class QuestionDialogs:
     def ask_objective(self) -> None:
         """Ask for the objective; for the least time also for the number of steps."""
 
-        def on_objective(name: object) -> None:
+        def on_objective(name: str) -> None:
             if name == "time":
                 hint = "The length of the training that is to end first: compilation pays in a long one."
                 self._ask("Optimizer steps", hint, str(self.request.for_steps or self.steps), _read_steps)
-            elif isinstance(name, str):
+            else:
                 self._change({"objective": name, "for_steps": None})
 
         hints = [(name, objective.hint) for name, objective in OBJECTIVES.items()]
-        self.app.push_screen(Pick("Search for", hints, self.request.objective), on_objective)
+        ask_choice(self.app, "Search for", hints, on_objective, current=self.request.objective)
 
     def ask_budget(self) -> None:
         """Ask for the time budget."""
@@ -113,11 +113,7 @@ class QuestionDialogs:
         self._ask("Time budget", "Time for finding the best: 90s, 10m, 1.5h.", current, _read_budget)
 
     def _ask(self, title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:
-        def on_answer(text: object) -> None:
-            if isinstance(text, str):
-                self._change(read(text))
-
-        self.app.push_screen(Ask(title, hint, value, read), on_answer)
+        ask_text(self.app, title, hint, value, lambda text: self._change(read(text)))
 
     def _change(self, fields: Fields) -> None:
         self.on_request(msgspec.structs.replace(self.request, **fields))

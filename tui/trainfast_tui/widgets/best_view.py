@@ -77,8 +77,8 @@ class BestView(PaintedWithNotice):
     def action_move(self, by: int) -> None:
         """Scroll the table of trials, and a text that is longer than the screen."""
         self._top += by
-        ran = 0 if self._search is None else len(self._search.so_far.attempts)
-        self._rows_below = max(0, min(ran - 1, self._rows_below - by))
+        attempts = 0 if self._search is None else len(self._search.so_far.attempts)
+        self._rows_below = max(0, min(attempts - 1, self._rows_below - by))
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:

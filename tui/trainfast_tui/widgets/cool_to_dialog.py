@@ -1,14 +1,17 @@
-"""The question below which temperature the GPUs of each run are to be before it starts."""
+"""The question for the temperature that the GPUs must fall below before a run starts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
+
+from textual.app import App
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cooling import HIGHEST_C, LOWEST_C
 from trainfast_tui.control.run_control import RunControl
-from trainfast_tui.widgets.dialogs import Ask
+from trainfast_tui.widgets.open_dialog import ask_text
 
 ALLOWED = f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"
 HINT = (
@@ -17,15 +20,15 @@ HINT = (
 )
 
 
-def cool_to_dialog(runs: RunControl, notify: Callable[[str], None]) -> Ask:
-    """Return the dialog that sets `runs.cool_to_c`."""
+def ask_cool_to(app: App[Any], runs: RunControl, notify: Callable[[str], None]) -> None:
+    """Ask for `runs.cool_to_c`, and notify of its effect."""
 
-    def on_answer(text: str) -> None:
-        wait = runs.cool_to_c = _degrees(text)
-        notify("Runs start at once." if wait is None else f"Each run waits until its GPUs are below {wait:g} °C.")
+    def set_cool_to(text: str) -> None:
+        below_c = runs.cool_to_c = _degrees(text)
+        notify("Runs start at once." if below_c is None else f"Each run waits until its GPUs are below {below_c:g} °C.")
 
     current = "" if runs.cool_to_c is None else f"{runs.cool_to_c:g}"
-    return Ask("Start runs below", HINT, current, on_answer)
+    ask_text(app, "Start runs below", HINT, current, set_cool_to)
 
 
 def _degrees(text: str) -> float | None:

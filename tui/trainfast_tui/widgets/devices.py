@@ -11,7 +11,7 @@ from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.machine.telemetry.slowdown import degrees_left
 from trainfast_tui.charts.readings import used_uuids
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.painting.painted import PaintedValue
+from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, line_length
 from trainfast_tui.text.memory import no_memory_words
@@ -41,19 +41,21 @@ BADGES: dict[str, Tone] = {"warning": "alarm", "info": "badge", "none": "muted"}
 """The tone of each severity."""
 
 
-class DevicesPanel(PaintedValue[Snapshot]):
+class DevicesPanel(Painted):
     """Shows the newest tick in as many rows as it needs."""
 
     DEFAULT_CSS = "DevicesPanel { height: 2; }"
 
-    def show_value(self, value: Snapshot | None) -> None:
+    _snapshot: Snapshot | None = None
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
         """Show the devices of this snapshot."""
-        tick = value.tick if value is not None else None
+        self._snapshot, tick = snapshot, snapshot.tick
         self.set_height(1 + max(1, len(tick.devices) if tick is not None else 0))
-        super().show_value(value)
+        self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
-        snapshot = self.shown
+        snapshot = self._snapshot
         tick = snapshot.tick if snapshot is not None else None
         if snapshot is None or tick is None:
             return [[("devices: looking…", "muted")]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_tui.painting.painted import PaintedValue
+from trainfast_tui.painting.painted import PaintedRun
 from trainfast_tui.text.diagnosis import worst_bottleneck_line
 from trainfast_tui.text.lines import Line
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 
-class DiagnosisLine(PaintedValue["RunSnapshot"]):
+class DiagnosisLine(PaintedRun):
     """The worst bottleneck in one line; hidden before the first step."""
 
     DEFAULT_CSS = """
@@ -20,10 +20,10 @@ class DiagnosisLine(PaintedValue["RunSnapshot"]):
     DiagnosisLine.-shown { display: block; }
     """
 
-    def show_value(self, value: RunSnapshot | None) -> None:
+    def show_run(self, run: RunSnapshot | None) -> None:
         """Show this run's worst bottleneck."""
-        self.set_class(value is not None and bool(value.steps), "-shown")
-        super().show_value(value)
+        self.set_class(run is not None and bool(run.steps), "-shown")
+        super().show_run(run)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        return [] if self.shown is None else [worst_bottleneck_line(self.shown)]
+        return [] if self._run is None else [worst_bottleneck_line(self._run)]

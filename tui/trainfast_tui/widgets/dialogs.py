@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from rich.text import Text
 from textual import events
@@ -19,10 +20,11 @@ from trainfast_tui.terminal.textual_app import forward_key
 from trainfast_tui.text.format import plain
 
 INPUT_KEYS = BindingsMap(Input.BINDINGS).key_to_bindings
+AnswerT = TypeVar("AnswerT")
 
 
-class Dialog(ModalScreen[object]):
-    """A box in the middle of the screen, left with Esc.
+class Dialog(ModalScreen[AnswerT]):
+    """A box in the middle of the screen; it is dismissed with the answer, or by Esc with None.
 
     Over a slow link the key that opens a dialog and the keys meant for it arrive in one read, before its widgets
     exist: `queue_key` holds them back until the dialog is ready.
@@ -80,11 +82,11 @@ class Dialog(ModalScreen[object]):
             yield from self.body()
 
     def body(self) -> ComposeResult:
-        """The widgets below the title."""
+        """Yield the widgets below the title."""
         raise NotImplementedError
 
     def text(self, content: str, classes: str = "") -> Static:
-        """A widget with this text, whose markup is not interpreted."""
+        """Return a widget with this text, whose markup is not interpreted."""
         shown = "\n".join(plain(line) for line in content.split("\n"))
         return Static(Text(shown), classes=classes, markup=False)
 
@@ -93,8 +95,8 @@ class Dialog(ModalScreen[object]):
         self.dismiss(None)
 
 
-class Confirm(Dialog):
-    """Dismissed with True for yes."""
+class Confirm(Dialog[bool]):
+    """A question with the answers yes (True) and no (None)."""
 
     BINDINGS = [Binding("y,enter", "yes", "yes", show=False), Binding("n", "leave", "no", show=False)]
 
@@ -116,7 +118,7 @@ class Field(Input):
     Its own keys are acted on at once, in the order typed; through the app's bindings an Enter would overtake them.
     """
 
-    def __init__(self, value: str, dialog: Dialog) -> None:
+    def __init__(self, value: str, dialog: Ask) -> None:
         super().__init__(value, select_on_focus=True)
         self._dialog = dialog
 
@@ -133,8 +135,8 @@ class Field(Input):
         event.prevent_default()
 
 
-class Ask(Dialog):
-    """One line of text. Enter calls `accept`: the dialog stays open on a UserError, else it ends with the text."""
+class Ask(Dialog[str]):
+    """One line of text. Enter calls `accept`: the dialog stays open on a UserError, else its answer is the text."""
 
     def __init__(self, title: str, hint: str, value: str, accept: Callable[[str], object]) -> None:
         super().__init__(title)
@@ -180,8 +182,8 @@ class Choices(OptionList):
         event.prevent_default()
 
 
-class Pick(Dialog):
-    """One of a list of (value, label) pairs, narrowed down by typed words. Dismissed with the value."""
+class Pick(Dialog[str]):
+    """A list of (value, label) pairs, narrowed down by typed words. Its answer is a value."""
 
     DEFAULT_CSS = "Pick .dialog { width: 120; }"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import OomChange
-from trainfast_tui.control.same_settings import has_same_model
+from trainfast_tui.next_run.same_settings import has_same_model
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import oom
 from trainfast_tui.text.endings import Ending, ending
@@ -16,7 +16,7 @@ from trainfast_tui.text.lines import Line, paragraph
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import RunFile
     from trainfast_runner.running.follower import RunSnapshot
-    from trainfast_tui.control.next_run import NextRun
+    from trainfast_tui.next_run.next_run import NextRun
     from trainfast_tui.session import Session
 
 MOST_REASON_LINES = 4

@@ -60,7 +60,7 @@ class StatusLine(Painted):
     def show_text(self, text: str, tone: Tone = "text") -> None:
         """Show this notice until the next one."""
         self._notice = (text, tone)
-        self._show()
+        self.repaint()
 
     def count_down(self, seconds: float | None) -> None:
         """Show the seconds until SIGKILL; None ends the countdown."""
@@ -68,14 +68,15 @@ class StatusLine(Painted):
             self._countdown = ""
         else:
             self._countdown = f" stopping: SIGKILL in {max(0, round(seconds))} s " if seconds > 0 else " SIGKILL now "
-        self._show()
+        self.repaint()
 
     def on_resize(self) -> None:
-        self._show()
-
-    def _show(self) -> None:
-        self.set_height(self.lines_wanted)
         self.repaint()
+
+    def repaint(self) -> None:
+        """Draw again, as high as the notice needs."""
+        self.set_height(self.lines_wanted)
+        super().repaint()
 
     @property
     def lines_wanted(self) -> int:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_tui.control.next_run import NextRun
-from trainfast_tui.control.next_run_sources import preset_choices
+from trainfast_tui.next_run.next_run import NextRun
+from trainfast_tui.next_run.sources import preset_choices
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
 from trainfast_tui.text.lines import Line, Tone, out_of_sight, rule, with_more, wrap
 from trainfast_tui.widgets.knob_text import KnobText
+from trainfast_tui.widgets.open_dialog import ask_choice, ask_text
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -50,11 +50,15 @@ class KnobPanel(Painted, can_focus=True):
         self._auto_choices: Mapping[str, str] = {}
         self._refusal: UserError | None = None
         self._cannot_run: UserError | None = None
-        self._headings: Mapping[str, str] = {}
-        self.listed = KNOBS_IN_ORDER
-        """Names of the listed knobs."""
+        self._headings: Mapping[str, str] = dict.fromkeys(KNOBS_IN_ORDER, "")
+        """The heading over each listed knob, in the order of the list."""
         self._cursor = 0
         self._top = 0
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The names of the listed knobs."""
+        return tuple(self._headings)
 
     @property
     def current(self) -> str:
@@ -70,10 +74,11 @@ class KnobPanel(Painted, can_focus=True):
         self._global_batch = None if next_run is None else next_run.global_batch(machine)
         self._cannot_run = _cannot_run_here(next_run, machine)
         if next_run is not None:
+            above = self.listed[: self._cursor + 1]
             self._headings = next_run.headings(KNOBS_IN_ORDER)
-            self._list_only(tuple(self._headings))
-        if knob in self.listed:
-            self._cursor = self.listed.index(knob)
+            # The cursor stays on its knob, or goes to the nearest one above that is still listed.
+            self._cursor = next((self.listed.index(name) for name in reversed(above) if name in self.listed), 0)
+        self._put_cursor_on(knob)
         self.repaint()
 
     def show_auto_choices(self, chosen: Mapping[str, str]) -> None:
@@ -93,24 +98,20 @@ class KnobPanel(Painted, can_focus=True):
         """The value that `auto` chose for this knob; empty if the knob is not `auto`, or before the choice is known."""
         return self._auto_choices.get(name, "") if next_run.spec.knobs.get(name) == AUTO else ""
 
-    def _list_only(self, names: tuple[str, ...]) -> None:
-        """List only these knobs; the cursor stays on its knob, or goes to the nearest one above that is listed."""
-        above = self.listed[: self._cursor + 1]
-        self.listed = names
-        self._cursor = next((names.index(name) for name in reversed(above) if name in names), 0)
+    def _put_cursor_on(self, name: str | None) -> None:
+        if name in self.listed:
+            self._cursor = self.listed.index(name)
 
     def refuse(self, error: UserError) -> None:
         """Show why a value was refused, at the knob that it is about, and on the status line."""
         self._refusal = error
-        if error.key in self.listed:
-            self._cursor = self.listed.index(error.key)
+        self._put_cursor_on(error.key)
         self.repaint()
         self.screen.notify(error.line(), severity="error")
 
     def move_to(self, name: str) -> None:
         """Move the cursor to this knob, where it is listed."""
-        if name in self.listed:
-            self._cursor = self.listed.index(name)
+        self._put_cursor_on(name)
         self._refusal = None
         self.repaint()
 
@@ -144,48 +145,34 @@ class KnobPanel(Painted, can_focus=True):
             self._change(self._session.next_run.reset(self.current))
 
     def action_type_value(self) -> None:
-        if self._session.next_run is None:
+        entry, next_run = BY_NAME[self.current], self._session.next_run
+        if next_run is None:
             return
-        from trainfast_tui.widgets.dialogs import Ask
 
-        entry = BY_NAME[self.current]
+        def set_value(text: str) -> None:
+            # Looked up again: a run that was started elsewhere may have replaced it meanwhile.
+            if self._session.next_run is not None:
+                self._change(self._session.next_run.with_value(entry.name, text))
 
-        def on_answer(text: object) -> None:
-            next_run = self._session.next_run
-            if not isinstance(text, str) or next_run is None:
-                return
-            try:
-                self._change(next_run.with_value(entry.name, text))
-            except UserError as error:
-                # A run that was started elsewhere has replaced the next run that the dialog checked against.
-                self.refuse(error)
-
-        value = self._session.next_run.text_of(entry.name)
-        check = partial(self._session.next_run.with_value, entry.name)
-        self.app.push_screen(Ask(entry.name, entry.values.describe(), value, check), on_answer)
+        ask_text(self.app, entry.name, entry.values.describe(), next_run.text_of(entry.name), set_value)
 
     def action_preset(self) -> None:
-        from trainfast_tui.widgets.dialogs import Pick
-
-        def on_answer(name: object) -> None:
-            if not isinstance(name, str):
-                return
-            try:
-                spec = self._session.set_preset(name).spec
-            except UserError as error:
-                self.refuse(error)
-                return
-            self.screen.notify(f"{spec.name}: {spec.title}")
-
         current = self._session.next_run.spec.name if self._session.next_run is not None else None
-        self.app.push_screen(Pick("What to train", preset_choices(), current), on_answer)
+        ask_choice(self.app, "What to train", preset_choices(), self._set_preset, current=current)
+
+    def _set_preset(self, name: str) -> None:
+        try:
+            spec = self._session.set_preset(name).spec
+        except UserError as error:
+            self.refuse(error)
+            return
+        self.screen.notify(f"{spec.name}: {spec.title}")
 
     def action_save(self) -> None:
         next_run = self._session.next_run
         if next_run is None:
             return
         from trainfast_runner.settings.presets import user_directory
-        from trainfast_tui.widgets.dialogs import Ask
 
         def save(name: str) -> None:
             # The dialog shows the error and stays open.
@@ -195,7 +182,7 @@ class KnobPanel(Painted, can_focus=True):
                 raise UserError(f"not saved: {error}", key="name") from None
 
         hint = f"A name; it becomes a file in {user_directory()}, with the comments of the preset it comes from."
-        self.app.push_screen(Ask("Save these knobs as", hint, "", save))
+        ask_text(self.app, "Save these knobs as", hint, "", save)
 
     def lines(self, width: int, height: int) -> list[Line]:
         next_run = self._next
@@ -235,8 +222,7 @@ class KnobPanel(Painted, can_focus=True):
         rows: list[Line] = []
         places: list[int] = []
         group = ""
-        for number, name in enumerate(self.listed):
-            heading = self._headings.get(name, "")
+        for number, (name, heading) in enumerate(self._headings.items()):
             if heading != group:
                 group = heading
                 rows.append([(group, "muted")])

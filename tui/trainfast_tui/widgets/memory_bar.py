@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.next_run_memory import MeasuredMemory, NextRunMemory
+from trainfast_tui.next_run.memory_and_speed import MeasuredMemory, NextRunMemory
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, first_fitting, joined, line_length, paragraph, rule
@@ -29,7 +29,7 @@ SIGNS: dict[str, Piece] = {
 MEASURED, LIMIT = "━", "┃"
 """The signs of a measured peak, and of the limit."""
 LONG_FORM_COLUMNS, LONG_FORM_LINES = 40, 34
-"""The panel has its long form, with a legend, from so many columns and lines of the screen on."""
+"""The least columns of a panel in its long form, with a legend, and the least lines of the screen."""
 
 
 class MemoryBar(GrowingPanel):
@@ -55,8 +55,13 @@ class MemoryBar(GrowingPanel):
 
 def memory_lines(memory: NextRunMemory, width: int, screen_height: int) -> list[Line]:
     """Return the bar in lines of `width` cells, with its legend if width and height allow."""
-    lines = _predicted_lines(memory, width, width >= LONG_FORM_COLUMNS and screen_height >= LONG_FORM_LINES)
+    lines = _predicted_lines(memory, width, has_long_form(width, screen_height))
     return lines if memory.measured is None else [*lines, *_measured_lines(memory, memory.measured, width)]
+
+
+def has_long_form(width: int, screen_height: int) -> bool:
+    """True if a panel of this width has room for its long form."""
+    return width >= LONG_FORM_COLUMNS and screen_height >= LONG_FORM_LINES
 
 
 def _predicted_lines(memory: NextRunMemory, width: int, long_form: bool) -> list[Line]:

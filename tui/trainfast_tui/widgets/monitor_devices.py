@@ -8,7 +8,7 @@ from trainfast_runner.machine.telemetry.binding import IN_SHORT
 from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.painting.painted import Painted, PaintedValue
+from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.device_details import (
     Item,
@@ -30,19 +30,27 @@ RATE_TICKS = 5
 """Rates are taken over this many samples."""
 
 
-class MonitorHead(PaintedValue[Snapshot]):
+class MonitorHead(Painted):
     """The throttled GPUs, and the cost of a sample."""
 
+    _snapshot: Snapshot | None = None
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """Show the newest sample of this snapshot."""
+        self._snapshot = snapshot
+        self.repaint()
+
     def lines(self, width: int, height: int) -> list[Line]:
-        tick = self.shown.tick if self.shown is not None else None
+        snapshot = self._snapshot
+        tick = snapshot.tick if snapshot is not None else None
         line: Line = [("monitor", "title")]
-        if tick is None or self.shown is None:
+        if tick is None or snapshot is None:
             return [[*line, ("   looking…", "muted")]]
         if tick.devices:
             line += [(f"  {fmt.count(len(tick.devices), 'GPU' if len(tick.devices) == 1 else 'GPUs')}", "text")]
             worded = [*line, *_throttled(tick, with_words=True)]
             line = worded if line_length(worded) <= width else [*line, *_throttled(tick, with_words=False)]
-        cost: Line = [(f"  {_microseconds(tick.sample_us)} a sample{_period(self.shown)}", "muted")]
+        cost: Line = [(f"  {_microseconds(tick.sample_us)} a sample{_period(snapshot)}", "muted")]
         if (slowed := tick.missing.get("sampler.period")) is not None:
             cost.append((f"   {slowed}", "warning"))
         if line_length([*line, *cost]) <= width or slowed is not None:

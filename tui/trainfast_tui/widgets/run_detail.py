@@ -6,19 +6,25 @@ import shlex
 
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow
-from trainfast_tui.painting.painted import PaintedValue
+from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import with_sizes
 from trainfast_tui.text.lines import Line, paragraph
 from trainfast_tui.widgets.runs_table import SYNTHETIC, override_words
 
 
-class RunDetail(PaintedValue[RunRow]):
+class RunDetail(Painted):
     """Three lines about one run; of a script with its whole command."""
 
     DEFAULT_CSS = "RunDetail { height: 3; }"
+    _row: RunRow | None = None
+
+    def show_row(self, row: RunRow | None) -> None:
+        """Show the run of this row of the table."""
+        self._row = row
+        self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
-        row = self.shown
+        row = self._row
         if row is None:
             return []
         first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_words(row.state), "muted")]

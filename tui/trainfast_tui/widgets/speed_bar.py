@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.next_run_speed import MeasuredSpeed, NextRunSpeed
+from trainfast_tui.next_run.memory_and_speed import MeasuredSpeed, NextRunSpeed
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting, joined, paragraph, rule
 from trainfast_tui.text.speed import speed_words
-from trainfast_tui.widgets.memory_bar import LONG_FORM_COLUMNS, LONG_FORM_LINES, MEASURED
+from trainfast_tui.widgets.memory_bar import MEASURED, has_long_form
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import PredictedSpeed
@@ -41,7 +41,7 @@ class SpeedBar(GrowingPanel):
 
 def speed_lines(speed: NextRunSpeed, width: int, screen_height: int) -> list[Line]:
     """Return the bar in lines of `width` cells, with its title if width and height allow."""
-    long_form = width >= LONG_FORM_COLUMNS and screen_height >= LONG_FORM_LINES
+    long_form = has_long_form(width, screen_height)
     lines = [rule("speed", width)] if long_form else []
     if speed.predicted is None:
         lines += paragraph(f"no speed predicted: {speed.why}", width, "muted", 2) if speed.why else []

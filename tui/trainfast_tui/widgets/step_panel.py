@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.next_run_memory import predicted_peak_bytes
 from trainfast_tui.live.figures import (
     Figures,
     first_and_last_loss,
@@ -14,7 +13,8 @@ from trainfast_tui.live.figures import (
     recent_figures,
     seconds_left,
 )
-from trainfast_tui.painting.painted import PaintedValue
+from trainfast_tui.next_run.memory_and_speed import predicted_peak_bytes
+from trainfast_tui.painting.painted import PaintedRun
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.conditions import LONG_WORDS_FROM, conditions_line, has_conditions, steadiness
 from trainfast_tui.text.lines import Line, Tone, line_length
@@ -35,7 +35,7 @@ WIDE_PROGRESS_FROM = 66
 """Columns from which the words beside the progress bar have much room."""
 
 
-class StepPanel(PaintedValue["RunSnapshot"]):
+class StepPanel(PaintedRun):
     """Five lines about the run, six on a narrow screen; one more if its devices were watched."""
 
     DEFAULT_CSS = """
@@ -43,13 +43,13 @@ class StepPanel(PaintedValue["RunSnapshot"]):
     StepPanel.-watched { height: 6; }
     """
 
-    def show_value(self, value: RunSnapshot | None) -> None:
+    def show_run(self, run: RunSnapshot | None) -> None:
         """Show the figures of this run."""
-        self.set_class(value is not None and has_conditions(value), "-watched")
-        super().show_value(value)
+        self.set_class(run is not None and has_conditions(run), "-watched")
+        super().show_run(run)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        run = self.shown
+        run = self._run
         if run is None:
             return []
         figures = recent_figures(run)

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.live.figures import peak_allocated_bytes, planned_steps, recent_figures
-from trainfast_tui.painting.painted import PaintedValue
+from trainfast_tui.painting.painted import Painted, PaintedRun
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, paragraph
 from trainfast_tui.text.memory import peak_word_of
 from trainfast_tui.text.state_signs import run_sign
 
-if TYPE_CHECKING:
-    from trainfast_runner.running.follower import RunSnapshot
 
-
-class Welcome(PaintedValue[str]):
-    """The keys to press before the first run; its value is the effect of `r` in words."""
+class Welcome(Painted):
+    """The keys to press before the first run."""
 
     DEFAULT_CSS = """
     Welcome { height: auto; min-height: 11; display: none; }
     Welcome.-shown { display: block; height: 1fr; }
     """
+    _effect_of_r = ""
+
+    def show_effect_of_r(self, words: str) -> None:
+        """Show what the key `r` would do."""
+        self._effect_of_r = words
+        self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
         keys = (
-            ("r", f"{self.shown or ''}, and watch it here"),
+            ("r", f"{self._effect_of_r}, and watch it here"),
             ("p", "choose another preset"),
             ("o", "your own script: find its flags and train it"),
             ("↑ ↓", "pick a knob; its cost in speed and memory is below it"),
@@ -41,7 +42,7 @@ class Welcome(PaintedValue[str]):
         return [[] for _ in range(max(0, (height - len(body)) // 3))] + [[("  ", "text"), *line] for line in body]
 
 
-class TooSmall(PaintedValue["RunSnapshot"]):
+class TooSmall(PaintedRun):
     """The essentials of a run for a terminal that is too small."""
 
     DEFAULT_CSS = """
@@ -51,7 +52,7 @@ class TooSmall(PaintedValue["RunSnapshot"]):
     def lines(self, width: int, height: int) -> list[Line]:
         size = self.screen.size
         lines: list[Line] = [[(f"Needs 80x24; this terminal is {size.width}x{size.height}.", "warning")]]
-        run: RunSnapshot | None = self.shown
+        run = self._run
         if run is None:
             return [*lines, [("No run. r starts one, q leaves.", "text")]]
         planned, figures = planned_steps(run), recent_figures(run)

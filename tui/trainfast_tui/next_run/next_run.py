@@ -15,7 +15,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.script_reach import LAUNCH
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.same_settings import asks_for_same, has_same_model
+from trainfast_tui.next_run.same_settings import asks_for_same, has_same_model
 from trainfast_tui.text.overrides import typed_overrides
 
 if TYPE_CHECKING:

@@ -33,7 +33,6 @@ def has_same_model(record: RecordedSpec, spec: RunSpec) -> bool:
 
 def has_same_settings(search: BatchSnapshot, spec: RunSpec) -> bool:
     """True if the search was for these knobs, apart from the knobs that a search sets itself."""
-
     question = search.question
     return (
         question is not None

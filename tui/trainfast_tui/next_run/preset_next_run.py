@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import BY_NAME, knob
 from trainfast_runner.settings.spec import with_setting
-from trainfast_tui.control.next_run import NextRun
+from trainfast_tui.next_run.next_run import NextRun
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine

@@ -12,7 +12,7 @@ from trainfast_runner.settings.knobs import BY_NAME, KNOBS, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_runner.settings.spec import with_setting
-from trainfast_tui.control.next_run import LAUNCH_DEFAULTS, NextRun
+from trainfast_tui.next_run.next_run import LAUNCH_DEFAULTS, NextRun
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -16,9 +15,9 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.spec import RunSpec, resolve, spec_of_record
-from trainfast_tui.control.next_run import NextRun
-from trainfast_tui.control.preset_next_run import PresetNextRun
-from trainfast_tui.control.script_next_run import ScriptNextRun
+from trainfast_tui.next_run.next_run import NextRun
+from trainfast_tui.next_run.preset_next_run import PresetNextRun
+from trainfast_tui.next_run.script_next_run import ScriptNextRun
 
 
 def preset_choices() -> list[tuple[str, str]]:
@@ -27,14 +26,13 @@ def preset_choices() -> list[tuple[str, str]]:
     for name in presets.preset_files():
         path = script_preset.path_of(name)
         try:
-            choices += _model_choices(name) if path is None else _script_choice(name, path)
+            if path is None:
+                choices += _model_choices(name)
+            else:
+                choices.append((name, f"your script: {script_preset.load(path).title}"))
         except UserError as error:
             choices.append((name, f"cannot be used: {error.line()}"))
     return choices
-
-
-def _script_choice(name: str, path: Path) -> list[tuple[str, str]]:
-    return [(name, f"your script: {script_preset.load(path).title}")]
 
 
 def _model_choices(name: str) -> list[tuple[str, str]]:
@@ -74,9 +72,9 @@ def repeat_preset_run(run: RunFile, home: Home) -> PresetNextRun:
     For a search's confirmation run, whose steps and batch the search chose, it is the settings that were searched.
     """
     preset_knobs = _preset_knobs(run)
-    question = _searched_settings(run, home) if run.role == CONFIRMATION else None
-    spec = spec_of_record(question or run)
-    if run.role == CONFIRMATION and question is None:
+    searched = _searched_settings(run, home) if run.role == CONFIRMATION else None
+    spec = spec_of_record(searched or run)
+    if run.role == CONFIRMATION and searched is None:
         spec = replace(spec, knobs={**spec.knobs, **{name: preset_knobs[name] for name in SET_BY_A_SEARCH}})
     if "devices" not in run.overrides:
         # The launcher wrote down how many it chose; the next run chooses anew.
@@ -114,11 +112,14 @@ def _repeat_script_run(run: RunFile) -> ScriptNextRun | None:
         return None
     script = _script_preset(run)
     if script is None:
-        kept = {name: value for name, value in run.knobs.items() if name not in recorded.flagged}
+        recorded_knobs = {name: value for name, value in run.knobs.items() if name not in recorded.flagged}
         script = ScriptPreset(command=tuple(recorded.command), name=run.preset, title=run.title, cwd=run.cwd)
     else:
-        kept = {name: value for name, value in run.knobs.items() if reach_of(name, script).way is not Way.NONE}
-    knobs = {**script.knobs, **{name: knob(name).read(value) for name, value in kept.items() if name in BY_NAME}}
+        recorded_knobs = {
+            name: value for name, value in run.knobs.items() if reach_of(name, script).way is not Way.NONE
+        }
+    read_knobs = {name: knob(name).read(value) for name, value in recorded_knobs.items() if name in BY_NAME}
+    knobs = {**script.knobs, **read_knobs}
     if knobs.get("timing_warmup") == BY_NAME["timing_warmup"].default:
         knobs.pop("timing_warmup", None)
     overrides = [name for name, value in knobs.items() if script.knobs.get(name) != value]
@@ -137,15 +138,14 @@ def _script_preset(run: RunFile) -> ScriptPreset | None:
 
 def next_run_from_search(record: RecordedSpec) -> NextRun:
     """The next run with the settings of a search, beside its own preset. Raises UserError if the preset is gone."""
-
     own = next_run_from_preset(record.name)
     spec = spec_to_continue(record, own.spec)
     if spec.script is not None:
         # The steps of a trial are the search's, not the person's.
         searched = {name: value for name, value in spec.knobs.items() if name not in SET_BY_A_SEARCH}
-        kept = {name: value for name, value in own.spec.knobs.items() if name in SET_BY_A_SEARCH}
+        own_steps = {name: value for name, value in own.spec.knobs.items() if name in SET_BY_A_SEARCH}
         overrides = tuple(name for name in spec.overrides if name not in SET_BY_A_SEARCH)
-        spec = replace(spec, knobs={**searched, **kept}, overrides=overrides)
+        spec = replace(spec, knobs={**searched, **own_steps}, overrides=overrides)
     return replace(own, spec=spec)
 
 

@@ -1,0 +1,110 @@
+"""Memory and speed of the next run: predicted, or why not, beside the measurements of the run on the screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainfast_tui.text.format import size
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.memory.headroom import PredictedFit
+    from trainfast_runner.records.run_file import PredictedSpeed
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_tui.next_run.next_run import NextRun
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMemory:
+    """The worst rank's peak in the run on the screen, and the peak that was predicted for that run."""
+
+    peak_bytes: int
+    predicted_bytes: int | None
+    same_knobs: bool
+    """True if the next run repeats that run, so that both predictions are about the same settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextRunMemory:
+    """A prediction, or else `why` there is none (yet); and a measurement where there is one."""
+
+    fit: PredictedFit | None = None
+    batch_size: int | None = None
+    """batch_size of the predicted settings."""
+    why: str = ""
+    failed: bool = False
+    """True if there will be no prediction."""
+    since_ns: int | None = None
+    """CLOCK_MONOTONIC at which the trace under way began."""
+    measured: MeasuredMemory | None = None
+    reference_bytes: int | None = None
+    """The peak predicted for the knobs of the run on the screen, or of the preset; None if all are the same."""
+
+
+def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> MeasuredMemory | None:
+    """Peak memory of the run on the screen; None before the second step, when the optimizer's states are allocated."""
+    if run is None or run.run_file is None or run.peak_allocated_bytes is None or len(run.steps) < 2:
+        return None
+    return MeasuredMemory(
+        run.peak_allocated_bytes, predicted_peak_bytes(run), next_run is not None and next_run.repeats(run.run_file)
+    )
+
+
+def predicted_peak_bytes(run: RunSnapshot) -> int | None:
+    """Peak in bytes that was predicted for the run before it started; None without a prediction."""
+    if run.result is not None:
+        return run.result.memory.predicted_bytes
+    return run.run_file.predicted_bytes if run.run_file is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """The samples/s of the run on the screen, and the speed that was predicted before that run."""
+
+    samples_per_s: float
+    predicted: PredictedSpeed | None
+
+
+@dataclass(frozen=True, slots=True)
+class NextRunSpeed:
+    """A prediction in samples/s, or else `why` there is none; and a measurement where there is one."""
+
+    predicted: PredictedSpeed | None = None
+    why: str = ""
+    reference: float | None = None
+    """The median predicted for the knobs of the run on the screen, or of the preset; None if all are the same."""
+    measured: MeasuredSpeed | None = None
+
+    @property
+    def change_percent(self) -> float | None:
+        """The predicted change by the overrides; None without a prediction of both."""
+        if self.predicted is None or not self.reference:
+            return None
+        return 100 * (self.predicted.median / self.reference - 1)
+
+
+def measured_speed(run: RunSnapshot | None) -> MeasuredSpeed | None:
+    """Speed of the ended run on the screen; None for a live one, and where it ranks against no other run."""
+    result = run.result if run is not None else None
+    if result is None or result.provisional or result.measured_under is not None:
+        return None
+    rate = result.throughput.samples_per_s.median
+    return None if rate is None else MeasuredSpeed(rate, result.throughput.predicted)
+
+
+def swap_notice(fit: PredictedFit | None, machine: Machine | None) -> str:
+    """Warn of a run on a CPU that is predicted to need more memory than is free; empty if there is no risk.
+
+    A GPU only refuses what does not fit, and so does a `memory_limit` below the free memory. A machine swaps.
+    """
+    available = fit.available if fit is not None else None
+    if fit is None or fit.fits is not False or available is None or available.from_memory_limit:
+        return ""
+    if machine is None or machine.device != "cpu":
+        return ""
+    needed, limit = fit.needed_bytes, available.limit_bytes
+    return (
+        f"Predicted to need {size(needed)} of {size(limit)} ({available.words}): {size(needed - limit)} too much. The"
+        " machine would swap, or the kernel end a process; with memory_limit the run alone would end."
+    )

@@ -1,0 +1,61 @@
+"""Open a dialog and pass its answer on. Its widgets are imported with the first dialog: the first frame needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from textual.app import App
+from textual.screen import Screen
+
+AnswerT = TypeVar("AnswerT")
+
+
+def ask_text(
+    app: App[Any],
+    title: str,
+    hint: str,
+    value: str,
+    accept: Callable[[str], object],
+    then: Callable[[str], object] | None = None,
+) -> None:
+    """Ask for a line of text, which is `value` at first.
+
+    Enter calls `accept`; the dialog stays open if that raises a UserError, else it closes and calls `then`.
+    """
+    from trainfast_tui.widgets.dialogs import Ask
+
+    app.push_screen(Ask(title, hint, value, accept), None if then is None else _unless_left(then))
+
+
+def ask_choice(
+    app: App[Any],
+    title: str,
+    choices: Sequence[tuple[str, str]],
+    then: Callable[[str], object],
+    *,
+    current: str | None = None,
+) -> None:
+    """Ask for one of these (value, label) pairs, with the cursor on the value `current`; `then` gets the value."""
+    from trainfast_tui.widgets.dialogs import Pick
+
+    app.push_screen(Pick(title, choices, current), _unless_left(then))
+
+
+def ask_yes(app: App[Any], question: str, yes: str, then: Callable[[], object]) -> Screen[bool]:
+    """Ask a question, call `then` if the answer is yes, and return the dialog; `yes` is that answer in words."""
+    from trainfast_tui.widgets.dialogs import Confirm
+
+    dialog = Confirm(question, yes)
+    app.push_screen(dialog, _unless_left(lambda answer: then()))
+    return dialog
+
+
+def _unless_left(then: Callable[[AnswerT], object]) -> Callable[[AnswerT | None], None]:
+    """Return a function that passes an answer on to `then`; a dialog that was left has none."""
+
+    def on_close(answer: AnswerT | None) -> None:
+        if answer is not None:
+            then(answer)
+
+    return on_close
