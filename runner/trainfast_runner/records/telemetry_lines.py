@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -55,13 +55,14 @@ class TickChange(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str | None] = {}
 
 
-class TickDecoder(Generic[T]):
-    """Turns lines into whole ticks, as `type`: `Tick`, or a struct with some of its fields."""
+class TelemetryTail(Tail[T]):
+    """Follows a telemetry file, each line a whole tick as `type`; a thinned file gives no tick twice."""
 
-    def __init__(self, type: type[T]) -> None:
+    def __init__(self, path: Path, type: type[T], window_bytes: int = 8 << 20) -> None:
+        """`type`: `Tick`, or a struct with some of its fields."""
+        super().__init__(path, type, window_bytes)
         self._type = type
-        self._tick_decoder = msgspec.json.Decoder(type)
-        self._of_change = msgspec.json.Decoder(TickChange)
+        self._change_decoder = msgspec.json.Decoder(TickChange)
         self._whole: bytes | dict[str, Any] | None = None
         """The newest tick as JSON has it; its line until a change needs more."""
         self._newest_ns: int | None = None
@@ -74,12 +75,12 @@ class TickDecoder(Generic[T]):
         """
         whole, self._whole = self._whole, None
         if _MARK not in line:
-            tick = self._tick_decoder.decode(line)
+            tick = super().decode(line)
             self._whole = line
             if self._newest_ns is not None and tick.t_ns <= self._newest_ns:
                 raise NotYet
         else:
-            change = self._of_change.decode(line)
+            change = self._change_decoder.decode(line)
             if self._newest_ns is None:
                 raise NotYet
             decoded = msgspec.json.decode(whole) if isinstance(whole, bytes) else whole
@@ -92,14 +93,9 @@ class TickDecoder(Generic[T]):
         return tick
 
 
-def telemetry_tail(path: Path, type: type[T], window_bytes: int = 8 << 20) -> Tail[T]:
-    """Follow a telemetry file, each line a whole tick as `type`; a thinned file gives no tick twice."""
-    return Tail(path, type, window_bytes, TickDecoder(type))
-
-
 def read_ticks(path: Path) -> tuple[list[Tick], int]:
     """Every readable tick of a file, and how many lines could not be read."""
-    tail = telemetry_tail(path, Tick)
+    tail = TelemetryTail(path, Tick)
     return list(remaining_records(tail)), tail.unreadable
 
 
