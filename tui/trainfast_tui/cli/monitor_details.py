@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_runner.machine.gpus.events import sees_host_pids
-from trainfast_runner.machine.gpus.health import ailments
+from trainfast_runner.machine.gpus.health import defects
 from trainfast_runner.machine.processes.listing import command_line, owner_uid, user_name
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_tui.text.format import ABSENT, count, plain, size
@@ -28,7 +28,7 @@ def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
     if processes:
         lines = ["", *table(("GPU", "PID", "OWNER", "MEMORY", "COMMAND"), processes, right=(3,), widest=48)]
     wrong = [
-        f"GPU {gpu.index}: {ailment.finding}. Cure: {ailment.cure}" for gpu in answering for ailment in ailments(gpu)
+        f"GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}" for gpu in answering for defect in defects(gpu)
     ]
     return [*lines, *([""] if lines and wrong else []), *wrong]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cgroup import PROC, memory_files
 from trainfast_runner.machine.devices import detect_machine
-from trainfast_runner.machine.doctor.finding import Check
+from trainfast_runner.machine.doctor.check import Check
 from trainfast_runner.machine.doctor.gpus import energy_checks, gpu_checks
 from trainfast_runner.machine.extensions import compiler, search_path
 from trainfast_runner.machine.telemetry.sampler import take_tick

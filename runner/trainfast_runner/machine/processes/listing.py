@@ -64,10 +64,11 @@ class _Sighting:
 
 
 class ProcessList:
-    """Reads /proc every few seconds; use it from one thread. `pids_are_ours`: the driver lists ids as in /proc."""
+    """Reads /proc every few seconds; use it from one thread."""
 
-    def __init__(self, *, pids_are_ours: bool | None = None) -> None:
-        self._pids_are_ours = sees_host_pids() if pids_are_ours is None else pids_are_ours
+    def __init__(self) -> None:
+        self._pids_are_ours = sees_host_pids()
+        """True if the driver lists ids as in /proc."""
         self._known: dict[Identity, _Sighting] = {}
         self._rows: dict[int, ProcessRow] = {}
         self._next_scan_s = 0.0

@@ -13,6 +13,9 @@ from trainfast_runner.records.tick import RunReading
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+SEARCH_EVERY = 3
+"""Ticks between two searches for new descendants, which list all of /proc; also between two readings of the storage
+counters, which are in a file for each process."""
 _ALL_AGAIN_EVERY = 20
 """Searches between two that read every process: meanwhile a known pid may have passed to a new process."""
 
@@ -32,11 +35,8 @@ class ProcessTree:
     Ranks whose launcher died are adopted by another process, and still belong to the run.
     """
 
-    def __init__(self, root_pid: int, *, search_every: int = 3) -> None:
-        """`search_every`: ticks between two searches for new descendants, which list all of /proc; also between two
-        readings of the storage counters, which are in a file for each process."""
+    def __init__(self, root_pid: int) -> None:
         self.root_pid = root_pid
-        self._search_every = search_every
         self._ticks = 0
         self._members: dict[int, _Member] = {}
         self._seen: set[int] = set()
@@ -53,10 +53,10 @@ class ProcessTree:
 
         Raises OSError when files cannot be opened.
         """
-        turn = self._ticks % self._search_every
+        turn = self._ticks % SEARCH_EVERY
         if turn == 0:
-            self._search(everyone=self._ticks % (self._search_every * _ALL_AGAIN_EVERY) == 0)
-        storage_due = turn == self._search_every // 2
+            self._search(everyone=self._ticks % (SEARCH_EVERY * _ALL_AGAIN_EVERY) == 0)
+        storage_due = turn == SEARCH_EVERY // 2
         self._ticks += 1
         now_s = time.monotonic()
         before_s, self._read_s = self._read_s, now_s

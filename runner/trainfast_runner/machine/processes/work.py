@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from trainfast_runner.machine.processes.identity import below
+from trainfast_runner.machine.processes.family import below
 
 COMPILERS = {
     *("ninja", "nvcc", "cicc", "cudafe++", "ptxas", "hipcc"),

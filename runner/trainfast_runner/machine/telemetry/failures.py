@@ -50,7 +50,7 @@ HAS_NOT_ANSWERED: Final = "has not answered for"
 SLOW_S: Final = 15.0
 """A call that takes longer is treated as hanging."""
 
-LOOK: Final = "See whether `nvidia-smi` works; if not, reboot, or install the driver again"
+TRY_NVIDIA_SMI: Final = "See whether `nvidia-smi` works; if not, reboot, or install the driver again"
 
 DEVICE_FAILURES: Final = {
     GPU_IS_LOST: "GPU is lost: it no longer answers on its bus. Look for Xid 79 in `dmesg`, check power "
@@ -91,7 +91,7 @@ def initialization(code: int, text: str, root: Path = Path("/")) -> str:
         return f"{UNLOADABLE} ({why}): install the driver again, or take the folder of that file out of LD_LIBRARY_PATH"
     control = root / "dev/nvidiactl"
     if code == LIB_RM_VERSION_MISMATCH or code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
-        return (LIBRARY_FAILURES | DEVICE_FAILURES).get(code, f"NVML does not start: {text} (code {code}). {LOOK}")
+        return (LIBRARY_FAILURES | DEVICE_FAILURES).get(code, f"NVML does not start: {text} (code {code}). {TRY_NVIDIA_SMI}")
     if (root / "proc/driver/nvidia/version").exists() and not control.exists():
         return NO_DEVICE_NODES
     if control.exists() and (code == NO_PERMISSION or not os.access(control, os.R_OK | os.W_OK)):

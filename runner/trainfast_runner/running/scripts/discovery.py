@@ -16,7 +16,8 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.processes.identity import send, started_with
+from trainfast_runner.machine.processes.family import started_with
+from trainfast_runner.machine.processes.identity import send
 from trainfast_runner.records.discovered import DISCOVERED_FILE, Discovered
 from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_runner.running.launch import SCRIPTS_VARIABLE
