@@ -27,9 +27,7 @@ def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
     lines = []
     if processes:
         lines = ["", *table(("GPU", "PID", "OWNER", "MEMORY", "COMMAND"), processes, right=(3,), widest=48)]
-    wrong = [
-        f"GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}" for gpu in answering for defect in defects(gpu)
-    ]
+    wrong = [f"GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}" for gpu in answering for defect in defects(gpu)]
     return [*lines, *([""] if lines and wrong else []), *wrong]
 
 

@@ -91,7 +91,8 @@ def initialization(code: int, text: str, root: Path = Path("/")) -> str:
         return f"{UNLOADABLE} ({why}): install the driver again, or take the folder of that file out of LD_LIBRARY_PATH"
     control = root / "dev/nvidiactl"
     if code == LIB_RM_VERSION_MISMATCH or code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
-        return (LIBRARY_FAILURES | DEVICE_FAILURES).get(code, f"NVML does not start: {text} (code {code}). {TRY_NVIDIA_SMI}")
+        unnamed = f"NVML does not start: {text} (code {code}). {TRY_NVIDIA_SMI}"
+        return (LIBRARY_FAILURES | DEVICE_FAILURES).get(code, unnamed)
     if (root / "proc/driver/nvidia/version").exists() and not control.exists():
         return NO_DEVICE_NODES
     if control.exists() and (code == NO_PERMISSION or not os.access(control, os.R_OK | os.W_OK)):
