@@ -227,19 +227,19 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
 @functools.lru_cache(maxsize=1)
 def _cuda_devices(executable: str, order: str | None) -> training_python.CudaDevices:
     inherited = worker_scripts.own_environment()
-    everything = {name: value for name, value in inherited.items() if name not in (VARIABLE, ORDER)}
-    return training_python.cuda_devices(executable, everything | ({} if order is None else {ORDER: order}))
+    environment = {name: value for name, value in inherited.items() if name not in (VARIABLE, ORDER)}
+    return training_python.cuda_devices(executable, environment | ({} if order is None else {ORDER: order}))
 
 
 def _cuda_order(python: str | None, environment: Mapping[str, str]) -> Sequence[str]:
     """The UUIDs of all GPUs in CUDA's order in this environment. Raises UserError if torch does not list them."""
     try:
-        uuids = _cuda_devices(training_python.find(python), environment.get(ORDER))
+        devices = _cuda_devices(training_python.find_python(python), environment.get(ORDER))
     except UserError as error:
         raise order_unknown_error(environment, error.message) from None
-    if not uuids.uuids:
-        raise order_unknown_error(environment, "it is too old" if uuids.names else "it sees no GPU")
-    return uuids.uuids
+    if not devices.uuids:
+        raise order_unknown_error(environment, "it is too old" if devices.names else "it sees no GPU")
+    return devices.uuids
 
 
 def _rocm_error(versions: Mapping[str, str | None]) -> UserError:

@@ -124,5 +124,5 @@ def request_fields(spec: RunSpec, device: str, whole: bool = False) -> tuple[dic
 
 def _trace_request(fields: dict[str, Any], executable: str, installed: list[str] | None) -> TraceRequest:
     request_json = json.dumps(fields, sort_keys=True)
-    name = training_python.stamp(executable, request_json, FORMAT, installed)
+    name = training_python.request_hash(executable, request_json, FORMAT, installed)
     return TraceRequest(request_json, cache_directory() / "traced" / f"{name}.json")

@@ -52,7 +52,7 @@ def discover(
 
     Raises UserError if the script cannot be run, or fails before its parser.
     """
-    command = read_command(typed, None if python is None else training_python.find(python))
+    command = read_command(typed, None if python is None else training_python.find_python(python))
     if command.interpreter is None or not command.script:
         raise UserError(
             f"{command.typed[0]} does not say which script it starts: discovery runs a Python script itself",
