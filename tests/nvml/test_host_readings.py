@@ -124,7 +124,7 @@ def test_whole_disks_are_summed_in_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
         "8 16 cciss/c0d0 9 9 12 9 9 9 3 9 0 9 9",
     )
     hold(monkeypatch, "diskstats", "\n".join(disks))
-    assert host_files.read_disk_bytes() == ((4 + 12) * 512, (1 + 3) * 512)
+    assert host_files.read_disks() == {"disk_read_bytes": (4 + 12) * 512, "disk_write_bytes": (1 + 3) * 512}
 
 
 def test_the_host_s_figures_are_those_of_psutil() -> None:

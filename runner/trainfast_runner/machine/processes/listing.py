@@ -13,7 +13,7 @@ import psutil
 
 from trainfast_runner.machine.gpus.events import sees_host_pids
 from trainfast_runner.machine.processes.identity import Identity
-from trainfast_runner.machine.processes.stat import Stat, read_stat
+from trainfast_runner.machine.processes.stat import TICKS_PER_S, Stat, read_stat
 from trainfast_runner.records.tick import DeviceReading
 
 KERNEL_THREADS_PARENT = 2
@@ -24,8 +24,6 @@ SCAN_EVERY_S = 2.0
 SCAN_SHARE = 0.01
 """Looking at all processes takes at most this share of a core."""
 MOST_ROWS = 200
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class _Sighting:
 
     owner: str | None
     is_own: bool
-    cpu_ticks: int
+    cpu_s: float
     looked_s: float
 
 
@@ -116,18 +114,18 @@ class ProcessList:
             before = self._known.get(identity)
             cpu_percent = None
             if before is not None and now_s > before.looked_s:
-                cpu_percent = 100 * (stat.cpu_ticks - before.cpu_ticks) * _TICK_S / (now_s - before.looked_s)
-            rss_bytes = stat.rss_pages * _PAGE_BYTES
+                cpu_percent = 100 * (stat.cpu_s - before.cpu_s) / (now_s - before.looked_s)
+            rss_bytes = stat.memory_rss_bytes
             is_listed = pid in wanted or rss_bytes >= LEAST_RSS_BYTES or (cpu_percent or 0) >= LEAST_CPU_PERCENT
-            sighting = sightings[identity] = before or _Sighting(None, False, 0, 0.0)
-            sighting.cpu_ticks, sighting.looked_s = stat.cpu_ticks, now_s
+            sighting = sightings[identity] = before or _Sighting(None, False, 0.0, 0.0)
+            sighting.cpu_s, sighting.looked_s = stat.cpu_s, now_s
             if not is_listed:
                 continue
             if sighting.owner is None and (uid := owner_uid(pid)) is not None:
                 sighting.owner, sighting.is_own = user_name(uid), uid == os.getuid()
             # Read anew: a launcher may exec another program.
             command = command_line(name) or f"[{stat.name}]"
-            age_s = max(0.0, now_s - stat.start_ticks * _TICK_S)
+            age_s = max(0.0, now_s - stat.start_ticks / TICKS_PER_S)
             rows[pid] = ProcessRow(
                 pid, identity, sighting.owner, sighting.is_own, command, cpu_percent, rss_bytes, age_s
             )
