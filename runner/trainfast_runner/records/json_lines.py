@@ -18,8 +18,8 @@ DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of damaged JSON; the last one from brackets nested thousands deep."""
 
 
-class NotYet(Exception):
-    """A line that is no record, or none for a reader that began in the middle of the file; it is no damage."""
+class NoRecord(Exception):
+    """Raised for an intact line without a record, or without one for a reader that began in the middle of the file."""
 
 
 class Tail(Generic[T]):
@@ -65,7 +65,7 @@ class Tail(Generic[T]):
         return list(self._records(chunk[:end]))
 
     def decode(self, line: bytes) -> T:
-        """The record of the next line. Raises msgspec.DecodeError for a damaged one, NotYet for one without a record.
+        """The record of the next line. Raises msgspec.DecodeError for a damaged one, NoRecord for one without a record.
 
         Override this where lines are not simply a `type` each.
         """
@@ -95,7 +95,7 @@ class Tail(Generic[T]):
                 continue
             try:
                 yield self.decode(line)
-            except NotYet:
+            except NoRecord:
                 continue
             except DAMAGE:
                 self.unreadable += 1

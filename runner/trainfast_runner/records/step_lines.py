@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.capped_file import CAP_BYTES, CappedFile
-from trainfast_runner.records.json_lines import NotYet, Tail
+from trainfast_runner.records.json_lines import NoRecord, Tail
 from trainfast_runner.records.run_lines import Count, Step
 
 _MARK = b'{"dropped_bytes":'
@@ -33,13 +33,13 @@ class StepTail(Tail[Step]):
         return self.hole_bytes + self._marked_bytes
 
     def decode(self, line: bytes) -> Step:
-        """The step of this line. Raises NotYet for a mark, msgspec.DecodeError for damage."""
+        """The step of this line. Raises NoRecord for a mark, msgspec.DecodeError for damage."""
         if line.startswith(_MARK):
             self._marked_bytes += self._mark_decoder.decode(line).dropped_bytes
-            raise NotYet
+            raise NoRecord
         return super().decode(line)
 
 
 def capped_step_file(path: Path, cap_bytes: int = CAP_BYTES) -> CappedFile:
-    """Holds a rank's step records under `cap_bytes`, as `output.log` is held."""
+    """A rank's step records, held under `cap_bytes` as `output.log` is."""
     return CappedFile(path, cap_bytes, lambda dropped: _MARK + b"%d}\n" % dropped)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from trainfast_runner.records.json_lines import DAMAGE, NotYet, Tail, remaining_records, write_atomically
+from trainfast_runner.records.json_lines import DAMAGE, NoRecord, Tail, remaining_records, write_atomically
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
 
@@ -70,7 +70,7 @@ class TelemetryTail(Tail[T]):
     def decode(self, line: bytes) -> T:
         """The tick of this line.
 
-        Raises NotYet before the first whole line, and for a tick read before the file was thinned; msgspec.DecodeError
+        Raises NoRecord before the first whole line, and for a tick read before the file was thinned; msgspec.DecodeError
         for damage, and for changes whose base line is missing.
         """
         whole, self._whole = self._whole, None
@@ -78,11 +78,11 @@ class TelemetryTail(Tail[T]):
             tick = super().decode(line)
             self._whole = line
             if self._newest_ns is not None and tick.t_ns <= self._newest_ns:
-                raise NotYet
+                raise NoRecord
         else:
             change = self._change_decoder.decode(line)
             if self._newest_ns is None:
-                raise NotYet
+                raise NoRecord
             decoded = msgspec.json.decode(whole) if isinstance(whole, bytes) else whole
             if decoded is None or decoded.get("t_ns") != change.since_ns:
                 raise msgspec.ValidationError("the line before this one is missing")

@@ -117,7 +117,10 @@ class WarmTail(Tail[WarmLine]):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, WarmLine)
-        self._answers = {PROBE: msgspec.json.Decoder(ProbeLine), TRIAL: msgspec.json.Decoder(TrialLine)}
+        self._answers: dict[str, msgspec.json.Decoder[ProbeLine] | msgspec.json.Decoder[TrialLine]] = {
+            PROBE: msgspec.json.Decoder(ProbeLine),
+            TRIAL: msgspec.json.Decoder(TrialLine),
+        }
 
     def decode(self, line: bytes) -> WarmLine:
         """The typed line. Raises msgspec.DecodeError for a damaged one."""

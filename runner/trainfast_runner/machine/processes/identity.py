@@ -78,7 +78,7 @@ def become_subreaper() -> bool:
 
 
 def boot_id() -> str:
-    """Names this boot of the machine: pids and monotonic times of another boot mean nothing."""
+    """The id of this boot of the machine, empty if unknown; pids and monotonic times of another boot mean nothing."""
     try:
         return BOOT_ID_FILE.read_text().strip()
     except OSError:
