@@ -70,8 +70,8 @@ class TelemetryTail(Tail[T]):
     def decode(self, line: bytes) -> T:
         """The tick of this line.
 
-        Raises NoRecord before the first whole line, and for a tick read before the file was thinned; msgspec.DecodeError
-        for damage, and for changes whose base line is missing.
+        Raises NoRecord before the first whole line, and for a tick read before the file was thinned;
+        msgspec.DecodeError for damage, and for changes whose base line is missing.
         """
         whole, self._whole = self._whole, None
         if _MARK not in line:

@@ -90,8 +90,8 @@ def visible_readings(
 def order_unknown_error(environment: Mapping[str, str], why: str) -> UserError:
     """The refusal of numbers in CUDA's order when torch does not list that order."""
     return UserError(
-        f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} counts GPUs of several models in CUDA's order, which torch does not tell"
-        f" ({why})",
+        f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} counts GPUs of several models in CUDA's order, which torch"
+        f" does not tell ({why})",
         key=VISIBLE_DEVICES,
         advice=f"{DEVICE_ORDER}={PCI_ORDER}, or the UUIDs of `nvidia-smi -L`",
     )
