@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from trainfast_runner.machine.processes.family import descendants
+from trainfast_runner.machine.processes.family import own_pids
+from trainfast_runner.machine.processes.identity import sees_host_pids
 from trainfast_runner.machine.telemetry.throttle import severity
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
 from trainfast_runner.units import process_memory
-
-INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""PROC_PID_INIT_INO of the kernel's proc_ns.h: the content of /proc/self/ns/pid outside of every container."""
-
-
-def sees_host_pids(namespace: Path = Path("/proc/self/ns/pid")) -> bool:
-    """True if process ids here are the host's, which the driver lists."""
-    try:
-        return os.readlink(namespace) == INITIAL_PID_NAMESPACE
-    except OSError:
-        return False
-
-
-def own_pids() -> set[int]:
-    """This process and everything below it: for a supervisor, the whole training."""
-    return {os.getpid(), *(process.pid for process in descendants(os.getpid()))}
 
 
 class DeviceChanges:

@@ -26,6 +26,11 @@ def descendants(root_pid: int) -> list[Identity]:
     return [Identity(pid, stat.start_ticks) for pid, stat in below(root_pid) if not stat.ended]
 
 
+def own_pids() -> set[int]:
+    """This process and everything below it: for a supervisor, the whole training."""
+    return {os.getpid(), *(process.pid for process in descendants(os.getpid()))}
+
+
 def unended(root_pid: int) -> list[UnkillableProcess]:
     """Processes below `root_pid` with a thread that has not ended; without any, the uncollected ones."""
     unkillable = [UnkillableProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in below(root_pid)]

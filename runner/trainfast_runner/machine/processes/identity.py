@@ -15,6 +15,8 @@ from trainfast_runner.machine.processes.stat import read_stat
 
 PR_SET_CHILD_SUBREAPER = 36
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of the kernel's proc_ns.h: the content of /proc/self/ns/pid outside of every container."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,14 @@ def boot_id() -> str:
         return BOOT_ID_FILE.read_text().strip()
     except OSError:
         return ""
+
+
+def sees_host_pids(namespace: Path = Path("/proc/self/ns/pid")) -> bool:
+    """True if process ids here are the host's, which the driver lists."""
+    try:
+        return os.readlink(namespace) == INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 def _kill(pid: int, signum: int) -> bool:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from trainfast_runner.machine.gpus.events import sees_host_pids
-from trainfast_runner.machine.processes.identity import Identity
+from trainfast_runner.machine.processes.identity import Identity, sees_host_pids
 from trainfast_runner.machine.processes.stat import TICKS_PER_S, Stat, read_stat
 from trainfast_runner.records.tick import DeviceReading
 
@@ -84,22 +83,13 @@ class ProcessList:
             self._looked_for = frozenset(devices_by_pid) if self._pids_are_ours else frozenset()
             self._scan(self._looked_for)
             self._next_scan_s = began + max(SCAN_EVERY_S, (time.monotonic() - began) / SCAN_SHARE)
-        rows = [
-            replace(row, devices=tuple(devices_by_pid[pid])) if pid in devices_by_pid else row
-            for pid, row in self._rows.items()
-        ]
-        if not self._pids_are_ours:
-            rows = [ProcessRow(pid=pid, devices=tuple(where)) for pid, where in devices_by_pid.items()] + [
-                row for row in self._rows.values() if row.pid not in devices_by_pid
-            ]
-        else:
-            rows += [
-                ProcessRow(pid=pid, devices=tuple(where))
-                for pid, where in devices_by_pid.items()
-                if pid not in self._rows
-            ]
+        row_by_pid = dict(self._rows)
+        for pid, where in devices_by_pid.items():
+            scanned = row_by_pid.get(pid) if self._pids_are_ours else None
+            row_by_pid[pid] = replace(scanned or ProcessRow(pid=pid), devices=tuple(where))
         # A driver may list thousands; those that hold most are the ones a person looks for.
-        return tuple(rows if len(rows) <= MOST_ROWS else heapq.nlargest(MOST_ROWS, rows, key=_weight))
+        rows = tuple(row_by_pid.values())
+        return rows if len(rows) <= MOST_ROWS else tuple(heapq.nlargest(MOST_ROWS, rows, key=_weight))
 
     def _scan(self, wanted: frozenset[int]) -> None:
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
