@@ -145,9 +145,8 @@ def reading(code: int, text: str) -> str:
 
 def hangs(seconds: float, who: str = "NVML") -> str:
     """A sentence about a call into the driver that has not returned for this long."""
-    shown = f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
     return (
-        f"{who} {HAS_NOT_ANSWERED} {shown} s: a call into the NVIDIA driver does not come back. Look for Xid errors"
+        f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: a call into the NVIDIA driver does not come back. Look for Xid errors"
         " in `dmesg`; a reboot usually helps"
     )
 
@@ -156,8 +155,7 @@ def slow(seconds: float, who: str) -> str:
     """A sentence about a slow call: up to `SLOW_S` it mostly returns."""
     if seconds >= SLOW_S:
         return hangs(seconds, who)
-    shown = f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
-    return f"{who} {HAS_NOT_ANSWERED} {shown} s: the NVIDIA driver is slow with it; it is asked again"
+    return f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: the NVIDIA driver is slow with it; it is asked again"
 
 
 def takes_long(sentence: str) -> bool:
@@ -170,9 +168,13 @@ def opening(seconds: float, timeout_s: float) -> str:
     if seconds > timeout_s:
         return hangs(seconds)
     return (
-        f"NVML has not answered for {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"
+        f"NVML {HAS_NOT_ANSWERED} {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"
         " each GPU without persistence mode"
     )
+
+
+def _digits(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
 
 
 def field(code: int) -> str:
