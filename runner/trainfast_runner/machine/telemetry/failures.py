@@ -146,8 +146,8 @@ def reading(code: int, text: str) -> str:
 def hangs(seconds: float, who: str = "NVML") -> str:
     """A sentence about a call into the driver that has not returned for this long."""
     return (
-        f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: a call into the NVIDIA driver does not come back. Look for Xid errors"
-        " in `dmesg`; a reboot usually helps"
+        f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: a call into the NVIDIA driver does not come back. Look for Xid"
+        " errors in `dmesg`; a reboot usually helps"
     )
 
 
