@@ -127,7 +127,7 @@ def _output_of(
     with TemporaryFile() as printed, TemporaryFile() as errors:
         process = start_script(executable, command, errors, environment, stdout=printed)
         try:
-            # Not collected here: until then no other group gets its pid.
+            # Do not collect the process yet: until then no other process group gets its pid.
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 if time.monotonic() >= deadline:
                     raise timeout_error(executable)

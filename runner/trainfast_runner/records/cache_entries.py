@@ -88,7 +88,7 @@ def _why_unneeded(path: Path, older_than_s: float, now_s: float) -> str | None:
 def _last_use_s(path: Path, status: os.stat_result) -> float:
     """The newest time of an entry's files: reading sets it at most a day late (relatime), or never (noatime).
 
-    Of folders only the change counts: to look into one, as this does, is to read it.
+    A folder counts by its change alone, because listing it here reads it.
     """
     if not stat.S_ISDIR(status.st_mode):
         return max(status.st_mtime, status.st_atime)

@@ -38,8 +38,8 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
 def knobs_tried(control: Path, run: RunFile | None) -> list[RecordedKnobs]:
     """Knobs of each probe or trial in a run of a search, oldest first; empty for a run of another role.
 
-    A run of a script tries its own knobs. A warm process is ordered to: an order is written before the process begins
-    to obey, so the process ended at the last one.
+    A script's trial tries the knobs of its run. A warm process tries those of its orders; an order is written before
+    the process begins with it, so the last one is where the process ended.
     """
     if run is None or run.role not in WARM_ROLES:
         return []
