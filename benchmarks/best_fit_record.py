@@ -29,7 +29,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.others import CpuWindow
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.search_directories import exclusive
+from trainfast_runner.records.search_directories import conductor_lock
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
 from trainfast_runner.search.best.candidates import enumerate_space
@@ -267,7 +267,7 @@ def _warm_process(spec: RunSpec, home: Home) -> Iterator[WarmProcess]:
     search = new_search(home, "grid")
     plan = plan_run(spec)
     plan = replace(plan, role="trial", search_id=search.name, env={**plan.env, "OMP_NUM_THREADS": "1"})
-    with exclusive(search):
+    with conductor_lock(search):
         process = WarmProcess(launch.start(plan, home), plan.world_size, lambda: None)
         try:
             process.ready()

@@ -192,7 +192,7 @@ def _first_answer_s(preset: str, settings: Sequence[str]) -> float:
 
 def _import_s() -> float:
     """Seconds that the training Python takes to import the class of `DEEP`, as a user's script does first."""
-    command = [training_python.find(None), "-c", "from transformers import BertForMaskedLM"]
+    command = [training_python.find_python(None), "-c", "from transformers import BertForMaskedLM"]
     began = time.monotonic()
     subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True)
     return time.monotonic() - began

@@ -23,7 +23,7 @@ from benchmarks.budget import Row, print_table
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.search_directories import exclusive
+from trainfast_runner.records.search_directories import conductor_lock
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan, plan_run
 from trainfast_runner.search.processes import WarmProcess, wait_for_result
@@ -120,7 +120,7 @@ def _train_cold(setting: Setting, home: Home, overrides: list[str], steps: int) 
 def _try_warm(settings: list[Setting], home: Home, overrides: list[str], steps: int) -> None:
     plan: RunPlan = plan_run(resolve("tiny-llama", overrides))
     search = new_search(home, "warm-trials")
-    with exclusive(search):
+    with conductor_lock(search):
         directory = launch.start(replace(plan, role="trial", search_id=search.name), home)
         process = WarmProcess(directory, plan.world_size, lambda: None)
         process.ready()

@@ -14,7 +14,7 @@ from cli.command import SMALL, Cli, until, until_measured
 from plans import PLAN
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.search_directories import JOURNAL_FILE, exclusive
+from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock
 from trainfast_tui.cli import waits
 from trainfast_tui.cli.stop import search_notice
 
@@ -88,7 +88,7 @@ def test_a_run_of_a_search_is_waited_for_and_stopped_by_the_name_of_the_search(
     run = RunFile(run_id=run_id, preset="tiny-llama", search_id=search.name, clock=clock)
     (directory / "run.json").write_bytes(msgspec.json.encode(run))
     monkeypatch.setattr(waits, "wait_for_devices", lambda plan, home, show: show(run, 12.0))
-    with exclusive(search):
+    with conductor_lock(search):
         waits.await_devices(PLAN, home)
         notice = search_notice(directory)
     named = f"search {search.name}" if is_search else run_id

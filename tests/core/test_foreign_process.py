@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.processes import listing
 from trainfast_runner.machine.processes.identity import Identity, identify, is_running
 from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow
 from trainfast_runner.machine.processes.signalling import end, refuse
@@ -37,13 +38,21 @@ def a_gpu(index: int, *pids: int) -> DeviceReading:
     return DeviceReading(index=index, processes=[DeviceProcess(pid=pid, memory_used_bytes=2**30) for pid in pids])
 
 
+def process_list(monkeypatch: pytest.MonkeyPatch, *, host_pids: bool) -> ProcessList:
+    """A list where the driver gives process ids as they are here, or not."""
+    monkeypatch.setattr(listing, "sees_host_pids", lambda: host_pids)
+    return ProcessList()
+
+
 def row_of(rows: tuple[ProcessRow, ...], pid: int) -> ProcessRow:
     (row,) = [row for row in rows if row.pid == pid]
     return row
 
 
-def test_a_process_on_gpus_has_owner_command_age_and_memory(other: subprocess.Popen[bytes]) -> None:
-    processes = ProcessList(pids_are_ours=True)
+def test_a_process_on_gpus_has_owner_command_age_and_memory(
+    other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = process_list(monkeypatch, host_pids=True)
     row = row_of(processes.read([a_gpu(0, other.pid), a_gpu(2, other.pid)]), other.pid)
     assert row.devices == ((0, 2**30), (2, 2**30))
     assert row.device_memory_bytes == 2 * 2**30
@@ -64,14 +73,16 @@ def test_what_keeps_the_host_busy_is_listed_without_a_gpu() -> None:
     assert len(ballast) > 0
 
 
-def test_the_ids_of_another_namespace_are_not_taken_for_ours(other: subprocess.Popen[bytes]) -> None:
-    rows = ProcessList(pids_are_ours=False).read([a_gpu(0, other.pid)])
+def test_the_ids_of_another_namespace_are_not_taken_for_ours(
+    other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = process_list(monkeypatch, host_pids=False).read([a_gpu(0, other.pid)])
     row = row_of(rows, other.pid)
     assert (row.identity, row.owner, row.command) == (None, None, "")
 
 
-def test_a_process_that_has_gone_is_listed_as_the_driver_has_it() -> None:
-    row = row_of(ProcessList(pids_are_ours=True).read([a_gpu(1, 2**22 + 5)]), 2**22 + 5)
+def test_a_process_that_has_gone_is_listed_as_the_driver_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = row_of(process_list(monkeypatch, host_pids=True).read([a_gpu(1, 2**22 + 5)]), 2**22 + 5)
     assert row.identity is None
     assert row.devices == ((1, 2**30),)
 
@@ -141,7 +152,7 @@ def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(
         )
         for gpu in range(8)
     ]
-    processes = ProcessList(pids_are_ours=True)
+    processes = process_list(monkeypatch, host_pids=True)
     for _ in range(5):
         rows = processes.read(absurd)
     assert len(looks) == 1, "none of them can be seen from here, and looking again does not change it"

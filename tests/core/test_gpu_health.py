@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainfast_runner.machine.doctor.gpus import gpu_checks
-from trainfast_runner.machine.gpus.health import ailments
+from trainfast_runner.machine.gpus.health import defects
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_tui.cli.monitor_details import ecc_errors, lines_below
 from trainfast_tui.text.topology import pcie_link
@@ -53,7 +53,7 @@ def test_each_ailment_is_a_warning_with_its_cure(fields: dict[str, Any], said: s
     ],
 )
 def test_a_healthy_or_idle_gpu_has_none(fields: dict[str, Any]) -> None:
-    assert list(ailments(gpu(**fields))) == []
+    assert list(defects(gpu(**fields))) == []
 
 
 def test_the_link_and_the_errors_stand_in_the_table_of_the_monitor_and_the_processes_below() -> None:

@@ -54,6 +54,6 @@ def test_forks_of_a_script_that_ended_by_itself_are_ended(tmp_path: Path) -> Non
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nsleep 1000 & echo $! > {tmp_path}/fork; echo '{{\"answer\": 1}}'\n")
     python.chmod(0o755)
-    assert worker_scripts.ask(str(python), "inspect_model.py", ["a request"]) == {"answer": 1}
+    assert worker_scripts.ask_script(str(python), "inspect_model.py", ["a request"]) == {"answer": 1}
     fork = int((tmp_path / "fork").read_text())
     until(lambda: identify(fork) is None, "the fork to be ended")

@@ -12,7 +12,7 @@ from plans import PLAN
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.search_directories import PAUSE_FILE, conducted_search_of, exclusive
+from trainfast_runner.records.search_directories import PAUSE_FILE, conducted_search_of, conductor_lock
 from trainfast_runner.running import launch, recovery
 
 
@@ -81,7 +81,7 @@ def test_a_wait_for_a_search_goes_on_between_its_processes_until_it_ends_or_paus
     looks = 0
     with ExitStack() as process, ExitStack() as conductor:
         process.enter_context(shared_lock(probe))
-        assert conductor.enter_context(exclusive(search))
+        assert conductor.enter_context(conductor_lock(search))
 
         def on_wait(run: RunFile, seconds: float) -> None:
             nonlocal looks

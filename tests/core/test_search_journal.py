@@ -18,7 +18,7 @@ from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, StepTime
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RunFile
-from trainfast_runner.records.search_directories import JOURNAL_FILE, exclusive, is_conducted, search_directories
+from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock, is_conducted, search_directories
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
@@ -145,10 +145,10 @@ def test_a_command_continues_what_has_no_answer(tmp_path: Path) -> None:
 def test_one_process_conducts_a_search(tmp_path: Path) -> None:
     directory, _ = search(Home(tmp_path))
     assert not is_conducted(directory)
-    with exclusive(directory) as held:
+    with conductor_lock(directory) as held:
         assert held
         assert is_conducted(directory)
-        with exclusive(directory) as again:
+        with conductor_lock(directory) as again:
             assert not again
     assert not is_conducted(directory)
 
@@ -157,7 +157,7 @@ def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path: Path) ->
     directory, journal = search(Home(tmp_path))
     follower = BatchFollower(directory)
     assert follower.poll().state == "interrupted"
-    with exclusive(directory):
+    with conductor_lock(directory):
         journal.write(conducted())
         assert follower.poll().state == "starting"
         journal.write(BatchLaunched(run_id="r", role="probe"))
@@ -194,7 +194,7 @@ def test_a_conductor_is_only_signalled_when_it_is_the_very_process(tmp_path: Pat
     journal.write(conducted())
     assert conductor_of(directory) is None
     assert not cancel(directory)
-    with exclusive(directory):
+    with conductor_lock(directory):
         # This process has the pid on record, but did not start when the record says.
         assert conductor_of(directory) is not None
         assert not cancel(directory)

@@ -15,7 +15,7 @@ import pytest
 from cli.command import until
 from trainfast_runner.machine.cpu.others import CpuWindow, _busy_s
 from trainfast_runner.machine.cpu.thread_policy import (
-    kept_policy,
+    fixed_policy,
     policy_beside,
     script_policy,
     shared_cores,
@@ -126,17 +126,17 @@ def test_idle_cores_let_threads_spin_and_busy_ones_let_them_sleep() -> None:
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
 def test_the_users_own_setting_is_kept_and_named(name: str) -> None:
-    policy = kept_policy({name: "7"}, threads=2)
+    policy = fixed_policy({name: "7"}, threads=2)
     assert policy is not None
     assert policy.env == {}
     assert name in policy.reason
 
 
 def test_one_thread_a_rank_needs_no_policy() -> None:
-    policy = kept_policy({}, threads=1)
+    policy = fixed_policy({}, threads=1)
     assert policy is not None
     assert policy.wait == "unused"
-    assert kept_policy({}, threads=None) is None
+    assert fixed_policy({}, threads=None) is None
 
 
 def test_zero_offload_on_several_gpus_shares_the_cores_between_ranks() -> None:

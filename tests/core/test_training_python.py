@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.worker_scripts import ask
+from trainfast_runner.machine.worker_scripts import ask_script
 
 
 def test_an_answer_in_time_is_given(tmp_path: Path) -> None:
     script = tmp_path / "quick.py"
     script.write_text("print('noise'); print('{\"answer\": 42}')")
-    assert ask(sys.executable, str(script), ["x"]) == {"answer": 42}
+    assert ask_script(sys.executable, str(script), ["x"]) == {"answer": 42}
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_script_that_fails_is_named_with_its_last_words(tmp_path: Path, writes
     script = tmp_path / "script.py"
     script.write_text(f"print('noise'); raise SystemExit({writes!r})")
     with pytest.raises(UserError, match=f"cannot describe the model: {words}$"):
-        ask(sys.executable, str(script), ["first"])
+        ask_script(sys.executable, str(script), ["first"])
 
 
 def test_a_script_does_not_inherit_a_place_in_somebody_elses_job(
@@ -36,4 +36,4 @@ def test_a_script_does_not_inherit_a_place_in_somebody_elses_job(
     )
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("OF_THE_USER", "1")
-    assert ask(sys.executable, str(script), ["a request"]) == {"seen": ["OF_THE_USER"]}
+    assert ask_script(sys.executable, str(script), ["a request"]) == {"seen": ["OF_THE_USER"]}

@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
-from trainfast_runner.machine.gpus.events import DeviceEvents, own_pids, sees_host_pids
+from trainfast_runner.machine.gpus import events as events_module
+from trainfast_runner.machine.gpus.events import DeviceEvents
+from trainfast_runner.machine.processes.family import own_pids
+from trainfast_runner.machine.processes.identity import sees_host_pids
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 
@@ -60,8 +64,15 @@ def test_throttling_begins_and_ends_by_reason_and_idle_is_none() -> None:
     assert told(events.between(tick(gpu(throttle_reasons=["0x200"])))) == [("throttle_off", 0, "sw_thermal")]
 
 
-def test_another_process_comes_and_goes_and_the_training_is_not_one() -> None:
-    events = DeviceEvents(["GPU-0"], pids_of_run=lambda: {11, 12}, host_pids=True)
+def processes_are(monkeypatch: pytest.MonkeyPatch, own: set[int], *, host_pids: bool) -> None:
+    """Let the training have these processes, and the driver list ids as they are here, or not."""
+    monkeypatch.setattr(events_module, "own_pids", lambda: own)
+    monkeypatch.setattr(events_module, "sees_host_pids", lambda: host_pids)
+
+
+def test_another_process_comes_and_goes_and_the_training_is_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes_are(monkeypatch, {11, 12}, host_pids=True)
+    events = DeviceEvents(["GPU-0"])
     first = events.between(tick(gpu(pids=(99_999_999,))))
     assert [(event.pid, event.state) for event in first] == [(99_999_999, "appeared")]
     assert first[0].detail == "a process (pid 99999999) with 300 MiB appeared"
@@ -74,8 +85,9 @@ def test_another_process_comes_and_goes_and_the_training_is_not_one() -> None:
     ]
 
 
-def test_in_a_container_only_who_was_there_before_the_training_is_foreign() -> None:
-    events = DeviceEvents(["GPU-0"], pids_of_run=set, host_pids=False)
+def test_in_a_container_only_who_was_there_before_the_training_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes_are(monkeypatch, set(), host_pids=False)
+    events = DeviceEvents(["GPU-0"])
     (there,) = events.between(tick(gpu(pids=(4242,))))
     assert there.detail == "process 4242 of the host with 300 MiB appeared"
     assert events.between(tick(gpu(pids=(4242, 5000)))) == [], "it may be the training's own"
@@ -83,8 +95,11 @@ def test_in_a_container_only_who_was_there_before_the_training_is_foreign() -> N
     assert (left.pid, left.state) == (4242, "left")
 
 
-def test_where_the_training_is_on_the_cpu_everybody_on_the_gpu_is_somebody_else() -> None:
-    events = DeviceEvents(["GPU-0"], pids_of_run=lambda: {11}, host_pids=False, none_ours=True)
+def test_where_the_training_is_on_the_cpu_everybody_on_the_gpu_is_somebody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processes_are(monkeypatch, {11}, host_pids=False)
+    events = DeviceEvents(["GPU-0"], none_ours=True)
     assert events.between(tick(gpu(pids=()))) == []
     assert [event.pid for event in events.between(tick(gpu(pids=(11, 5000))))] == [11, 5000]
 
@@ -106,14 +121,15 @@ def test_this_process_is_its_own(tmp_path: Path) -> None:
     assert (sees_host_pids(outside), sees_host_pids(inside), sees_host_pids(tmp_path / "none")) == (True, False, False)
 
 
-def test_a_foreign_process_is_named_as_it_calls_itself(tmp_path: Path) -> None:
+def test_a_foreign_process_is_named_as_it_calls_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes_are(monkeypatch, set(), host_pids=True)
     nasty = "\x1b[31m[b]x[/]"
     script = f"open('/proc/self/comm', 'w').write({nasty!r}); print(flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", script], **pipes) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        events = DeviceEvents(["GPU-0"], pids_of_run=set, host_pids=True)
+        events = DeviceEvents(["GPU-0"])
         [event] = events.between(tick(gpu(pids=(other.pid,))))
         other.kill()
     # The record has it as it is; whoever shows it takes the control sequences out and reads no markup.

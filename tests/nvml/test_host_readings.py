@@ -124,7 +124,7 @@ def test_whole_disks_are_summed_in_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
         "8 16 cciss/c0d0 9 9 12 9 9 9 3 9 0 9 9",
     )
     hold(monkeypatch, "diskstats", "\n".join(disks))
-    assert host_files.read_disk_bytes() == ((4 + 12) * 512, (1 + 3) * 512)
+    assert host_files.read_disks() == {"disk_read_bytes": (4 + 12) * 512, "disk_write_bytes": (1 + 3) * 512}
 
 
 def test_the_host_s_figures_are_those_of_psutil() -> None:
@@ -167,11 +167,14 @@ def parent():
     process.communicate()
 
 
-def test_a_process_tree_is_summed_and_follows_its_children(parent: subprocess.Popen[str]) -> None:
+def test_a_process_tree_is_summed_and_follows_its_children(
+    parent: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree_module, "SEARCH_EVERY", 1)
     assert parent.stdin
     assert parent.stdout
     child = psutil.Process(int(parent.stdout.readline()))
-    tree = ProcessTree(parent.pid, search_every=1)
+    tree = ProcessTree(parent.pid)
     first = tree.read()
     assert first is not None
     assert first.cpu_percent is None
@@ -195,10 +198,13 @@ def test_a_process_tree_is_summed_and_follows_its_children(parent: subprocess.Po
     assert tree.read() is None
 
 
-def test_children_stay_in_the_tree_when_their_parent_dies(parent: subprocess.Popen[str]) -> None:
+def test_children_stay_in_the_tree_when_their_parent_dies(
+    parent: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree_module, "SEARCH_EVERY", 1)
     assert parent.stdout
     child_pid = int(parent.stdout.readline())
-    tree = ProcessTree(parent.pid, search_every=1)
+    tree = ProcessTree(parent.pid)
     tree.read()
     # On its own it would notice, and end.
     os.kill(child_pid, signal.SIGSTOP)
@@ -227,12 +233,13 @@ def test_a_tree_uses_what_psutil_says_its_processes_use(parent: subprocess.Popen
     assert (ours.read_bytes or 0) <= sum(process.io_counters().read_bytes for process in theirs)
 
 
-def test_a_child_that_is_born_later_is_found() -> None:
+def test_a_child_that_is_born_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_module, "SEARCH_EVERY", 1)
     script = "read line; sleep 100 & echo $!; read line; kill $!"
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdin
         assert shell.stdout
-        tree = ProcessTree(shell.pid, search_every=1)
+        tree = ProcessTree(shell.pid)
         counts = []
         for _ in range(2):
             reading = tree.read()

@@ -10,6 +10,7 @@ import stand_in
 from stand_in import Gpu, Machine, gpus
 
 from cli.command import until
+from trainfast_runner.machine.telemetry import sampler as sampler_module
 from trainfast_runner.machine.telemetry.sampler import Cadence, Sampler
 from trainfast_runner.records.tick import HostReading, Tick
 
@@ -32,10 +33,11 @@ class Collected:
             return self.ticks[:count]
 
 
-def test_no_tick_comes_early() -> None:
+def test_no_tick_comes_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "BUDGET", 10)
     with stand_in.installed(Machine(gpus(1))):
         collected = Collected()
-        sampler = Sampler(collected, period_s=0.05, budget=10)
+        sampler = Sampler(collected, period_s=0.05)
         sampler.start()
         first, *_, last = collected.wait_for(7)
         assert sampler.stop(timeout_s=60)
@@ -94,13 +96,14 @@ def test_a_gpu_that_is_slow_while_the_sampling_ends_is_not_called_lost() -> None
     assert [gpu.error for tick in collected.ticks for gpu in tick.devices] == [None, None]
 
 
-def test_without_counters_the_reasons_are_looked_at_between_the_ticks() -> None:
+def test_without_counters_the_reasons_are_looked_at_between_the_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "BUDGET", 10)
     none = frozenset({"field 74", "field 75", "field 76"})
     machine = Machine(gpus(2))
     machine.gpus[0] = Gpu(uuid="GPU-0", cause_numbers=None, unsupported=none, reasons=0x20)
     with stand_in.installed(machine):
         collected = Collected()
-        sampler = Sampler(collected, period_s=3600, budget=10)
+        sampler = Sampler(collected, period_s=3600)
         sampler.start()
         collected.wait_for(1)
         before = machine.calls["nvmlDeviceGetCurrentClocksEventReasons"]
@@ -113,10 +116,11 @@ def test_without_counters_the_reasons_are_looked_at_between_the_ticks() -> None:
     assert last.devices[1].throttled_sampled_ns == {}, "its counters tell"
 
 
-def test_the_run_can_be_named_and_dropped_while_sampling() -> None:
+def test_the_run_can_be_named_and_dropped_while_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "BUDGET", 10)
     with stand_in.installed(Machine([])):
         collected = Collected()
-        sampler = Sampler(collected, period_s=0.02, budget=10)
+        sampler = Sampler(collected, period_s=0.02)
         sampler.start()
         collected.wait_for(1)
         sampler.set_root_pid(os.getpid())
@@ -135,7 +139,7 @@ def test_the_run_can_be_named_and_dropped_while_sampling() -> None:
 def test_expensive_ticks_slow_the_sampling_down_and_it_says_so() -> None:
     with stand_in.installed(Machine(gpus(1, slow_s=0.03))):
         collected = Collected()
-        sampler = Sampler(collected, period_s=0.1, budget=0.2)
+        sampler = Sampler(collected, period_s=0.1)
         sampler.start()
         slowed = collected.wait_for(4)[-1]
         sampler.stop()
@@ -147,7 +151,7 @@ def test_expensive_ticks_slow_the_sampling_down_and_it_says_so() -> None:
 
 
 def test_the_period_doubles_over_budget_up_to_ten_seconds_and_comes_back_when_ticks_are_cheap() -> None:
-    cadence = Cadence(1.0, budget=0.2)
+    cadence = Cadence(1.0)
 
     def after(milliseconds: float, times: int) -> Tick:
         for _ in range(times):

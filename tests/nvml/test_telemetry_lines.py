@@ -19,7 +19,7 @@ from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.telemetry_lines import read_ticks, telemetry_tail, thin_evenly, thin_telemetry
+from trainfast_runner.records.telemetry_lines import TelemetryTail, read_ticks, thin_evenly, thin_telemetry
 from trainfast_runner.records.thinned import ENDS
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
 from trainfast_runner.running import telemetry_log
@@ -214,7 +214,7 @@ def test_a_file_of_whole_lines_is_read_as_ever(path: Path) -> None:
 def test_a_reader_that_follows_sees_each_tick_when_its_line_is_whole(path: Path) -> None:
     ticks = busy(4)
     lines = lines_of(ticks)
-    tail = telemetry_tail(path, Tick)
+    tail = TelemetryTail(path, Tick)
     with path.open("ab", buffering=0) as file:
         for tick, line in zip(ticks, lines, strict=True):
             file.write(line[:100])
@@ -273,7 +273,7 @@ def test_a_file_that_is_thinned_again_and_again_stays_bounded_and_covers_all_its
 
 def test_a_reader_gets_no_tick_twice_when_the_file_is_thinned_meanwhile(path: Path) -> None:
     write(path, range(1000))
-    tail = telemetry_tail(path, Tick)
+    tail = TelemetryTail(path, Tick)
     assert len(tail.new()) == 1000
     thin_telemetry(path)
     write(path, range(1000, 1003))

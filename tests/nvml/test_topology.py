@@ -6,7 +6,7 @@ import stand_in
 import stand_in_machine
 from stand_in import Gpu, Machine, gpus
 
-from trainfast_runner.machine.interconnect import interconnect, meaning
+from trainfast_runner.machine.interconnect import interconnect, link_advice
 from trainfast_runner.machine.telemetry.topology import Topology, ranges, read_topology
 
 
@@ -29,7 +29,7 @@ def test_bonded_links_are_counted_for_each_peer_and_links_that_are_down_are_not(
     assert topology.matrix == [["X", "NV3"], ["NV3", "X"]]
     assert [device.nvlinks for device in topology.devices] == [3, 3]
     assert interconnect(topology).all_nvlink
-    assert "about equal over NVLink" in " ".join(meaning(topology))
+    assert "about equal over NVLink" in " ".join(link_advice(topology))
 
 
 def test_gpus_on_a_switch_reach_each_other_over_all_their_links() -> None:
@@ -47,7 +47,7 @@ def test_without_nvlink_the_pcie_path_decides_and_pp_is_preferred() -> None:
     assert topology.matrix == [["X", "SYS"], ["SYS", "X"]]
     assert [device.nvlinks for device in topology.devices] == [None, None]
     assert [(device.cpu_affinity, device.numa_node) for device in topology.devices] == [("0-31", 0), ("32-63", 1)]
-    said = " ".join(meaning(topology))
+    said = " ".join(link_advice(topology))
     assert "pp beats tp and zero" in said
     assert "131 s" in said
     assert "NUMA nodes" in said
@@ -58,7 +58,7 @@ def test_a_narrow_slot_is_a_finding_and_an_idle_generation_is_not() -> None:
     narrow = Gpu(uuid="GPU-1", bus=1, pcie=(4, 8))
     topology = seen(Machine([idle, narrow]))
     assert [device.pcie_below_max for device in topology.devices] == ["generation", "width"]
-    said = " ".join(meaning(topology))
+    said = " ".join(link_advice(topology))
     assert "GPU 1 uses 8 of 16 PCIe lanes" in said
     assert "GPU 0: PCIe generation below the maximum while idle" in said
 
@@ -66,7 +66,7 @@ def test_a_narrow_slot_is_a_finding_and_an_idle_generation_is_not() -> None:
 def test_peers_that_cannot_read_each_other_are_said() -> None:
     topology = seen(Machine(two(peer_access=1)))
     assert topology.p2p == [[None, "the chipset does not support it"], ["the chipset does not support it", None]]
-    assert "NCCL copies through host memory" in " ".join(meaning(topology))
+    assert "NCCL copies through host memory" in " ".join(link_advice(topology))
 
 
 def test_a_lost_gpu_and_an_old_driver_lose_only_their_own_answers() -> None:
@@ -75,7 +75,7 @@ def test_a_lost_gpu_and_an_old_driver_lose_only_their_own_answers() -> None:
     topology = seen(Machine(lost))
     assert topology.matrix == [["X", "?"], ["?", "X"]]
     assert "GPU is lost" in (topology.devices[1].error or "")
-    assert meaning(topology)[:2] == [
+    assert link_advice(topology)[:2] == [
         "GPU 1 does not answer: the rest is about the others.",
         "One GPU: strategy=single; nothing has to be sent to another.",
     ]
@@ -89,7 +89,7 @@ def test_a_lost_gpu_and_an_old_driver_lose_only_their_own_answers() -> None:
 def test_no_gpu_is_one_sentence() -> None:
     topology = seen(Machine([]))
     assert (topology.devices, topology.matrix) == ([], [])
-    [sentence] = meaning(topology)
+    [sentence] = link_advice(topology)
     assert "lists no GPU" in sentence
 
 

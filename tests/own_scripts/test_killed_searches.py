@@ -11,7 +11,8 @@ import pytest
 
 from cli.command import Cli, Done, Started, until
 from own_scripts.conftest import PYTHON, SCRIPTS, files_below, preset_of, script
-from trainfast_runner.machine.processes.identity import Identity, send, started_with
+from trainfast_runner.machine.processes.family import started_with
+from trainfast_runner.machine.processes.identity import Identity, send
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import TRIAL

@@ -15,7 +15,7 @@ from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_
 from still import own_supervisor
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.log_tail import LOG_LINES_KEPT
+from trainfast_runner.records.output_log import LOG_LINES_KEPT
 from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.running.follower import RECENT_BYTES, STEPS_KEPT, Follower, newest_run
 from trainfast_tui.control.messages import SnapshotTaken, TerminalLost

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.search_directories import exclusive
+from trainfast_runner.records.search_directories import conductor_lock
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
@@ -84,7 +84,7 @@ def start(home: Home) -> Iterator[Start]:
         def started(*settings: str) -> WarmProcess:
             home.create()
             search = new_search(home, "trials")
-            assert held.enter_context(exclusive(search))
+            assert held.enter_context(conductor_lock(search))
             plan = plan_run(resolve("tiny-llama", [*SMALL, *settings]))
             directory = launch.start(replace(plan, role="trial", search_id=search.name), home)
             held.callback(end_run, directory)

@@ -15,8 +15,8 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import detect_machine
-from trainfast_runner.machine.training_python import find, torch_build, visible_to
-from trainfast_runner.machine.worker_scripts import ask, own_environment
+from trainfast_runner.machine.training_python import find_python, torch_build, visible_to
+from trainfast_runner.machine.worker_scripts import ask_script, own_environment
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_cached, write_atomically
 
@@ -57,7 +57,7 @@ def calibrate(
 
     Raises UserError, and worker_scripts.ScriptCancelled once `cancelled` is set, which ends the measurement.
     """
-    executable = find(python)
+    executable = find_python(python)
     home.create()
     ceiling = _measure(executable, *_device(executable), cancelled)
     if in_background:
@@ -112,7 +112,7 @@ def _device(executable: str) -> tuple[str, dict[str, str]]:
 def _measure(executable: str, device: str, visible: dict[str, str], cancelled: threading.Event | None) -> Ceiling:
     environment = own_environment() | visible
     try:
-        answer = ask(executable, "calibrate.py", [device], environment, task="calibrate", cancelled=cancelled)
+        answer = ask_script(executable, "calibrate.py", [device], environment, task="calibrate", cancelled=cancelled)
     except UserError as error:
         raise UserError(error.message, key="--calibrate", exit_code=4) from None
     name = answer["name"] or cpu_name()

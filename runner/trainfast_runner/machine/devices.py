@@ -18,9 +18,9 @@ from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.machine.gpus.choice import GpuChoice, choose_count
 from trainfast_runner.machine.gpus.presence import sign_of_a_gpu
 from trainfast_runner.machine.gpus.visible import (
+    DEVICE_ORDER,
     ON_THE_CPU,
-    ORDER,
-    VARIABLE,
+    VISIBLE_DEVICES,
     hides_all,
     named_instance,
     no_gpu_named_error,
@@ -165,7 +165,7 @@ def detect_machine(
     if versions.get(CUDA_BUILD) is None:
         return machine
     if hides_all(environment):
-        hidden = f"{VARIABLE}={environment[VARIABLE]} leaves none"
+        hidden = f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} leaves none"
         return replace(machine, missing=hidden if readings else missing)
     try:
         if not readings:
@@ -227,19 +227,19 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
 @functools.lru_cache(maxsize=1)
 def _cuda_devices(executable: str, order: str | None) -> training_python.CudaDevices:
     inherited = worker_scripts.own_environment()
-    everything = {name: value for name, value in inherited.items() if name not in (VARIABLE, ORDER)}
-    return training_python.cuda_devices(executable, everything | ({} if order is None else {ORDER: order}))
+    environment = {name: value for name, value in inherited.items() if name not in (VISIBLE_DEVICES, DEVICE_ORDER)}
+    return training_python.cuda_devices(executable, environment | ({} if order is None else {DEVICE_ORDER: order}))
 
 
 def _cuda_order(python: str | None, environment: Mapping[str, str]) -> Sequence[str]:
     """The UUIDs of all GPUs in CUDA's order in this environment. Raises UserError if torch does not list them."""
     try:
-        uuids = _cuda_devices(training_python.find(python), environment.get(ORDER))
+        devices = _cuda_devices(training_python.find_python(python), environment.get(DEVICE_ORDER))
     except UserError as error:
         raise order_unknown_error(environment, error.message) from None
-    if not uuids.uuids:
-        raise order_unknown_error(environment, "it is too old" if uuids.names else "it sees no GPU")
-    return uuids.uuids
+    if not devices.uuids:
+        raise order_unknown_error(environment, "it is too old" if devices.names else "it sees no GPU")
+    return devices.uuids
 
 
 def _rocm_error(versions: Mapping[str, str | None]) -> UserError:
@@ -259,9 +259,11 @@ def _mig_mode_error(gpus: Sequence[DeviceReading], instances: Sequence[Instance]
     return UserError(
         f"{where}GPU {'+'.join(map(str, indexes))} {are} in MIG mode, where runs use an instance by its name"
         + ("" if names else ", and there is none"),
-        key="devices" if where else VARIABLE,
+        key="devices" if where else VISIBLE_DEVICES,
         allowed=names or None,
-        advice=f"{VARIABLE}={names[0]}" if names else f"`sudo nvidia-smi -i {indexes[0]} -mig 0`, or {ON_THE_CPU}",
+        advice=f"{VISIBLE_DEVICES}={names[0]}"
+        if names
+        else f"`sudo nvidia-smi -i {indexes[0]} -mig 0`, or {ON_THE_CPU}",
     )
 
 

@@ -78,7 +78,7 @@ def _islands(topology: Topology, indices: Sequence[int]) -> tuple[tuple[int, ...
     return tuple(map(tuple, groups))
 
 
-def meaning(topology: Topology) -> list[str]:
+def link_advice(topology: Topology) -> list[str]:
     """Sentences about the whole machine, the most important first."""
     if not topology.devices:
         missing = topology.missing or failures.NO_DEVICES

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.machine.worker_scripts import WORKER, ask
+from trainfast_runner.machine.worker_scripts import WORKER, ask_script
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import read_cached, write_cached
 
@@ -48,26 +48,26 @@ class Inspection:
 
 
 def inspect(
-    python: str | None, model: dict[str, Any], training_objective: str, count: bool = False, attention: bool = False
+    python: str | None, model: dict[str, Any], training_objective: str, *, count: bool = False, attention: bool = False
 ) -> Inspection:
     """Inspect the training Python's packages, and the model's configuration by its transformers.
 
     Takes about a second the first time and is remembered until something is installed there. With `count` torch is
     imported and the parameters are counted without memory, with `attention` to ask the model's class. Raises UserError.
     """
-    executable = find(python)
+    executable = find_python(python)
     request = json.dumps({"model": model, "objective": training_objective}, sort_keys=True)
     flags = [*(["--count"] if count else []), *(["--attention"] if attention else [])]
-    remembered = cache_directory() / "inspected" / f"{stamp(executable, request, ' '.join(flags))}.json"
+    remembered = cache_directory() / "inspected" / f"{request_hash(executable, request, ' '.join(flags))}.json"
     answer = read_cached(remembered, dict[str, Any])
     if answer is None:
-        answer = ask(executable, "inspect_model.py", [request, *flags])
+        answer = ask_script(executable, "inspect_model.py", [request, *flags])
         if "error" not in answer:
             write_cached(remembered, answer)
     versions = answer.get("versions") or {}
     missing = [name for name in NEEDED if name in versions and versions[name] is None]
     if missing:
-        raise missing_packages(executable, missing)
+        raise _missing_packages_error(executable, missing)
     if answer.get("error"):
         raise model_error(answer["error"])
     return Inspection(
@@ -90,13 +90,13 @@ def torch_build(executable: str) -> dict[str, str | None]:
 
     Raises UserError for what is not a Python.
     """
-    answer: dict[str, str | None] = ask(executable, "torch_build.py", [])
+    answer: dict[str, str | None] = ask_script(executable, "torch_build.py", [])
     return answer
 
 
 def cuda_devices(executable: str, environment: Mapping[str, str] | None = None) -> CudaDevices:
     """The devices torch sees in this environment, by default ours. Imports torch: takes seconds. Raises UserError."""
-    answer = ask(executable, "inspect_model.py", ["{}", "--devices"], environment=environment)["devices"]
+    answer = ask_script(executable, "inspect_model.py", ["{}", "--devices"], environment=environment)["devices"]
     uuids = [uuid for uuid in answer["uuids"] if len(uuid) > len("GPU-")]
     return CudaDevices(tuple(answer["names"]), tuple(uuids) if len(uuids) == len(answer["names"]) else ())
 
@@ -116,7 +116,7 @@ def _familiar_first(names: list[str]) -> list[str]:
     return [*(name for name in FAMILIAR if name in names), *(name for name in names if name not in FAMILIAR)]
 
 
-def find(python: str | None) -> str:
+def find_python(python: str | None) -> str:
     """The absolute path of the training Python; a virtual environment's directory will do. Raises UserError."""
     if python is None:
         return sys.executable
@@ -135,7 +135,7 @@ def find(python: str | None) -> str:
     return str(path)
 
 
-def missing_packages(executable: str, missing: Iterable[str]) -> UserError:
+def _missing_packages_error(executable: str, missing: Iterable[str]) -> UserError:
     """The refusal of a Python that cannot train, with the command that mends it."""
     names = " ".join(dict.fromkeys(missing))
     return UserError(
@@ -145,7 +145,7 @@ def missing_packages(executable: str, missing: Iterable[str]) -> UserError:
 
 
 def install_stamps(executable: str) -> list[str]:
-    """Changes when a package is installed or removed, or when our own scripts change."""
+    """Times of change, which differ after a package is installed or removed, or our own scripts change."""
     stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER.rglob("*.py"))]
     prefix = Path(executable).parent.parent
     roots = [prefix, Path(executable).resolve().parent.parent, Path(os.path.expanduser("~/.local"))]
@@ -155,16 +155,17 @@ def install_stamps(executable: str) -> list[str]:
     return stamps
 
 
-def stamp(executable: str, request: str, more: str = "", installed: list[str] | None = None) -> str:
+def request_hash(executable: str, request: str, form: str, installed: list[str] | None = None) -> str:
     """A hash that changes with the installed packages or a local model; `request` is JSON with its `model`.
 
-    `installed` is `install_stamps(executable)`, where the caller has looked already.
+    `form` names the form of the answer. `installed` is `install_stamps(executable)`, where the caller has looked
+    already.
     """
-    stamps = [*(install_stamps(executable) if installed is None else installed)]
+    stamps = install_stamps(executable) if installed is None else list(installed)
     path = json.loads(request)["model"].get("path")
     if path and Path(path).is_dir():
         stamps += [f"{file}:{file.stat().st_mtime_ns}" for file in sorted(Path(path).glob("*.json"))]
-    return hashlib.sha256("\n".join([executable, request, more, *stamps]).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join([executable, request, form, *stamps]).encode()).hexdigest()[:32]
 
 
 def _sibling(path: Path) -> str | None:

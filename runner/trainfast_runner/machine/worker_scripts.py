@@ -61,7 +61,7 @@ class ScriptCancelled(Exception):
     """Raised by a trace or a calibration whose answer is no longer wanted."""
 
 
-def ask(
+def ask_script(
     executable: str,
     script: str,
     arguments: list[str],
@@ -79,7 +79,7 @@ def ask(
         return answers[-1]
     if arguments and arguments[0] in stderr and "Traceback" not in stderr:
         raise UserError(f"{executable} is not a Python interpreter", key="python")
-    raise UserError(f"{executable} cannot {task}: {last_words(stderr)}", key="python")
+    raise UserError(f"{executable} cannot {task}: {last_line(stderr)}", key="python")
 
 
 def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
@@ -127,10 +127,10 @@ def _output_of(
     with TemporaryFile() as printed, TemporaryFile() as errors:
         process = start_script(executable, command, errors, environment, stdout=printed)
         try:
-            # Not collected here: until then no other group gets its pid.
+            # Do not collect the process yet: until then no other process group gets its pid.
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 if time.monotonic() >= deadline:
-                    raise timed_out(executable)
+                    raise timeout_error(executable)
                 if cancelled is not None and cancelled.is_set():
                     raise ScriptCancelled
                 time.sleep(ENDED_EVERY_S)
@@ -138,21 +138,21 @@ def _output_of(
             # The whole group: forks outlive a script, and a Ctrl-C does not reach its session.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        return text_of(printed), text_of(errors)
+        return whole_text(printed), whole_text(errors)
 
 
-def text_of(file: IO[bytes]) -> str:
+def whole_text(file: IO[bytes]) -> str:
     """The whole content of an open file, wherever it is read."""
     size = os.fstat(file.fileno()).st_size
     return os.pread(file.fileno(), size, 0).decode(errors="replace")
 
 
-def last_words(text: str) -> str:
+def last_line(text: str) -> str:
     """The last line that a process wrote, or a sentence when it wrote none."""
     lines = text.strip().splitlines()
     return lines[-1] if lines else "it exited without reporting an error"
 
 
-def timed_out(executable: str) -> UserError:
+def timeout_error(executable: str) -> UserError:
     """The error of a script that did not answer in time."""
     return UserError(f"{executable} did not answer within {ANSWER_TIMEOUT_S} s", key="python")

@@ -125,7 +125,7 @@ def request_fields(spec: RunSpec, device: str, whole: bool = False) -> tuple[dic
 
 
 def _trace_request(fields: dict[str, Any], executable: str, installed: list[str] | None) -> TraceRequest:
-    name = training_python.stamp(executable, json.dumps(fields, sort_keys=True), FORMAT, installed)
+    name = training_python.request_hash(executable, json.dumps(fields, sort_keys=True), FORMAT, installed)
     # The worker wants a value for each knob; those that the trace does not depend on have their defaults.
     request = {**fields, "knobs": {**defaults(), **fields["knobs"]}}
     return TraceRequest(request, cache_directory() / "traced" / f"{name}.json")

@@ -61,7 +61,7 @@ def cached_models(
     With the corrections of the GPU named `gpu`, if one is named.
     """
     try:
-        executable = training_python.find(python)
+        executable = training_python.find_python(python)
     except UserError:
         return lambda spec: None
     installed = training_python.install_stamps(executable)
@@ -94,7 +94,7 @@ def trace_model(
     Setting `cancelled` raises worker_scripts.ScriptCancelled: a trace must not take the CPU of a measured run.
     Raises UserError if the tracer cannot follow the model, or the model cannot be built at all.
     """
-    executable = training_python.find(python)
+    executable = training_python.find_python(python)
     with _trace_lock(requests_for(spec, device, executable)):
         [(_, model)] = trace_models([spec], device, python, on_traced, cancelled, gpus, tracer)
     if isinstance(model, UserError):
@@ -119,7 +119,7 @@ def trace_models(
     `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and no GPU for a CPU. On a GPU it
     holds a CUDA context while it traces, so nobody may measure that GPU's free memory meanwhile.
     """
-    executable = training_python.find(python)
+    executable = training_python.find_python(python)
     installed = training_python.install_stamps(executable)
     wanted = [requests_for(spec, device, executable, installed=installed) for spec in specs]
     traces: dict[Path, TraceOrError] = {}
@@ -152,7 +152,7 @@ def trace_models(
 
 def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, whole: bool = False) -> MemoryModel:
     """Trace without reading or writing the cache; `whole` traces every block. Raises as `trace_model`."""
-    executable = training_python.find(python)
+    executable = training_python.find_python(python)
     model_requests = requests_for(spec, device, executable, whole)
     requests = _missing_requests([model_requests], {})
     traces = {request.file: trace for request, trace in _answers(executable, requests, _environment(device, ()))}

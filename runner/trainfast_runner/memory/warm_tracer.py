@@ -26,11 +26,11 @@ from trainfast_runner.machine.worker_scripts import (
     WORKER,
     ScriptCancelled,
     json_objects,
-    last_words,
+    last_line,
     own_environment,
     start_script,
-    text_of,
-    timed_out,
+    timeout_error,
+    whole_text,
 )
 
 LOOK_EVERY_S = 0.1
@@ -142,7 +142,7 @@ class _Server:
                 lines = self._new_lines()
                 answers = [line for line in lines or () if "imported" in line or line.pop("batch", None) == batch]
                 if not answers and (lines is None or self._done == batch):
-                    why = last_words(text_of(self._complaints))
+                    why = last_line(whole_text(self._complaints))
                     raise UserError(f"{self._executable} cannot describe the model: {why}", key="python")
                 for answer in answers:
                     owed -= "imported" not in answer
@@ -151,7 +151,7 @@ class _Server:
                 if owed and cancelled.is_set():
                     raise ScriptCancelled
                 if owed and time.monotonic() > deadline:
-                    raise timed_out(self._executable)
+                    raise timeout_error(self._executable)
         finally:
             if owed:
                 self._cancel(batch)

@@ -1,4 +1,4 @@
-"""Unneeded entries of the cache directory. Every entry there is made again when it is missing."""
+"""UnneededEntry entries of the cache directory. Every entry there is made again when it is missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HALF_MADE = re.compile(r"\.(\d+)\.tmp$|^\..+\.(\d+)(?:-\d+)?$")
 
 
 @dataclass(frozen=True)
-class Unneeded:
+class UnneededEntry:
     """A file or folder that may go, its size on the disk, and why in words."""
 
     path: Path
@@ -29,20 +29,20 @@ class Unneeded:
     why: str
 
 
-def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[Unneeded]:
+def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[UnneededEntry]:
     """Entries not read or changed for so long by their file times, half-made files, and locks that no process holds.
 
     Entries that a training may have open are left out while one `is_training`.
     """
     return [
-        Unneeded(path, disk_bytes(path), why)
+        UnneededEntry(path, disk_bytes(path), why)
         for name in (*FILES, *(() if is_training else FOLDERS))
         for path in sorted((cache / name).glob("*"))
         if (why := _why_unneeded(path, older_than_s, now_s)) is not None
     ]
 
 
-def remove(entry: Unneeded) -> bool:
+def remove(entry: UnneededEntry) -> bool:
     """Delete an entry; False if its lock was taken meanwhile, or it cannot be deleted."""
     path = entry.path
     try:
@@ -88,7 +88,7 @@ def _why_unneeded(path: Path, older_than_s: float, now_s: float) -> str | None:
 def _last_use_s(path: Path, status: os.stat_result) -> float:
     """The newest time of an entry's files: reading sets it at most a day late (relatime), or never (noatime).
 
-    Of folders only the change counts: to look into one, as this does, is to read it.
+    A folder counts by its change alone, because listing it here reads it.
     """
     if not stat.S_ISDIR(status.st_mode):
         return max(status.st_mtime, status.st_atime)

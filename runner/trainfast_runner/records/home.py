@@ -26,9 +26,9 @@ MOST_AHEAD_S = 60
 """A newest run further in the future than this was started by a clock that was wrong."""
 
 
-def new_id(stamp: str, name: str, otherwise: str) -> str:
-    """An id from the time and `name`, or `otherwise` when no character of `name` is allowed in an id."""
-    word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or otherwise
+def new_id(stamp: str, name: str, fallback: str) -> str:
+    """An id from the time and `name`, or `fallback` when no character of `name` is allowed in an id."""
+    word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or fallback
     return f"{stamp}-{word}-{secrets.token_hex(2)}"
 
 

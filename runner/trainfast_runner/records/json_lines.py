@@ -8,27 +8,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
 
 DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of damaged JSON; the last one from brackets nested thousands deep."""
 
 
-class NotYet(Exception):
-    """A line that is no record, or none for a reader that began in the middle of the file; it is no damage."""
-
-
-class LineDecoder(Protocol[T_co]):
-    """Turns lines into records, in their order."""
-
-    def decode(self, line: bytes, /) -> T_co:
-        """The record of one line. Raises msgspec.DecodeError for a damaged one, NotYet."""
+class NoRecord(Exception):
+    """Raised for an intact line without a record, or without one for a reader that began in the middle of the file."""
 
 
 class Tail(Generic[T]):
@@ -39,16 +30,13 @@ class Tail(Generic[T]):
     A hole is stepped over, with the lines that it cuts, and counted in `hole_bytes`.
     """
 
-    def __init__(
-        self, path: Path, type: type[T], window_bytes: int = 8 << 20, decoder: LineDecoder[T] | None = None
-    ) -> None:
-        """`decoder` reads lines that are not simply a `type` each."""
+    def __init__(self, path: Path, type: type[T], window_bytes: int = 8 << 20) -> None:
         self.path = path
         self.unreadable = 0
         self.hole_bytes = 0
         self.offset = 0
         self._inode: int | None = None
-        self._decoder: LineDecoder[T] = msgspec.json.Decoder(type) if decoder is None else decoder
+        self._decoder = msgspec.json.Decoder(type)
         self._window_bytes = window_bytes
 
     def new(self) -> list[T]:
@@ -74,7 +62,14 @@ class Tail(Generic[T]):
             self.offset += len(chunk)
             return []
         self.offset += end
-        return list(self._decode(chunk[:end]))
+        return list(self._records(chunk[:end]))
+
+    def decode(self, line: bytes) -> T:
+        """The record of the next line. Raises msgspec.DecodeError for a damaged one, NoRecord for one without a record.
+
+        Override this where lines are not simply a `type` each.
+        """
+        return self._decoder.decode(line)
 
     def _over_hole(self, fd: int, chunk: bytes) -> bytes:
         """The whole lines before a hole, else the lines after it. Zeros on the disk are no hole."""
@@ -94,13 +89,13 @@ class Tail(Generic[T]):
         self.offset = data + cut
         return after[cut:]
 
-    def _decode(self, chunk: bytes) -> Iterator[T]:
+    def _records(self, chunk: bytes) -> Iterator[T]:
         for line in chunk.split(b"\n"):
             if not line.strip(b" \r\0"):
                 continue
             try:
-                yield self._decoder.decode(line)
-            except NotYet:
+                yield self.decode(line)
+            except NoRecord:
                 continue
             except DAMAGE:
                 self.unreadable += 1

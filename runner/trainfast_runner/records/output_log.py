@@ -1,4 +1,4 @@
-"""`output.log`: the training's output, written by the training itself and read by its lines."""
+"""`output.log`: the training's output, written by the training itself; read by lines, and followed as it grows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OUTPUT_FILE = "output.log"
+LOG_LINES_KEPT, LOG_LINE_CHARACTERS, LOG_WINDOW_BYTES = 400, 2000, 256 << 10
+"""Bounds of the end that a screen keeps."""
 _BLOCK = 1 << 16
 
 
@@ -34,6 +36,29 @@ def read_log(path: Path, last_lines: int | None = None, most_bytes: float = math
     text = b"".join(reversed(parts)).decode(errors="replace").replace("\0", "")
     whole_lines = text.removesuffix("\n").split("\n") if text else []
     return whole_lines if last_lines is None else whole_lines[len(whole_lines) - min(last_lines, len(whole_lines)) :]
+
+
+class LogTail:
+    """The last lines of `output.log`: untrusted text, with carriage returns applied as by a terminal."""
+
+    def __init__(self, path: Path) -> None:
+        self.lines: tuple[str, ...] = ()
+        """The last lines, the unfinished one too."""
+        self._path = path
+        self._size = 0
+
+    def read(self) -> bool:
+        """Read the end again if the file has changed; True if it has."""
+        try:
+            size = self._path.stat().st_size
+            if size == self._size:
+                return False
+            lines = read_log(self._path, LOG_LINES_KEPT, LOG_WINDOW_BYTES)
+        except OSError:
+            return False
+        self._size = size
+        self.lines = tuple(line.rstrip("\r").rpartition("\r")[2][:LOG_LINE_CHARACTERS] for line in lines)
+        return True
 
 
 def _backwards(fd: int) -> Iterator[bytes]:

@@ -24,8 +24,8 @@ LOSSES_IN_A_MEAN = 5
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """Means of the first and last five recorded losses, None when one of those is not a finite number.
 
-    `not_finite` counts the steps whose loss was none, `recorded` the losses up to ten, as both means need; results of
-    earlier versions lack it.
+    `not_finite` is the number of steps whose loss was no finite number. `recorded` is the number of losses, counted up
+    to the ten of both means; None in results of earlier versions.
     """
 
     first: float | None = None
@@ -169,11 +169,11 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thinning(msgspec.Struct, frozen=True, kw_only=True):
-    """The share of a long run's records behind the figures; counts and peaks are of all records that are left.
+    """How many of a long run's records the figures rest on; counts and peaks are of all records on the disk.
 
-    `steps_looked_at` of the first rank's steps give medians, percentiles and the diagnosis, taken evenly from those on
-    the disk; the records of `steps_dropped` others, between the first and the last ones, are gone: `steps.jsonl` has
-    a cap. `ticks_looked_at` of the `ticks` of telemetry give throttled time, clocks and temperatures.
+    Medians, percentiles and the diagnosis are of `steps_looked_at` steps of the first rank, spread evenly over those on
+    the disk. The cap of `steps.jsonl` removed the records of `steps_dropped` steps between the first and the last.
+    Throttled time, clocks and temperatures are of `ticks_looked_at` of the `ticks` in the telemetry.
     """
 
     steps_looked_at: int = 0

@@ -20,7 +20,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Count, Event, Step, WorkerLine
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.step_totals import StepTotals
-from trainfast_runner.records.telemetry_lines import telemetry_tail
+from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.warm_process import knobs_tried
 from trainfast_runner.units import highest
@@ -188,7 +188,7 @@ def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
     wanted = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
     ticks = Thinned[_DeviceTick](MOST_SAMPLES // (len(wanted) + 1))
     highest = records.highest_used_bytes
-    for tick in _each(telemetry_tail(directory / TELEMETRY_FILE, _DeviceTick), records):
+    for tick in _each(TelemetryTail(directory / TELEMETRY_FILE, _DeviceTick), records):
         wanted_samples = [sample for sample in tick.devices if sample.uuid in wanted]
         for sample in wanted_samples:
             if sample.uuid is not None and sample.memory_used_bytes is not None:

@@ -90,10 +90,10 @@ class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_of_one_script(self, other: ScriptFigures) -> bool:
         """True if both commands start one script: one file, or one name where a folder is unknown."""
-        one, two = self._script(), other._script()
+        ours, theirs = self._script(), other._script()
         if not self.cwd or not other.cwd:
-            return os.path.basename(one) == os.path.basename(two)
-        return os.path.normpath(os.path.join(self.cwd, one)) == os.path.normpath(os.path.join(other.cwd, two))
+            return os.path.basename(ours) == os.path.basename(theirs)
+        return os.path.normpath(os.path.join(self.cwd, ours)) == os.path.normpath(os.path.join(other.cwd, theirs))
 
     def _script(self) -> str:
         """The file or module that the command trains with, else its program."""

@@ -36,7 +36,7 @@ def newest_search_directories(home: Home, count: int) -> list[Path]:
 
 
 @contextmanager
-def exclusive(directory: Path) -> Iterator[bool]:
+def conductor_lock(directory: Path) -> Iterator[bool]:
     """Hold the search's lock as its one conductor; False while another conductor holds it."""
     fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

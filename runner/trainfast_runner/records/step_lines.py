@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.capped_file import CAP_BYTES, CappedFile
-from trainfast_runner.records.json_lines import NotYet, Tail
+from trainfast_runner.records.json_lines import NoRecord, Tail
 from trainfast_runner.records.run_lines import Count, Step
 
 _MARK = b'{"dropped_bytes":'
@@ -19,35 +19,27 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     dropped_bytes: Count
 
 
-class StepDecoder:
-    """Turns lines into steps; `dropped_bytes` sums the marks among them."""
-
-    def __init__(self) -> None:
-        self.dropped_bytes = 0
-        self._steps = msgspec.json.Decoder(Step)
-        self._marks = msgspec.json.Decoder(Dropped)
-
-    def decode(self, line: bytes) -> Step:
-        """The step of this line. Raises NotYet for a mark, msgspec.DecodeError for damage."""
-        if line.startswith(_MARK):
-            self.dropped_bytes += self._marks.decode(line).dropped_bytes
-            raise NotYet
-        return self._steps.decode(line)
-
-
 class StepTail(Tail[Step]):
     """Follows the step records of a rank, dropped ones left out."""
 
     def __init__(self, path: Path, window_bytes: int = 8 << 20) -> None:
-        self._mark_decoder = StepDecoder()
-        super().__init__(path, Step, window_bytes, self._mark_decoder)
+        super().__init__(path, Step, window_bytes)
+        self._marked_bytes = 0
+        self._mark_decoder = msgspec.json.Decoder(Dropped)
 
     @property
     def dropped_bytes(self) -> int:
         """Bytes of dropped step records: the hole in the file, and its marks."""
-        return self.hole_bytes + self._mark_decoder.dropped_bytes
+        return self.hole_bytes + self._marked_bytes
+
+    def decode(self, line: bytes) -> Step:
+        """The step of this line. Raises NoRecord for a mark, msgspec.DecodeError for damage."""
+        if line.startswith(_MARK):
+            self._marked_bytes += self._mark_decoder.decode(line).dropped_bytes
+            raise NoRecord
+        return super().decode(line)
 
 
 def capped_step_file(path: Path, cap_bytes: int = CAP_BYTES) -> CappedFile:
-    """Holds a rank's step records under `cap_bytes`, as `output.log` is held."""
+    """A rank's step records, held under `cap_bytes` as `output.log` is."""
     return CappedFile(path, cap_bytes, lambda dropped: _MARK + b"%d}\n" % dropped)

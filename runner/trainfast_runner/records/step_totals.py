@@ -10,7 +10,7 @@ from trainfast_runner.units import highest
 
 @dataclass
 class StepTotals:
-    """Counts and highest peaks over the steps of one rank. `dropped` ones lost their lines to the cap of the file."""
+    """Counts and highest peaks over the steps of one rank. The cap of the file removed the lines of `dropped` steps."""
 
     measured: int = 0
     warmup: int = 0

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from trainfast_runner.records.json_lines import DAMAGE, NotYet, Tail, remaining_records, write_atomically
+from trainfast_runner.records.json_lines import DAMAGE, NoRecord, Tail, remaining_records, write_atomically
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
 
@@ -55,13 +55,14 @@ class TickChange(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str | None] = {}
 
 
-class TickDecoder(Generic[T]):
-    """Turns lines into whole ticks, as `type`: `Tick`, or a struct with some of its fields."""
+class TelemetryTail(Tail[T]):
+    """Follows a telemetry file, each line a whole tick as `type`; a thinned file gives no tick twice."""
 
-    def __init__(self, type: type[T]) -> None:
+    def __init__(self, path: Path, type: type[T], window_bytes: int = 8 << 20) -> None:
+        """`type`: `Tick`, or a struct with some of its fields."""
+        super().__init__(path, type, window_bytes)
         self._type = type
-        self._tick_decoder = msgspec.json.Decoder(type)
-        self._of_change = msgspec.json.Decoder(TickChange)
+        self._change_decoder = msgspec.json.Decoder(TickChange)
         self._whole: bytes | dict[str, Any] | None = None
         """The newest tick as JSON has it; its line until a change needs more."""
         self._newest_ns: int | None = None
@@ -69,19 +70,19 @@ class TickDecoder(Generic[T]):
     def decode(self, line: bytes) -> T:
         """The tick of this line.
 
-        Raises NotYet before the first whole line, and for a tick read before the file was thinned; msgspec.DecodeError
-        for damage, and for changes whose base line is missing.
+        Raises NoRecord before the first whole line, and for a tick read before the file was thinned;
+        msgspec.DecodeError for damage, and for changes whose base line is missing.
         """
         whole, self._whole = self._whole, None
         if _MARK not in line:
-            tick = self._tick_decoder.decode(line)
+            tick = super().decode(line)
             self._whole = line
             if self._newest_ns is not None and tick.t_ns <= self._newest_ns:
-                raise NotYet
+                raise NoRecord
         else:
-            change = self._of_change.decode(line)
+            change = self._change_decoder.decode(line)
             if self._newest_ns is None:
-                raise NotYet
+                raise NoRecord
             decoded = msgspec.json.decode(whole) if isinstance(whole, bytes) else whole
             if decoded is None or decoded.get("t_ns") != change.since_ns:
                 raise msgspec.ValidationError("the line before this one is missing")
@@ -92,14 +93,9 @@ class TickDecoder(Generic[T]):
         return tick
 
 
-def telemetry_tail(path: Path, type: type[T], window_bytes: int = 8 << 20) -> Tail[T]:
-    """Follow a telemetry file, each line a whole tick as `type`; a thinned file gives no tick twice."""
-    return Tail(path, type, window_bytes, TickDecoder(type))
-
-
 def read_ticks(path: Path) -> tuple[list[Tick], int]:
     """Every readable tick of a file, and how many lines could not be read."""
-    tail = telemetry_tail(path, Tick)
+    tail = TelemetryTail(path, Tick)
     return list(remaining_records(tail)), tail.unreadable
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.json_lines import Tail, read_all
 from trainfast_runner.records.run_file import PROBE, TRIAL, WARM_ROLES, RecordedKnobs, RunFile
 from trainfast_runner.records.run_lines import Count
 
@@ -38,8 +38,8 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
 def knobs_tried(control: Path, run: RunFile | None) -> list[RecordedKnobs]:
     """Knobs of each probe or trial in a run of a search, oldest first; empty for a run of another role.
 
-    A run of a script tries its own knobs. A warm process is ordered to: an order is written before the process begins
-    to obey, so the process ended at the last one.
+    A script's trial tries the knobs of its run. A warm process tries those of its orders; an order is written before
+    the process begins with it, so the last one is where the process ended.
     """
     if run is None or run.role not in WARM_ROLES:
         return []
@@ -112,17 +112,18 @@ class TrialLine(WarmLine, frozen=True, kw_only=True):
     loss_not_finite: bool = False
 
 
-class WarmLines:
-    """Decodes a rank's lines by their kind."""
+class WarmTail(Tail[WarmLine]):
+    """Follows the lines of one rank, each decoded by its kind."""
 
-    def __init__(self) -> None:
-        self._any = msgspec.json.Decoder(WarmLine)
-        self._probe = msgspec.json.Decoder(ProbeLine)
-        self._trial = msgspec.json.Decoder(TrialLine)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, WarmLine)
+        self._answers: dict[str, msgspec.json.Decoder[ProbeLine] | msgspec.json.Decoder[TrialLine]] = {
+            PROBE: msgspec.json.Decoder(ProbeLine),
+            TRIAL: msgspec.json.Decoder(TrialLine),
+        }
 
-    def decode(self, line: bytes, /) -> WarmLine:
-        """Return the typed line. Raises msgspec.DecodeError for a damaged one."""
-        decoded = self._any.decode(line)
-        if decoded.kind == PROBE:
-            return self._probe.decode(line)
-        return self._trial.decode(line) if decoded.kind == TRIAL else decoded
+    def decode(self, line: bytes) -> WarmLine:
+        """The typed line. Raises msgspec.DecodeError for a damaged one."""
+        decoded = super().decode(line)
+        answer_decoder = self._answers.get(decoded.kind)
+        return decoded if answer_decoder is None else answer_decoder.decode(line)

@@ -19,15 +19,14 @@ import msgspec
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
-from trainfast_runner.records.log_tail import LogTail
-from trainfast_runner.records.output_log import OUTPUT_FILE
+from trainfast_runner.records.output_log import OUTPUT_FILE, LogTail
 from trainfast_runner.records.result import Diagnosis, Result, SteadyState
 from trainfast_runner.records.run_directory import is_listed, read_result, read_run_file
 from trainfast_runner.records.run_file import END_STATES, RunFile
 from trainfast_runner.records.run_lines import Event, Step, WorkerLine
 from trainfast_runner.records.run_records import EVENTS_FILE, TELEMETRY_FILE, rank_files
 from trainfast_runner.records.step_lines import StepTail
-from trainfast_runner.records.telemetry_lines import telemetry_tail
+from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import knobs_tried
 from trainfast_runner.results.bottleneck.live import LiveDiagnosis
@@ -136,7 +135,7 @@ class Follower:
         self._last_step_ns: dict[int, int] = {}
         self._worker_tails: dict[int, Tail[WorkerLine]] = {}
         self._telemetry = _at_recent_end(
-            telemetry_tail(directory / TELEMETRY_FILE, Tick, WINDOW_BYTES), RECENT_TELEMETRY_BYTES
+            TelemetryTail(directory / TELEMETRY_FILE, Tick, WINDOW_BYTES), RECENT_TELEMETRY_BYTES
         )
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._event_tail = _at_recent_end(Tail(directory / EVENTS_FILE, Event))

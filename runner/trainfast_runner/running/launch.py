@@ -21,7 +21,7 @@ from trainfast_runner.machine import worker_scripts
 from trainfast_runner.machine.calibration import ceiling_of
 from trainfast_runner.machine.cpu.thread_policy import (
     choose_policy,
-    kept_policy,
+    fixed_policy,
     script_policy,
     thread_count,
 )
@@ -77,7 +77,7 @@ def _with_thread_policy(plan: RunPlan) -> RunPlan:
     environment = {**os.environ, **plan.env}
     if plan.script is not None:
         return replace(plan, threads=script_policy(environment, plan.world_size))
-    policy = kept_policy(environment, thread_count(environment)) or choose_policy()
+    policy = fixed_policy(environment, thread_count(environment)) or choose_policy()
     return replace(plan, threads=policy, env={**plan.env, **policy.env})
 
 

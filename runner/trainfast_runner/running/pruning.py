@@ -13,12 +13,12 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records import cache_entries
-from trainfast_runner.records.cache_entries import Unneeded, disk_bytes
+from trainfast_runner.records.cache_entries import UnneededEntry, disk_bytes
 from trainfast_runner.records.file_locks import LOCK_FILE, is_alive
 from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home
 from trainfast_runner.records.run_directory import RUN_FILE, read_run_file
 from trainfast_runner.records.run_file import WARM_ROLES
-from trainfast_runner.records.search_directories import exclusive, is_conducted, search_directories
+from trainfast_runner.records.search_directories import conductor_lock, is_conducted, search_directories
 from trainfast_runner.running.recovery import BEING_MADE_S
 
 CACHE_UNUSED_S = 30 * 86400.0
@@ -36,8 +36,8 @@ class PrunePlan:
 
     runs: dict[str, int]
     searches: dict[str, int]
-    caches: list[Unneeded]
-    locks: list[Unneeded]
+    caches: list[UnneededEntry]
+    locks: list[UnneededEntry]
     live: list[str]
 
     @property
@@ -107,7 +107,7 @@ def carry_out(home: Home, plan: PrunePlan) -> dict[str, int]:
             home.remove(run_id)
     searches = {search_id: home.search_directory(search_id) for search_id in plan.searches}
     for directory in searches.values():
-        with suppress(OSError), exclusive(directory) as is_free:
+        with suppress(OSError), conductor_lock(directory) as is_free:
             if is_free:
                 shutil.rmtree(directory)
     files = [entry for entry in (*plan.caches, *plan.locks) if not cache_entries.remove(entry)]

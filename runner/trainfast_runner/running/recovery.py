@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.machine.processes.identity import Identity, boot_id, has_open, is_running, session_members
+from trainfast_runner.machine.processes.family import session_members
+from trainfast_runner.machine.processes.identity import Identity, boot_id, has_open, is_running
 from trainfast_runner.records.file_locks import (
     LOCK_FILE,
     LOCK_PAUSE_S,

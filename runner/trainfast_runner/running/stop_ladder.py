@@ -9,7 +9,8 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
-from trainfast_runner.machine.processes.identity import Identity, descendants, send
+from trainfast_runner.machine.processes.family import descendants
+from trainfast_runner.machine.processes.identity import Identity, send
 from trainfast_runner.records.run_lines import Event
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import Identity, descendants, is_running, send
+from trainfast_runner.machine.processes.family import descendants
+from trainfast_runner.machine.processes.identity import Identity, is_running, send
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result

@@ -15,14 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.machine.processes.identity import (
-    Identity,
-    become_subreaper,
-    descendants,
-    identify,
-    send,
-    unended,
-)
+from trainfast_runner.machine.processes.family import descendants, unended
+from trainfast_runner.machine.processes.identity import Identity, become_subreaper, identify, send
 from trainfast_runner.machine.worker_scripts import own_environment
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.predicted_run import with_prediction

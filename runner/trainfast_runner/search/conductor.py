@@ -21,7 +21,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home, home_error
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.search_directories import PAUSE_FILE, exclusive
+from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import cool_down
@@ -240,7 +240,7 @@ def conduct_alone(directory: Path, make: Callable[[], Conductor[LineT, EndedT]])
 
     Raises AlreadyConducted when another process holds the lock.
     """
-    with exclusive(directory) as is_ours:
+    with conductor_lock(directory) as is_ours:
         if not is_ours:
             raise AlreadyConducted(
                 f"{directory.name} is being conducted by another process",

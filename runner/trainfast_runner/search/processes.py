@@ -9,12 +9,12 @@ from typing import TypeVar
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import is_alive
-from trainfast_runner.records.json_lines import Appender, Tail
+from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, read_result
 from trainfast_runner.records.run_file import PROBE, TRIAL, RecordedKnobs
 from trainfast_runner.records.run_records import rank_file
-from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmLines
+from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmTail
 from trainfast_runner.running.recovery import settle, settled_state
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 from trainfast_runner.worker.shared_tables import CONTROL_FILE
@@ -41,9 +41,7 @@ class WarmProcess:
         self.result: Result | None = None
         """The run's result; None while it lives."""
         self._raise_if_cancelled = raise_if_cancelled
-        self._tails = [
-            Tail(rank_file(directory, "worker", rank), WarmLine, decoder=WarmLines()) for rank in range(world_size)
-        ]
+        self._tails = [WarmTail(rank_file(directory, "worker", rank)) for rank in range(world_size)]
         self._control = Appender(directory / CONTROL_FILE)
         self._orders_written = 0
         self._ready: dict[int, WarmLine] = {}

@@ -12,7 +12,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.records.search_directories import exclusive
+from trainfast_runner.records.search_directories import conductor_lock
 from trainfast_runner.search.best.person_orders import give_order, read_orders, skip_candidate
 from trainfast_runner.search.best.question.earlier_effects import earlier_effects
 from trainfast_runner.search.journal.batch import BatchQuestion
@@ -98,7 +98,7 @@ def test_a_refused_search_does_not_hide_an_older_one_that_measured_something(tmp
     failed = at_second(3, best_search(home, BestEnded(state="failed", reason="no module")))
     assert unfinished(home, "k", read_best_journal) == older
     assert newest_search(home, BEST_TAG) == failed, "its reason is shown"
-    with exclusive(refused):
+    with conductor_lock(refused):
         assert newest_search(home, BEST_TAG) == refused
         assert unfinished(home, "k", read_best_journal) == refused, "another process has just begun it"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.search_directories import PAUSE_FILE, exclusive
+from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
 from trainfast_runner.search.__main__ import conduct_request
 from trainfast_runner.search.best.question.opening import open_best, plan_best
 from trainfast_runner.search.best.question.request import BestRequest
@@ -24,7 +24,7 @@ def test_a_search_that_another_process_conducts_is_followed_and_stays_as_it_is(t
     before = read_best_journal(directory)
     request = SearchRequest(home=str(home.path), **spec.record_fields(), best=asked)
     followed: list[Path] = []
-    with exclusive(directory):
+    with conductor_lock(directory):
         conduct_request(request, followed.append, is_cancelled=lambda: False, began_ns=0)
     assert followed == [directory]
     assert (directory / PAUSE_FILE).exists(), "the first one's pause holds"

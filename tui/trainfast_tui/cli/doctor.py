@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.doctor.check import Check
 from trainfast_runner.machine.doctor.examine import examine, is_healthy
-from trainfast_runner.machine.doctor.finding import Check
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_tui.cli.output import print_json, print_line

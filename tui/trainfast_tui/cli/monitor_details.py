@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfast_runner.machine.gpus.events import sees_host_pids
-from trainfast_runner.machine.gpus.health import ailments
+from trainfast_runner.machine.gpus.health import defects
+from trainfast_runner.machine.processes.identity import sees_host_pids
 from trainfast_runner.machine.processes.listing import command_line, owner_uid, user_name
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_tui.text.format import ABSENT, count, plain, size
@@ -27,9 +27,7 @@ def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
     lines = []
     if processes:
         lines = ["", *table(("GPU", "PID", "OWNER", "MEMORY", "COMMAND"), processes, right=(3,), widest=48)]
-    wrong = [
-        f"GPU {gpu.index}: {ailment.finding}. Cure: {ailment.cure}" for gpu in answering for ailment in ailments(gpu)
-    ]
+    wrong = [f"GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}" for gpu in answering for defect in defects(gpu)]
     return [*lines, *([""] if lines and wrong else []), *wrong]
 
 

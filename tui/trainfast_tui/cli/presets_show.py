@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.machine.devices import detect_machine
-from trainfast_runner.machine.training_python import find, torch_build
+from trainfast_runner.machine.training_python import find_python, torch_build
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.advice.advisor import advise, model_advice
 from trainfast_runner.search.advice.facts import Advice
@@ -95,7 +95,7 @@ def _print_script(path: Path, as_json: bool) -> None:
 
 def _advice(spec: RunSpec) -> list[Advice]:
     """Return the advisor's lines on the preset and on the model's shapes."""
-    machine = detect_machine(torch_build(find(None)))
+    machine = detect_machine(torch_build(find_python(None)))
     situation = gather(spec, machine, Home())
     advice = advise(spec, spec.knobs, machine, situation)
     # Shapes cost nothing on a CPU, but the preset is read for other machines as well.

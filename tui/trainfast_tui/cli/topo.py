@@ -6,7 +6,7 @@ import argparse
 
 import msgspec
 
-from trainfast_runner.machine.interconnect import meaning
+from trainfast_runner.machine.interconnect import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.text.topology import sections
@@ -21,10 +21,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print matrix, links, legend and advice; return 0 with and without a GPU."""
     topology = read_topology()
     if arguments.json:
-        print_json({**msgspec.to_builtins(topology), "legend": LEGEND, "advice": meaning(topology)})
+        print_json({**msgspec.to_builtins(topology), "legend": LEGEND, "advice": link_advice(topology)})
         return 0
     if not topology.devices:
-        print_line(*meaning(topology))
+        print_line(*link_advice(topology))
         return 0
     for number, (title, lines) in enumerate(sections(topology)):
         print_line(f"{chr(10) if number else ''}{title}")

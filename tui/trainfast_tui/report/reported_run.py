@@ -9,7 +9,7 @@ from trainfast_runner.records.json_lines import remaining_records
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import TELEMETRY_FILE, RunRecords, read_records
-from trainfast_runner.records.telemetry_lines import telemetry_tail
+from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower, Rates, RunSnapshot, SummedRates
@@ -54,7 +54,7 @@ def _ticks(directory: Path) -> tuple[Tick, ...]:
     """Return every sample of the machine, of a long run an even share; none without a readable file."""
     thinned = Thinned[Tick](MOST_TICKS)
     try:
-        for tick in remaining_records(telemetry_tail(directory / TELEMETRY_FILE, Tick)):
+        for tick in remaining_records(TelemetryTail(directory / TELEMETRY_FILE, Tick)):
             thinned.add(thinned.total, tick)
     except OSError:
         return ()

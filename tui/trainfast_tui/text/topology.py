@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.machine.interconnect import meaning
+from trainfast_runner.machine.interconnect import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, Topology, TopologyDevice
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_tui.text.format import ABSENT, plain, size
@@ -71,11 +71,11 @@ def peer_lines(topology: Topology) -> list[str]:
 def sections(topology: Topology) -> list[tuple[str, list[str]]]:
     """Return titles with their lines; without a GPU only the consequences for training."""
     if not topology.devices:
-        return [("for training", meaning(topology))]
+        return [("for training", link_advice(topology))]
     return [
         ("links between GPUs", matrix_lines(topology)),
         ("GPUs", device_lines(topology)),
         *([("peer access", peer_lines(topology))] if len(topology.devices) > 1 else []),
         ("legend", pairs(LEGEND.items())),
-        ("for training", meaning(topology)),
+        ("for training", link_advice(topology)),
     ]

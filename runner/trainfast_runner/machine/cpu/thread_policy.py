@@ -50,7 +50,7 @@ def thread_count(environment: Mapping[str, str]) -> int | None:
     return int(first) if first.isdigit() else None
 
 
-def kept_policy(environment: Mapping[str, str], threads: int | None) -> ThreadPolicy | None:
+def fixed_policy(environment: Mapping[str, str], threads: int | None) -> ThreadPolicy | None:
     """The policy where there is nothing to choose: the user's own settings, or one thread a rank; else None."""
     wait_settings = [name for name in WAIT_SETTINGS if name in environment]
     if wait_settings:
@@ -65,7 +65,7 @@ def script_policy(environment: Mapping[str, str], ranks: int) -> ThreadPolicy | 
     if ranks > 1:
         return None
     reason = "nothing in the script's environment sets another"
-    return kept_policy(environment, thread_count(environment)) or ThreadPolicy(wait=DEFAULT, reason=reason)
+    return fixed_policy(environment, thread_count(environment)) or ThreadPolicy(wait=DEFAULT, reason=reason)
 
 
 def choose_policy() -> ThreadPolicy:

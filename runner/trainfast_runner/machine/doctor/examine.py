@@ -19,12 +19,12 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cgroup import PROC, memory_files
 from trainfast_runner.machine.devices import detect_machine
-from trainfast_runner.machine.doctor.finding import Check
+from trainfast_runner.machine.doctor.check import Check
 from trainfast_runner.machine.doctor.gpus import energy_checks, gpu_checks
 from trainfast_runner.machine.extensions import compiler, search_path
 from trainfast_runner.machine.telemetry.sampler import take_tick
-from trainfast_runner.machine.training_python import NEEDED, find
-from trainfast_runner.machine.worker_scripts import ask
+from trainfast_runner.machine.training_python import NEEDED, find_python
+from trainfast_runner.machine.worker_scripts import ask_script
 from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.units import gibibytes
 
@@ -41,8 +41,8 @@ SMALLEST_TERMINAL = (80, 24)
 def examine(home: Home, python: str | None = None) -> list[Check]:
     """All checks, the essential ones first. Takes about a second."""
     try:
-        executable = find(python)
-        packages = ask(executable, "inspect_model.py", ["{}"], task="list its packages")
+        executable = find_python(python)
+        packages = ask_script(executable, "inspect_model.py", ["{}"], task="list its packages")
     except UserError as error:
         packages = {"versions": {}}
         training = [Check("training Python", "fail", error.line(), "give another one with --python PATH")]

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import CUDA_BUILD, HIP_BUILD
-from trainfast_runner.machine.doctor.finding import Check, State
-from trainfast_runner.machine.gpus.events import sees_host_pids
-from trainfast_runner.machine.gpus.health import ailments
+from trainfast_runner.machine.doctor.check import Check, State
+from trainfast_runner.machine.gpus.health import defects
 from trainfast_runner.machine.gpus.presence import pci_card
+from trainfast_runner.machine.processes.identity import sees_host_pids
 from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.records.tick import Tick
@@ -36,8 +36,8 @@ def gpu_checks(tick: Tick, versions: Mapping[str, str | None], refusal: UserErro
         else:
             memory = f", {gibibytes(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
             yield Check(f"GPU {gpu.index}", "ok", f"{gpu.name}{memory}")
-            for ailment in ailments(gpu):
-                yield Check(f"GPU {gpu.index}", "warn", ailment.finding, ailment.cure)
+            for defect in defects(gpu):
+                yield Check(f"GPU {gpu.index}", "warn", defect.finding, defect.cure)
     if tick.devices and not sees_host_pids():
         yield Check(
             "GPU processes",

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from trainfast_runner.machine.processes.identity import descendants
+from trainfast_runner.machine.processes.family import own_pids
+from trainfast_runner.machine.processes.identity import sees_host_pids
 from trainfast_runner.machine.telemetry.throttle import severity
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
 from trainfast_runner.units import process_memory
-
-INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""PROC_PID_INIT_INO of the kernel's proc_ns.h: the content of /proc/self/ns/pid outside of every container."""
-
-
-def sees_host_pids(namespace: Path = Path("/proc/self/ns/pid")) -> bool:
-    """True if process ids here are the host's, which the driver lists."""
-    try:
-        return os.readlink(namespace) == INITIAL_PID_NAMESPACE
-    except OSError:
-        return False
-
-
-def own_pids() -> set[int]:
-    """This process and everything below it: for a supervisor, the whole training."""
-    return {os.getpid(), *(process.pid for process in descendants(os.getpid()))}
 
 
 class DeviceChanges:
@@ -63,24 +47,14 @@ class DeviceChanges:
 class DeviceEvents:
     """Compares each tick with the one before it, for the devices in `watched` (UUIDs).
 
-    `pids_of_run` gives the ids of the training's processes. If ids cannot be compared (`host_pids` false: in a
-    container the driver lists the host's), a process is foreign only if it was there at the first tick, before the
-    training.
+    This process and all below it are the training. If ids cannot be compared (in a container the driver lists the
+    host's), a process is foreign only if it was there at the first tick, before the training.
     With `none_ours` the training is not on these devices, so every process there is foreign.
     """
 
-    def __init__(
-        self,
-        watched: Iterable[str],
-        pids_of_run: Callable[[], set[int]] = own_pids,
-        *,
-        host_pids: bool | None = None,
-        none_ours: bool = False,
-    ) -> None:
+    def __init__(self, watched: Iterable[str], *, none_ours: bool = False) -> None:
         self._watched = frozenset(watched)
-        self._own = (lambda: set()) if none_ours else pids_of_run
         self._none_ours = none_ours
-        self._host_pids = sees_host_pids() if host_pids is None else host_pids
         self._changes = DeviceChanges()
         self._processes: dict[str, dict[int, DeviceProcess]] = {}
         """The processes of the last tick, by UUID."""
@@ -125,28 +99,24 @@ class DeviceEvents:
         self._processes[uuid] = now
         foreign = self._foreign.setdefault(uuid, set())
         came = now.keys() - (before or {}).keys()
-        if came and (self._host_pids or self._none_ours or before is None):
-            came -= self._own()
-            foreign |= came
-        else:
-            came = set()
+        if not self._none_ours:
+            came = came - own_pids() if came and (before is None or sees_host_pids()) else set()
+        foreign |= came
         gone = foreign - now.keys()
         foreign -= gone
-        event = partial(process_event, device.index, t_ns, kind="foreign_process", host_pids=self._host_pids)
+        event = partial(process_event, device.index, t_ns, kind="foreign_process")
         return [
             *(event("appeared", now[pid]) for pid in sorted(came)),
             *(event("left", (before or {})[pid]) for pid in sorted(gone)),
         ]
 
 
-def process_event(
-    index: int, t_ns: int, what: str, process: DeviceProcess, *, kind: str, host_pids: bool | None = None
-) -> Event:
+def process_event(index: int, t_ns: int, what: str, process: DeviceProcess, *, kind: str) -> Event:
     """The event of a process that appeared on a GPU or left it, with its name; `what` is appeared or left."""
     used = process.memory_used_bytes
     memory = "" if used is None else f" with {process_memory(used)}"
-    same_host = sees_host_pids() if host_pids is None else host_pids
-    who = f"{_process_name(process.pid)} (pid {process.pid})" if same_host else f"process {process.pid} of the host"
+    is_visible = sees_host_pids()
+    who = f"{_process_name(process.pid)} (pid {process.pid})" if is_visible else f"process {process.pid} of the host"
     return Event(
         t_ns=t_ns,
         kind=kind,

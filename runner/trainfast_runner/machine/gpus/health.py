@@ -19,54 +19,54 @@ RESET = "end its processes and run `sudo nvidia-smi --gpu-reset`, or reboot; if 
 
 
 @dataclass(frozen=True)
-class Ailment:
+class Defect:
     """One defect in words, with its cure."""
 
     finding: str
     cure: str
 
 
-def ailments(gpu: DeviceReading) -> Iterator[Ailment]:
+def defects(gpu: DeviceReading) -> Iterator[Defect]:
     """Findings in one reading: throttling first, then memory errors and the link."""
     yield from _throttling(gpu)
     yield from _memory(gpu)
     yield from _link(gpu)
 
 
-def _throttling(gpu: DeviceReading) -> Iterator[Ailment]:
+def _throttling(gpu: DeviceReading) -> Iterator[Defect]:
     reasons = [name for name in gpu.throttle_reasons or () if throttle.severity(name) == "warning"]
     # The general bit is set together with the bit of the cause.
     if len(reasons) > 1 and "hw_slowdown" in reasons:
         reasons.remove("hw_slowdown")
     at = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
     for name in reasons:
-        yield Ailment(
+        yield Defect(
             f"slowed down now: {throttle.cause_words(name)}{at}", CURES.get(name, f"{COOLING}; or {POWER_SUPPLY}")
         )
     headroom_c = degrees_left(gpu)
     if not reasons and headroom_c is not None and headroom_c <= 0:
-        yield Ailment(f"as hot as it may be{at}: it is about to slow down", COOLING)
+        yield Defect(f"as hot as it may be{at}: it is about to slow down", COOLING)
 
 
-def _memory(gpu: DeviceReading) -> Iterator[Ailment]:
+def _memory(gpu: DeviceReading) -> Iterator[Defect]:
     """Memory errors by NVIDIA's GPU Memory Error Management guide: pending resets, and cards to replace."""
     if gpu.remapped_rows_failed:
-        yield Ailment("a row of its memory could not be replaced", "replace this card")
+        yield Defect("a row of its memory could not be replaced", "replace this card")
     if gpu.remapped_rows_pending:
-        yield Ailment("rows of its memory wait to be replaced", RESET)
+        yield Defect("rows of its memory wait to be replaced", RESET)
     if gpu.ecc_uncorrected_errors:
-        yield Ailment(f"{gpu.ecc_uncorrected_errors:,} uncorrected memory errors since the driver was loaded", RESET)
+        yield Defect(f"{gpu.ecc_uncorrected_errors:,} uncorrected memory errors since the driver was loaded", RESET)
     if gpu.remapped_rows_uncorrected:
-        yield Ailment(
+        yield Defect(
             f"{gpu.remapped_rows_uncorrected:,} rows of its memory were replaced for uncorrectable errors",
             "watch whether there come more: nvidia-smi -q -d ROW_REMAPPER",
         )
 
 
-def _link(gpu: DeviceReading) -> Iterator[Ailment]:
+def _link(gpu: DeviceReading) -> Iterator[Defect]:
     width, widest = gpu.pcie_width, gpu.pcie_width_max
     if width is not None and widest is not None and width < widest:
-        yield Ailment(f"{width} of its {widest} PCIe lanes", RESEAT)
+        yield Defect(f"{width} of its {widest} PCIe lanes", RESEAT)
     now, generation_max = gpu.pcie_generation, gpu.pcie_generation_max
     if (
         now is not None
@@ -74,4 +74,4 @@ def _link(gpu: DeviceReading) -> Iterator[Ailment]:
         and now < generation_max
         and (gpu.gpu_utilization_percent or 0) >= BUSY_PERCENT
     ):
-        yield Ailment(f"PCIe generation {now} of {generation_max} under load", RESEAT)
+        yield Defect(f"PCIe generation {now} of {generation_max} under load", RESEAT)

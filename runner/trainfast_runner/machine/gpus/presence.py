@@ -50,7 +50,7 @@ def _torch_sees_one(python: str | None) -> str | None:
     except OSError:
         return None  # torch's CUDA goes through this library
     try:
-        devices = training_python.cuda_devices(training_python.find(python))
+        devices = training_python.cuda_devices(training_python.find_python(python))
     except UserError:
         return None
     return f"torch sees {devices.names[0]}" if devices.names else None

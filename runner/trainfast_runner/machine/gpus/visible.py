@@ -9,7 +9,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.telemetry.mig import Instance
 from trainfast_runner.records.tick import MIG_PREFIX, DeviceReading, is_instance
 
-VARIABLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+VISIBLE_DEVICES, DEVICE_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 PCI_ORDER = "PCI_BUS_ID"
 HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")
 """Values by which people and batch systems (Slurm) hide every GPU: the CPU was asked for."""
@@ -18,7 +18,7 @@ ON_THE_CPU = "devices=cpu to train on the CPU"
 
 def entries(environment: Mapping[str, str]) -> list[str] | None:
     """The entries of CUDA_VISIBLE_DEVICES; None when it is not set."""
-    variable = environment.get(VARIABLE)
+    variable = environment.get(VISIBLE_DEVICES)
     return None if variable is None else [entry.strip() for entry in variable.split(",")]
 
 
@@ -40,9 +40,9 @@ def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]
         return None
     if first != named[0]:
         raise UserError(
-            f"{VARIABLE}={','.join(named)} mixes GPUs and MIG instances, and CUDA takes one or the other",
-            key=VARIABLE,
-            advice=f"{VARIABLE}={first}",
+            f"{VISIBLE_DEVICES}={','.join(named)} mixes GPUs and MIG instances, and CUDA takes one or the other",
+            key=VISIBLE_DEVICES,
+            advice=f"{VISIBLE_DEVICES}={first}",
         )
     matching = [instance for instance in instances if instance.uuid.startswith(first) or instance.old_name == first]
     if len(matching) == 1:
@@ -50,8 +50,8 @@ def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]
     names = [instance.uuid for instance in instances]
     near = difflib.get_close_matches(first, names, n=1, cutoff=0.0)
     raise UserError(
-        f"{VARIABLE}={first} names no MIG instance here" + ("" if names else ", and NVML lists none"),
-        key=VARIABLE,
+        f"{VISIBLE_DEVICES}={first} names no MIG instance here" + ("" if names else ", and NVML lists none"),
+        key=VISIBLE_DEVICES,
         allowed=names or None,
         nearest=near[0] if near else None,
         advice=None if near else f"one of `nvidia-smi -L`, or {ON_THE_CPU}",
@@ -72,7 +72,7 @@ def visible_readings(
         return gpus
     numbered = {gpu.index: gpu for gpu in gpus}
     is_numbered = any(entry.isdigit() for entry in named)
-    if is_numbered and environment.get(ORDER) != PCI_ORDER and len({gpu.name for gpu in gpus}) > 1:
+    if is_numbered and environment.get(DEVICE_ORDER) != PCI_ORDER and len({gpu.name for gpu in gpus}) > 1:
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         numbered = {position: by_uuid[uuid] for position, uuid in enumerate(cuda_order()) if uuid in by_uuid}
     chosen: list[DeviceReading] = []
@@ -90,18 +90,18 @@ def visible_readings(
 def order_unknown_error(environment: Mapping[str, str], why: str) -> UserError:
     """The refusal of numbers in CUDA's order when torch does not list that order."""
     return UserError(
-        f"{VARIABLE}={environment[VARIABLE]} counts GPUs of several models in CUDA's order, which torch does not tell"
-        f" ({why})",
-        key=VARIABLE,
-        advice=f"{ORDER}={PCI_ORDER}, or the UUIDs of `nvidia-smi -L`",
+        f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} counts GPUs of several models in CUDA's order, which torch"
+        f" does not tell ({why})",
+        key=VISIBLE_DEVICES,
+        advice=f"{DEVICE_ORDER}={PCI_ORDER}, or the UUIDs of `nvidia-smi -L`",
     )
 
 
 def no_gpu_named_error(environment: Mapping[str, str], gpus: Sequence[DeviceReading]) -> UserError:
     """The refusal of a CUDA_VISIBLE_DEVICES that hides nothing on purpose and leaves nothing either."""
     return UserError(
-        f"{VARIABLE}={environment[VARIABLE]} names no GPU here",
-        key=VARIABLE,
+        f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} names no GPU here",
+        key=VISIBLE_DEVICES,
         allowed=[str(gpu.index) for gpu in gpus],
-        advice=f"{VARIABLE}={gpus[0].index}, or {ON_THE_CPU}",
+        advice=f"{VISIBLE_DEVICES}={gpus[0].index}, or {ON_THE_CPU}",
     )

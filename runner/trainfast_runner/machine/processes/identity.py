@@ -1,4 +1,4 @@
-"""Processes identified by pid and start time, found below a root, and signalled without mistakes."""
+"""One process, identified by pid and start time, so that no later process with its pid is taken for it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.machine.processes.stat import Stat, read_stat, read_threads
+from trainfast_runner.machine.processes.stat import read_stat
 
 PR_SET_CHILD_SUBREAPER = 36
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of the kernel's proc_ns.h: the content of /proc/self/ns/pid outside of every container."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,6 @@ class Identity:
 
     pid: int
     start_ticks: int
-
-
-@dataclass(frozen=True)
-class UnkillableProcess:
-    """A process that did not end; `state` is the kernel's letter. State D takes no signal."""
-
-    pid: int
-    name: str
-    state: str
 
 
 def identify(pid: int) -> Identity | None:
@@ -66,76 +58,6 @@ def send(identity: Identity, signum: int) -> bool:
     return True
 
 
-def descendants(root_pid: int) -> list[Identity]:
-    """Every running process below `root_pid`, itself not among them."""
-    return [Identity(pid, stat.start_ticks) for pid, stat in below(root_pid) if not stat.ended]
-
-
-def unended(root_pid: int) -> list[UnkillableProcess]:
-    """Processes below `root_pid` with a thread that has not ended; without any, the uncollected ones."""
-    unkillable = [UnkillableProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in below(root_pid)]
-    return [process for process in unkillable if process.state != "Z"] or unkillable
-
-
-def _worst_state(pid: int, stat: Stat) -> str:
-    """The state of the thread that keeps the process from ending: its main thread may have ended before."""
-    states = [thread.state for thread in read_threads(pid) if not thread.ended]
-    return "D" if "D" in states else next(iter(states), stat.state)
-
-
-def _all() -> Iterator[tuple[int, Stat]]:
-    with os.scandir("/proc") as entries:
-        for entry in entries:
-            if entry.name.isdecimal() and (stat := read_stat(int(entry.name))) is not None:
-                yield int(entry.name), stat
-
-
-def below(root_pid: int) -> list[tuple[int, Stat]]:
-    """Every process below `root_pid` by pid, those that wait to be collected among them.
-
-    Raises OSError when files cannot be opened.
-    """
-    children: dict[int, list[tuple[int, Stat]]] = {}
-    for pid, stat in _all():
-        children.setdefault(stat.parent_pid, []).append((pid, stat))
-    descendants: list[tuple[int, Stat]] = []
-    parents = [root_pid]
-    while parents:
-        for pid, stat in children.get(parents.pop(), ()):
-            parents.append(pid)
-            descendants.append((pid, stat))
-    return descendants
-
-
-def session_members(leader: Identity) -> list[Identity]:
-    """The running processes of the session that `leader` began, which may have ended; empty if its pid was reused.
-
-    While one of them runs, the kernel does not reuse that pid.
-    """
-    now = identify(leader.pid)
-    if now is not None and now != leader:
-        return []
-    return [
-        Identity(pid, stat.start_ticks)
-        for pid, stat in _all()
-        if stat.session == leader.pid and stat.start_ticks >= leader.start_ticks and not stat.ended
-    ]
-
-
-def started_with(variable: str, value: str) -> list[Identity]:
-    """The running processes whose environment began with this variable; those of other users are left out.
-
-    A process that has left its parent, its group and its session still has it.
-    """
-    wanted = os.fsencode(f"{variable}={value}")
-    processes = []
-    for pid, stat in _all():
-        with suppress(OSError):  # it ended, or belongs to another user
-            if not stat.ended and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                processes.append(Identity(pid, stat.start_ticks))
-    return processes
-
-
 def has_open(pid: int, path: Path) -> bool:
     """True if a process has the file open; False for a process that this user may not look at."""
     with suppress(OSError):
@@ -158,11 +80,19 @@ def become_subreaper() -> bool:
 
 
 def boot_id() -> str:
-    """Names this boot of the machine: pids and monotonic times of another boot mean nothing."""
+    """The id of this boot of the machine, empty if unknown; pids and monotonic times of another boot mean nothing."""
     try:
         return BOOT_ID_FILE.read_text().strip()
     except OSError:
         return ""
+
+
+def sees_host_pids(namespace: Path = Path("/proc/self/ns/pid")) -> bool:
+    """True if process ids here are the host's, which the driver lists."""
+    try:
+        return os.readlink(namespace) == INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 def _kill(pid: int, signum: int) -> bool:

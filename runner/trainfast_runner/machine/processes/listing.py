@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from trainfast_runner.machine.gpus.events import sees_host_pids
-from trainfast_runner.machine.processes.identity import Identity
-from trainfast_runner.machine.processes.stat import Stat, read_stat
+from trainfast_runner.machine.processes.identity import Identity, sees_host_pids
+from trainfast_runner.machine.processes.stat import TICKS_PER_S, Stat, read_stat
 from trainfast_runner.records.tick import DeviceReading
 
 KERNEL_THREADS_PARENT = 2
@@ -24,8 +23,6 @@ SCAN_EVERY_S = 2.0
 SCAN_SHARE = 0.01
 """Looking at all processes takes at most this share of a core."""
 MOST_ROWS = 200
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +56,16 @@ class _Sighting:
 
     owner: str | None
     is_own: bool
-    cpu_ticks: int
+    cpu_s: float
     looked_s: float
 
 
 class ProcessList:
-    """Reads /proc every few seconds; use it from one thread. `pids_are_ours`: the driver lists ids as in /proc."""
+    """Reads /proc every few seconds; use it from one thread."""
 
-    def __init__(self, *, pids_are_ours: bool | None = None) -> None:
-        self._pids_are_ours = sees_host_pids() if pids_are_ours is None else pids_are_ours
+    def __init__(self) -> None:
+        self._pids_are_ours = sees_host_pids()
+        """True if the driver lists ids as in /proc."""
         self._known: dict[Identity, _Sighting] = {}
         self._rows: dict[int, ProcessRow] = {}
         self._next_scan_s = 0.0
@@ -85,22 +83,13 @@ class ProcessList:
             self._looked_for = frozenset(devices_by_pid) if self._pids_are_ours else frozenset()
             self._scan(self._looked_for)
             self._next_scan_s = began + max(SCAN_EVERY_S, (time.monotonic() - began) / SCAN_SHARE)
-        rows = [
-            replace(row, devices=tuple(devices_by_pid[pid])) if pid in devices_by_pid else row
-            for pid, row in self._rows.items()
-        ]
-        if not self._pids_are_ours:
-            rows = [ProcessRow(pid=pid, devices=tuple(where)) for pid, where in devices_by_pid.items()] + [
-                row for row in self._rows.values() if row.pid not in devices_by_pid
-            ]
-        else:
-            rows += [
-                ProcessRow(pid=pid, devices=tuple(where))
-                for pid, where in devices_by_pid.items()
-                if pid not in self._rows
-            ]
+        row_by_pid = dict(self._rows)
+        for pid, where in devices_by_pid.items():
+            scanned = row_by_pid.get(pid) if self._pids_are_ours else None
+            row_by_pid[pid] = replace(scanned or ProcessRow(pid=pid), devices=tuple(where))
         # A driver may list thousands; those that hold most are the ones a person looks for.
-        return tuple(rows if len(rows) <= MOST_ROWS else heapq.nlargest(MOST_ROWS, rows, key=_weight))
+        rows = tuple(row_by_pid.values())
+        return rows if len(rows) <= MOST_ROWS else tuple(heapq.nlargest(MOST_ROWS, rows, key=_weight))
 
     def _scan(self, wanted: frozenset[int]) -> None:
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -115,18 +104,18 @@ class ProcessList:
             before = self._known.get(identity)
             cpu_percent = None
             if before is not None and now_s > before.looked_s:
-                cpu_percent = 100 * (stat.cpu_ticks - before.cpu_ticks) * _TICK_S / (now_s - before.looked_s)
-            rss_bytes = stat.rss_pages * _PAGE_BYTES
+                cpu_percent = 100 * (stat.cpu_s - before.cpu_s) / (now_s - before.looked_s)
+            rss_bytes = stat.memory_rss_bytes
             is_listed = pid in wanted or rss_bytes >= LEAST_RSS_BYTES or (cpu_percent or 0) >= LEAST_CPU_PERCENT
-            sighting = sightings[identity] = before or _Sighting(None, False, 0, 0.0)
-            sighting.cpu_ticks, sighting.looked_s = stat.cpu_ticks, now_s
+            sighting = sightings[identity] = before or _Sighting(None, False, 0.0, 0.0)
+            sighting.cpu_s, sighting.looked_s = stat.cpu_s, now_s
             if not is_listed:
                 continue
             if sighting.owner is None and (uid := owner_uid(pid)) is not None:
                 sighting.owner, sighting.is_own = user_name(uid), uid == os.getuid()
             # Read anew: a launcher may exec another program.
             command = command_line(name) or f"[{stat.name}]"
-            age_s = max(0.0, now_s - stat.start_ticks * _TICK_S)
+            age_s = max(0.0, now_s - stat.start_ticks / TICKS_PER_S)
             rows[pid] = ProcessRow(
                 pid, identity, sighting.owner, sighting.is_own, command, cpu_percent, rss_bytes, age_s
             )

@@ -11,22 +11,25 @@ from dataclasses import dataclass
 
 from trainfast_runner.machine.proc_files import read_proc
 
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+
 
 @dataclass(frozen=True, slots=True)
 class Stat:
     """Fields of `/proc/PID/stat`.
 
     `state` is the kernel's letter: R runs, S sleeps, D sleeps and takes no signal, Z has ended.
-    `start_ticks` and `cpu_ticks` are clock ticks since boot and of processor time, `rss_pages` pages of memory.
+    `start_ticks` are clock ticks since boot, `cpu_s` seconds of processor time.
     """
 
     state: str
     parent_pid: int
     session: int
     start_ticks: int
-    cpu_ticks: int
+    cpu_s: float
     threads: int
-    rss_pages: int
+    memory_rss_bytes: int
     name: str
 
     @property
@@ -71,8 +74,8 @@ def _read_stat(name: str) -> Stat | None:
         parent_pid=int(fields[1]),
         session=int(fields[3]),
         start_ticks=int(fields[19]),
-        cpu_ticks=int(fields[11]) + int(fields[12]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / TICKS_PER_S,
         threads=int(fields[17]),
-        rss_pages=int(fields[21]),
+        memory_rss_bytes=int(fields[21]) * _PAGE_BYTES,
         name=head.partition(b"(")[2].decode(errors="replace"),
     )

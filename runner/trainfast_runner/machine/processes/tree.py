@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 
@@ -11,8 +10,9 @@ import psutil
 from trainfast_runner.machine.processes.stat import Stat, read_stat, read_storage_bytes
 from trainfast_runner.records.tick import RunReading
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+SEARCH_EVERY = 3
+"""Ticks between two searches for new descendants, which list all of /proc; also between two readings of the storage
+counters, which are in a file for each process."""
 _ALL_AGAIN_EVERY = 20
 """Searches between two that read every process: meanwhile a known pid may have passed to a new process."""
 
@@ -22,7 +22,7 @@ class _Member:
     """A process of the tree, its processor time and its last storage counters (None when the system gives none)."""
 
     start_ticks: int
-    cpu_ticks: int
+    cpu_s: float
     storage: tuple[int, int] | None = None
 
 
@@ -32,11 +32,8 @@ class ProcessTree:
     Ranks whose launcher died are adopted by another process, and still belong to the run.
     """
 
-    def __init__(self, root_pid: int, *, search_every: int = 3) -> None:
-        """`search_every`: ticks between two searches for new descendants, which list all of /proc; also between two
-        readings of the storage counters, which are in a file for each process."""
+    def __init__(self, root_pid: int) -> None:
         self.root_pid = root_pid
-        self._search_every = search_every
         self._ticks = 0
         self._members: dict[int, _Member] = {}
         self._seen: set[int] = set()
@@ -53,23 +50,23 @@ class ProcessTree:
 
         Raises OSError when files cannot be opened.
         """
-        turn = self._ticks % self._search_every
+        turn = self._ticks % SEARCH_EVERY
         if turn == 0:
-            self._search(everyone=self._ticks % (self._search_every * _ALL_AGAIN_EVERY) == 0)
-        storage_due = turn == self._search_every // 2
+            self._search(everyone=self._ticks % (SEARCH_EVERY * _ALL_AGAIN_EVERY) == 0)
+        storage_due = turn == SEARCH_EVERY // 2
         self._ticks += 1
         now_s = time.monotonic()
         before_s, self._read_s = self._read_s, now_s
-        cpu_ticks, rss_pages, threads = 0, 0, 0
+        cpu_s, rss_bytes, threads = 0.0, 0, 0
         for pid, member in list(self._members.items()):
             stat = read_stat(pid)
             if stat is None or stat.ended or stat.start_ticks != member.start_ticks:
                 # A zombie uses nothing, and the pid may have passed to another process.
                 self._retire(pid)
                 continue
-            cpu_ticks += stat.cpu_ticks - member.cpu_ticks
-            member.cpu_ticks = stat.cpu_ticks
-            rss_pages += stat.rss_pages
+            cpu_s += stat.cpu_s - member.cpu_s
+            member.cpu_s = stat.cpu_s
+            rss_bytes += stat.memory_rss_bytes
             threads += stat.threads
             if storage_due or member.storage is None:
                 # A process that just ended keeps its last counters.
@@ -78,8 +75,8 @@ class ProcessTree:
             return None
         storage = [member.storage for member in self._members.values() if member.storage is not None]
         return RunReading(
-            cpu_percent=None if before_s is None else round(100 * cpu_ticks / _TICKS_PER_S / (now_s - before_s), 1),
-            memory_rss_bytes=rss_pages * _PAGE_BYTES,
+            cpu_percent=None if before_s is None else round(100 * cpu_s / (now_s - before_s), 1),
+            memory_rss_bytes=rss_bytes,
             read_bytes=self._ended_read_bytes + sum(read for read, _ in storage) if storage else None,
             write_bytes=self._ended_write_bytes + sum(written for _, written in storage) if storage else None,
             processes=len(self._members),
@@ -104,7 +101,7 @@ class ProcessTree:
                     parents.append(pid)
 
     def _add(self, pid: int, stat: Stat) -> None:
-        self._members[pid] = _Member(stat.start_ticks, stat.cpu_ticks)
+        self._members[pid] = _Member(stat.start_ticks, stat.cpu_s)
 
     def _retire(self, pid: int) -> None:
         read, written = self._members.pop(pid).storage or (0, 0)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-from trainfast_runner.machine.processes.identity import below
+from trainfast_runner.machine.processes.family import below
 
 COMPILERS = {
     *("ninja", "nvcc", "cicc", "cudafe++", "ptxas", "hipcc"),
     *("cc", "c++", "gcc", "g++", "cc1", "cc1plus", "clang", "clang++"),
 }
 """Names of the programs that build DeepSpeed's extensions and the kernels of torch.compile."""
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -30,4 +28,4 @@ def work_below(root_pid: int) -> Work:
     except OSError:
         return Work()
     names = {stat.name for stat in running}
-    return Work(sum(stat.cpu_ticks for stat in running) / _TICKS_PER_S, tuple(sorted(names & COMPILERS)))
+    return Work(sum(stat.cpu_s for stat in running), tuple(sorted(names & COMPILERS)))

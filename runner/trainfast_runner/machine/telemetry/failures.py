@@ -50,7 +50,7 @@ HAS_NOT_ANSWERED: Final = "has not answered for"
 SLOW_S: Final = 15.0
 """A call that takes longer is treated as hanging."""
 
-LOOK: Final = "See whether `nvidia-smi` works; if not, reboot, or install the driver again"
+TRY_NVIDIA_SMI: Final = "See whether `nvidia-smi` works; if not, reboot, or install the driver again"
 
 DEVICE_FAILURES: Final = {
     GPU_IS_LOST: "GPU is lost: it no longer answers on its bus. Look for Xid 79 in `dmesg`, check power "
@@ -91,7 +91,8 @@ def initialization(code: int, text: str, root: Path = Path("/")) -> str:
         return f"{UNLOADABLE} ({why}): install the driver again, or take the folder of that file out of LD_LIBRARY_PATH"
     control = root / "dev/nvidiactl"
     if code == LIB_RM_VERSION_MISMATCH or code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
-        return (LIBRARY_FAILURES | DEVICE_FAILURES).get(code, f"NVML does not start: {text} (code {code}). {LOOK}")
+        unnamed = f"NVML does not start: {text} (code {code}). {TRY_NVIDIA_SMI}"
+        return (LIBRARY_FAILURES | DEVICE_FAILURES).get(code, unnamed)
     if (root / "proc/driver/nvidia/version").exists() and not control.exists():
         return NO_DEVICE_NODES
     if control.exists() and (code == NO_PERMISSION or not os.access(control, os.R_OK | os.W_OK)):
@@ -144,10 +145,9 @@ def reading(code: int, text: str) -> str:
 
 def hangs(seconds: float, who: str = "NVML") -> str:
     """A sentence about a call into the driver that has not returned for this long."""
-    shown = f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
     return (
-        f"{who} {HAS_NOT_ANSWERED} {shown} s: a call into the NVIDIA driver does not come back. Look for Xid errors"
-        " in `dmesg`; a reboot usually helps"
+        f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: a call into the NVIDIA driver does not come back. Look for Xid"
+        " errors in `dmesg`; a reboot usually helps"
     )
 
 
@@ -155,8 +155,7 @@ def slow(seconds: float, who: str) -> str:
     """A sentence about a slow call: up to `SLOW_S` it mostly returns."""
     if seconds >= SLOW_S:
         return hangs(seconds, who)
-    shown = f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
-    return f"{who} {HAS_NOT_ANSWERED} {shown} s: the NVIDIA driver is slow with it; it is asked again"
+    return f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: the NVIDIA driver is slow with it; it is asked again"
 
 
 def takes_long(sentence: str) -> bool:
@@ -169,9 +168,13 @@ def opening(seconds: float, timeout_s: float) -> str:
     if seconds > timeout_s:
         return hangs(seconds)
     return (
-        f"NVML has not answered for {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"
+        f"NVML {HAS_NOT_ANSWERED} {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"
         " each GPU without persistence mode"
     )
+
+
+def _digits(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
 
 
 def field(code: int) -> str:

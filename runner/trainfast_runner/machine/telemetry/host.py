@@ -10,9 +10,9 @@ from trainfast_runner.machine.processes.tree import ProcessTree
 from trainfast_runner.machine.telemetry.host_files import (
     CoreSeconds,
     read_cores,
-    read_disk_bytes,
+    read_disks,
     read_memory,
-    read_network_bytes,
+    read_network,
 )
 from trainfast_runner.records.tick import HostReading
 
@@ -41,38 +41,38 @@ class HostReader:
         """The reading, and why each missing part is missing (keys start with `host.`, or are `run`)."""
         missing: dict[str, str] = {}
         per_core = self._per_core(missing)
-        memory = _ask("host.memory_used_bytes", read_memory, missing)
-        load = _ask("host.load_1m", os.getloadavg, missing)
-        disks = _ask("host.disk_read_bytes", read_disk_bytes, missing)
         no_network = "no network interface but loopback"
-        network = _ask("host.network_received_bytes", read_network_bytes, missing, none=no_network)
+        counters = {
+            **(_ask("host.memory_used_bytes", read_memory, missing) or {}),
+            **(_ask("host.disk_read_bytes", read_disks, missing) or {}),
+            **(_ask("host.network_received_bytes", read_network, missing, none=no_network) or {}),
+        }
+        load = _ask("host.load_1m", os.getloadavg, missing)
+        run = None
+        if self.tree:
+            none = f"process {self.tree.root_pid} and its children have ended"
+            run = _ask("run", self.tree.read, missing, none=none)
+        reading = HostReading(
+            cpu_percent=round(sum(per_core) / len(per_core), 2) if per_core else None,
+            cpu_count=len(self._cores) if self._cores else None,
+            cpu_percent_per_core=per_core,
+            load_1m=load[0] if load else None,
+            temperature_c=self._temperature(missing),
+            run=run,
+            **counters,
+        )
+        self._ticks += 1
+        return reading, missing
+
+    def _temperature(self, missing: dict[str, str]) -> float | None:
+        """The last temperature of the processor, read again every few ticks."""
         if self._ticks % SENSORS_EVERY == 0 and self._has_sensor:
             self._temperature_c = _ask("host.temperature_c", _package_temperature, missing)
             # A machine without a sensor gets none later, and each search costs as much as all other readings.
             self._has_sensor = self._temperature_c is not None or self._ticks > 0
         if self._temperature_c is None:
             missing.setdefault("host.temperature_c", "no processor temperature sensor is visible")
-        self._ticks += 1
-        run = None
-        if self.tree:
-            none = f"process {self.tree.root_pid} and its children have ended"
-            run = _ask("run", self.tree.read, missing, none=none)
-        return HostReading(
-            cpu_percent=round(sum(per_core) / len(per_core), 2) if per_core else None,
-            cpu_count=len(self._cores) if self._cores else None,
-            cpu_percent_per_core=per_core,
-            load_1m=load[0] if load else None,
-            memory_used_bytes=memory.total - memory.available if memory else None,
-            memory_total_bytes=memory.total if memory else None,
-            memory_available_bytes=memory.available if memory else None,
-            swap_used_bytes=memory.swap_used if memory else None,
-            disk_read_bytes=disks[0] if disks else None,
-            disk_write_bytes=disks[1] if disks else None,
-            network_received_bytes=network[0] if network else None,
-            network_sent_bytes=network[1] if network else None,
-            temperature_c=self._temperature_c,
-            run=run,
-        ), missing
+        return self._temperature_c
 
     def _per_core(self, missing: dict[str, str]) -> list[float] | None:
         before, now = self._cores, _ask("host.cpu_percent", read_cores, missing)

@@ -10,8 +10,8 @@ import re
 from typing import NamedTuple
 
 from trainfast_runner.machine.proc_files import read_proc
+from trainfast_runner.machine.processes.stat import TICKS_PER_S
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MEMORY = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree): +(\d+)", re.MULTILINE)
 _SECTOR_BYTES = 512
 """`/proc/diskstats` counts sectors of this size on every disk (Documentation/admin-guide/iostats of the kernel)."""
@@ -25,14 +25,6 @@ class CoreSeconds(NamedTuple):
     idle: float
 
 
-class Memory(NamedTuple):
-    """Bytes of memory and swap, from `/proc/meminfo` (proc_meminfo(5))."""
-
-    total: int
-    available: int
-    swap_used: int
-
-
 def read_cores() -> list[CoreSeconds]:
     """Busy and idle seconds of each core, in order. Raises OSError, or LookupError or ValueError for a damaged file."""
     cores = []
@@ -43,42 +35,53 @@ def read_cores() -> list[CoreSeconds]:
         # A guest's time, which follows, is in that of its user already (proc_stat(5)).
         user, nice, system, idle, disk_wait, irq, softirq, stolen = map(int, line.split()[1:9])
         busy = user + nice + system + irq + softirq + stolen
-        cores.append(CoreSeconds(busy / _TICKS_PER_S, (idle + disk_wait) / _TICKS_PER_S))
+        cores.append(CoreSeconds(busy / TICKS_PER_S, (idle + disk_wait) / TICKS_PER_S))
     if not cores:
         raise ValueError("no cores are listed")
     return cores
 
 
-def read_memory() -> Memory:
-    """Memory and swap at this moment. Raises as `read_cores`."""
+def read_memory() -> dict[str, int]:
+    """Memory and swap at this moment, by field of `HostReading` (proc_meminfo(5)). Raises as `read_cores`."""
     kib = {name: int(size) for name, size in _MEMORY.findall(_read("meminfo"))}
-    return Memory(
-        total=kib["MemTotal"] << 10,
-        available=kib["MemAvailable"] << 10,
-        swap_used=(kib["SwapTotal"] - kib["SwapFree"]) << 10,
-    )
+    return {
+        "memory_used_bytes": (kib["MemTotal"] - kib["MemAvailable"]) << 10,
+        "memory_total_bytes": kib["MemTotal"] << 10,
+        "memory_available_bytes": kib["MemAvailable"] << 10,
+        "swap_used_bytes": (kib["SwapTotal"] - kib["SwapFree"]) << 10,
+    }
 
 
-def read_disk_bytes() -> tuple[int, int] | None:
-    """Bytes that all whole disks have read and written since boot; None without a disk. Raises as `read_cores`."""
+def read_disks() -> dict[str, int] | None:
+    """Bytes that all whole disks have read and written since boot, by field of `HostReading`; None without a disk.
+
+    Raises as `read_cores`.
+    """
     disks = {name.replace("!", "/") for name in os.listdir("/sys/block")}
     # Partitions have lines of their own, and their disk's line counts them too.
     counters = [fields for line in _read("diskstats").splitlines() if (fields := line.split())[2] in disks]
     if not counters:
         return None
-    read, written = sum(int(fields[5]) for fields in counters), sum(int(fields[9]) for fields in counters)
-    return read * _SECTOR_BYTES, written * _SECTOR_BYTES
+    return {
+        "disk_read_bytes": _SECTOR_BYTES * sum(int(fields[5]) for fields in counters),
+        "disk_write_bytes": _SECTOR_BYTES * sum(int(fields[9]) for fields in counters),
+    }
 
 
-def read_network_bytes() -> tuple[int, int] | None:
-    """Bytes received and sent by all interfaces but loopback, which carries gloo and local sockets; None without any.
+def read_network() -> dict[str, int] | None:
+    """Bytes received and sent by all interfaces but loopback, by field of `HostReading`; None without any.
 
-    Raises as `read_cores`.
+    Loopback carries gloo and local sockets. Raises as `read_cores`.
     """
     # Two lines of headings; then eight counters of receiving and eight of sending (proc_pid_net(5)).
     lines = (line.rpartition(":") for line in _read("net/dev").splitlines()[2:])
     counters = [figures.split() for name, _, figures in lines if name.strip() != _LOOPBACK]
-    return (sum(int(each[0]) for each in counters), sum(int(each[8]) for each in counters)) if counters else None
+    if not counters:
+        return None
+    return {
+        "network_received_bytes": sum(int(each[0]) for each in counters),
+        "network_sent_bytes": sum(int(each[8]) for each in counters),
+    }
 
 
 def _read(name: str) -> str:

@@ -85,7 +85,6 @@ class Nvml:
 
     def sample(self, t_ns: int) -> tuple[list[DeviceReading], dict[str, str]]:
         """One reading for each GPU, and the reasons of missing ones. `t_ns` is CLOCK_MONOTONIC and paces retries."""
-        missing: dict[str, str] = {}
         if self._opening is not None and self._opening.over:
             opened, self._opening = self._opening, None
             self._attach(opened, t_ns)
@@ -93,7 +92,7 @@ class Nvml:
         if not self._driver.is_open:
             self._open_when_due(t_ns)
         devices = list(self._gpus.devices)
-        answered = self._read_all(devices, t_ns, missing) if self._driver.is_open else {}
+        answered, missing = self._read_all(devices, t_ns) if self._driver.is_open else ({}, {})
         readings = []
         for device in devices:
             reading = answered.get(device.index)
@@ -142,8 +141,8 @@ class Nvml:
             reasons["nvml"] = failures.NO_DEVICES
         return reasons
 
-    def _read_all(self, devices: Sequence[Device], t_ns: int, missing: dict[str, str]) -> dict[int, DeviceReading]:
-        """The readings of the GPUs that answer, by index; the reasons of their missing parts are put into `missing`."""
+    def _read_all(self, devices: Sequence[Device], t_ns: int) -> tuple[dict[int, DeviceReading], dict[str, str]]:
+        """The readings of the GPUs that answer, by index, and the reasons of their missing parts."""
         nv = self._driver.nv
         assert nv is not None
         read = partial(_read, nv, t_ns - time.monotonic_ns(), self._ticks)
@@ -155,6 +154,7 @@ class Nvml:
         ended = self._calls.run(sound, read, self.timeout_s, t_ns)
         ended += self._calls.run(doubtful, read, min(self.timeout_s, HUNG_TIMEOUT_S), t_ns)
         readings: dict[int, DeviceReading] = {}
+        missing: dict[str, str] = {}
         for device, job in ended:
             if self._has_failed(device, job, t_ns):
                 if device.lost:
@@ -163,7 +163,7 @@ class Nvml:
             elif job.result is not None:
                 readings[device.index], reasons = job.result
                 missing.update({f"gpu{device.index}.{field}": reason for field, reason in reasons.items()})
-        return readings
+        return readings, missing
 
     def _is_due(self, device: Device, t_ns: int) -> bool:
         """True if this GPU is to be read now; after a call that hung only after a rest."""

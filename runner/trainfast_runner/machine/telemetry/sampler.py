@@ -59,21 +59,20 @@ class Cadence:
     """The schedule of ticks, which keeps the cost of sampling within its budget.
 
     The schedule is steady: a late tick is not made up for, and lateness does not add up. When ticks cost more than
-    `budget` of the period, the period doubles (to 10 s at most), `missing["sampler.period"]` is set, and the period
+    `BUDGET` of the period, the period doubles (to 10 s at most), `missing["sampler.period"]` is set, and the period
     comes back when ticks are cheap again.
     """
 
-    def __init__(self, period_s: float, budget: float = BUDGET) -> None:
+    def __init__(self, period_s: float) -> None:
         if period_s <= 0:
             raise ValueError(f"period_s is {period_s}: it must be above 0")
         self.period_s = period_s
         """The period now; longer than asked for while ticks are over budget."""
         self._asked_period_s = period_s
-        self._budget = budget
         self._over, self._under = 0, 0
 
     def ask(self, period_s: float) -> None:
-        """Another period from the next tick on."""
+        """Change the period from the next tick on."""
         if period_s != self._asked_period_s:
             self._over = self._under = 0
             self._asked_period_s = self.period_s = period_s
@@ -85,10 +84,10 @@ class Cadence:
 
     def after(self, tick: Tick) -> None:
         """Double the period after ticks over budget, halve it after cheap ones, and note it in the tick."""
-        cost_s = tick.sample_us / 1e6
-        self._over = self._over + 1 if cost_s > self._budget * self.period_s else 0
+        cost_s, budget_s = tick.sample_us / 1e6, BUDGET * self.period_s
+        self._over = self._over + 1 if cost_s > budget_s else 0
         # Half the period must hold the budget with room, or the period would swing.
-        self._under = self._under + 1 if cost_s < self._budget * self.period_s / 4 else 0
+        self._under = self._under + 1 if cost_s < budget_s / 4 else 0
         if self._over >= _TICKS_TO_SLOW_DOWN and self.period_s < _LONGEST_PERIOD_S:
             self.period_s = min(self.period_s * 2, max(_LONGEST_PERIOD_S, self._asked_period_s))
             self._over = 0
@@ -113,13 +112,12 @@ class Sampler:
         on_tick: Callable[[Tick], None],
         *,
         period_s: float = 1.0,
-        budget: float = BUDGET,
         on_xid: OnXid | None = None,
         instances: Collection[str] = (),
     ) -> None:
-        """`budget`: the share of the period that taking a tick may cost. `on_xid` gets Xid errors when they happen,
-        from another thread. `instances` are UUIDs of MIG instances to read after the GPUs."""
-        self._cadence = Cadence(period_s, budget)
+        """`on_xid` gets Xid errors when they happen, from another thread. `instances` are UUIDs of MIG instances to
+        read after the GPUs."""
+        self._cadence = Cadence(period_s)
         self.failure: BaseException | None = None
         """The exception of `on_tick`, or None."""
         self._on_tick = on_tick
@@ -137,19 +135,19 @@ class Sampler:
         return self._cadence.period_s
 
     def start(self) -> None:
-        """Starts the thread. The first tick is taken at once; it has no rates yet."""
+        """Start the thread. The first tick is taken at once; it has no rates yet."""
         self._thread.start()
 
     def set_root_pid(self, pid: int | None) -> None:
-        """Adds the process tree below `pid` to the coming ticks, or none. Safe from any thread."""
+        """Add the process tree below `pid` to the coming ticks, or none. Safe from any thread."""
         self._root_pid = pid
 
     def ask_period(self, period_s: float) -> None:
-        """A tick every `period_s` seconds after the next one. Safe from any thread."""
+        """Take a tick every `period_s` seconds after the next one. Safe from any thread."""
         self._cadence.ask(period_s)
 
     def stop(self, timeout_s: float = 2.0, *, last_tick: bool = False) -> bool:
-        """Ends the sampling and waits for its last tick; False when a call into the driver holds it longer.
+        """End the sampling and wait for its last tick; False when a call into the driver holds it longer.
 
         With `last_tick` one more tick is taken first: what happened since the one before it is known only then.
         """

@@ -6,21 +6,21 @@ from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.units import lowest
 
-Heat = DeviceReading | DeviceSample
+ThermalReading = DeviceReading | DeviceSample
 """A reading of a GPU with its temperature and limits, in degrees Celsius; None when unavailable."""
 
 
-def slows_down_at_c(seen: Heat) -> float | None:
+def slows_down_at_c(reading: ThermalReading) -> float | None:
     """The temperature at which the GPU is slowed down: by its limits, else by its own margin."""
-    limit = lowest((seen.gpu_max_temperature_c, seen.slowdown_temperature_c))
-    if limit is not None or seen.temperature_c is None or seen.degrees_to_slowdown_c is None:
+    limit = lowest((reading.gpu_max_temperature_c, reading.slowdown_temperature_c))
+    if limit is not None or reading.temperature_c is None or reading.degrees_to_slowdown_c is None:
         return limit
-    return seen.temperature_c + seen.degrees_to_slowdown_c
+    return reading.temperature_c + reading.degrees_to_slowdown_c
 
 
-def degrees_left(seen: Heat) -> float | None:
+def degrees_left(reading: ThermalReading) -> float | None:
     """Degrees Celsius before the GPU is slowed down, by its own margin, else by its limits; negative above them."""
-    limit = slows_down_at_c(seen)
-    if seen.degrees_to_slowdown_c is not None or seen.temperature_c is None or limit is None:
-        return seen.degrees_to_slowdown_c
-    return limit - seen.temperature_c
+    limit = slows_down_at_c(reading)
+    if reading.degrees_to_slowdown_c is not None or reading.temperature_c is None or limit is None:
+        return reading.degrees_to_slowdown_c
+    return limit - reading.temperature_c

@@ -123,8 +123,10 @@ LONGEST_NS = 5_000_000_000
 
 
 class SampledReasons:
-    """Sums, by cause, the time in which its reasons were shown; half of the time between a reading that shows them and
-    one that does not. The sum grows as a counter of the driver would."""
+    """The time by cause in which its reasons were shown, growing as a counter of the driver would.
+
+    Between a reading that shows a reason and one that does not, half of the time counts.
+    """
 
     def __init__(self) -> None:
         self._held_ns = {cause.name: 0 for cause in CAUSES}

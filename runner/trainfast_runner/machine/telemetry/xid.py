@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
@@ -77,7 +76,7 @@ class XidWatch:
         self._thread.join(2 * _WAIT_MS / 1000)
         return not self._thread.is_alive()
 
-    def _sign_up(self) -> Any:
+    def _register(self) -> Any:
         """The set of events to wait for; None when no GPU gives any."""
         nv = self._nv
         try:
@@ -96,8 +95,8 @@ class XidWatch:
 
     def _run(self) -> None:
         nv = self._nv
-        parts = self._parts()
-        events = self._sign_up()
+        instances = self._instances_by_gpu()
+        events = self._register()
         if events is None:
             return
         while not self._stopping.is_set():
@@ -113,15 +112,17 @@ class XidWatch:
             index = self._indexes.get(_address(event.device))
             if event.eventType == _XID_EVENTS and index is not None:
                 t_ns = time.monotonic_ns()
-                hit = [part for part, number in parts.get(index, []) if event.gpuInstanceId in (number, _WHOLE_GPU)]
-                for affected in (index, *hit):
-                    self._on_xid(t_ns, affected, event.eventData)
+                self._on_xid(t_ns, index, event.eventData)
+                for instance, number in instances.get(index, ()):
+                    if event.gpuInstanceId in (number, _WHOLE_GPU):
+                        self._on_xid(t_ns, instance, event.eventData)
         with contextlib.suppress(nv.NVMLError):
             nv.nvmlEventSetFree(events)
 
-    def _parts(self) -> dict[int, list[tuple[int, int]]]:
+    def _instances_by_gpu(self) -> dict[int, list[tuple[int, int]]]:
         """The instances of each GPU by its index: their own index and the number of the GPU instance."""
-        nv, by_gpu = self._nv, defaultdict[int, list[tuple[int, int]]](list)
+        nv = self._nv
+        by_gpu: dict[int, list[tuple[int, int]]] = {}
         for index, handle in self._instances.items():
             try:
                 gpu = self._indexes.get(_address(nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)))
@@ -130,7 +131,7 @@ class XidWatch:
                 self.missing = self.missing | {index: _reason(error)}
                 continue
             if gpu is not None:
-                by_gpu[gpu].append((index, number))
+                by_gpu.setdefault(gpu, []).append((index, number))
         return by_gpu
 
 

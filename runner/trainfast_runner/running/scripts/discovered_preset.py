@@ -29,7 +29,7 @@ def preset_of(
     now: KnobValues = {
         proposal.knob: proposal.value for proposal in mapping if proposal.knob in BASE and proposal.value is not None
     }
-    command = read_command(typed, None if python is None else training_python.find(python), cwd)
+    command = read_command(typed, None if python is None else training_python.find_python(python), cwd)
     return ScriptPreset(
         command=tuple(typed),
         places={proposal.knob: proposal.place for proposal in mapping},

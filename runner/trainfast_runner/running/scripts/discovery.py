@@ -16,7 +16,8 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.processes.identity import send, started_with
+from trainfast_runner.machine.processes.family import started_with
+from trainfast_runner.machine.processes.identity import send
 from trainfast_runner.records.discovered import DISCOVERED_FILE, Discovered
 from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
@@ -51,7 +52,7 @@ def discover(
 
     Raises UserError if the script cannot be run, or fails before its parser.
     """
-    command = read_command(typed, None if python is None else training_python.find(python))
+    command = read_command(typed, None if python is None else training_python.find_python(python))
     if command.interpreter is None or not command.script:
         raise UserError(
             f"{command.typed[0]} does not say which script it starts: discovery runs a Python script itself",

@@ -53,7 +53,7 @@ def plan_script(
     without_flag = {name: value for name, value in knobs.items() if name not in (*preset.places, *OUR_KNOBS)}
     cwd = "" if typed else _folder(preset)
     applied = preset.applied(list(typed or preset.command), knobs)
-    command = read_command(applied, None if python is None else training_python.find(python), cwd)
+    command = read_command(applied, None if python is None else training_python.find_python(python), cwd)
     steps = _steps(knobs, steps, steps_from_log)
     versions = _versions(command.interpreter)
     door_closed = _door_closed(command, versions)

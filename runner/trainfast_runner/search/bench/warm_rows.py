@@ -13,7 +13,7 @@ import msgspec
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import TRIAL
-from trainfast_runner.records.search_directories import exclusive
+from trainfast_runner.records.search_directories import conductor_lock
 from trainfast_runner.results.trial_result import trial_result
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
@@ -66,7 +66,7 @@ class WarmRows:
         if self._search_id is None:
             search = new_search(self._home, plan.spec.preset)
             self._locks.callback(shutil.rmtree, search, ignore_errors=True)
-            self._locks.enter_context(exclusive(search))
+            self._locks.enter_context(conductor_lock(search))
             self._search_id = search.name
         directory = launch.start(replace(plan, role=TRIAL, search_id=self._search_id), self._home)
         self._process, self._group = WarmProcess(directory, plan.world_size, self._raise_if_cancelled), group
