@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from best_searched import BEST_ID, a_best_search, a_question
 from recorded import GIB, a_run
 from searched import SEARCH_ID, a_search, asked
 from still import FIT, FULL, SMALL, StillApp, a_snapshot, given, running, screen_text, shown
@@ -59,6 +60,25 @@ async def test_a_proof_leaves_the_knobs_that_were_searched_to_the_next_run(home:
     assert next_run.spec == spec
     assert next_run.is_changed("batch_size")
     assert next_run.is_changed("steps")
+
+
+async def test_a_cold_run_of_a_best_fit_leaves_the_knobs_that_were_searched_unless_it_was_opened(home: Home) -> None:
+    cold = a_run(home, role="cold", knobs={"batch_size": 4, "precision": "bf16", "steps": 63, "memory_limit": None})
+    ran = read_run_file(cold)
+    assert ran is not None
+    (cold / "run.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(ran, search_id=BEST_ID)))
+    searched = next_run_from_preset("tiny-llama").with_value("steps", "30").with_value("batch_size", "16").spec
+    a_best_search(home, [a_question(**searched.record_fields())])
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(cold)))
+        await pilot.pause()
+        assert app.session.next_run is not None
+        assert app.session.next_run.spec == searched
+        app.session.show_run(cold)
+        app.post(SnapshotTaken(a_snapshot(cold)))
+        await pilot.pause()
+        knobs = app.session.next_run.spec.knobs
+        assert (knobs["batch_size"], knobs["precision"], knobs["steps"]) == (4, "bf16", 63)
 
 
 async def test_a_value_typed_while_a_script_takes_the_place_of_the_next_run_is_refused(home: Home) -> None:

@@ -118,9 +118,12 @@ def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
     assert set(lines[-2]) == {"━"}
     assert len(lines[-2]) < len(lines[1])
     other = shown(NextRunMemory(FITS, measured=MeasuredMemory(700 * MIB, 800 * MIB, same_knobs=False)))
-    assert other[-1] == "measured 700 MiB (predicted 800 MiB, -12.5 %)", "of another prediction than the one above it"
-    corrected = shown(NextRunMemory(FITS, measured=MeasuredMemory(1400 * MIB, 1300 * MIB, same_knobs=True)))
-    assert corrected[-1] == "measured 1.37 GiB (predicted 1.27 GiB, +7.7 %)", "the bar above has learnt from it"
+    assert other[-2:] == ["measured 700 MiB (predicted 800 MiB, -12.5 %)", "above: the next run, with other knobs"]
+    corrected = NextRunMemory(FITS, measured=MeasuredMemory(1400 * MIB, 1300 * MIB, same_knobs=True))
+    figures, words = shown(corrected)[-2:]
+    assert figures == "measured 1.37 GiB (predicted 1.27 GiB, +7.7 %)"
+    assert words == "above: corrected by the runs measured since"
+    assert shown(corrected, SMALL)[-2:] == ["1.37 GiB (predicted 1.27 GiB)", "above: corrected since"]
     assert len(shown(same, SMALL)) == 5
     assert shown(same, SMALL)[-1] == "1.35 GiB (predicted 1.37 GiB)", "no percentage without what it is relative to"
 

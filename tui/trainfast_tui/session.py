@@ -78,6 +78,8 @@ class Session:
         self._is_chosen = preset is not None
         """True if the knobs were chosen: a run on the screen and the machine do not replace them then."""
         self._adopted_run_id: str | None = None
+        self._opened_run_id: str | None = None
+        """The run that was opened from the list of runs last."""
         self._notified_run_id: str | None = None
 
     def post(self, message: object) -> None:
@@ -158,7 +160,8 @@ class Session:
         if self._is_chosen and self.next_run is not None:
             self.next_run = self.next_run.compared_with(run)
         else:
-            self.next_run = repeat_run(run, self.home) or self.next_run
+            is_opened = run.run_id == self._opened_run_id
+            self.next_run = repeat_run(run, self.home, is_opened=is_opened) or self.next_run
         self.post(NextRunChanged())
 
     def _on_machine(self, machine: Machine) -> None:
@@ -173,7 +176,7 @@ class Session:
 
     def show_run(self, directory: Path) -> None:
         """Follow this run on the main screen; its knobs become the next run's."""
-        self._is_chosen, self._adopted_run_id = False, None
+        self._is_chosen, self._adopted_run_id, self._opened_run_id = False, None, directory.name
         self.runs.note_left()
         self.reader.follow(directory)
 

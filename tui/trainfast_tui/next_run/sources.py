@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import CONFIRMATION, RecordedSpec, RunFile
+from trainfast_runner.records.run_file import COLD, CONFIRMATION, RecordedSpec, RunFile
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
@@ -61,22 +61,27 @@ def _script_spec(script: ScriptPreset, knobs: KnobValues, overrides: Iterable[st
     return RunSpec(script.name, None, script.title or script.name, {}, {}, knobs, tuple(overrides), script)
 
 
-def repeat_run(run: RunFile, home: Home) -> NextRun | None:
-    """The next run that repeats this one; None for a script's run that cannot be repeated by its knobs."""
-    return repeat_preset_run(run, home) if run.script is None else _repeat_script_run(run)
+def repeat_run(run: RunFile, home: Home, *, is_opened: bool = False) -> NextRun | None:
+    """The next run that repeats this one; None for a script's run that cannot be repeated by its knobs.
+
+    `is_opened` as in `repeat_preset_run`.
+    """
+    return repeat_preset_run(run, home, is_opened=is_opened) if run.script is None else _repeat_script_run(run)
 
 
-def repeat_preset_run(run: RunFile, home: Home) -> PresetNextRun:
+def repeat_preset_run(run: RunFile, home: Home, *, is_opened: bool = False) -> PresetNextRun:
     """The next run that repeats a preset's run: its model, data and knobs, whatever has become of the preset.
 
-    For a search's confirmation run, whose steps and batch the search chose, it is the settings that were searched.
+    For a search's confirmation run, whose knobs the search chose, it is the settings that were searched. A best-fit
+    search has several such runs of different candidates: one that the person opened (`is_opened`) is repeated itself.
     """
     preset_knobs = _preset_knobs(run)
-    searched = _searched_settings(run, home) if run.role == CONFIRMATION else None
+    is_of_search = run.role == CONFIRMATION or (run.role == COLD and not is_opened)
+    searched = _searched_settings(run, home) if is_of_search else None
     spec = spec_of_record(searched or run)
-    if run.role == CONFIRMATION and searched is None:
+    if is_of_search and searched is None:
         spec = replace(spec, knobs={**spec.knobs, **{name: preset_knobs[name] for name in SET_BY_A_SEARCH}})
-    if "devices" not in run.overrides:
+    if "devices" not in (searched or run).overrides:
         # The launcher wrote down how many it chose; the next run chooses anew.
         spec = replace(spec, knobs={**spec.knobs, "devices": preset_knobs.get("devices")})
     return PresetNextRun(spec, preset_knobs, shown_run_knobs=run.knobs)
@@ -94,12 +99,14 @@ def _searched_settings(run: RunFile, home: Home) -> RecordedSpec | None:
     if run.search_id is None:
         return None
     from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
+    from trainfast_runner.search.journal.best import BestQuestion, read_best_journal
 
+    directory = home.search_directory(run.search_id)
     try:
-        lines = read_batch_journal(home.search_directory(run.search_id))
+        lines = read_best_journal(directory) if run.role == COLD else read_batch_journal(directory)
     except OSError:
         return None
-    return next((line for line in lines if isinstance(line, BatchQuestion)), None)
+    return next((line for line in lines if isinstance(line, BatchQuestion | BestQuestion)), None)
 
 
 def _repeat_script_run(run: RunFile) -> ScriptNextRun | None:

@@ -28,6 +28,9 @@ SIGNS: dict[str, Piece] = {
 """The sign and the tone of each part of the bar."""
 MEASURED, LIMIT = "━", "┃"
 """The signs of a measured peak, and of the limit."""
+CORRECTED = ("above: corrected by the runs measured since", "above: corrected since")
+OTHER_KNOBS = ("above: the next run, with other knobs", "above: with other knobs")
+"""Why the upper of two predictions is another, in long and in short."""
 LONG_FORM_COLUMNS, LONG_FORM_LINES = 40, 34
 """The least columns of a panel in its long form, with a legend, and the least lines of the screen."""
 
@@ -206,4 +209,12 @@ def _measured_lines(memory: NextRunMemory, measured: MeasuredMemory, width: int)
         return [bar, first_fitting([[*alone, of], alone], width)]
     beside: Piece = (f" (predicted {fmt.size(predicted)})", "text")
     off: Piece = (f" ({against_predicted_memory(measured.peak_bytes, predicted)})", "text")
-    return [bar, first_fitting([[*alone, off], [*alone, beside], [peak, beside]], width)]
+    figures = first_fitting([[*alone, off], [*alone, beside], [peak, beside]], width)
+    return [bar, figures, *_other_prediction_lines(memory.fit, predicted, measured.same_knobs, width)]
+
+
+def _other_prediction_lines(fit: PredictedFit | None, predicted_bytes: int, same_knobs: bool, width: int) -> list[Line]:
+    """Return why the prediction of the next run differs from that of the measured run; empty if it does not."""
+    if fit is None or fmt.size(fit.predicted.total_bytes) == fmt.size(predicted_bytes):
+        return []
+    return [first_fitting([[(words, "muted")] for words in (CORRECTED if same_knobs else OTHER_KNOBS)], width)]
