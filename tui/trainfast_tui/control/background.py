@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 
 from trainfast_runner.errors import UserError
 from trainfast_tui.control.messages import Post, ThreadFailed, as_warning
@@ -54,10 +53,20 @@ class CancellableWork:
         post: Post,
         refused: Callable[[UserError], object] = as_warning,
     ) -> None:
-        """Cancel the work under way and start this one as `in_background`; the event that it gets cancels it."""
+        """Cancel the work under way and start this one after it, as `in_background`.
+
+        `work` gets the event that cancels it.
+        """
         self._cancelled.set()
-        self._cancelled = threading.Event()
-        self._thread = in_background(self._thread_name, partial(work, self._cancelled), post, refused)
+        cancelled, before = threading.Event(), self._thread
+
+        def work_after() -> object:
+            if before is not None:
+                before.join()
+            return None if cancelled.is_set() else work(cancelled)
+
+        self._cancelled = cancelled
+        self._thread = in_background(self._thread_name, work_after, post, refused)
 
     def cancel(self, wait_s: float = 0.0) -> None:
         """Cancel the work under way and wait at most `wait_s` seconds until it has ended."""
