@@ -57,7 +57,7 @@ class Predictor:
         self._answer_newest()
 
     def cancel(self, wait_s: float = 0.0) -> None:
-        """End the trace under way and wait at most this long until its process is gone."""
+        """End the trace under way and wait at most `wait_s` seconds until its process is gone."""
         self._model_tracer.cancel(wait_s)
 
     def _answer_newest(self) -> None:

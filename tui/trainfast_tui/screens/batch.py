@@ -30,7 +30,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         super().__init__(session)
         self._next_run = next_run
         self._is_asking = not (self.search_control.is_active or session.has_answer_for_knobs())
-        """True while the question of a search is put."""
+        """True while the screen asks whether to start a search."""
 
     def compose(self) -> ComposeResult:
         yield BatchSearchView(self._next_run.spec.name)
