@@ -30,7 +30,7 @@ from trainfast_tui.text.best_state import settings_of
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import LabelledText
 from trainfast_tui.text.search_kind import SearchKind
-from trainfast_tui.widgets.best_question import DIALOGS, QuestionDialogs, best_question_rows, request_of
+from trainfast_tui.widgets.best_question import QuestionDialogs, best_question_rows, request_of
 from trainfast_tui.widgets.best_view import BestView
 from trainfast_tui.widgets.open_dialog import ask_choice
 
@@ -241,7 +241,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if request is not None:
             assert next_run is not None
             steps = whole_number({**defaults(), **next_run.spec.knobs}, "steps")
-            DIALOGS[part](QuestionDialogs(self.app, request, self._planned.vary, steps, self._plan_request))
+            QuestionDialogs(self.app, request, self._planned.vary, steps, self._plan_request).ask(part)
 
     def action_fresh(self) -> None:
         """Toggle whether the next search ignores earlier ones; after an answer, plan a fresh search of its question."""

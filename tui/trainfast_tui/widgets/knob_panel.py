@@ -95,7 +95,7 @@ class KnobPanel(Painted, can_focus=True):
         return self._cannot_run
 
     def _auto_choice(self, next_run: NextRun, name: str) -> str:
-        """The value that `auto` chose for this knob; empty if the knob is not `auto`, or before the choice is known."""
+        """Return the value that `auto` chose for this knob; empty for another value, and before the choice is known."""
         return self._auto_choices.get(name, "") if next_run.spec.knobs.get(name) == AUTO else ""
 
     def _put_cursor_on(self, name: str | None) -> None:
