@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 
 from trainfast_runner.errors import UserError
 from trainfast_tui.control.messages import Post, ThreadFailed, as_warning
@@ -14,17 +13,17 @@ def in_background(
     name: str,
     work: Callable[[], object],
     post: Post,
-    refused: Callable[[UserError], object] = as_warning,
+    to_message: Callable[[UserError], object] = as_warning,
 ) -> threading.Thread:
-    """Run `work` and post the message that it returns, or the message that `refused` makes of its error."""
+    """Run `work` and post the message that it returns, or what `to_message` makes of its error."""
 
     def call() -> None:
         try:
             message = work()
         except UserError as error:
-            message = refused(error)
+            message = to_message(error)
         except OSError as error:
-            message = refused(UserError(f"{name}: {error}", key=name))
+            message = to_message(UserError(f"{name}: {error}", key=name))
         except Exception as error:
             message = ThreadFailed(error)
         if message is not None:
@@ -52,12 +51,22 @@ class CancellableWork:
         self,
         work: Callable[[threading.Event], object],
         post: Post,
-        refused: Callable[[UserError], object] = as_warning,
+        to_message: Callable[[UserError], object] = as_warning,
     ) -> None:
-        """Cancel the work under way and start this one as `in_background`; the event that it gets cancels it."""
+        """Cancel the work under way and start this one after it, as `in_background`.
+
+        `work` gets the event that cancels it.
+        """
         self._cancelled.set()
-        self._cancelled = threading.Event()
-        self._thread = in_background(self._thread_name, partial(work, self._cancelled), post, refused)
+        cancelled, before = threading.Event(), self._thread
+
+        def work_after() -> object:
+            if before is not None:
+                before.join()
+            return None if cancelled.is_set() else work(cancelled)
+
+        self._cancelled = cancelled
+        self._thread = in_background(self._thread_name, work_after, post, to_message)
 
     def cancel(self, wait_s: float = 0.0) -> None:
         """Cancel the work under way and wait at most `wait_s` seconds until it has ended."""

@@ -27,7 +27,7 @@ class BestControl(SearchControl["BestSnapshot"]):
     request: BestRequest | None = None
     """The options typed for the next search; None for the defaults."""
     is_fresh = False
-    """True if the next search uses no earlier one: an unfinished one does not go on, and none lends its effects."""
+    """True if the next search ignores earlier ones: it continues no unfinished one and uses no measured effects."""
 
     def _describe(self, search: BestSnapshot) -> str:
         from trainfast_tui.text.best_state import best_search_words
@@ -35,13 +35,13 @@ class BestControl(SearchControl["BestSnapshot"]):
         return best_search_words(search)
 
     def plan(self, spec: RunSpec, post: Post) -> None:
-        """Find out how a search of `spec` would go; `post` gets BestPlanned."""
+        """Plan a search of `spec`: `post` gets BestPlanned."""
         request = self.request
 
-        def refused(error: UserError) -> BestPlanned:
+        def refusal(error: UserError) -> BestPlanned:
             return BestPlanned(request, [(f"Refused: {error.line()}", "error")])
 
-        in_background("plan", partial(self._plan, spec, request), post, refused)
+        in_background("plan", partial(self._plan, spec, request), post, refusal)
 
     def note_started(self, directory: Path) -> None:
         """Record that the started search holds its lock; the choice of a fresh one was for it alone."""

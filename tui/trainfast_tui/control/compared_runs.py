@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def compared_runs(home: Home, a: str, b: str) -> RunsCompared:
-    """The results of two runs. Raises UserError for a run that has not ended."""
+    """Return the results of two runs. Raises UserError for a run that has not ended."""
     from trainfast_runner.running.final_result import final_result
 
     return RunsCompared(final_result(home, a), final_result(home, b))
 
 
 def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
-    """A run beside the newest finished run before it, else the newest one after it; A is the older.
+    """Return a run and the newest finished run before it, else the newest one after it; A is the older.
 
     Without another finished run, one that ended otherwise is taken. Raises UserError if there is none.
     """

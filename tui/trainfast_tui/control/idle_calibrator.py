@@ -45,7 +45,7 @@ class IdleCalibrator:
         if snapshot.taken_ns - self._idle_since_ns >= IDLE_S * 1e9:
             self._tries += 1
             self._idle_since_ns = None
-            self._work.start(partial(self._calibrate, machine), self._post, refused=lambda error: None)
+            self._work.start(partial(self._calibrate, machine), self._post, to_message=lambda error: None)
 
     def cancel(self, wait_s: float = 0.0) -> None:
         """End a measurement under way, and wait at most `wait_s` seconds until its process is gone."""

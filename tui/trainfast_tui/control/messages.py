@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed
 
 Post = Callable[[object], object]
-"""Takes any of these from any thread."""
+"""Accepts a message of this module, from any thread."""
 Severity = Literal["information", "warning", "error"]
 
 
@@ -133,12 +133,12 @@ class SearchEnded:
 
 @dataclass(frozen=True, slots=True)
 class BestPlanned:
-    """A best-fit search with this request (None: the default one) would go so, in paragraphs with their tones."""
+    """The plan of a best-fit search of `request` (None: the default one), in paragraphs with their tones."""
 
     request: BestRequest | None
     texts: list[Piece]
     vary: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)
-    """The varied values; empty if it is refused."""
+    """The varied values; empty if the search is refused."""
     global_batch: int | None = None
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_type import whole_number
-from trainfast_tui.control.loop_thread import start_loop
-from trainfast_tui.control.messages import NextRunPredicted, Post
+from trainfast_tui.control.background import in_background
+from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed
 from trainfast_tui.control.model_tracer import ModelTracer
 from trainfast_tui.control.prediction_request import PredictionRequest
 from trainfast_tui.control.speed_predictor import SpeedPredictor, Traced
@@ -41,46 +41,47 @@ class Predictor:
         self._post = post
         self._python = python
         self._speeds = None if home is None else SpeedPredictor(home, python)
-        self._model_tracer = ModelTracer(post, python, tracer, self._answer_again)
-        self._wake = threading.Condition()
-        self._request: PredictionRequest | None = None
-        self._is_answered = True
-        self._is_started = False
+        self._model_tracer = ModelTracer(post, python, tracer, self._answer_newest)
+        self._lock = threading.Lock()
+        self._newest: PredictionRequest | None = None
+        self._unanswered: PredictionRequest | None = None
+        self._is_answering = False
+        """True while a thread answers requests."""
 
     def request(self, request: PredictionRequest) -> None:
         """Answer this request from now on. Returns at once."""
-        with self._wake:
-            self._request, self._is_answered = request, False
+        with self._lock:
+            self._newest = request
             if not request.may_trace:
                 self._model_tracer.cancel()
-            if not self._is_started:
-                self._is_started = True
-                start_loop("predict", self._answer_loop, self._post)
-            self._wake.notify_all()
+        self._answer_newest()
 
     def cancel(self, wait_s: float = 0.0) -> None:
-        """End the trace under way and wait at most this long until its process is gone."""
+        """End the trace under way and wait at most `wait_s` seconds until its process is gone."""
         self._model_tracer.cancel(wait_s)
 
-    def _answer_again(self) -> None:
-        """Answer the newest request once more: more is known."""
-        with self._wake:
-            self._is_answered = False
-            self._wake.notify_all()
+    def _answer_newest(self) -> None:
+        """Answer the newest request, once more if it was answered before: more is known."""
+        with self._lock:
+            self._unanswered = self._newest
+            if not self._is_answering:
+                self._is_answering = True
+                in_background("predict", self._answer_requests, self._post, ThreadFailed)
 
-    def _answer_loop(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: not self._is_answered)
-                request = self._request
-                self._is_answered = True
-            if request is None:
-                continue
+    def _answer_requests(self) -> None:
+        while (request := self._next_request()) is not None:
             memory, speed = self._answer(request)
-            with self._wake:
-                is_outdated = not self._is_answered
+            with self._lock:
+                is_outdated = self._unanswered is not None
             if not is_outdated:
                 self._post(NextRunPredicted(memory, speed))
+
+    def _next_request(self) -> PredictionRequest | None:
+        """Return the request to be answered next; None, which ends the thread, if there is none."""
+        with self._lock:
+            request, self._unanswered = self._unanswered, None
+            self._is_answering = request is not None
+            return request
 
     def _answer(self, request: PredictionRequest) -> tuple[NextRunMemory, NextRunSpeed | None]:
         from trainfast_runner.memory.tracing import cached_models
@@ -119,8 +120,8 @@ class Predictor:
             return NextRunMemory(why=f"no prediction: {failure}", failed=True)
         if not request.may_trace:
             return NextRunMemory(why=NOT_NOW)
-        with self._wake:
-            is_newest = request is self._request
+        with self._lock:
+            is_newest = request is self._newest
             since_ns = self._model_tracer.trace(request.spec, request.machine) if is_newest else None
         words = importing_words(self._model_tracer.importing) or "tracing the model"
         return NextRunMemory(why=f"{words}…", since_ns=since_ns)

@@ -17,7 +17,7 @@ class SharedTracer:
         self._lock = threading.Lock()
 
     def get(self) -> WarmTracer:
-        """The tracer; the same for every thread."""
+        """Return the tracer; the same for every thread."""
         from trainfast_runner.memory.warm_tracer import WarmTracer
 
         with self._lock:

@@ -46,7 +46,7 @@ class SpeedPredictor:
         )
 
     def _predict(self, traced: Traced, machine: Machine, speed_key: str) -> PredictedSpeed | str:
-        """The predicted speed, or why there is none. Raises UserError for devices that do not exist."""
+        """Return the predicted speed, or why there is none. Raises UserError for devices that do not exist."""
         from trainfast_runner.search.speed.predicted_speed import Unknown
         from trainfast_runner.settings.device_counts import device_count
 

@@ -45,7 +45,7 @@ def _figures_of_result(result: Result) -> Figures:
 
 
 def recent_figures(run: RunSnapshot) -> Figures:
-    """The figures of the run's result, or the medians of its latest steps."""
+    """Return the figures of the run's result, or the medians of its latest steps."""
     result = run.result
     return _figures_of_result(result) if result is not None and result.steps.measured else _figures_of_steps(run)
 
@@ -75,7 +75,7 @@ def _basis_words(steps: int, which: str) -> str:
 
 
 def latest_measured(steps: Sequence[Step]) -> Sequence[Step]:
-    """The latest measured steps; those of the timing warm-up while there are no others."""
+    """Return the latest measured steps; those of the timing warm-up while there are no others."""
     last = steps[-RECENT_STEPS:]
     return [step for step in last if not step.warmup] or last
 
@@ -86,13 +86,13 @@ def _median(values: Sequence[float | None], median_of: Callable[[Sequence[float]
 
 
 def peak_allocated_bytes(run: RunSnapshot) -> int | None:
-    """Peak of the run's result, else of its steps so far."""
+    """Return the peak of the run's result, else of its steps so far."""
     peak = run.result.memory.peak_allocated_bytes if run.result is not None else None
     return run.peak_allocated_bytes if peak is None else peak
 
 
 def first_and_last_loss(run: RunSnapshot) -> tuple[float | None, float | None]:
-    """Losses of the run's result, else of its steps: the first, and the median of the last five."""
+    """Return the losses of the run's result, else of its steps: the first, and the median of the last five."""
     losses = run.result.loss if run.result is not None else None
     first, last = (losses.first, losses.last) if losses is not None else (None, None)
     return (
@@ -102,13 +102,13 @@ def first_and_last_loss(run: RunSnapshot) -> tuple[float | None, float | None]:
 
 
 def planned_steps(run: RunSnapshot) -> int | None:
-    """Number of steps that the run was started with; None while unknown."""
+    """Return the number of steps that the run was started with; None while unknown."""
     steps = run.run_file.knobs.get("steps") if run.run_file is not None else None
     return steps if isinstance(steps, int) else None
 
 
 def seconds_left(run: RunSnapshot) -> float | None:
-    """Seconds until the last step at the pace of the latest steps; None if the run has ended or made no step."""
+    """Return the seconds to the last step at the latest pace; None if the run has ended or made no step."""
     planned, steps = planned_steps(run), latest_measured(run.steps)
     if not run.is_live or planned is None or not steps:
         return None

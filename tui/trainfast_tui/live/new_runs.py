@@ -19,7 +19,7 @@ class NewRuns:
         """Ids of runs that were not shown yet, newest last."""
 
     def newest(self, shown: Path | None) -> str | None:
-        """Id of the newest live run other than `shown` and the runs of a search; None if there is none."""
+        """Return the id of the newest live run other than `shown` and the runs of a search; None if there is none."""
         self._look_for_new()
         for run_id in reversed(self._new):
             directory = self._home.directory(run_id)

@@ -92,13 +92,13 @@ class Snapshot:
         return (*self.ticks[:before], *run.ticks)
 
     def without_run(self) -> Snapshot:
-        """The same moment without its run: the machine's samples and Xid errors, the run's included."""
+        """Return this snapshot without its run, with the samples and Xid errors of both the machine and the run."""
         run_events = self.live_run.events if self.live_run is not None else ()
         run_xids = [event for event in run_events if event.kind == "xid"]
         return replace(self, run=None, ticks=tuple(self.machine_ticks), xids=(*self.xids, *run_xids))
 
     def lost_s(self) -> dict[int, float]:
-        """Seconds since each lost GPU answered last, by its index."""
+        """Return the seconds since each lost GPU answered last, by its index."""
         newest = self.tick
         lost: dict[int, float] = {}
         for device in newest.devices if newest is not None else ():

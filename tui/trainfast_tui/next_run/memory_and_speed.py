@@ -43,7 +43,7 @@ class NextRunMemory:
 
 
 def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> MeasuredMemory | None:
-    """Peak memory of the run on the screen; None before the second step, when the optimizer's states are allocated."""
+    """Return the shown run's peak memory; None before the second step, when the optimizer's states are allocated."""
     if run is None or run.run_file is None or run.peak_allocated_bytes is None or len(run.steps) < 2:
         return None
     return MeasuredMemory(
@@ -52,7 +52,7 @@ def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> Measur
 
 
 def predicted_peak_bytes(run: RunSnapshot) -> int | None:
-    """Peak in bytes that was predicted for the run before it started; None without a prediction."""
+    """Return the peak in bytes that was predicted for the run before it started; None without a prediction."""
     if run.result is not None:
         return run.result.memory.predicted_bytes
     return run.run_file.predicted_bytes if run.run_file is not None else None
@@ -85,7 +85,7 @@ class NextRunSpeed:
 
 
 def measured_speed(run: RunSnapshot | None) -> MeasuredSpeed | None:
-    """Speed of the ended run on the screen; None for a live one, and where it ranks against no other run."""
+    """Return the speed of the ended run on the screen; None for a live one, and where it ranks against no other run."""
     result = run.result if run is not None else None
     if result is None or result.provisional or result.measured_under is not None:
         return None

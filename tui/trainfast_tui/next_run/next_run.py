@@ -59,7 +59,7 @@ class NextRun(ABC):
         )
 
     def reference_spec(self) -> RunSpec | None:
-        """The same model with `reference_knobs`; None if no knob differs from them."""
+        """Return the same model with `reference_knobs`; None if no knob differs from them."""
         reference = self.reference_knobs
         changed = {name: reference[name] for name in self.spec.knobs if name in reference and self.is_changed(name)}
         return replace(self.spec, knobs={**self.spec.knobs, **changed}) if changed else None
@@ -93,7 +93,7 @@ class NextRun(ABC):
         return self.reset(name)
 
     def ranks(self, machine: Machine | None) -> int | None:
-        """Processes of the run; None while the machine is unknown, if they are refused, or if a launcher counts."""
+        """Return the number of processes; None while the machine is unknown, if refused, or if a launcher sets it."""
         try:
             return None if machine is None else self._ranks(machine)
         except UserError:
@@ -104,11 +104,11 @@ class NextRun(ABC):
 
     @abstractmethod
     def text_of(self, name: str) -> str:
-        """Value of a knob as it is typed."""
+        """Return the value of a knob as it is typed."""
 
     @abstractmethod
     def headings(self, names: Iterable[str]) -> dict[str, str]:
-        """The headings that knobs stand under, by the knobs' names in the order of the list.
+        """Return the headings that knobs stand under, by the knobs' names in the order of the list.
 
         Of a model those of `names` that matter to it, of a script all.
         """
@@ -130,14 +130,14 @@ class NextRun(ABC):
         """Save the knobs as a preset of the user's own, and return its file. Raises UserError."""
 
     def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
-        """The advisor's texts by the name of the knob that each stands beside.
+        """Return the advisor's texts by the name of the knob that each stands beside.
 
         Empty while the machine is unknown, and for a script.
         """
         return {}
 
     def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
-        """Samples of one optimizer step and the data-parallel ranks that share them.
+        """Return the samples of one optimizer step and the data-parallel ranks that share them.
 
         None while the machine is unknown, if the devices are refused, and for a script.
         """

@@ -36,7 +36,7 @@ class ScriptNextRun(NextRun):
         return BY_NAME[name].text_of(values[name]) if name in values else SCRIPTS_OWN
 
     def headings(self, names: Iterable[str]) -> dict[str, str]:
-        """The way of every knob into the script, by the knob's name: those with a flag first."""
+        """Return the way of every knob into the script, by the knob's name: those with a flag first."""
         ways = {entry.name: reach_of(entry.name, self.script).way for entry in KNOBS}
         in_order = dict.fromkeys((*self.script.places, *ways))
         return {name: way.value for way in Way for name in in_order if ways[name] is way}
@@ -49,7 +49,7 @@ class ScriptNextRun(NextRun):
         return self.with_value(name, self._turned(name, by, around=around))
 
     def _turned(self, name: str, by: int, *, around: bool) -> str:
-        """The value `by` stops along those that the script's flag takes, as typed; the default before any is set."""
+        """Return the value `by` stops along those of the script's flag, as typed; the default before any is set."""
         entry, place = BY_NAME[name], self.script.places.get(name)
         current = self.spec.knobs.get(name, entry.default)
         ladder = [

@@ -21,7 +21,7 @@ from trainfast_tui.next_run.script_next_run import ScriptNextRun
 
 
 def preset_choices() -> list[tuple[str, str]]:
-    """(name, title) of each preset, its variants below it; the title of a broken preset is its error."""
+    """Return (name, title) of each preset, its variants below it; the title of a broken preset is its error."""
     choices: list[tuple[str, str]] = []
     for name in presets.preset_files():
         path = script_preset.path_of(name)
@@ -45,7 +45,7 @@ def _model_choices(name: str) -> list[tuple[str, str]]:
 
 
 def next_run_from_preset(preset: str) -> NextRun:
-    """The next run of a preset or variant as it is written. Raises UserError."""
+    """Return the next run of a preset or variant as it is written. Raises UserError."""
     if (path := script_preset.path_of(preset)) is not None:
         return next_run_from_script(script_preset.load(path))
     spec = resolve(preset)
@@ -53,7 +53,7 @@ def next_run_from_preset(preset: str) -> NextRun:
 
 
 def next_run_from_script(script: ScriptPreset) -> ScriptNextRun:
-    """The next run of a script's preset as it is written."""
+    """Return the next run of a script's preset as it is written."""
     return ScriptNextRun(_script_spec(script, dict(script.knobs)), dict(script.knobs))
 
 
@@ -62,7 +62,7 @@ def _script_spec(script: ScriptPreset, knobs: KnobValues, overrides: Iterable[st
 
 
 def repeat_run(run: RunFile, home: Home, *, is_opened: bool = False) -> NextRun | None:
-    """The next run that repeats this one; None for a script's run that cannot be repeated by its knobs.
+    """Return the next run that repeats this one; None for a script's run that cannot be repeated by its knobs.
 
     `is_opened` as in `repeat_preset_run`.
     """
@@ -70,7 +70,7 @@ def repeat_run(run: RunFile, home: Home, *, is_opened: bool = False) -> NextRun 
 
 
 def repeat_preset_run(run: RunFile, home: Home, *, is_opened: bool = False) -> PresetNextRun:
-    """The next run that repeats a preset's run: its model, data and knobs, whatever has become of the preset.
+    """Return the next run that repeats a preset's run, with its model, data and knobs even if the preset has changed.
 
     For a search's confirmation run, whose knobs the search chose, it is the settings that were searched. A best-fit
     search has several such runs of different candidates: one that the person opened (`is_opened`) is repeated itself.
@@ -95,7 +95,7 @@ def _preset_knobs(run: RunFile) -> KnobValues:
 
 
 def _searched_settings(run: RunFile, home: Home) -> RecordedSpec | None:
-    """The settings that the run's search was started with; None if its journal cannot be read."""
+    """Return the settings that the run's search was started with; None if its journal cannot be read."""
     if run.search_id is None:
         return None
     from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
@@ -110,7 +110,7 @@ def _searched_settings(run: RunFile, home: Home) -> RecordedSpec | None:
 
 
 def _repeat_script_run(run: RunFile) -> ScriptNextRun | None:
-    """The script of this run again; None for a trial of a search, and where the run had more than its knobs.
+    """Return the next run of this run's script; None for a trial of a search, and for a run with more than its knobs.
 
     Its preset is taken if the file is still there, else its command with the flags that it ran with.
     """
@@ -134,7 +134,7 @@ def _repeat_script_run(run: RunFile) -> ScriptNextRun | None:
 
 
 def _script_preset(run: RunFile) -> ScriptPreset | None:
-    """The script's preset of this name, if it starts in the run's folder; None without one."""
+    """Return the script's preset of this name, if it starts in the run's folder; None without one."""
     path = script_preset.path_of(run.preset)
     try:
         script = script_preset.load(path) if path is not None else None
@@ -144,7 +144,7 @@ def _script_preset(run: RunFile) -> ScriptPreset | None:
 
 
 def next_run_from_search(record: RecordedSpec) -> NextRun:
-    """The next run with the settings of a search, beside its own preset. Raises UserError if the preset is gone."""
+    """Return the next run with the settings of a search of its preset. Raises UserError if the preset is gone."""
     own = next_run_from_preset(record.name)
     spec = spec_to_continue(record, own.spec)
     if spec.script is not None:
@@ -157,7 +157,7 @@ def next_run_from_search(record: RecordedSpec) -> NextRun:
 
 
 def spec_to_continue(record: RecordedSpec, spec: RunSpec) -> RunSpec:
-    """The settings of a search about the same model or script as `spec`, to go on with that search."""
+    """Return the settings that continue a search about the same model or script as `spec`."""
     if spec.script is None:
         return spec_of_record(record)
     return replace(spec, knobs=dict(record.knobs), overrides=tuple(record.overrides))

@@ -31,7 +31,7 @@ class Painted(RowWidget):
         return [_row(line, width, palette) for line in [*lines, *([[]] * (height - len(lines)))]]
 
     def set_height(self, rows: int) -> None:
-        """Be as high as this from now on; Textual arranges a screen again for a height that stays the same."""
+        """Set the height, unless it stays the same: Textual would lay out the screen again."""
         if self.styles.height is None or self.styles.height.value != rows:
             self.styles.height = rows
 

@@ -55,15 +55,10 @@ class RowWidget(Widget):
         self._strips_for: tuple[int, Style | None, Sequence[LineFilter]] = (0, None, ())
         self._rows: SegmentRows | None = None
         self._rows_for = Canvas()
-        self._palette: Palette | None = None
 
     def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
         """Return the rows to show, each `width` cells wide; missing ones are blank."""
         raise NotImplementedError
-
-    def find_palette(self) -> Palette:
-        """Return the style of each tone by its name, in the present theme."""
-        return tone_styles(self)
 
     def repaint(self) -> None:
         """Draw again and send the changed cells."""
@@ -73,7 +68,7 @@ class RowWidget(Widget):
 
     def notify_style_update(self) -> None:
         """Forget the rows of the old theme."""
-        self._palette = self._rows = None
+        self._rows = None
         forget_palettes(self)
         super().notify_style_update()
 
@@ -81,10 +76,8 @@ class RowWidget(Widget):
         """Return the rows as they are now, drawn once."""
         canvas = self._canvas()
         if self._rows is None or self._rows_for != canvas:
-            if self._palette is None or self._rows_for.is_native != canvas.is_native:
-                self._palette = self.find_palette()
             self._rows_for = canvas
-            self._rows = self.rows(canvas.width, canvas.height, self._palette)
+            self._rows = self.rows(canvas.width, canvas.height, tone_styles(self))
         return self._rows
 
     def _canvas(self) -> Canvas:

@@ -32,7 +32,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         search = self._search_of_same_knobs()
         has_answer = search is not None and search.state in ANSWERED_STATES
         self._is_asking = not (self.search_control.is_active or has_answer)
-        """True while the question of a search is put."""
+        """True while the screen asks whether to start a search."""
 
     def compose(self) -> ComposeResult:
         yield BatchSearchView(self._next_run.spec.name)

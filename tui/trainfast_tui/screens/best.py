@@ -30,7 +30,7 @@ from trainfast_tui.text.best_state import settings_of
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import LabelledText
 from trainfast_tui.text.search_kind import SearchKind
-from trainfast_tui.widgets.best_question import DIALOGS, QuestionDialogs, best_question_rows, request_of
+from trainfast_tui.widgets.best_question import QuestionDialogs, best_question_rows, request_of
 from trainfast_tui.widgets.best_view import BestView
 from trainfast_tui.widgets.open_dialog import ask_choice
 
@@ -56,7 +56,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         self._shows_new_question = False
         """True while a new question is on the screen in place of a search that has ended."""
         self._plan_waits = False
-        """True while no plan is made, since a run is live."""
+        """True while the plan waits for the end of a live run."""
         self._now_ns = 0
 
     def compose(self) -> ComposeResult:
@@ -87,7 +87,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             self._make_plan()
 
     def _make_plan(self) -> None:
-        """Find out how a search of the next run would go, unless a run is being measured."""
+        """Plan a search of the next run, unless a run is being measured."""
         next_run, run = self.session.next_run, self.session.live_run
         assert next_run is not None
         self._plan_waits = run is not None
@@ -241,10 +241,10 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if request is not None:
             assert next_run is not None
             steps = whole_number({**defaults(), **next_run.spec.knobs}, "steps")
-            DIALOGS[part](QuestionDialogs(self.app, request, self._planned.vary, steps, self._plan_request))
+            QuestionDialogs(self.app, request, self._planned.vary, steps, self._plan_request).ask(part)
 
     def action_fresh(self) -> None:
-        """Let the next search use no earlier one, or use them; after an answer, put its question for a fresh one."""
+        """Toggle whether the next search ignores earlier ones; after an answer, plan a fresh search of its question."""
         request, control = self._request_to_change(), self.search_control
         if request is None:
             return

@@ -43,8 +43,8 @@ LEAST_WIDTH, LEAST_HEIGHT = 80, 24
 WIDE_SIDE_FROM = 120
 """Columns from which the knobs have a wide column."""
 KNOBS_A_PAGE = 8
-STEP_LINE_MORE_BELOW = 100
-"""Columns below which the step's figures take a line more."""
+WIDE_STEPS_FROM = 100
+"""Columns from which the step panel needs one line less."""
 TO_ITS_END = "{} runs to its own end and saves what it saves; the knob steps ends it sooner."
 
 
@@ -90,7 +90,7 @@ class MainScreen(AppScreen):
         return self._is_composed and self.app.is_running
 
     def compose(self) -> ComposeResult:
-        # Before there are widgets: each of these would have all of them styled again.
+        # Before the widgets exist: later each class would have all of them styled again.
         self._fit(self.app.size)
         yield Header()
         yield DevicesPanel()
@@ -123,7 +123,7 @@ class MainScreen(AppScreen):
     def _fit(self, size: Size) -> None:
         self.set_class(size.width < LEAST_WIDTH or size.height < LEAST_HEIGHT, "-small")
         self.set_class(size.width >= WIDE_SIDE_FROM, "-wide")
-        self.set_class(size.width < STEP_LINE_MORE_BELOW, "-narrow")
+        self.set_class(size.width < WIDE_STEPS_FROM, "-narrow")
 
     def on_screen_resume(self) -> None:
         # Another screen was on top: paint the newest snapshot now.

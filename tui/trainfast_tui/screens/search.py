@@ -28,7 +28,7 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._search: SearchSnapshotT | None = None
-        """The search on the screen; None while the question is put, or a search is starting."""
+        """The search on the screen; None while the screen asks whether to start one, and while one is starting."""
 
     @property
     def search_control(self) -> SearchControl[SearchSnapshotT]:

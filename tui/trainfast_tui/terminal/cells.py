@@ -41,7 +41,7 @@ Row = list[Cell | None]
 
 @lru_cache(maxsize=1024)
 def _inks(style: Style | None, system: ColorSystem) -> tuple[Ink, Ink]:
-    """The codes of a style for letters and for blanks, in the colours the terminal has."""
+    """Return the codes of a style for letters and for blanks, in the colours the terminal has."""
     if style is None:
         return PLAIN, PLAIN
     lined = style.underline or style.underline2 or style.overline or style.strike or style.reverse

@@ -114,12 +114,12 @@ class BatchSearchView(PaintedWithNotice):
         table = table_lines(search, width)
         foot = [*_next_lines(search, width), *_offer_lines(search, self._cursor, width)]
         foot += [[], *notice] if notice else []
-        # Blank lines come before the table, the chart and the foot.
-        room = height - len(head) - 1 - len(foot) - (1 if foot else 0)
+        foot = [[], *foot] if foot else []
+        room = height - len(head) - 1 - len(foot)
         table, hidden = self._scrolled_table(table, room)
         room -= len(table) + 1
         chart = _chart(search, width, min(MOST_CHART, room)) if room >= LEAST_CHART else []
-        return [*head, hidden, *table, *([[], *chart] if chart else []), *([[], *foot] if foot else [])]
+        return [*head, hidden, *table, *([[], *chart] if chart else []), *foot]
 
     def _scrolled_table(self, table: list[Line], room: int) -> tuple[list[Line], Line]:
         """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""

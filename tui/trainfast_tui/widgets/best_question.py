@@ -81,51 +81,49 @@ class QuestionDialogs:
     """The steps of the next run, proposed as the length of a training."""
     on_request: Callable[[BestRequest], None]
 
-    def ask_vary(self) -> None:
-        """Ask for the knobs to vary and their values."""
+    def ask(self, part: str) -> None:
+        """Ask for `vary`, `batch`, `objective` or `budget`."""
+        dialogs = {
+            "vary": self._ask_vary,
+            "batch": self._ask_batch,
+            "objective": self._ask_objective,
+            "budget": self._ask_budget,
+        }
+        dialogs[part]()
+
+    def _ask_vary(self) -> None:
         current = vary_text(self.request.vary or self.planned)
         hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {EVERY_KNOB}."
-        self._ask("Knobs to vary", hint, current, lambda text: {} if text.strip() == current else _read_vary(text))
+        self._ask_part("Knobs to vary", hint, current, lambda text: {} if text.strip() == current else _read_vary(text))
 
-    def ask_batch(self) -> None:
-        """Ask for the global batch."""
+    def _ask_batch(self) -> None:
         current = "" if self.request.global_batch is None else str(self.request.global_batch)
         hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
-        self._ask("Global batch", hint, current, _read_batch)
+        self._ask_part("Global batch", hint, current, _read_batch)
 
-    def ask_objective(self) -> None:
+    def _ask_objective(self) -> None:
         """Ask for the objective; for the least time also for the number of steps."""
 
         def on_objective(name: str) -> None:
             if name == "time":
                 hint = "The length of the training that is to end first: compilation pays in a long one."
-                self._ask("Optimizer steps", hint, str(self.request.for_steps or self.steps), _read_steps)
+                self._ask_part("Optimizer steps", hint, str(self.request.for_steps or self.steps), _read_steps)
             else:
                 self._change({"objective": name, "for_steps": None})
 
         hints = [(name, objective.hint) for name, objective in OBJECTIVES.items()]
         ask_choice(self.app, "Search for", hints, on_objective, current=self.request.objective)
 
-    def ask_budget(self) -> None:
-        """Ask for the time budget."""
+    def _ask_budget(self) -> None:
         whole, rest = divmod(self.request.budget_s, 60)
         current = f"{self.request.budget_s:g}s" if rest else f"{whole:g}m"
-        self._ask("Time budget", "Time for finding the best: 90s, 10m, 1.5h.", current, _read_budget)
+        self._ask_part("Time budget", "Time for finding the best: 90s, 10m, 1.5h.", current, _read_budget)
 
-    def _ask(self, title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:
+    def _ask_part(self, title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:
         ask_text(self.app, title, hint, value, lambda text: self._change(read(text)))
 
     def _change(self, fields: Fields) -> None:
         self.on_request(msgspec.structs.replace(self.request, **fields))
-
-
-DIALOGS: dict[str, Callable[[QuestionDialogs], None]] = {
-    "vary": QuestionDialogs.ask_vary,
-    "batch": QuestionDialogs.ask_batch,
-    "objective": QuestionDialogs.ask_objective,
-    "budget": QuestionDialogs.ask_budget,
-}
-"""The dialog of each part of the question, by the parameter of the action `ask`."""
 
 
 def _read_vary(text: str) -> Fields:

@@ -89,25 +89,24 @@ class BestView(PaintedWithNotice):
         head = [*_head(search, self._now_ns, width), *_varied_lines(search, width)]
         foot = [*_answer_lines(search, width, height), *_order_lines(search, width)]
         table = trial_lines(search.so_far, width) if search.so_far.space is not None else []
-        waiting = waiting_line(search.so_far, width) if search.is_live else []
-        end = [*foot, *notice]
-        room = height - len(head) - len(end) - (1 if end else 0)
+        line = waiting_line(search.so_far, width) if search.is_live else []
+        under_way = [line] if line else []
+        end = [[], *foot, *notice] if foot or notice else []
+        room = height - len(head) - len(end)
         if room < 0:
-            text = [*head, [], *foot, [], *table, *([waiting] if waiting else [])]
+            text = [*head, [], *foot, [], *table, *under_way]
             return [*self._scrolled(text, height - len(notice)), *notice]
         self._top = 0
-        wanted = len(table) + bool(waiting) + 1 if len(table) > 1 or waiting else 0
+        table_rows = len(table) + len(under_way) + 1 if len(table) > 1 or under_way else 0
         spots = spots_of(search.so_far, is_live=search.is_live)
-        most = min(MOST_CHART, room - 1 - min(wanted, LEAST_ROWS))
+        most = min(MOST_CHART, room - 1 - min(table_rows, LEAST_ROWS))
         chart = scatter(spots, search.so_far.limit_bytes, width, most - 1) if most > LEAST_CHART else []
         if chart:
-            chart.insert(0, _chart_title(search.so_far, spots))
-        room -= len(chart) + bool(chart)
-        shown = self._scrolled_table(table, room - 1 - bool(waiting)) if wanted else []
-        body: list[Line] = [*([[], *chart] if chart else [])]
-        if shown or waiting:
-            body += [[], *shown, *([waiting] if waiting else [])]
-        return [*head, *body, *([[]] if end else []), *end]
+            chart = [[], _chart_title(search.so_far, spots), *chart]
+        room -= len(chart)
+        shown = self._scrolled_table(table, room - 1 - len(under_way)) if table_rows else []
+        body = [[], *shown, *under_way] if shown or under_way else []
+        return [*head, *chart, *body, *end]
 
     def _scrolled(self, lines: list[Line], height: int) -> list[Line]:
         shown, self._top = scrolled(lines, self._top, height)

@@ -113,11 +113,7 @@ def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu:
 
 
 def gpu_line(
-    device: DeviceReading,
-    width: int,
-    is_used: bool,
-    lost_s: float | None = None,
-    missing: Mapping[str, str] | None = None,
+    device: DeviceReading, width: int, is_used: bool, lost_s: float | None, missing: Mapping[str, str]
 ) -> Line:
     """Return the row of a GPU; `lost_s` is the time since its last answer, `missing` its tick's."""
     long_words = width >= LONG_WORDS_FROM
@@ -132,7 +128,7 @@ def gpu_line(
         return [*line, (since, "error"), (in_short(device.error, room), "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
     line += _bar(share, 16 if width >= GPU_NAMES_FROM else 10 if long_words else 6, NEARLY_FULL)
-    line += _memory_pieces(device, long_words, missing or {})
+    line += _memory_pieces(device, long_words, missing)
     line.append((fmt.to_width(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
     line += _temperature_pieces(device, long_words)
     power = fmt.beside_limit(fmt.watts(device.power_w), fmt.watts(device.power_limit_w))

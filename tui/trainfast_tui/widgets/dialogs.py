@@ -108,7 +108,7 @@ class Confirm(Dialog[bool]):
         yield self.text(f"y  {self._yes}\nn  leave it", "hint")
 
     def action_yes(self) -> None:
-        """The answer is yes."""
+        """Answer yes."""
         self.dismiss(True)
 
 

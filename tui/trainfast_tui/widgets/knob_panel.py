@@ -44,7 +44,7 @@ class KnobPanel(Painted, can_focus=True):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
-        self._next: NextRun | None = None
+        self._shown_next_run: NextRun | None = None
         self._global_batch: tuple[int, int] | None = None
         self._advice: Mapping[str, str] = {}
         self._auto_choices: Mapping[str, str] = {}
@@ -68,9 +68,9 @@ class KnobPanel(Painted, can_focus=True):
     def show_knobs(self, knob: str = "") -> None:
         """Paint the knobs that matter to the next run, with the cursor on `knob` where one is named."""
         next_run, machine = self._session.next_run, self._session.machine
-        if next_run is not self._next or knob:
+        if next_run is not self._shown_next_run or knob:
             self._refusal = None
-        self._next, self._advice = next_run, self._session.advice()
+        self._shown_next_run, self._advice = next_run, self._session.advice()
         self._global_batch = None if next_run is None else next_run.global_batch(machine)
         self._cannot_run = _cannot_run_here(next_run, machine)
         if next_run is not None:
@@ -88,14 +88,14 @@ class KnobPanel(Painted, can_focus=True):
             self.repaint()
 
     @property
-    def _refused(self) -> UserError | None:
+    def _shown_refusal(self) -> UserError | None:
         """The refusal of a value, else that of the run on this machine by the knob under the cursor."""
         if self._refusal is not None or self._cannot_run is None or self._cannot_run.key != self.current:
             return self._refusal
         return self._cannot_run
 
     def _auto_choice(self, next_run: NextRun, name: str) -> str:
-        """The value that `auto` chose for this knob; empty if the knob is not `auto`, or before the choice is known."""
+        """Return the value that `auto` chose for this knob; empty for another value, and before the choice is known."""
         return self._auto_choices.get(name, "") if next_run.spec.knobs.get(name) == AUTO else ""
 
     def _put_cursor_on(self, name: str | None) -> None:
@@ -185,19 +185,19 @@ class KnobPanel(Painted, can_focus=True):
         ask_text(self.app, "Save these knobs as", hint, "", save)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        next_run = self._next
+        next_run = self._shown_next_run
         if next_run is None:
             return [rule("next run", width)]
         head = self._head(next_run, width)
         room = height - 1 - len(head)
-        if (refused := self._refused) is not None:
+        if (refusal := self._shown_refusal) is not None:
             # A refusal and its advice matter more than knobs that were not turned.
-            text = _refusal_lines(refused, width, max(LEAST_ABOUT, room // 2, room - KNOBS_BESIDE_REFUSAL))
+            text = _refusal_lines(refusal, width, max(LEAST_ABOUT, room // 2, room - KNOBS_BESIDE_REFUSAL))
         else:
             most = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS
-            text = self._text.cut_to(max(LEAST_ABOUT, min(most, room // 2, room - LEAST_LIST)), width)
+            text = self._knob_text.cut_to(max(LEAST_ABOUT, min(most, room // 2, room - LEAST_LIST)), width)
         room = max(1, room - len(text))
-        rows, places = self._list(next_run)
+        rows, places = self._list_rows(next_run)
         cursor = places[self._cursor]
         # The group's title stays in sight when the cursor reaches its first knob.
         self._top = max(0, min(self._top, cursor - 1, len(rows) - room), cursor - room + 1)
@@ -217,7 +217,7 @@ class KnobPanel(Painted, can_focus=True):
             lines.append(_global_batch_line(next_run.spec.knobs, *self._global_batch, width))
         return lines
 
-    def _list(self, next_run: NextRun) -> tuple[list[Line], list[int]]:
+    def _list_rows(self, next_run: NextRun) -> tuple[list[Line], list[int]]:
         """Return the rows of the list with its headings, and the place of each knob's row."""
         rows: list[Line] = []
         places: list[int] = []
@@ -233,11 +233,11 @@ class KnobPanel(Painted, can_focus=True):
 
     def about(self, width: int) -> list[Line]:
         """Return the whole text about the knob under the cursor, after the refusal of a value."""
-        return self._text.whole(width, self._refused)
+        return self._knob_text.whole(width, self._shown_refusal)
 
     @property
-    def _text(self) -> KnobText:
-        next_run, name = self._next, self.current
+    def _knob_text(self) -> KnobText:
+        next_run, name = self._shown_next_run, self.current
         if next_run is None:
             return KnobText(name, None)
         return KnobText(name, next_run.script, self._advice.get(name, ""), self._auto_choice(next_run, name))

@@ -144,12 +144,12 @@ class RunsTable(SortedTable[RunRow]):
 
 
 def _speed(row: RunRow) -> str:
-    """Samples a second, with a star if the figure ranks against no other run."""
+    """Return the samples per second, with a star if the figure ranks against no other run."""
     return fmt.number(row.samples_per_s) + ("*" if _starred(row) else "")
 
 
 def _length(row: RunRow) -> str:
-    """The seq_len as it is typed; empty if the run has none, as a script whose mapping does not name it."""
+    """Return the seq_len as it is typed; empty for a script without a mapped seq_len."""
     length = row.knobs.get(LENGTH)
     return "" if length is None else fmt.plain(f"{LENGTH}={length}")
 
