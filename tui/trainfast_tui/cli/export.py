@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from trainfast_runner.export.onto import onto
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_tui.cli.arguments import add_run, directory_of
-from trainfast_tui.cli.output import print_exact, print_json, print_line
+from trainfast_tui.cli.output import print_exact, print_json, print_line, print_notice
 from trainfast_tui.text.format import plain
 
 
@@ -97,7 +96,7 @@ def _print_exported(exported: Exported, written: Sequence[Path], as_json: bool) 
     if exported.to == "deepspeed":
         # JSON has no comments, so these lines go to stderr.
         for line in (*([exported.proof] if exported.proof else []), *_left_out(exported)):
-            print(line, file=sys.stderr)
+            print_notice(line)
 
 
 def _print_diff(arguments: argparse.Namespace, run_file: RunFile) -> int:
@@ -108,7 +107,7 @@ def _print_diff(arguments: argparse.Namespace, run_file: RunFile) -> int:
     print_exact(change.diff)
     already = [] if change.diff or change.notes else [f"{change.file} has these settings already"]
     for note in (*already, *change.notes):
-        print(plain(note), file=sys.stderr)
+        print_notice(plain(note))
     return 0
 
 

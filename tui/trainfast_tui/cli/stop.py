@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.final_result import result_or_none_while_live
@@ -11,7 +10,7 @@ from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import caught_signals, stop
-from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.output import print_json, print_line, print_notice
 from trainfast_tui.cli.run_status import live_record
 from trainfast_tui.text.result_figures import headline
 
@@ -32,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     with caught_signals() as signals:
         result = stop(directory, signals, now=arguments.now)
     if result is None:
-        print(f"{directory.name} was asked to stop and has not ended yet", file=sys.stderr)
+        print_notice(f"{directory.name} was asked to stop and has not ended yet")
         if arguments.json:
             print_json(live_record(Follower(directory).poll()))
         return INTERRUPTED
