@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,8 @@ def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkey
     recorded = next((Path(__file__).parents[1] / "recorded_runs").iterdir())
     home.directory("a-proof").symlink_to(recorded)
     monkeypatch.setattr(journal_printer, "TICK_S", 0.0)
-    printer = BatchPrinter(Progress(said), home)  # without an encoding … is ~
+    monkeypatch.setattr(sys, "stderr", said)
+    printer = BatchPrinter(Progress(), home)  # without an encoding … is ~
     printer.print_line(BatchStep(action="prove", batch_size=37, why="it is the largest"))
     printer.print_line(BatchLaunched(run_id="a-proof", role="proof"))
     printer.tick()
@@ -250,16 +252,18 @@ def test_a_temperature_that_stands_still_is_said_for_how_long(tmp_path: Path, mo
     said = io.StringIO()
     monkeypatch.setattr(journal_printer, "TICK_S", 0.0)
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
-    printer = BatchPrinter(Progress(said), Home(tmp_path))
+    monkeypatch.setattr(sys, "stderr", said)
+    printer = BatchPrinter(Progress(), Home(tmp_path))
     printer.print_line(CoolingDown(device=1, temperature_c=71.0, below_c=55.0, waited_s=8.0, stuck_s=19.99999999))
     assert said.getvalue().splitlines() == ["cooling GPU 1: 71 C, waiting for less than 55 C, 8 s so far"]
     printer.tick()
     assert said.getvalue().splitlines()[-1].endswith("; it has not fallen for 20 s, and is given up after 180 s")
 
 
-def test_sizes_have_their_thousands_separated(tmp_path: Path) -> None:
+def test_sizes_have_their_thousands_separated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = io.StringIO()
-    printer = BatchPrinter(Progress(said), Home(tmp_path))
+    monkeypatch.setattr(sys, "stderr", said)
+    printer = BatchPrinter(Progress(), Home(tmp_path))
     for line in (
         BatchStep(action="probe", batch_size=4096, why="twice the last"),
         ConfirmationRun(batch_size=65536, run_id="cold", state="oom", seconds=9.0, refutes=[4096]),
@@ -269,8 +273,9 @@ def test_sizes_have_their_thousands_separated(tmp_path: Path) -> None:
     assert "  65,536 oom in a fresh process, 9 s, which refutes that 4,096 fitted: cold" in said.getvalue()
 
 
-def test_a_proof_that_refutes_a_probe_says_so(tmp_path: Path) -> None:
+def test_a_proof_that_refutes_a_probe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = io.StringIO()
-    printer = BatchPrinter(Progress(said), Home(tmp_path))
+    monkeypatch.setattr(sys, "stderr", said)
+    printer = BatchPrinter(Progress(), Home(tmp_path))
     printer.print_line(ConfirmationRun(batch_size=42, run_id="cold", state="oom", seconds=9.0, refutes=[42]))
     assert said.getvalue() == "  42 oom in a fresh process, 9 s, which refutes that 42 fitted: cold\n"

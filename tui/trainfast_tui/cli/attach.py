@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import result_or_none_while_live
@@ -11,7 +10,7 @@ from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
 from trainfast_tui.cli.follow_run import caught_signals, follow
-from trainfast_tui.cli.output import print_json
+from trainfast_tui.cli.output import print_json, print_notice
 from trainfast_tui.cli.run_status import live_record
 from trainfast_tui.cli.summary import print_result
 
@@ -34,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         return print_result(explained_now(directory, result), arguments.json)
     if signals.hung_up:
         return HUNG_UP
-    print(f"left {directory.name} running", file=sys.stderr)
+    print_notice(f"left {directory.name} running")
     if arguments.json:
         print_json(live_record(Follower(directory).poll()))
     return INTERRUPTED

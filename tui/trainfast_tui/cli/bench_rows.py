@@ -17,7 +17,7 @@ from trainfast_runner.search.bench.variants import Bench, Entry, run_order
 from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
 from trainfast_runner.search.processes import Interrupted
 from trainfast_tui.cli.follow_run import Signals, follow
-from trainfast_tui.cli.progress import Progress
+from trainfast_tui.cli.output import print_notice
 from trainfast_tui.cli.start_run import predict_memory
 from trainfast_tui.cli.waits import await_cooling, await_devices
 from trainfast_tui.text.format import plain, with_sizes
@@ -48,7 +48,7 @@ class BenchRows:
                     return False
                 group = groups.get(entry.id)
                 where = f"{bench.preset} {number}/{total}: {entry.id}{', warm' if group else ''}"
-                Progress().print_line(plain(where))
+                print_notice(plain(where))
                 has_measured = any(isinstance(outcome, Result) for outcome in chain.from_iterable(outcomes.values()))
                 outcome = self._outcome_of(entry, group, warm, bench.varied, may_skip=has_measured)
                 if outcome is None:
@@ -132,9 +132,9 @@ def _print_outcome(outcome: Outcome) -> None:
     """Print why a row has no figure; nothing for one that finished."""
     if isinstance(outcome, UserError):
         what = "not run" if isinstance(outcome, launch.DevicesBusy) else "refused"
-        Progress().print_line(plain(f"{what}: {outcome.line()}"))
+        print_notice(plain(f"{what}: {outcome.line()}"))
     elif outcome.state != "finished":
-        Progress().print_line(plain(f"{outcome.state.replace('_', ' ')}: {with_sizes(outcome.reason)}"))
+        print_notice(plain(f"{outcome.state.replace('_', ' ')}: {with_sizes(outcome.reason)}"))
 
 
 def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> Outcome:

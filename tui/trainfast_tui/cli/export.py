@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from trainfast_runner.export.onto import OntoFile, onto
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_tui.cli.arguments import add_run, directory_of
-from trainfast_tui.cli.output import print_exact, print_json, print_line
+from trainfast_tui.cli.output import print_exact, print_json, print_line, print_notice
 from trainfast_tui.text.format import plain
 
 
@@ -101,14 +100,14 @@ def _print_exported(exported: Exported, written: Sequence[Path], as_json: bool) 
     if exported.to == "deepspeed":
         # JSON has no comments, so these lines go to stderr.
         for line in (*([exported.proof] if exported.proof else []), *_left_out(exported)):
-            print(line, file=sys.stderr)
+            print_notice(line)
 
 
 def _warn_of_oom(run_file: RunFile, directory: Path) -> None:
     """Print a warning on stderr if the run ran out of memory."""
     warning = oom_warning(run_file, directory)
     if warning is not None:
-        print(plain(f"warning: {warning}"), file=sys.stderr)
+        print_notice(plain(f"warning: {warning}"))
 
 
 def _print_diff(change: OntoFile, as_json: bool) -> None:
@@ -119,7 +118,7 @@ def _print_diff(change: OntoFile, as_json: bool) -> None:
     print_exact(change.diff)
     already = [] if change.diff or change.notes else [f"{change.file} has these settings already"]
     for note in (*already, *change.notes):
-        print(plain(note), file=sys.stderr)
+        print_notice(plain(note))
 
 
 def _left_out(exported: Exported) -> list[str]:

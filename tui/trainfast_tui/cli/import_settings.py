@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.imported import KINDS, SHELL_COMMAND, import_settings
-from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.output import print_json, print_line, print_notice
 from trainfast_tui.cli.output_file import output_path, write_output
 
 
@@ -43,10 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(imported)
         return 0
     for line in imported.not_understood:
-        print(f"not understood: {line}", file=sys.stderr)
+        print_notice(f"not understood: {line}")
     if imported.kind in KINDS:
-        print(f"model and data are those of {arguments.base}; --from PRESET takes others", file=sys.stderr)
+        print_notice(f"model and data are those of {arguments.base}; --from PRESET takes others")
     if imported.kind == SHELL_COMMAND:
-        print("to run the script itself: trainfast-tui presets new NAME -- COMMAND", file=sys.stderr)
+        print_notice("to run the script itself: trainfast-tui presets new NAME -- COMMAND")
     print_line(imported.preset if output is None else f"{output}\nrun it with: trainfast-tui run {output}")
     return 0

@@ -40,6 +40,20 @@ def print_exact(text: str) -> None:
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
 
 
+def print_notice(text: str) -> None:
+    """Print a line on stderr, where no bar is shown; beside one it is for `Progress.print_line`."""
+    write_to_stderr(text + "\n")
+
+
+def write_to_stderr(text: str) -> None:
+    """Write on stderr, in ASCII if its encoding cannot hold the text."""
+    try:
+        sys.stderr.write(encodable(text, sys.stderr.encoding))
+        sys.stderr.flush()
+    except OSError:
+        pass  # the terminal has gone; what the command does goes on, and its exit code still counts
+
+
 def encodable(text: str, encoding: str | None) -> str:
     """Return the text, or its ASCII likeness if `encoding` cannot hold it."""
     try:

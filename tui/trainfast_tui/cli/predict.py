@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +24,7 @@ from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
 from trainfast_runner.search.speed.predicted_speed import Unknown
 from trainfast_runner.search.speed.speeds import predict_speed
 from trainfast_tui.cli.arguments import add_settings
-from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.cli.output import print_json, print_line, print_lines, print_notice
 from trainfast_tui.cli.prediction_table import PredictionTable, print_notes
 from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.text.format import count, percent, plain, size
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     began_s = time.monotonic()
     if (damage := corrections.why_unreadable()) is not None:
-        print(f"trainfast-tui: {plain(damage)}", file=sys.stderr)
+        print_notice(f"trainfast-tui: {plain(damage)}")
     runs = runs_to_predict(arguments.preset, arguments.settings)
     table = PredictionTable(runs) if len(runs) > 1 and not arguments.json else None
     rows = _predict(runs, arguments.python, table)
@@ -76,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     hopeless = rows[0].hopeless if len(rows) == 1 else None
     if hopeless is None:
         return 0
-    print(f"trainfast-tui: {plain(hopeless.line())}", file=sys.stderr)
+    print_notice(f"trainfast-tui: {plain(hopeless.line())}")
     return hopeless.exit_code
 
 

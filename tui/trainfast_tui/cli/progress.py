@@ -8,10 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import TextIO
 
 from trainfast_runner.running.follower import RunSnapshot
-from trainfast_tui.cli.output import encodable
+from trainfast_tui.cli.output import write_to_stderr
 from trainfast_tui.cli.run_status import status_line
 from trainfast_tui.text.format import plain, truncate
 
@@ -80,12 +79,11 @@ class SlowProgress:
 
 
 class Progress:
-    """Shows progress on stderr; call `close` before printing anything else there."""
+    """Shows the progress of one thing on stderr; call `close` before printing anything else there."""
 
-    def __init__(self, stream: TextIO | None = None, printed: str = "") -> None:
+    def __init__(self, printed: str = "") -> None:
         """`printed` is a status that was printed before, and is not repeated."""
-        self._stream = stream or sys.stderr
-        self.redraws = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self.redraws = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         """True if stderr is a terminal that can redraw a line."""
         self._last = printed
         self._last_state = ""
@@ -110,12 +108,12 @@ class Progress:
             text = status_line(snapshot)
             if text != self._last:
                 self._last = text
-                self._write(text + "\n")
+                write_to_stderr(text + "\n")
 
     def print_line(self, text: str) -> None:
         """Print a line in place of the bar."""
         self.close()
-        self._write(text + "\n")
+        write_to_stderr(text + "\n")
 
     def show_activity(self, text: str) -> None:
         """Show the work or the wait under way, elsewhere than on a terminal at most every 5 s."""
@@ -123,31 +121,24 @@ class Progress:
             self._paint(text)
         elif time.monotonic() - self._printed_at_s >= PLAIN_EVERY_S:
             self._printed_at_s = time.monotonic()
-            self._write(text + "\n")
+            write_to_stderr(text + "\n")
 
     def close(self) -> None:
         """Take the bar away."""
         if self.redraws and self._last:
-            self._write("\r\x1b[K")
+            write_to_stderr("\r\x1b[K")
             self._last = ""
 
     def _paint(self, text: str) -> None:
         try:
             # A terminal of unknown size reports 0.
-            width = os.get_terminal_size(self._stream.fileno()).columns or 80
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
         except OSError:
             width = 80
         text = truncate(text, width - 1)
         if text != self._last:
             self._last = text
-            self._write(f"\r{text}\x1b[K")
-
-    def _write(self, text: str) -> None:
-        try:
-            self._stream.write(encodable(text, self._stream.encoding))
-            self._stream.flush()
-        except OSError:
-            pass  # the terminal has gone; the run goes on, and its exit code still counts
+            write_to_stderr(f"\r{text}\x1b[K")
 
 
 def _bar(fraction: float) -> str:

@@ -16,7 +16,8 @@ from trainfast_runner.records.run_file import EXIT_CODES, RunFile
 from trainfast_runner.running.exported_run import plan_exported
 from trainfast_tui.cli.exit_codes import HUNG_UP
 from trainfast_tui.cli.follow_run import follow
-from trainfast_tui.cli.progress import Progress, progress_when_slow
+from trainfast_tui.cli.output import print_notice
+from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.cli.start_run import start_when_free
 from trainfast_tui.text.format import plain, with_sizes
 
@@ -33,7 +34,7 @@ def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str
         with progress_when_slow("checking…"):
             plan = plan_exported(run, exported, typed, Path(folder))
         with start_when_free(plan, Home(), wait=wait) as (started, signals):
-            Progress().print_line(f"{started.name} runs the export")
+            print_notice(f"{started.name} runs the export")
             result = follow(started, signals, interrupt_stops=True)
     if result is None:
         return HUNG_UP
@@ -46,5 +47,5 @@ def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str
         )
     proof = proof_of(run, read_result(directory), exported, started, result)
     append_proof(directory, proof)
-    Progress().print_line(plain(proof.line()))
+    print_notice(plain(proof.line()))
     return 0

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.search_directories import is_conducted, search_directories
-from trainfast_runner.results.explained_run import explained_now
-from trainfast_runner.running.final_result import final_result
-from trainfast_runner.search.batch.batch_follower import BatchFollower
-from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.journal.best import read_best_journal
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.output_file import output_path, write_output
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.as_markdown import as_markdown
-from trainfast_tui.report.batch_blocks import batch_search_report, confirmed_by
-from trainfast_tui.report.best_blocks import best_search_report, cold_runs
-from trainfast_tui.report.document import Document, Prose
-from trainfast_tui.report.reported_run import ReportedRun, read_run
-from trainfast_tui.report.run_blocks import labels, runs_report
+from trainfast_tui.report.report_document import report_document
 from trainfast_tui.text.format import count, plain, size
 
 FORMS = (".html", ".md")
@@ -41,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the report; a file of that name is replaced, as `bench -o` does."""
     path = output_path(arguments.output, FORMS)
-    document, run_ids = _document(Home(), arguments.references)
+    document, run_ids = report_document(Home(), arguments.references)
     text = as_html(document) if path.suffix.lower() == ".html" else as_markdown(document)
     written = write_output(path, text)
     if arguments.json:
@@ -50,46 +38,3 @@ def run(arguments: argparse.Namespace) -> int:
     runs = "1 run" if len(run_ids) == 1 else count(len(run_ids), "runs")
     print_line(plain(f"{path}: {runs}, {size(written)}"))
     return 0
-
-
-def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:
-    """Return the report of these runs, or of the one search, and the ids of the runs in it."""
-    searches = {directory.name: directory for directory in search_directories(home)}
-    ids = list(dict.fromkeys(home.find(reference, list(searches)) for reference in references))
-    search_ids = [listed_id for listed_id in ids if listed_id in searches]
-    if search_ids and len(ids) > 1:
-        raise UserError(
-            "a report is of runs, or of one search alone", key=search_ids[0], advice=f"{search_ids[0]} alone"
-        )
-    if search_ids:
-        return _search_document(home, searches[search_ids[0]])
-    runs = _read_runs(home, ids)
-    names = " and ".join(dict.fromkeys(run.result.name for run in runs))
-    title = f"{names}: {ids[0]}" if len(runs) == 1 else f"{names}: {len(runs)} runs"
-    return Document(title, tuple(runs_report(runs))), ids
-
-
-def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
-    """Return the report of a search of either kind, with the runs that confirmed its answer."""
-    best, batch = BestSoFar(tuple(read_best_journal(directory))), BatchFollower(directory).poll()
-    confirmed = confirmed_by(batch) if best.question is None else cold_runs(best)
-    run_ids = [run_id for run_id in confirmed if home.directory(run_id).is_dir()]
-    runs = _read_runs(home, run_ids)
-    if best.question is not None:
-        kind, blocks = "Best-fit search", best_search_report(best, best.question, runs)
-    elif batch.question is not None:
-        kind, blocks = "Batch search", batch_search_report(batch, batch.question, runs)
-    else:
-        raise UserError(f"the journal of {directory.name} has no readable question", key=directory.name)
-    if is_conducted(directory):
-        blocks.insert(0, Prose("The search is still running: this is its journal so far."))
-    return Document(f"{kind} {directory.name}", tuple(blocks)), run_ids
-
-
-def _read_runs(home: Home, run_ids: list[str]) -> list[ReportedRun]:
-    """Return the runs with all their records, labelled A, B, C and so on; raises UserError if one is running."""
-    runs = []
-    for run_id, label in zip(run_ids, labels(len(run_ids)), strict=True):
-        directory = home.directory(run_id)
-        runs.append(read_run(label, directory, explained_now(directory, final_result(home, run_id, "the report"))))
-    return runs

@@ -21,9 +21,9 @@ from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, positive
 from trainfast_tui.cli.exit_codes import HUNG_UP
 from trainfast_tui.cli.follow_run import follow
-from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.output import print_json, print_line, print_notice
 from trainfast_tui.cli.parser import refuse_script_word
-from trainfast_tui.cli.progress import Progress, progress_when_slow
+from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.cli.start_run import predict_memory, start_when_free
 from trainfast_tui.cli.waits import await_cooling
 from trainfast_tui.text.format import plain
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_when_slow("checking…"):
         plan = plan_from_arguments(arguments)
     if plan.script is not None and plan.script.unconfirmed:
-        Progress().print_line(_unconfirmed(plan.script.unconfirmed))
+        print_notice(_unconfirmed(plan.script.unconfirmed))
 
     def prepare(plan: RunPlan) -> RunPlan:
         if arguments.cool_to is not None:
@@ -84,9 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.detach:
             return _print_detached(directory, arguments.json)
         why = f", {plan.devices_reason}" if plan.devices_reason else ""
-        Progress().print_line(f"{directory.name} is starting{why}")
+        print_notice(f"{directory.name} is starting{why}")
         if plan.script is not None and plan.script.door_closed and not plan.script.steps_from_log:
-            Progress().print_line(plain(f"its steps are not seen: {plan.script.door_closed}"))
+            print_notice(plain(f"its steps are not seen: {plan.script.door_closed}"))
         result = follow(directory, signals, interrupt_stops=True, printed="starting")
     if result is None:
         return HUNG_UP

@@ -16,7 +16,7 @@ from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.output import print_json, print_line, print_lines, terminal_width
 from trainfast_tui.cli.run_status import live_record, status_line
-from trainfast_tui.cli.step_table import JoinedStep, print_steps
+from trainfast_tui.cli.step_table import print_steps
 from trainfast_tui.cli.summary import summary_lines
 from trainfast_tui.text.diagnosis import nothing_found, overlap_words, sections
 from trainfast_tui.text.format import count, plain
@@ -84,14 +84,13 @@ def explained_bottlenecks(findings: Sequence[Diagnosis], nothing: str) -> list[s
 
 
 def _print_steps(directory: Path, as_json: bool) -> None:
-    steps = joined_steps(directory)
+    steps = [as_record(*step) for step in joined_steps(directory)]
     result = read_result(directory)
     thinning = None if result is None else result.thinning
     if as_json:
-        rows = [as_record(*step) for step in steps]
-        print_json({"schema": SCHEMA, "run_id": directory.name, "thinning": thinning, "steps": rows})
+        print_json({"schema": SCHEMA, "run_id": directory.name, "thinning": thinning, "steps": steps})
         return
-    print_steps([JoinedStep(*step) for step in steps])
+    print_steps(steps)
     if result is not None and thinning is not None:
         taken = result.steps.measured + result.steps.warmup
         print_line(f"note: a long run: these are {count(len(steps))} of its {count(taken)} steps")

@@ -27,7 +27,7 @@ from trainfast_tui.cli.batch_printer import BatchPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.follow_run import Signals, caught_signals
 from trainfast_tui.cli.journal_printer import print_earlier_search
-from trainfast_tui.cli.output import print_json, print_lines
+from trainfast_tui.cli.output import print_json, print_lines, print_notice
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.waits import await_devices
 from trainfast_tui.text.batch_answer import batch_answer_rows, without_answer
@@ -88,7 +88,7 @@ def _note_variants(preset: str, spec: RunSpec) -> None:
     variants = presets.load(preset)[0].variants if spec.variant is None else ()
     if variants:
         example = plain(f"{preset}/{variants[0].id}")
-        Progress().print_line(
+        print_notice(
             f"{plain(spec.preset)} itself is searched, not its {len(variants)} variants; name one, such as {example}"
         )
 

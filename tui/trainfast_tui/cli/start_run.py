@@ -15,7 +15,8 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.launch import busy_with
 from trainfast_runner.running.planning import RunPlan
 from trainfast_tui.cli.follow_run import Signals, caught_signals
-from trainfast_tui.cli.progress import Progress, progress_when_slow
+from trainfast_tui.cli.output import print_notice
+from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.cli.waits import await_devices
 from trainfast_tui.text.format import plain
 
@@ -56,4 +57,4 @@ def predict_memory(plan: RunPlan, home: Home) -> None:
         with progress_when_slow("predicting its memory…"):
             trace_model(plan.spec, plan.device, plan.python, gpus=plan.device_uuids)
     except UserError as error:
-        Progress().print_line(plain(f"memory is not predicted: {error.line()}"))
+        print_notice(plain(f"memory is not predicted: {error.line()}"))

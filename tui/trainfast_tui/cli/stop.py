@@ -15,7 +15,7 @@ from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import caught_signals, stop
-from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.output import print_json, print_line, print_notice
 from trainfast_tui.cli.run_status import live_record
 from trainfast_tui.text.result_figures import headline
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     with caught_signals() as signals:
         result = stop(directory, signals, now=arguments.now)
     if result is None:
-        print(f"{directory.name} was asked to stop and has not ended yet", file=sys.stderr)
+        print_notice(f"{directory.name} was asked to stop and has not ended yet")
         if arguments.json:
             print_json(live_record(Follower(directory).poll()))
         return INTERRUPTED
