@@ -48,7 +48,7 @@ def useful_first(cheapest: list[Fix], phase: str | None) -> list[Fix]:
     return sorted(cheapest, key=lambda fix: fix.frees_states != (phase == OPTIMIZER_PHASE))
 
 
-def one_of_each(cheapest: list[Fix], phase: str | None) -> list[Fix]:
+def best_of_each_knob(cheapest: list[Fix], phase: str | None) -> list[Fix]:
     """Return the most useful change of each knob, a shorter sequence last: it is another task."""
     by_knob: dict[str, Fix] = {}
     for fix in useful_first(cheapest, phase):
