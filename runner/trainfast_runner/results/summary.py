@@ -291,7 +291,7 @@ def _conditions(
     lost = any(event.kind == "gpu_lost" for event in records.events)
     foreign = _foreign(run, records, measured_window)
     steady = steady_state(
-        [(step.step, step.t_ns, step.step_ms) for step in measured],
+        measured,
         [
             [
                 (t_ns, sample.temperature_c)

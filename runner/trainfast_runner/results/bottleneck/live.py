@@ -86,9 +86,7 @@ class LiveDiagnosis:
             for device in tick.devices:
                 if device.uuid in watched and device.uuid is not None and device.temperature_c is not None:
                     temperatures.setdefault(device.uuid, []).append((tick.t_ns, device.temperature_c))
-        measured = [
-            (step.step, step.t_ns, step.step_ms) for step in steps if not step.warmup and step.t_ns <= ticks[-1].t_ns
-        ]
+        measured = [step for step in steps if not step.warmup and step.t_ns <= ticks[-1].t_ns]
         self.steady = steady_state(measured, list(temperatures.values()))
 
 
