@@ -164,10 +164,8 @@ def _ended_from_outside(evidence: Evidence) -> Verdict | None:
     """The verdict if a rank got an outside SIGTERM before any other failure."""
     if evidence.stop_ns is not None or evidence.torn_down or evidence.gone:
         return None
-    signalled, failed = (
-        next(_lines_before_stop(evidence, "signal"), None),
-        next(_lines_before_stop(evidence, "exception"), None),
-    )
+    signalled = next(_lines_before_stop(evidence, "signal"), None)
+    failed = next(_lines_before_stop(evidence, "exception"), None)
     if signalled is None or (failed is not None and failed[1].t_ns < signalled[1].t_ns):
         return None
     rank, line = signalled
