@@ -32,7 +32,7 @@ class Fix:
         return self.knob == "optimizer" or self.value == "bf16-pure"
 
 
-def fixes(knobs: Mapping[str, Any], device: str, phase: str | None = None, largest_share: float = 1.0) -> list[Fix]:
+def fixes(knobs: Mapping[str, Any], device: str, phase: str | None, largest_share: float = 1.0) -> list[Fix]:
     """Return the changes that free memory in the failed phase, the cheapest in speed or in kind first.
 
     `largest_share` is the share of the batch above which the one request that failed would exceed the whole limit.

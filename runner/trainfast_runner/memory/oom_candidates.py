@@ -13,12 +13,12 @@ Settings = dict[str, str]
 """The text of each changed knob."""
 
 
-def specs_with_one_change(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
+def specs_with_one_change(spec: RunSpec, device: str, phase: str | None) -> list[RunSpec]:
     """Return the specs of all single changes but a smaller batch, the most useful first."""
     return _specs(spec, [{fix.knob: fix.value} for fix in useful_first(fixes(spec.knobs, device, phase), phase)])
 
 
-def specs_with_several_changes(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
+def specs_with_several_changes(spec: RunSpec, device: str, phase: str | None) -> list[RunSpec]:
     """Return the specs of several changes at once, the strongest first, for a run that no single change makes fit."""
     applicable = [fix for fix in fixes(spec.knobs, device, phase) if fix.knob != "batch_size"]
     shorter = [{fix.knob: value} for fix in applicable if fix.knob == "seq_len" for value in values_of(fix)[1:]]

@@ -103,18 +103,18 @@ def _speed(answer: PredictedRow, python: str | None) -> PredictedSpeed | Unknown
     """Return the run's predicted speed, or why there is none."""
     if answer.model is None or answer.machine is None:
         return Unknown("its memory is not predicted")
-    return predict_speed(Home(), answer.asked.spec, answer.machine, answer.model, python)
+    return predict_speed(Home(), answer.run.spec, answer.machine, answer.model, python)
 
 
 def _fields(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> dict[str, Any]:
     fit = answer.fit
     if fit is None:
         assert answer.error is not None
-        return {"id": answer.asked.id, "predicted": None, "reason": answer.error.line()}
+        return {"id": answer.run.id, "predicted": None, "reason": answer.error.line()}
     predicted, available = fit.predicted, fit.available
     parts = {f"{name}_bytes": predicted.category(name) for name in CATEGORY_WORDS}
     return {
-        "id": answer.asked.id,
+        "id": answer.run.id,
         "predicted": {"total_bytes": predicted.total_bytes, **parts, "context_bytes": predicted.context_bytes},
         "phase": predicted.phase,
         "phases": predicted.phases,
@@ -129,15 +129,15 @@ def _fields(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> dict[str, 
         "attention": predicted.attention or None,
         "samples_per_s": None if isinstance(speed, Unknown) else msgspec.to_builtins(speed),
         **({"why": speed.why} if isinstance(speed, Unknown) else {}),
-        "published": dict(answer.asked.published) or None,
-        "unpublished": answer.asked.unpublished or None,
+        "published": dict(answer.run.published) or None,
+        "unpublished": answer.run.unpublished or None,
     }
 
 
 def _print_one(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> None:
     print_lines(pairs(_figure_rows(answer, speed)))
-    if answer.asked.unpublished:
-        print_line(answer.asked.unpublished)
+    if answer.run.unpublished:
+        print_line(answer.run.unpublished)
 
 
 def _figure_rows(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> Iterator[tuple[str, str]]:
@@ -153,7 +153,7 @@ def _figure_rows(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> Itera
             yield f"  {words}", f"{size(value)}  {percent(100 * value / predicted.total_bytes)}"
     if predicted.context_bytes is not None:
         yield "CUDA context", f"{size(predicted.context_bytes)} besides"
-    if (published := published_bytes(answer.asked.published)) is not None:
+    if (published := published_bytes(answer.run.published)) is not None:
         yield "published", size(published)
     if predicted.bytes_per_sample:
         yield "each sample", f"{size(predicted.bytes_per_sample)} on {size(predicted.fixed_bytes)}"

@@ -56,9 +56,9 @@ def _cells(answer: PredictedRow) -> list[str]:
     assert fit is not None
     predicted = fit.predicted
     fits = ABSENT if fit.left_bytes is None else "yes" if fit.left_bytes >= 0 else f"no, +{size(-fit.left_bytes)}"
-    published = published_bytes(answer.asked.published)
+    published = published_bytes(answer.run.published)
     return [
-        plain(answer.asked.id),
+        plain(answer.run.id),
         size(predicted.total_bytes),
         ABSENT if published is None else size(published),
         delta(predicted.total_bytes, published, size) if published else ABSENT,
@@ -73,9 +73,9 @@ def print_notes(answers: list[PredictedRow]) -> None:
     """Print the runs that cannot run here, and the meaning of the published figures."""
     for answer in answers:
         if answer.fit is not None and answer.fit.cannot_run is not None:
-            print_line(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))
-    if unpublished := next((row.asked.unpublished for row in answers if row.asked.unpublished), ""):
+            print_line(plain(f"{answer.run.id} cannot run here: {answer.fit.cannot_run.line()}"))
+    if unpublished := next((row.run.unpublished for row in answers if row.run.unpublished), ""):
         print_line(unpublished)
-    if any("memory_mb" in answer.asked.published for answer in answers):
+    if any("memory_mb" in answer.run.published for answer in answers):
         print_line("published memory_mb is NVML's figure for the device: it includes the CUDA context, kernels, memory")
         print_line("that the allocator keeps, and other processes; predicted is the peak of the tensors alone")

@@ -55,12 +55,7 @@ class LiveDiagnosis:
         if window is None:
             self.diagnosis = ()
             return
-        within: list[Tick] = []
-        for tick in reversed(ticks):
-            if tick.t_ns < window.begin_ns:
-                break
-            within.append(tick)
-        within.reverse()
+        within = [tick for tick in ticks if tick.t_ns >= window.begin_ns]
         self.diagnosis = tuple(
             diagnose(
                 MeasuredWindow(
