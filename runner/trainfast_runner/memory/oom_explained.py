@@ -38,7 +38,7 @@ UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """A run that ran out of memory, with what its records tell of that."""
+    """A run that ran out of memory, and its records of the end."""
 
     run: RunFile
     reason: str

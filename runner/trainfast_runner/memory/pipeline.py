@@ -188,7 +188,7 @@ class _RankMemory:
         return self._passes[key]
 
     def _forward(self, slot: int) -> _Pass:
-        """A forward keeps what its backward frees; casts of weights go with the stage's own autocast."""
+        """A forward's bytes: it keeps what its backward frees; cast weights are freed with the stage's autocast."""
         number = self.numbers[slot]
         before, blocks, after = self._parts(number, "forward", 1)
         peak, _ = self._run(
@@ -198,6 +198,7 @@ class _RankMemory:
         return _Pass(peak, _vector({ACTIVATIONS: -freed}))
 
     def _backward(self, slot: int, micro: int) -> _Pass:
+        """A backward's bytes, in the traced micro-batch `micro`: 1 without earlier gradients, 2 with them."""
         number = self.numbers[slot]
         after, blocks, before = self._parts(number, "backward", micro)
         width, start, segments = self.whole.weight_width, NOTHING, [*blocks, *(before if number == 0 else [])]

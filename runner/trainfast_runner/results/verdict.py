@@ -52,7 +52,7 @@ class Evidence:
     torn_down: str | None = None
     full_disk: str | None = None
     no_step: str | None = None
-    """Why a user's own script has reported no step; None for a preset's run, and once one is seen."""
+    """The reason that a user's own script has reported no step; None for a preset's run, and once a step is seen."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def _is_at_level(block: _Block, settled: Sequence[_Block]) -> bool:
     times = [step.step_ms for step in settled]
     middle = statistics.median(times)
     scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle) for ms in times)
-    # Blocks of a noisy run differ by more than the share that counts as a drift, and are steady all the same.
+    # Blocks of a noisy run differ by more than a drift does, even when it is steady.
     if abs(block.step_ms - middle) > max(DRIFT_OF_STEP * middle, SIGMAS * scatter):
         return False
     degrees = [step.temperature_c for step in settled if step.temperature_c is not None]
@@ -127,7 +127,7 @@ def _slope(points: Sequence[tuple[float, float | None]]) -> float | None:
 
 
 def _trend(values: Sequence[float]) -> float:
-    """Mann-Kendall's score, without sign: how sure it is that the values rise, or fall, at all."""
+    """The absolute value of Mann-Kendall's score, a normal quantile: the evidence that the values rise or fall."""
     n = len(values)
     s = sum((b > a) - (b < a) for a, b in itertools.combinations(values, 2))
     variance = n * (n - 1) * (2 * n + 5) / 18

@@ -152,7 +152,7 @@ class _Rows:
         self, label: str, unit: str, value_a: float | None, value_b: float | None, verdict: str | None
     ) -> ComparisonRow:
         row = _row(label, unit, value_a, value_b, self._noise, more_is_better=unit != "ms")
-        # Steps of another batch have no ranking, and an interval all the same.
+        # Steps of another batch do not rank, but their difference has an interval.
         interval = None if verdict is not None and self._unranked else ratio_interval(value_a, value_b, self._noise)
         return _with_verdict(replace(row, interval_percent=interval), verdict)
 
