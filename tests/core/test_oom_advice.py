@@ -1,6 +1,6 @@
 """What a person is told to turn when memory ended."""
 
-from trainfast_runner.memory.oom_advice import fixes, one_of_each, useful_first
+from trainfast_runner.memory.oom_advice import best_of_each_knob, fixes, useful_first
 from trainfast_runner.settings.spec import resolve
 
 
@@ -29,10 +29,10 @@ def test_in_the_optimizer_step_the_states_come_first_and_before_it_the_activatio
 
 def test_without_a_model_the_advice_names_every_knob_that_frees_memory_once() -> None:
     knobs = resolve("bert-large", ["batch_size=8"]).knobs
-    before = [(fix.knob, fix.value) for fix in one_of_each(fixes(knobs, "cuda", "forward"), "forward")]
+    before = [(fix.knob, fix.value) for fix in best_of_each_knob(fixes(knobs, "cuda", "forward"), "forward")]
     assert [knob for knob, _ in before] == ["batch_size", "precision", "checkpointing", "optimizer", "seq_len"]
     assert dict(before)["optimizer"] == "adamw-8bit"
-    after = [fix.knob for fix in one_of_each(fixes(knobs, "cuda", "optimizer"), "optimizer")]
+    after = [fix.knob for fix in best_of_each_knob(fixes(knobs, "cuda", "optimizer"), "optimizer")]
     assert after[:2] == ["optimizer", "precision"]
 
 

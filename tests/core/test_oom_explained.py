@@ -10,7 +10,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory import oom_explained
 from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.oom_changes import ModelOf, candidates, combined
+from trainfast_runner.memory.oom_candidates import specs_with_one_change, specs_with_several_changes
+from trainfast_runner.memory.oom_changes import ModelOf
 from trainfast_runner.memory.oom_explained import OutOfMemory
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomExplanation, RunError
@@ -200,12 +201,14 @@ def test_a_sequence_is_halved_until_it_fits() -> None:
     run = a_run(100 * MIB, batch_size=1, seq_len=1024)
     changes = explain(run, error("backward"), ON_CPU, by_tokens).changes
     assert [change.settings for change in changes if "seq_len" in change.settings] == [{"seq_len": "256"}]
-    assert "256" in [str(other.knobs["seq_len"]) for other in combined(spec_of_record(run), "cpu", "backward")]
+    assert "256" in [
+        str(other.knobs["seq_len"]) for other in specs_with_several_changes(spec_of_record(run), "cpu", "backward")
+    ]
 
 
 def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each() -> None:
     spec = spec_of_record(a_run())
-    others = candidates(spec, "cpu", "backward")
+    others = specs_with_one_change(spec, "cpu", "backward")
     assert others
     for other in others:
         different = [name for name, value in other.knobs.items() if value != spec.knobs[name]]
@@ -215,7 +218,7 @@ def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each() -> None:
 
 def test_where_one_change_is_not_enough_several_are_traced_the_strongest_first() -> None:
     spec = spec_of_record(a_run())
-    strongest, *rest = combined(spec, "cpu", "optimizer")
+    strongest, *rest = specs_with_several_changes(spec, "cpu", "optimizer")
     chosen = [strongest.knobs[name] for name in ("precision", "optimizer")]
     assert chosen == ["bf16-pure", "adafactor"]
     assert "adamw-8bit" in [other.knobs["optimizer"] for other in rest], "which optimizer takes least is not known"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainfast_runner.records.discovered import Flag
-from trainfast_runner.settings.script_mapping import place_typed, propose
+from trainfast_runner.settings.script_mapping import propose
+from trainfast_runner.settings.typed_mapping import place_typed
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from trainfast_runner.records.result import SteadyState
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.results.bottleneck.steady_state import drift_words, steady_state
 
 S = 1_000_000_000
@@ -18,7 +19,7 @@ def run(times_ms: list[float], temperature: list[float] | None = None) -> Steady
     end_ms, steps = 0.0, []
     for number, ms in enumerate(times_ms, 4):
         end_ms += ms
-        steps.append((number, round(end_ms * 1e6), ms))
+        steps.append(Step(step=number, t_ns=round(end_ms * 1e6), step_ms=ms))
     return steady_state(steps, [[(t * S, c) for t, c in enumerate(temperature)]] if temperature else [])
 
 

@@ -73,7 +73,7 @@ def read_corrections(home: Path | None = None) -> dict[str, DeviceCorrections]:
 
 
 def why_unreadable(home: Path | None = None) -> str | None:
-    """Why the home's corrections cannot be read, in one line; None if they can be, or there are none."""
+    """Return the error that keeps the home's corrections from being read, in one line; None without one."""
     return _corrections_or_trouble(home)[1]
 
 
@@ -188,7 +188,7 @@ def _beyond_bytes(records: RunRecords, result: Result) -> dict[str, int]:
         return {}
     traced = run.traced_bytes
     beyond = {phase: peak - traced[phase] for phase, peak in _phase_peaks(records).items() if phase in traced}
-    if any(abs(more) > max(MOST_BEYOND * traced[phase], MOST_BEYOND_BYTES) for phase, more in beyond.items()):
+    if any(abs(size) > max(MOST_BEYOND * traced[phase], MOST_BEYOND_BYTES) for phase, size in beyond.items()):
         return {}
     return beyond
 

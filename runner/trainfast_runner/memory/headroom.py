@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.memory.available import RankLimit, available_memory, gpu_of
 from trainfast_runner.memory.corrections import WHOLE_STEP, correction_key
-from trainfast_runner.memory.model import batch_multiple, keeps_more
+from trainfast_runner.memory.model import batch_multiple, keeps_untraced_memory
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.settings.compatibility.check import cannot_run_here
 
@@ -117,5 +117,5 @@ def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Predi
     if failed is None:
         return margin
     traced = max(predicted.traced_bytes.values(), default=predicted.total_bytes)
-    share = 1.0 if keeps_more(spec) else failed.share(traced)
+    share = 1.0 if keeps_untraced_memory(spec) else failed.share(traced)
     return max(margin, ceil(traced + share * failed.beyond_bytes[WHOLE_STEP]) - predicted.total_bytes)

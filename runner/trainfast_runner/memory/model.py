@@ -7,7 +7,7 @@ import msgspec
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.memory.corrections import Correction, DeviceCorrections, correction_key, corrections_of_device
 from trainfast_runner.memory.one_process import DATA_PARALLEL, LAYERS_SPREAD, UNCONFIRMED, devices_of, gathered
-from trainfast_runner.memory.pipeline import Peaks, PipelineCut, peaks
+from trainfast_runner.memory.pipeline import PipelineCut, StagePeaks, stage_peaks
 from trainfast_runner.memory.prediction import CATEGORIES, Prediction, RankBytes
 from trainfast_runner.memory.sharding import PIPELINES, STAGED, WholeModel, memory_rule
 from trainfast_runner.memory.timeline import BlockStack, Segment, Work, moments
@@ -19,11 +19,10 @@ from trainfast_runner.worker.shared_tables import (
     NO_WORK,
     OPTIMIZER,
     PARAMS,
-    TRACED_MICRO_BATCHES,
 )
 
 MOST_BATCH = 1 << 24
-BESIDES = (
+NOT_TRACED = (
     ("compile", ("default", "max-autotune"), "what the compiled program and its compiler keep"),
     ("engine", ("trainer",), "what the Trainer keeps"),
 )
@@ -72,10 +71,10 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         """Predict the peak of the fullest of `ranks` processes with the knobs of `spec`; well under 50 ms."""
         batch = whole_number(spec.knobs, "batch_size")
         traced = self._peaks(spec, ranks, batch)
-        here, above = self._corrected(spec, ranks, traced), self._corrected_peaks(spec, ranks, batch + 1)
-        phase = max(MEMORY_PHASES, key=lambda name: sum(here[name]))
-        each = round(sum(above[phase]) - sum(here[phase]))
-        rounded = {name: [round(value) for value in here[name]] for name in MEMORY_PHASES}
+        peaks, larger_peaks = self._corrected(spec, ranks, traced), self._corrected_peaks(spec, ranks, batch + 1)
+        phase = max(MEMORY_PHASES, key=lambda name: sum(peaks[name]))
+        bytes_per_sample = round(sum(larger_peaks[phase]) - sum(peaks[phase]))
+        rounded = {name: [round(value) for value in peaks[name]] for name in MEMORY_PHASES}
         return Prediction(
             total_bytes=sum(rounded[phase]),
             **{f"{name}_bytes": value for name, value in zip(CATEGORIES, rounded[phase], strict=True)},
@@ -84,8 +83,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
                 name: {**dict(zip(CATEGORIES, values, strict=True)), "total": sum(values)}
                 for name, values in rounded.items()
             },
-            fixed_bytes=sum(rounded[phase]) - batch * each,
-            bytes_per_sample=each,
+            fixed_bytes=sum(rounded[phase]) - batch * bytes_per_sample,
+            bytes_per_sample=bytes_per_sample,
             context_bytes=self.corrections.context_bytes if self.device == "cuda" else None,
             basis=self._basis(spec, ranks),
             attention=self.attention,
@@ -110,8 +109,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         basis, strategy = self.basis, spec.knobs["strategy"]
         if strategy in UNCONFIRMED:
             basis += f", and rules for {strategy} that no run has confirmed"
-        if besides := [words for name, values, words in BESIDES if spec.knobs[name] in values]:
-            basis += f", without {' and '.join(besides)}: that is known from the first measured run on"
+        if not_traced := [words for name, values, words in NOT_TRACED if spec.knobs[name] in values]:
+            basis += f", without {' and '.join(not_traced)}: that is known from the first measured run on"
         return basis
 
     def _fullest(self, spec: RunSpec, batch: int, phase: str) -> str:
@@ -137,7 +136,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         correction = self.correction_for(spec, ranks)
         if correction is None:
             return peaks
-        share = 1.0 if keeps_more(spec) else correction.share(sum(peaks["forward_backward"]))
+        share = 1.0 if keeps_untraced_memory(spec) else correction.share(sum(peaks["forward_backward"]))
         corrected = {}
         for phase, peak in peaks.items():
             beyond = share * correction.beyond_bytes.get(phase, 0)
@@ -167,7 +166,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         start = tuple(
             value if index in (PARAMS, OPTIMIZER) else 0.0 for index, value in enumerate(self.before_optimizer)
         )
-        step = list(moments(segments, self.stacks, start, batch, micro_batches, TRACED_MICRO_BATCHES))
+        step = list(moments(segments, self.stacks, start, batch, micro_batches))
         # The optimizer's step is on top of what forward and backward left: the batch itself.
         live = list(self.optimizer_peak)
         live[ACTIVATIONS] += step[-1].live[ACTIVATIONS]
@@ -177,9 +176,9 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         largest = max(self.parameter_sizes, default=0)
         return WholeModel(self.stacks, self.parameters, self.before_optimizer, self.device == "cuda", largest)
 
-    def _stages(self, spec: RunSpec, batch: int) -> Peaks:
+    def _stages(self, spec: RunSpec, batch: int) -> StagePeaks:
         knobs = {**spec.knobs, "batch_size": batch}
-        return peaks(self._whole(), self.segments, self.optimizer_peak, self.pipeline, knobs)
+        return stage_peaks(self._whole(), self.segments, self.optimizer_peak, self.pipeline, knobs)
 
 
 def batch_multiple(spec: RunSpec) -> int:
@@ -187,6 +186,6 @@ def batch_multiple(spec: RunSpec) -> int:
     return whole_number(spec.knobs, "micro_batches") if spec.knobs["strategy"] in PIPELINES else 1
 
 
-def keeps_more(spec: RunSpec) -> bool:
+def keeps_untraced_memory(spec: RunSpec) -> bool:
     """True if the process holds memory that no trace shows (a compiler, the Trainer), whatever the batch."""
-    return any(spec.knobs[name] in values for name, values, _ in BESIDES)
+    return any(spec.knobs[name] in values for name, values, _ in NOT_TRACED)

@@ -32,7 +32,7 @@ class Fix:
         return self.knob == "optimizer" or self.value == "bf16-pure"
 
 
-def fixes(knobs: Mapping[str, Any], device: str, phase: str | None = None, largest_share: float = 1.0) -> list[Fix]:
+def fixes(knobs: Mapping[str, Any], device: str, phase: str | None, largest_share: float = 1.0) -> list[Fix]:
     """Return the changes that free memory in the failed phase, the cheapest in speed or in kind first.
 
     `largest_share` is the share of the batch above which the one request that failed would exceed the whole limit.
@@ -48,7 +48,7 @@ def useful_first(cheapest: list[Fix], phase: str | None) -> list[Fix]:
     return sorted(cheapest, key=lambda fix: fix.frees_states != (phase == OPTIMIZER_PHASE))
 
 
-def one_of_each(cheapest: list[Fix], phase: str | None) -> list[Fix]:
+def best_of_each_knob(cheapest: list[Fix], phase: str | None) -> list[Fix]:
     """Return the most useful change of each knob, a shorter sequence last: it is another task."""
     by_knob: dict[str, Fix] = {}
     for fix in useful_first(cheapest, phase):

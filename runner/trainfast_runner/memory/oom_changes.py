@@ -1,53 +1,49 @@
 """Find changes of knobs that would make a run fit that ran out of memory, or the closest ones.
 
-`oom_advice` knows the knobs that free memory and their costs; here the memory model tells which of them are enough.
+`oom_advice` lists the knobs that free memory, with their costs; the memory model tells which changes are enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
 from typing import NamedTuple
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import margin_bytes
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.oom_advice import (
-    BATCH_PHASES,
-    LEAST_SEQ_LEN,
-    OPTIMIZER_PHASE,
-    Fix,
-    fixes,
-    one_of_each,
-    useful_first,
-)
+from trainfast_runner.memory.oom_advice import BATCH_PHASES, OPTIMIZER_PHASE, Fix, best_of_each_knob, fixes
+from trainfast_runner.memory.oom_candidates import Settings, pairs_of_knobs, spec_with, strongest_settings, values_of
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.settings.knob_type import whole_number
-from trainfast_runner.settings.spec import RunSpec, with_setting
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import gibibytes, mebibytes
 
 MOST_CHANGES = 3
-KEEPS = "the global batch stays"
-MUCH = 1.5
+KEEPS_GLOBAL_BATCH = "the global batch stays"
+MUCH_LARGER = 1.5
 """The largest batch that fits is named if it is this many times the batch that keeps the global one."""
 SPARE_SHARE = 0.03
 """Share of the limit kept free: a change that only just fits by the prediction may not fit in fact."""
-NEGLIGIBLE = 0.1
+NEGLIGIBLE_SHARE = 0.1
 """Share of the limit under which all weights and states together are no cause of a lack of memory."""
-PROGRAM = ("compile", "engine")
+PROGRAM_KNOBS = ("compile", "engine")
 """Knobs that change the memory of the process beside the traced step."""
 ModelOf = Callable[[RunSpec], MemoryModel | None]
-Settings = dict[str, str]
 
 
 class Need(NamedTuple):
     """A prediction, and the bytes that must stay free beside it."""
 
     prediction: Prediction
-    besides_bytes: int
+    margin_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of both together."""
+        return self.prediction.total_bytes + self.margin_bytes
 
 
 @dataclass(frozen=True)
@@ -81,32 +77,30 @@ class Goal:
         return whole_number(self.spec.knobs, "batch_size"), whole_number(self.spec.knobs, "grad_accum")
 
     def need(self, settings: Settings) -> Need | None:
-        """The run's need with these settings; None if they exclude each other, or without a model."""
-        spec = _spec_with(self.spec, settings)
+        """The run's need with these settings; None if one is refused, or without a model."""
+        spec = spec_with(self.spec, settings)
         traced = None if spec is None else prediction(self.model_of, spec, self.ranks)
         if spec is None or traced is None:
             return None
         model, predicted = traced
-        besides = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
-        besides = max(besides, self.untouched_bytes)
-        if any(name in settings for name in PROGRAM):
-            return Need(predicted, besides)
+        margin = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
+        margin = max(margin, self.untouched_bytes)
+        if any(name in settings for name in PROGRAM_KNOBS):
+            return Need(predicted, margin)
         # The same program takes as much beyond its trace as the run did, and a little more.
         corrected = predicted.total_bytes - max(predicted.traced_bytes.values(), default=predicted.total_bytes)
-        return Need(predicted, max(besides, self.beyond_bytes - corrected) + int(SPARE_SHARE * self.limit_bytes))
+        return Need(predicted, max(margin, self.beyond_bytes - corrected) + int(SPARE_SHARE * self.limit_bytes))
 
     def change(self, settings: Settings, costs: str) -> OomChange | None:
         """The change with its predicted and missing bytes; None without a prediction."""
         need = self.need(settings)
         if need is None:
             return None
-        predicted, besides = need
+        predicted, margin = need
         words = f"predicted peak {_size(predicted.total_bytes)} of {_size(self.limit_bytes)}"
-        missing = predicted.total_bytes + besides - self.limit_bytes
+        missing = need.total_bytes - self.limit_bytes
         if missing > 0:
-            words += (
-                f", {_size(missing)} too much beside the {_size(besides)} that a run may take beyond its prediction"
-            )
+            words += f", {_size(missing)} too much beside the {_size(margin)} that a run may take beyond its prediction"
         return OomChange(
             settings=settings,
             saves=words,
@@ -120,7 +114,7 @@ class Goal:
 
         def fits(batch: int) -> bool:
             need = self.need({**settings, "batch_size": str(batch)})
-            return need is not None and need.prediction.total_bytes + need.besides_bytes <= self.limit_bytes
+            return need is not None and need.total_bytes <= self.limit_bytes
 
         return largest_fitting(fits, self.batch[0] - 1)
 
@@ -146,38 +140,38 @@ def prediction(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[MemoryMode
         return None
 
 
-def changes(goal: Goal) -> list[OomChange]:
+def best_changes(goal: Goal) -> list[OomChange]:
     """Return up to MOST_CHANGES that fit, of one knob or several, the cheapest first.
 
     Changes that are enough by the model come before untraced ones, which are one of each knob. If there are neither,
     the closest are returned, each with its missing bytes.
     """
     tried: list[OomChange] = []
-    short: list[Fix] = []
-    unknown: list[Fix] = []
+    not_enough: list[Fix] = []
+    untraced: list[Fix] = []
     cheapest = _fixes_that_matter(goal)
     for fix in cheapest:
-        fix_changes = _batch_changes(goal) if fix.knob == "batch_size" else _first_enough(goal, fix, _values(fix))
+        fix_changes = _batch_changes(goal) if fix.knob == "batch_size" else _first_enough(goal, fix, values_of(fix))
         tried += fix_changes
         if not fix_changes and (fix.knob != "batch_size" or goal.need({"batch_size": "1"}) is None):
-            unknown.append(fix)
+            untraced.append(fix)
         elif fix.knob != "batch_size" and not _enough_changes(fix_changes):
-            short.append(fix)
+            not_enough.append(fix)
     if len(_enough_changes(tried)) < MOST_CHANGES:
         # Beside a smaller batch another change is worth its cost only where the batch then is larger.
         alone = max(map(_batch_in, _enough_changes(tried)), default=0)
-        tried += [pair for pair in _pair_changes(goal, short) if not 0 < _batch_in(pair) <= alone]
+        tried += [pair for pair in _pair_changes(goal, not_enough) if not 0 < _batch_in(pair) <= alone]
     if all("seq_len" in change.settings for change in _enough_changes(tried)):
         # A shorter sequence is another task.
         together = _combined_changes(goal, cheapest)
         if not _enough_changes([*tried, *together]):
             for fix in (fix for fix in cheapest if fix.knob == "seq_len"):
-                together += _first_enough(goal, fix, _values(fix)[1:], strongest(cheapest)[0])
+                together += _first_enough(goal, fix, values_of(fix)[1:], strongest_settings(cheapest)[0])
         tried += together
     # Untraced changes may be enough as well: they follow the ones known to be.
-    enough, untraced = _enough_changes(tried), [unpredicted(fix, goal) for fix in one_of_each(unknown, goal.phase)]
+    unpredicted_changes = [unpredicted(fix, goal) for fix in best_of_each_knob(untraced, goal.phase)]
     closest = sorted(tried, key=lambda change: change.predicted_bytes or 0)
-    return ([*enough, *untraced] or closest)[:MOST_CHANGES]
+    return ([*_enough_changes(tried), *unpredicted_changes] or closest)[:MOST_CHANGES]
 
 
 def _fixes_that_matter(goal: Goal) -> list[Fix]:
@@ -186,7 +180,7 @@ def _fixes_that_matter(goal: Goal) -> list[Fix]:
     if base is None:
         return goal.fixes
     states = base.prediction.params_bytes + base.prediction.grads_bytes + base.prediction.optimizer_bytes
-    return [fix for fix in goal.fixes if not fix.frees_states or states >= NEGLIGIBLE * goal.limit_bytes]
+    return [fix for fix in goal.fixes if not fix.frees_states or states >= NEGLIGIBLE_SHARE * goal.limit_bytes]
 
 
 def is_enough(change: OomChange) -> bool:
@@ -203,53 +197,6 @@ def unpredicted(fix: Fix, goal: Goal | None = None) -> OomChange:
     return OomChange(settings={fix.knob: fix.value}, saves=saves, costs=fix.costs)
 
 
-def candidates(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
-    """Return the specs of all single changes but a smaller batch, each worth a trace, the most useful first."""
-    return _specs(spec, [{fix.knob: fix.value} for fix in useful_first(fixes(spec.knobs, device, phase), phase)])
-
-
-def combined(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
-    """Return the specs of several changes at once, the strongest first, worth a trace if no single change is enough."""
-    applicable = [fix for fix in fixes(spec.knobs, device, phase) if fix.knob != "batch_size"]
-    shorter = [{fix.knob: value} for fix in applicable if fix.knob == "seq_len" for value in _values(fix)[1:]]
-    pairs = [{first.knob: first.value, second.knob: second.value} for first, second in _fixes_of_two_knobs(applicable)]
-    all_of_them = strongest(applicable)
-    return _specs(spec, [*all_of_them, *shorter, *pairs, *({**all_of_them[0], **change} for change in shorter)])
-
-
-def strongest(cheapest: Iterable[Fix]) -> list[Settings]:
-    """Every knob but batch and sequence turned as far as it goes, once with each smaller optimizer.
-
-    The optimizer of the lowest peak depends on the model. A shorter sequence would be another task.
-    """
-    turned = [fix for fix in cheapest if fix.knob not in ("batch_size", "seq_len")]
-    others = {fix.knob: fix.value for fix in turned if fix.knob != "optimizer"}
-    optimizers = [{fix.knob: fix.value} for fix in reversed(turned) if fix.knob == "optimizer"] or [{}]
-    return [{**others, **optimizer} for optimizer in optimizers]
-
-
-def _specs(spec: RunSpec, changes: list[Settings]) -> list[RunSpec]:
-    """The different specs with these settings; a smaller batch needs no trace of its own."""
-    specs: list[RunSpec] = []
-    for settings in changes:
-        changed = None if "batch_size" in settings else _spec_with(spec, settings)
-        if changed is not None and changed != spec and changed not in specs:
-            specs.append(changed)
-    return specs
-
-
-def _fixes_of_two_knobs(alternatives: Iterable[Fix]) -> Iterator[tuple[Fix, Fix]]:
-    return ((first, second) for first, second in combinations(alternatives, 2) if first.knob != second.knob)
-
-
-def _values(fix: Fix) -> list[str]:
-    """The change's value; of a shorter sequence its halves too, down to the shortest proposed."""
-    values = [fix.value]
-    while fix.knob == "seq_len" and int(values[-1]) // 2 >= LEAST_SEQ_LEN:
-        values.append(str(int(values[-1]) // 2))
-    return values
-
-
 def _enough_changes(tried: Iterable[OomChange]) -> list[OomChange]:
     return [change for change in tried if is_enough(change)]
 
@@ -260,14 +207,14 @@ def _batch_in(change: OomChange) -> int:
 
 def _first_enough(goal: Goal, fix: Fix, values: list[str], beside: Settings | None = None) -> list[OomChange]:
     """The first value that is enough, with all other knobs turned `beside` it; else the last one predicted."""
-    enough: list[OomChange] = []
+    newest: list[OomChange] = []
     costs = fix.costs if beside is None else f"every knob that frees memory; {fix.costs}"
     for value in values:
         change = goal.change({**(beside or {}), fix.knob: value}, costs)
-        enough = enough if change is None else [change]
+        newest = newest if change is None else [change]
         if change is None or is_enough(change):
             break
-    return enough
+    return newest
 
 
 def _batch_changes(goal: Goal) -> list[OomChange]:
@@ -275,7 +222,7 @@ def _batch_changes(goal: Goal) -> list[OomChange]:
     keeping = _with_smaller_batch(goal, {}, "little")
     batch, accumulation = goal.batch
     largest_batch = goal.largest_batch({})
-    if largest_batch < MUCH * max([1, *map(_batch_in, keeping)]):
+    if largest_batch < MUCH_LARGER * max([1, *map(_batch_in, keeping)]):
         return keeping
     costs = f"little; the global batch goes from {batch * accumulation} to {largest_batch * accumulation} a rank"
     largest = goal.change({"batch_size": str(largest_batch)}, costs)
@@ -288,17 +235,17 @@ def _with_smaller_batch(goal: Goal, settings: Settings, costs: str) -> list[OomC
     for smaller in range(goal.largest_batch(settings), 0, -1):
         if batch * accumulation % smaller == 0:
             batch_knobs = {"batch_size": str(smaller), "grad_accum": str(batch * accumulation // smaller)}
-            change = goal.change({**batch_knobs, **settings}, f"{costs}; {KEEPS}")
+            change = goal.change({**batch_knobs, **settings}, f"{costs}; {KEEPS_GLOBAL_BATCH}")
             if change is not None and is_enough(change):
                 return [change]
     return []
 
 
-def _pair_changes(goal: Goal, short: list[Fix]) -> Iterator[OomChange]:
+def _pair_changes(goal: Goal, not_enough: list[Fix]) -> Iterator[OomChange]:
     """Yield each change that is not enough alone with a smaller batch, and then with each other one."""
-    for fix in short:
+    for fix in not_enough:
         yield from _with_smaller_batch(goal, {fix.knob: fix.value}, fix.costs)
-    for first, second in _fixes_of_two_knobs(short):
+    for first, second in pairs_of_knobs(not_enough):
         change = goal.change({first.knob: first.value, second.knob: second.value}, f"{first.costs}; {second.costs}")
         if change is not None:
             yield change
@@ -307,22 +254,13 @@ def _pair_changes(goal: Goal, short: list[Fix]) -> Iterator[OomChange]:
 def _combined_changes(goal: Goal, cheapest: list[Fix]) -> list[OomChange]:
     """Every knob but the sequence turned as far as it goes, with the largest batch that fits."""
     changes: list[OomChange] = []
-    for settings in strongest(cheapest):
+    for settings in strongest_settings(cheapest):
         costs = "; ".join(fix.costs for fix in cheapest if settings.get(fix.knob) == fix.value)
         together = goal.change(settings, costs) if len(settings) > 1 else None
         if together is not None:
             smaller = [] if is_enough(together) else _with_smaller_batch(goal, settings, costs)
             changes += smaller or [together]
     return changes
-
-
-def _spec_with(spec: RunSpec, settings: Settings) -> RunSpec | None:
-    try:
-        for name, value in settings.items():
-            spec = with_setting(spec, f"{name}={value}")
-    except UserError:
-        return None
-    return spec
 
 
 def _size(size: int) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.memory.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, fixes, one_of_each
+from trainfast_runner.memory.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, best_of_each_knob, fixes
 from trainfast_runner.memory.oom_changes import (
     MOST_CHANGES,
     Goal,
     ModelOf,
+    best_changes,
     beyond_bytes,
-    changes,
     prediction,
     unpredicted,
 )
@@ -38,7 +38,7 @@ UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """A run that ran out of memory, with what its records tell of that."""
+    """A run that ran out of memory, and its records of the end."""
 
     run: RunFile
     reason: str
@@ -100,10 +100,11 @@ def explain(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
         needed = predicted.total_bytes
     asked_bytes, untouched = oom_run.asked_bytes, _untouched_bytes(oom_run)
     if limit is None:
-        proposed = [unpredicted(fix) for fix in one_of_each(fixes(spec.knobs, run.device, phase), phase)[:MOST_CHANGES]]
+        cheapest = best_of_each_knob(fixes(spec.knobs, run.device, phase), phase)
+        proposed = [unpredicted(fix) for fix in cheapest[:MOST_CHANGES]]
     else:
         beyond = beyond_bytes(limit, predicted, phase, oom_run.in_first_step)
-        proposed = changes(
+        proposed = best_changes(
             Goal(spec, run.device, run.world_size, limit, phase, model_of, untouched or 0, beyond, asked_bytes)
         )
     return OomExplanation(

@@ -63,7 +63,7 @@ class _Pass(NamedTuple):
     delta: Vector
 
 
-class Peaks(NamedTuple):
+class StagePeaks(NamedTuple):
     """The bytes of the fullest rank of the pipeline in each phase, and the number of that rank."""
 
     phases: dict[str, RankBytes]
@@ -108,13 +108,13 @@ def schedule_actions(schedule: str, rank: int, degree: int, micro_batches: int) 
     return [PipelineAction(action.stage // degree, action.backward) for action in done]
 
 
-def peaks(
+def stage_peaks(
     whole: WholeModel,
     segments: list[Segment],
     optimizer_peak: list[float],
     cut: PipelineCut | None,
     knobs: Mapping[str, Any],
-) -> Peaks:
+) -> StagePeaks:
     """Return each phase's peak of the fullest stage. Raises UserError for a model not traced for its stages."""
     count = stage_count(knobs)
     if cut is None or len(whole.stacks) != 1 or len(cut.stages) != count:
@@ -133,7 +133,7 @@ def peaks(
         ):
             if phase not in phases or sum(peak) > sum(phases[phase]):
                 phases[phase], ranks[phase] = peak, rank
-    return Peaks(phases, ranks)
+    return StagePeaks(phases, ranks)
 
 
 class _RankMemory:
@@ -188,7 +188,7 @@ class _RankMemory:
         return self._passes[key]
 
     def _forward(self, slot: int) -> _Pass:
-        """A forward keeps what its backward frees; casts of weights go with the stage's own autocast."""
+        """A forward's bytes: it keeps what its backward frees; cast weights are freed with the stage's autocast."""
         number = self.numbers[slot]
         before, blocks, after = self._parts(number, "forward", 1)
         peak, _ = self._run(
@@ -198,6 +198,7 @@ class _RankMemory:
         return _Pass(peak, _vector({ACTIVATIONS: -freed}))
 
     def _backward(self, slot: int, micro: int) -> _Pass:
+        """A backward's bytes, in the traced micro-batch `micro`: 1 without earlier gradients, 2 with them."""
         number = self.numbers[slot]
         after, blocks, before = self._parts(number, "backward", micro)
         width, start, segments = self.whole.weight_width, NOTHING, [*blocks, *(before if number == 0 else [])]
@@ -246,10 +247,8 @@ class _RankMemory:
         """Live bytes of some segments: at their peak and at their end."""
         [stack], stage = self.whole.stacks, self.cut.stages[number]
         cut = BlockStack(len(self._traced_blocks(number)), stack.sizes[stage.begin : stage.end])
-        lives = [
-            moment.live
-            for moment in moments(segments, [cut], start, self.samples, TRACED_MICRO_BATCHES, TRACED_MICRO_BATCHES)
-        ]
+        steps = moments(segments, [cut], start, self.samples, TRACED_MICRO_BATCHES)
+        lives = [moment.live for moment in steps]
         return max(lives, key=sum), lives[-1]
 
     def _is_last(self, number: int) -> bool:

@@ -33,7 +33,7 @@ class RunToPredict:
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """A run's prediction, or its UserError as `error`. `hopeless` says that the limit is below the weights alone.
+    """A run's prediction, or its UserError as `error`. `hopeless` is the refusal of a limit below the weights alone.
 
     `model` predicted it, for a run on `machine`.
     """
@@ -59,7 +59,7 @@ def runs_to_predict(reference: str, settings: list[str]) -> list[RunToPredict]:
 
 
 def predict_rows(
-    runs: list[RunToPredict], python: str | None, on_traced: Callable[[Tracing], None] = lambda tracing: None
+    runs: list[RunToPredict], python: str | None, on_traced: Callable[[Tracing], None]
 ) -> Iterator[tuple[int, PredictedRow]]:
     """Yield each run's index and its row as soon as it is ready; a run that cannot be predicted has its `error`.
 
@@ -69,31 +69,31 @@ def predict_rows(
     # Inspected without the model: the trace will say if it can be built.
     versions = training_python.inspect(python, {}, runs[0].spec.data["objective"]).versions
     machine = detect_machine(versions, python)
-    if machine.refusal is not None and not any(asks_for_cpu(row.spec.knobs["devices"]) for row in runs):
+    if machine.refusal is not None and not any(asks_for_cpu(run.spec.knobs["devices"]) for run in runs):
         raise machine.refusal
     ranks: dict[int, int] = {}
     runs = list(runs)
-    for index, row in enumerate(runs):
+    for index, run in enumerate(runs):
         try:
-            if (refusal := machine.used_by(row.spec.knobs["devices"]).refusal) is not None:
+            if (refusal := machine.used_by(run.spec.knobs["devices"]).refusal) is not None:
                 raise refusal
-            runs[index] = row = replace(row, spec=device_counts.with_devices(row.spec, machine))
-            if (refusal := cannot_run_anywhere(row.spec, machine)) is not None:
+            runs[index] = run = replace(run, spec=device_counts.with_devices(run.spec, machine))
+            if (refusal := cannot_run_anywhere(run.spec, machine)) is not None:
                 raise refusal
-            ranks[index] = device_counts.world_size(row.spec, machine)
+            ranks[index] = device_counts.world_size(run.spec, machine)
         except UserError as error:
-            yield index, PredictedRow(row, error=error)
+            yield index, PredictedRow(run, error=error)
     on_device: dict[str, list[int]] = {}
     for index in ranks:
         on_device.setdefault(machine.used_by(runs[index].spec.knobs["devices"]).device, []).append(index)
-    for device, able in on_device.items():
+    for device, indexes in on_device.items():
 
-        def report(tracing: Tracing, able: list[int] = able) -> None:
-            on_traced(replace(tracing, index=able[tracing.index]))
+        def report(tracing: Tracing, indexes: list[int] = indexes) -> None:
+            on_traced(replace(tracing, index=indexes[tracing.index]))
 
         gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid] if device == "cuda" else []
-        for number, model in trace_models([runs[index].spec for index in able], device, python, report, gpus=gpus):
-            index = able[number]
+        for number, model in trace_models([runs[index].spec for index in indexes], device, python, report, gpus=gpus):
+            index = indexes[number]
             yield index, _predicted_row(runs[index], model, machine, ranks[index])
 
 

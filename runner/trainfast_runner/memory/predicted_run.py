@@ -1,4 +1,4 @@
-"""Look up a run's prediction: made before it began, or by a trace that finished while it started."""
+"""The prediction of a run: by a trace made before the run began, or while it started."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ def with_prediction(records: RunRecords) -> RunRecords:
     if run is None or run.predicted is not None or run.script is not None:
         return records
     try:
-        prediction = predicted(spec_of_record(run), run.device, run.python or None, run.world_size, run.device_names)
+        prediction = cached_prediction(
+            spec_of_record(run), run.device, run.python or None, run.world_size, run.device_names
+        )
     except Exception:
         # The end of a run must not depend on arithmetic about it, least of all with another version's knobs.
         return records
     return records if prediction is None else replace(records, run=msgspec.structs.replace(run, predicted=prediction))
 
 
-def predicted(
+def cached_prediction(
     spec: RunSpec, device: str, python: str | None, world_size: int, gpus: list[str]
 ) -> dict[str, Any] | None:
-    """Predict a run's memory on `gpus`, by name, from an earlier trace: a `Prediction` as a dict.
+    """The fields of a run's `Prediction` by an earlier trace; `gpus` are the names of its GPUs.
 
     None without a trace, and for a strategy whose memory is not predicted.
     """

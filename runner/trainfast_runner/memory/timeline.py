@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainfast_runner.worker.shared_tables import ACTIVATIONS, NO_WORK, TRACED_CATEGORIES
+from trainfast_runner.worker.shared_tables import ACTIVATIONS, NO_WORK, TRACED_CATEGORIES, TRACED_MICRO_BATCHES
 
 Vector = tuple[float, ...]
 """Bytes by category, in the order of TRACED_CATEGORIES."""
@@ -72,18 +72,16 @@ def moments(
     start: Vector,
     batch: float,
     micro_batches: int,
-    traced_micros: int,
 ) -> Iterator[Moment]:
     """Yield each moment of forward and backward that may be the peak with `batch` samples a micro-batch, then the end.
 
-    `start` is the live bytes before the step. A trace has `traced_micros` micro-batches; the last one stands for all
-    that follow it.
+    `start` is the live bytes before the step. The last traced micro-batch stands for all that follow it.
     """
     level, unscaled = start, 0.0
     for segment in segments:
         if segment.micro > micro_batches:
             break
-        share = micro_batches / traced_micros if segment.phase == "data" else 1.0
+        share = micro_batches / TRACED_MICRO_BATCHES if segment.phase == "data" else 1.0
         blocks = blocks_of(segment, stacks)
         backward = segment.phase == "backward"
         delta = _live_at(segment.delta, batch, share)

@@ -133,27 +133,26 @@ class _Server:
     ) -> Generator[dict[str, Any]]:
         """Yield the answers for `ask_each`; `devices` sets DEVICE_VARIABLES. Closing cancels the missing answers."""
         self._batch += 1
-        batch, owed = self._batch, len(requests)
-
+        batch, unanswered = self._batch, len(requests)
         self._unsent += _json_line({"batch": batch, "requests": requests, "devices": devices})
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         try:
-            while owed:
+            while unanswered:
                 lines = self._new_lines()
                 answers = [line for line in lines or () if "imported" in line or line.pop("batch", None) == batch]
                 if not answers and (lines is None or self._done == batch):
                     why = last_line(whole_text(self._complaints))
                     raise UserError(f"{self._executable} cannot describe the model: {why}", key="python")
                 for answer in answers:
-                    owed -= "imported" not in answer
+                    unanswered -= "imported" not in answer
                     yield answer
                     deadline = time.monotonic() + ANSWER_TIMEOUT_S
-                if owed and cancelled.is_set():
+                if unanswered and cancelled.is_set():
                     raise ScriptCancelled
-                if owed and time.monotonic() > deadline:
+                if unanswered and time.monotonic() > deadline:
                     raise timeout_error(self._executable)
         finally:
-            if owed:
+            if unanswered:
                 self._cancel(batch)
 
     def end(self) -> None:

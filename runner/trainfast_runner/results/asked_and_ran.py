@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from trainfast_runner.records.run_file import TRIAL, RunFile
 from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.settings.device_counts import expected_mesh, model_degree
@@ -113,8 +111,3 @@ def _optimizer_pairs(
         ("optimizer", expected_class, ran.optimizer),
         (f"optimizer={optimizer.name} (implementation)", optimizer.implementation, ran.optimizer_implementation),
     ]
-
-
-def as_fields(line: WorkerLine, type: type[msgspec.Struct]) -> dict[str, Any]:
-    """The fields of `line` that `type` has too."""
-    return {name: getattr(line, name) for name in type.__struct_fields__}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.machine.worker_scripts import ScriptCancelled
-from trainfast_runner.memory.oom_changes import ModelOf, candidates, combined, is_enough
+from trainfast_runner.memory.oom_candidates import specs_with_one_change, specs_with_several_changes
+from trainfast_runner.memory.oom_changes import ModelOf, is_enough
 from trainfast_runner.memory.oom_explained import OutOfMemory, explain
 from trainfast_runner.records.result import OomExplanation, Result, RunError
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
@@ -120,9 +121,9 @@ def trace_changes(
     spec = spec_of_record(run)
     python = python or run.python or None
     try:
-        yield from _trace([spec, *candidates(spec, run.device, phase)], run, python, cancelled, tracer)
+        yield from _trace([spec, *specs_with_one_change(spec, run.device, phase)], run, python, cancelled, tracer)
         if not _is_cured(oom_run, python):
-            yield from _trace(combined(spec, run.device, phase), run, python, cancelled, tracer)
+            yield from _trace(specs_with_several_changes(spec, run.device, phase), run, python, cancelled, tracer)
     except ScriptCancelled:
         return
 

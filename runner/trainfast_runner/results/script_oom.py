@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.oom_advice import Fix, fixes, one_of_each
+from trainfast_runner.memory.oom_advice import Fix, best_of_each_knob, fixes
 from trainfast_runner.memory.oom_changes import MOST_CHANGES, unpredicted
 from trainfast_runner.memory.oom_explained import OutOfMemory
 from trainfast_runner.records.result import OomChange, OomExplanation
@@ -33,10 +33,9 @@ def explain_script(oom_run: OutOfMemory, script: ScriptAsked) -> OomExplanation:
 def _changes(run: RunFile, script: ScriptAsked, phase: str | None) -> list[OomChange]:
     """The changes of knobs that the run set and that reach the script; the script's own values are not known."""
     preset = _preset_of(run, script)
-    changes = one_of_each(fixes({**defaults(), **run.knobs}, run.device, phase), phase)
-    return [_change(fix, run, preset) for fix in changes if fix.knob in run.knobs and _takes(preset, fix)][
-        :MOST_CHANGES
-    ]
+    cheapest = best_of_each_knob(fixes({**defaults(), **run.knobs}, run.device, phase), phase)
+    reaching = [fix for fix in cheapest if fix.knob in run.knobs and _takes(preset, fix)]
+    return [_change(fix, run, preset) for fix in reaching[:MOST_CHANGES]]
 
 
 def _preset_of(run: RunFile, script: ScriptAsked) -> ScriptPreset:

@@ -30,7 +30,7 @@ from trainfast_runner.records.run_file import WARM_ROLES, LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, Step, WorkerLine
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
-from trainfast_runner.results.asked_and_ran import as_fields, what_ran
+from trainfast_runner.results.asked_and_ran import what_ran
 from trainfast_runner.results.bottleneck.diagnose import can_tell, diagnose
 from trainfast_runner.results.bottleneck.figures import others_cpu_percent
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, measured_window_of
@@ -71,7 +71,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     return msgspec.structs.replace(
         without_figures(directory, records, verdict, ended_ns),
         synthetic_data=_synthetic(records.worker),
-        actual=Actual(**as_fields(ran, Actual)) if ran else Actual(),
+        actual=Actual(**{name: getattr(ran, name) for name in Actual.__struct_fields__}) if ran else Actual(),
         steps=StepCount(measured=totals.taken, warmup=totals.warmup),
         loss=_losses(records.first_rank_steps, totals.not_finite),
         throughput=throughput,
@@ -291,7 +291,7 @@ def _conditions(
     lost = any(event.kind == "gpu_lost" for event in records.events)
     foreign = _foreign(run, records, measured_window)
     steady = steady_state(
-        [(step.step, step.t_ns, step.step_ms) for step in measured],
+        measured,
         [
             [
                 (t_ns, sample.temperature_c)

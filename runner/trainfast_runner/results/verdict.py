@@ -52,7 +52,7 @@ class Evidence:
     torn_down: str | None = None
     full_disk: str | None = None
     no_step: str | None = None
-    """Why a user's own script has reported no step; None for a preset's run, and once one is seen."""
+    """The reason that a user's own script has reported no step; None for a preset's run, and once a step is seen."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _script_aborted(evidence: Evidence, asked_steps: int | None) -> Verdict | No
 
 def _refused(evidence: Evidence) -> Verdict | None:
     """The verdict if the worker refused its input."""
-    for rank, line in _first(evidence, "invalid"):
+    for rank, line in _lines_before_stop(evidence, "invalid"):
         error = RunError(
             rank=rank,
             phase=_phase(evidence, rank),
@@ -164,21 +164,21 @@ def _ended_from_outside(evidence: Evidence) -> Verdict | None:
     """The verdict if a rank got an outside SIGTERM before any other failure."""
     if evidence.stop_ns is not None or evidence.torn_down or evidence.gone:
         return None
-    signalled, failed = next(_first(evidence, "signal"), None), next(_first(evidence, "exception"), None)
+    signalled = next(_lines_before_stop(evidence, "signal"), None)
+    failed = next(_lines_before_stop(evidence, "exception"), None)
     if signalled is None or (failed is not None and failed[1].t_ns < signalled[1].t_ns):
         return None
     rank, line = signalled
-    everyone = all(_has(lines, "signal") for lines in _all_ranks(evidence))
-    subject = "the training process" if everyone else f"rank {rank}"
+    all_signalled = all(_has(lines, "signal") for lines in _all_ranks(evidence))
+    subject = "the training process" if all_signalled else f"rank {rank}"
     where = _where(evidence, rank, line, names_rank=False)
     reason = f"{subject} was ended by SIGTERM, which trainfast-tui did not send ({where})"
-    error = RunError(rank=rank, phase=_phase(evidence, rank), type="SIGTERM", message=reason)
-    return Verdict("killed" if everyone else "failed", reason, error)
+    return _verdict(evidence, "killed" if all_signalled else "failed", reason, rank, "SIGTERM")
 
 
 def _raised(evidence: Evidence) -> Verdict | None:
     """The verdict on the first exception that a rank recorded; one that only reports a lost rank does not count."""
-    exceptions = list(_first(evidence, "exception"))
+    exceptions = list(_lines_before_stop(evidence, "exception"))
     for rank, line in exceptions:
         if _is_oom(line):
             where = _where(evidence, rank, line)
@@ -187,14 +187,14 @@ def _raised(evidence: Evidence) -> Verdict | None:
     if lost is not None:
         exceptions = [(rank, line) for rank, line in exceptions if not _blames_a_peer(line)]
     for rank, line in exceptions:
-        if evidence.oom_kills and any("killed by signal: Killed" in text for text in _links(line)):
+        if evidence.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
             where = _where(evidence, rank, line)
             reason = f"the kernel's out-of-memory killer ended a data loader process: host memory was full ({where})"
             return Verdict("oom", reason, _error(evidence, rank, line))
         where = _where(evidence, rank, line)
         text = f"{line.type}: {one_line(line.message or '')}" if line.message else str(line.type)
         state = "failed" if _in_training(evidence) else "failed_to_start"
-        return Verdict(state, f"{text} ({where}){_cure(evidence, line)}", _error(evidence, rank, line))
+        return Verdict(state, f"{text} ({where}){_hint(evidence, line)}", _error(evidence, rank, line))
     return None
 
 
@@ -211,8 +211,7 @@ def _kernel_killed(evidence: Evidence) -> Verdict | None:
         rank = 0
     where = _where(evidence, rank)
     reason = f"the kernel's out-of-memory killer ended the process: host memory was full ({where})"
-    error = RunError(rank=rank, phase=_phase(evidence, rank), type="SIGKILL", message=reason)
-    return Verdict("oom", reason, error)
+    return _verdict(evidence, "oom", reason, rank, "SIGKILL")
 
 
 def _stopped(evidence: Evidence) -> Verdict | None:
@@ -234,7 +233,7 @@ def _rank_lost(evidence: Evidence) -> Verdict | None:
         return None
     words = "exited without reporting an error" if code is None else exit_words(code)
     reason = f"rank {rank} {words} ({_where(evidence, rank, names_rank=False)})"
-    return Verdict("failed", reason, RunError(rank=rank, phase=_phase(evidence, rank), message=reason))
+    return _verdict(evidence, "failed", reason, rank)
 
 
 def _printed_oom(evidence: Evidence) -> Verdict | None:
@@ -259,18 +258,21 @@ def _ended(evidence: Evidence) -> Verdict:
         finished = all(_has(lines, "finished") for lines in _all_ranks(evidence))
         note = "after it had recorded its end" if finished else where
         reason = f"the training process {exit_words(code)}, which trainfast-tui did not send ({note})"
-        return Verdict("killed", reason, RunError(message=reason, phase=_phase(evidence, 0)))
+        return _verdict(evidence, "killed", reason)
     if code == 0:
         silent = [rank for rank, lines in enumerate(_all_ranks(evidence)) if not _has(lines, "finished")]
         reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
-        return Verdict("failed", reason, RunError(rank=silent[0], phase=_phase(evidence, silent[0]), message=reason))
-    printed = reported_end(evidence.output_tail) or one_line(last_line(evidence.output_tail)) + error_place(
-        evidence.output_tail
-    ) + _no_stdin(evidence)
+        return _verdict(evidence, "failed", reason, silent[0])
+    output = evidence.output_tail
+    printed = reported_end(output) or one_line(last_line(output)) + error_place(output) + _no_stdin(evidence)
     reason = f"the training exited with status {code}" + (f": {printed}" if printed else "")
-    if _in_training(evidence):
-        return Verdict("failed", f"{reason} ({where})", RunError(message=reason, phase=_phase(evidence, 0)))
-    return Verdict("failed_to_start", reason, RunError(message=reason, phase=_phase(evidence, 0)))
+    verdict = _verdict(evidence, "failed_to_start", reason)
+    return replace(verdict, state="failed", reason=f"{reason} ({where})") if _in_training(evidence) else verdict
+
+
+def _verdict(evidence: Evidence, state: str, reason: str, rank: int | None = None, type: str | None = None) -> Verdict:
+    """Return a verdict whose reason is also the error's message; `rank` is the failed one, None if unknown."""
+    return Verdict(state, reason, RunError(rank=rank, phase=_phase(evidence, rank or 0), type=type, message=reason))
 
 
 def _all_ranks(evidence: Evidence) -> list[list[WorkerLine]]:
@@ -278,7 +280,7 @@ def _all_ranks(evidence: Evidence) -> list[list[WorkerLine]]:
     return [evidence.worker.get(rank, []) for rank in range(world_size)]
 
 
-def _first(evidence: Evidence, kind: str) -> Iterator[tuple[int, WorkerLine]]:
+def _lines_before_stop(evidence: Evidence, kind: str) -> Iterator[tuple[int, WorkerLine]]:
     """Lines of that kind from before a stop request, the earliest first, each with its rank."""
     matching = [
         (line.t_ns, rank, line)
@@ -293,13 +295,13 @@ def _has(lines: list[WorkerLine], kind: str) -> bool:
     return any(line.kind == kind for line in lines)
 
 
-def _links(line: WorkerLine) -> list[str]:
+def _chain_texts(line: WorkerLine) -> list[str]:
     chain = line.chain or [{"type": line.type or "", "message": line.message or ""}]
     return [f"{link.get('type', '')}: {link.get('message', '')}" for link in chain]
 
 
 def _is_oom(line: WorkerLine) -> bool:
-    return bool(line.is_oom) or is_out_of_memory(_links(line))
+    return bool(line.is_oom) or is_out_of_memory(_chain_texts(line))
 
 
 def _oom_message(line: WorkerLine) -> str:
@@ -312,7 +314,7 @@ def _oom_message(line: WorkerLine) -> str:
 
 
 def _blames_a_peer(line: WorkerLine) -> bool:
-    return any(_PEER_LOST.search(text) for text in _links(line))
+    return any(_PEER_LOST.search(text) for text in _chain_texts(line))
 
 
 def _lost_rank(evidence: Evidence) -> tuple[int | None, int | None]:
@@ -363,9 +365,9 @@ def _where(evidence: Evidence, rank: int, line: WorkerLine | None = None, *, nam
     return ", ".join(part for part in parts if part) or "before its first record"
 
 
-def _cure(evidence: Evidence, line: WorkerLine) -> str:
+def _hint(evidence: Evidence, line: WorkerLine) -> str:
     """The command that installs a missing training stack, or how much memory was free at an error that hints at it."""
-    if hints_at_memory(_links(line)):
+    if hints_at_memory(_chain_texts(line)):
         if line.free_bytes is None:
             return "; this can mean out of memory: how much was free is unknown"
         return f"; not out of memory: {gibibytes(line.free_bytes)} of the GPU's memory was free"

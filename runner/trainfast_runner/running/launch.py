@@ -28,7 +28,7 @@ from trainfast_runner.machine.cpu.thread_policy import (
 from trainfast_runner.machine.devices import sample_gpus
 from trainfast_runner.machine.interconnect import links_among
 from trainfast_runner.machine.processes.identity import boot_id, reap_when_ended
-from trainfast_runner.memory.predicted_run import predicted
+from trainfast_runner.memory.predicted_run import cached_prediction
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import write_atomically
@@ -163,7 +163,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         # By an earlier trace: a launch itself traces nothing.
         predicted=None
         if plan.script is not None
-        else predicted(plan.spec, plan.device, plan.python, plan.world_size, plan.device_names),
+        else cached_prediction(plan.spec, plan.device, plan.python, plan.world_size, plan.device_names),
         predicted_speed=plan.predicted_speed,
         threads=plan.threads,
     )

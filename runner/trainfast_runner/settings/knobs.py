@@ -115,8 +115,7 @@ KNOBS: tuple[Knob, ...] = (
         default="auto",
         group="compute",
         what="Attention kernel. auto is sdpa where the model has it, else eager. eager writes the whole score matrix,"
-        " sdpa"
-        " is torch's fused choice, flash is the package flash-attn (a GPU, and fp16 or bf16).",
+        " sdpa is torch's fused choice, flash is the package flash-attn (a GPU, and fp16 or bf16).",
         speed="sdpa is faster than eager, more so on long sequences",
         memory="eager keeps scores of heads x seq_len^2 a sample and layer; sdpa does not",
         same_as=Equivalent("attn_implementation (of the model)", "attn_implementation", ""),
@@ -130,8 +129,7 @@ KNOBS: tuple[Knob, ...] = (
         default="off",
         group="compute",
         what="torch.compile of the model: a long first step, then faster ones; longer runs gain more. The result says"
-        " after"
-        " how many steps it has paid for itself. max-autotune replays CUDA graphs, with grad_accum above 1 none."
+        " after how many steps it has paid for itself. max-autotune replays CUDA graphs, with grad_accum above 1 none."
         " single and ddp only.",
         speed="up to about 2x once compiled; the first step takes tens of seconds",
         memory="fused kernels keep fewer temporaries; on a CPU the compiler itself takes some 100 MiB",
@@ -223,8 +221,7 @@ KNOBS: tuple[Knob, ...] = (
         default="gpipe",
         group="parallel",
         what="Order in which pipeline stages do forwards and backwards. gpipe: all forwards, then all backwards. 1f1b:"
-        " one"
-        " forward, one backward in turn. interleaved: 1f1b with two stages a device.",
+        " one forward, one backward in turn. interleaved: 1f1b with two stages a device.",
         speed="gpipe and 1f1b have the same bubble, interleaved half of it for twice the messages",
         memory="gpipe keeps the activations of all micro_batches, 1f1b at most those of pp_degree",
         only_with=strategies_obeying("pp_schedule"),
@@ -259,8 +256,7 @@ KNOBS: tuple[Knob, ...] = (
         default=None,
         group="parallel",
         what="Directory on an NVMe disk for the offloaded parameters and states of zero3-offload. Needs libaio and a"
-        " C++"
-        " compiler.",
+        " C++ compiler.",
         speed="bound by the disk",
         memory="states leave host memory too",
         same_as=Equivalent(deepspeed="zero_optimization.offload_optimizer.nvme_path"),
@@ -273,10 +269,9 @@ KNOBS: tuple[Knob, ...] = (
         default=None,
         group="parallel",
         what="A count (2) or indexes (0+1) into what CUDA_VISIBLE_DEVICES leaves; cpu, or cpu:N for N processes,"
-        " trains on"
-        " the CPU even where there is a GPU. auto: the GPU with most free memory for single, all of them otherwise. A"
-        " count prefers GPUs joined by NVLink to those with up to 10 % more free memory; without a GPU it is processes,"
-        " up to 8.",
+        " trains on the CPU even where there is a GPU. auto: the GPU with most free memory for single, all of them"
+        " otherwise. A count prefers GPUs joined by NVLink to those with up to 10 % more free memory; without a GPU it"
+        " is processes, up to 8.",
         speed="",
         memory="",
         same_as=Equivalent("CUDA_VISIBLE_DEVICES", "--gpu_ids", "--include", "--nproc-per-node"),

@@ -85,7 +85,7 @@ def _refuse_circle(document: TOMLDocument, name: str) -> None:
 
 
 def _update(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> None:
-    """Write the spec's values into the preset's document, leaving alone those that it has already."""
+    """Write the spec's values into the preset's document where they differ from the preset's own."""
     saved = from_preset(preset, None)
     parent = document.get("extends")
     if isinstance(parent, str) and parent.endswith(".toml"):

@@ -6,21 +6,20 @@ The names are those of the Hugging Face examples, accelerate, Lightning, DeepSpe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
-from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.discovered import Flag
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES, PRECISIONS
-from trainfast_runner.settings.script_preset import NOTHING, Place, split_words
+from trainfast_runner.settings.script_preset import Place
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
-NUMBERS = {
+NUMBER_FLAGS = {
     "batch_size": (
         *("per_device_train_batch_size", "per_gpu_train_batch_size", "train_micro_batch_size_per_gpu"),
         *("micro_batch_size", "device_batch_size", "per_device_batch_size", "train_batch_size", "batch_size"),
@@ -43,7 +42,7 @@ NUMBERS = {
     "seed": ("seed", "random_seed"),
 }
 """Names of the flags that take a knob's number, without dashes, the surest first."""
-SWITCHES = {
+SWITCH_FLAGS = {
     "checkpointing": (
         *("gradient_checkpointing", "grad_checkpointing", "activation_checkpointing", "checkpoint_activations"),
         "use_checkpoint",
@@ -51,8 +50,8 @@ SWITCHES = {
     "compile": ("torch_compile", "torchcompile", "compile"),
     "pin_memory": ("dataloader_pin_memory", "pin_memory", "pin_mem"),
 }
-ON = {"checkpointing": "full", "compile": "default", "pin_memory": "on"}
-PRECISION = ("mixed_precision", "precision", "amp_dtype", "dtype", "torch_dtype")
+ON_VALUES = {"checkpointing": "full", "compile": "default", "pin_memory": "on"}
+PRECISION_FLAGS = ("mixed_precision", "precision", "amp_dtype", "dtype", "torch_dtype")
 _FLAG_PRECISIONS = ("fp32", "fp16", "bf16")
 PRECISION_FAMILIES = (
     {name: ACCELERATE_NAMES[name] for name in _FLAG_PRECISIONS},
@@ -62,18 +61,16 @@ PRECISION_FAMILIES = (
     {"fp32": "32", "fp16": "16", "bf16": "bf16"},
 )
 """The values that a flag for the precision takes: accelerate's, torch's, ours, Lightning's new and old."""
-HALVES = {"bf16": ("bf16", "use_bf16", "bfloat16"), "fp16": ("fp16", "use_fp16")}
-EITHER_HALF = "half"
+HALF_FLAGS = {"bf16": ("bf16", "use_bf16", "bfloat16"), "fp16": ("fp16", "use_fp16")}
+EITHER_HALF_FLAG = "half"
 """Name of a flag for fp16, or for bf16 where its help says so."""
 BF16 = re.compile(r"\bb(?:float|f)16\b", re.IGNORECASE)
 FP16 = re.compile(r"\bf(?:loat|p)16\b", re.IGNORECASE)
-BASE = ("batch_size", "grad_accum", "precision", "workers", "checkpointing")
+KEPT_KNOBS = ("batch_size", "grad_accum", "precision", "workers", "checkpointing")
 """The knobs whose present values a preset of a script keeps: those that a search begins with."""
-OPTIMIZER = ("optim", "optimizer", "opt")
-TABLE = re.compile(r"[\w.-]+: ")
-"""The beginning of words by value, as `place_words` shows them."""
-NOT_TRAINING = {"eval", "val", "valid", "validation", "test", "dev", "predict", "inference"}
-FEW_CHOICES = 8
+OPTIMIZER_FLAGS = ("optim", "optimizer", "opt")
+NOT_TRAINING_WORDS = {"eval", "val", "valid", "validation", "test", "dev", "predict", "inference"}
+MOST_CHOICES_LISTED = 8
 """Choices that a reason lists; of a flag with more it gives the default."""
 
 
@@ -89,129 +86,47 @@ class Proposal:
 
 def propose(flags: Sequence[Flag]) -> list[Proposal]:
     """The knobs that these flags seem to take, one place each."""
-    proposals = [_number(name, names, flags) for name, names in NUMBERS.items()]
-    proposals += [_switch_proposal(name, names, flags) for name, names in SWITCHES.items()]
+    proposals = [_number_proposal(name, names, flags) for name, names in NUMBER_FLAGS.items()]
+    proposals += [_switch_proposal(name, names, flags) for name, names in SWITCH_FLAGS.items()]
     proposals += [_precision_proposal(flags) or _half_proposal(flags), _optimizer_proposal(flags)]
     return [proposal for proposal in proposals if proposal is not None]
 
 
-def mapping_of(flags: Sequence[Flag], changes: Iterable[str]) -> list[Proposal]:
-    """The proposed mapping with every `KNOB=FLAG` that a person gave; `KNOB=` takes a knob out. Raises UserError."""
-    by_knob = {proposal.knob: proposal for proposal in propose(flags)}
-    for change in changes:
-        name, equals, words = change.partition("=")
-        if not equals:
-            raise UserError(f"--map takes KNOB=FLAG, not {change!r}", key="--map")
-        name = knob(name.strip()).name
-        if words.strip():
-            by_knob[name] = place_typed(name, words, flags, "given by --map", example=f"--map '{name}={{}}'")
-        else:
-            by_knob.pop(name, None)
-    return list(by_knob.values())
-
-
-def place_typed(name: str, typed: str, flags: Sequence[Flag], reason: str, example: str = "'{}'") -> Proposal:
-    """The place of a knob that a person typed: a flag, more words with {} for the value, or words by value as
-    `place_words` shows them.
-
-    Raises UserError naming the nearest flag that the script has; `example` stands around words that would do.
-    """
-    typed = typed.strip()
-    if TABLE.match(typed):
-        table = _table(name, typed, flags)
-        return Proposal(name, table, _value_in_force(name, table, flags), reason)
-    parts = split_words(typed, name)
-    word = parts[0].partition("=")[0] if parts else ""
-    flag = _flag_of(word, flags)
-    if parts == [word] and flag.type in ("switch", "bool") and name in ON:
-        return Proposal(name, _on_and_off(name, flag, word), _present_value(name, flag), reason)
-    if parts == [word] and "switch" in flag.type:
-        raise UserError(f"{word} takes no value, which {name} needs", key=word)
-    if parts != [word] and "{}" not in typed:
-        advice = example.replace("{}", f"{word} {{}}")
-        raise UserError(f"{typed} has no {{}} for the value", key=name, advice=advice)
-    place = _place_of_flag(flag, word) if parts == [word] else typed
-    return Proposal(name, place, _value(name, flag.value), reason)
-
-
-def _flag_of(word: str, flags: Sequence[Flag]) -> Flag:
-    """The flag of this name. Raises UserError naming the nearest that the script has."""
-    names = {name: flag for flag in flags for name in flag.names}
-    if word in names:
-        return names[word]
-    similar = nearest(word, names)
-    message = f"the script has no flag {word}" if names else "the script has no flags"
-    raise UserError(message, key=word, nearest=similar, allowed=None if similar or not names else sorted(names))
-
-
-def _table(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, str]:
-    """The words by value of `bf16: --half, fp32: nothing`. Raises UserError for a value or a flag that there is not."""
-    words_by_value: dict[str, str] = {}
-    for part in typed.split(", "):
-        value, colon, words = part.partition(":")
-        if not colon:
-            raise UserError(f"{part!r} of {typed!r} is no VALUE: FLAG", key=name, advice=f"'{part.strip()}: {NOTHING}'")
-        words = "" if words.strip() == NOTHING else words.strip()
-        for first in split_words(words, name)[:1]:
-            _flag_of(first.partition("=")[0], flags)
-        words_by_value[knob(name).text_of(knob(name).read(value.strip()))] = words
-    return words_by_value
-
-
-def _value_in_force(name: str, table: Mapping[str, str], flags: Sequence[Flag]) -> KnobValue:
-    """The value whose words the command has, else the one without words; None if there is neither."""
-    in_force = [value for value, words in table.items() if _are_in_force(split_words(words, name), flags)]
-    without = [value for value, words in table.items() if not words]
-    return next((knob(name).read(value) for value in (*in_force, *without)), None)
-
-
-def _are_in_force(words: Sequence[str], flags: Sequence[Flag]) -> bool:
-    """True if the command gives every flag in these words its value there."""
-    by_name = {name: flag for flag in flags for name in flag.names}
-    in_force: list[bool] = []
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
-        first, equals, value = word.partition("=")
-        if (flag := by_name.get(first)) is None:
-            continue
-        value = value if equals or following.partition("=")[0] in by_name else following
-        typed_value = value or str("off" not in flag.type and first != flag.off)
-        in_force.append(str(flag.value).lower() == typed_value.lower())
-    return bool(in_force) and all(in_force)
-
-
-def _number(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
+def _number_proposal(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
     kinds = ("int", "float") if name in ("lr", "weight_decay", "grad_clip") else ("int",)
     for flag, word in _flags_named(names, flags):
         if flag.type in kinds:
-            return Proposal(name, _place_of_flag(flag, word), _value(name, flag.value), _reason(name, flag, word))
+            return Proposal(name, place_of_flag(flag, word), value_or_none(name, flag.value), _reason(name, flag, word))
     return None
 
 
 def _switch_proposal(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
     for flag, word in _flags_named(names, flags):
         if flag.type in ("switch", "bool"):
-            return Proposal(name, _on_and_off(name, flag, word), _present_value(name, flag), _reason(name, flag, word))
+            return Proposal(name, on_and_off(name, flag, word), present_value(name, flag), _reason(name, flag, word))
     return None
 
 
-def _on_and_off(name: str, flag: Flag, word: str) -> Place:
-    return {ON[name]: _switch_words(flag, word, True), "off": _switch_words(flag, word, False)}
+def on_and_off(name: str, flag: Flag, word: str) -> Place:
+    """Return the place of a knob that a flag turns on and off, where the flag is typed as `word`."""
+    return {ON_VALUES[name]: _switch_words(flag, word, True), "off": _switch_words(flag, word, False)}
 
 
-def _present_value(name: str, flag: Flag) -> KnobValue:
-    return ON[name] if flag.value is True else "off"
+def present_value(name: str, flag: Flag) -> KnobValue:
+    """Return the value that the command gives a knob which this flag turns on and off."""
+    return ON_VALUES[name] if flag.value is True else "off"
 
 
 def _precision_proposal(flags: Sequence[Flag]) -> Proposal | None:
     """A flag that takes the name of a precision."""
-    for flag, word in _flags_named(PRECISION, flags):
+    for flag, word in _flags_named(PRECISION_FLAGS, flags):
         flag_words = flag.choices or [str(flag.default), str(flag.value)]
         families = [
             {k: v for k, v in family.items() if not flag.choices or v in flag_words} for family in PRECISION_FAMILIES
         ]
         words = max(families, key=lambda family: len({*family.values()} & {*flag_words}))
         if flag.type in ("str", "int") and {*words.values()} & {*flag_words}:
-            place = {precision: _place_of_flag(flag, word).replace("{}", value) for precision, value in words.items()}
+            place = {precision: place_of_flag(flag, word).replace("{}", value) for precision, value in words.items()}
             now = next((precision for precision, value in words.items() if value == str(flag.value)), None)
             return Proposal("precision", place, now, _reason("precision", flag, word))
     return None
@@ -221,9 +136,9 @@ def _half_proposal(flags: Sequence[Flag]) -> Proposal | None:
     """Flags that turn a precision on."""
     by_precision = {
         precision: (flag, word)
-        for precision, names in HALVES.items()
-        for flag, word in _flags_named((*names, EITHER_HALF), flags)
-        if flag.type in ("switch", "bool") and (_bare_name(word) != EITHER_HALF or _half_meant(flag) == precision)
+        for precision, names in HALF_FLAGS.items()
+        for flag, word in _flags_named((*names, EITHER_HALF_FLAG), flags)
+        if flag.type in ("switch", "bool") and (_bare_name(word) != EITHER_HALF_FLAG or _half_meant(flag) == precision)
     }
     if not by_precision:
         return None
@@ -244,10 +159,10 @@ def _half_meant(flag: Flag) -> str:
 def _optimizer_proposal(flags: Sequence[Flag]) -> Proposal | None:
     """The Trainer's `--optim`, whose words are known."""
     words = {name: entry.trainer_name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
-    for flag, word in _flags_named(OPTIMIZER, flags):
+    for flag, word in _flags_named(OPTIMIZER_FLAGS, flags):
         by_name = {name: value for name, value in words.items() if not flag.choices or value in flag.choices}
         if {*by_name.values()} & {str(flag.default), *flag.choices}:
-            place = {name: _place_of_flag(flag, word).replace("{}", value) for name, value in by_name.items()}
+            place = {name: place_of_flag(flag, word).replace("{}", value) for name, value in by_name.items()}
             now = next((name for name, value in by_name.items() if value == str(flag.value)), None)
             return Proposal("optimizer", place, now, _reason("optimizer", flag, word))
     return None
@@ -271,21 +186,23 @@ def _bare_name(word: str) -> str:
 
 
 def _is_for_training(word: str) -> bool:
-    return not NOT_TRAINING & set(word.lstrip("-").lower().replace("-", "_").replace(".", "_").split("_"))
+    return not NOT_TRAINING_WORDS & set(word.lstrip("-").lower().replace("-", "_").replace(".", "_").split("_"))
 
 
-def _place_of_flag(flag: Flag, word: str) -> str:
+def place_of_flag(flag: Flag, word: str) -> str:
+    """Return the words for a flag with a value, where the flag is typed as `word`."""
     return f"{word}={{}}" if flag.assigned else f"{word} {{}}"
 
 
 def _switch_words(flag: Flag, word: str, on: bool) -> str:
     """The words that turn a flag on or off; empty where its absence does."""
     if flag.type == "bool":
-        return _place_of_flag(flag, word).replace("{}", str(on).lower())
+        return place_of_flag(flag, word).replace("{}", str(on).lower())
     return word if on else flag.off or ""
 
 
-def _value(name: str, value: object) -> KnobValue:
+def value_or_none(name: str, value: object) -> KnobValue:
+    """Return a value that the knob takes; None for any other."""
     try:
         return knob(name).read(value)
     except UserError:
@@ -294,7 +211,7 @@ def _value(name: str, value: object) -> KnobValue:
 
 def _reason(name: str, flag: Flag, word: str) -> str:
     """Return a sentence: "--bs is a usual name for batch_size; default 16, this command gives 8"."""
-    if 0 < len(flag.choices) <= FEW_CHOICES:
+    if 0 < len(flag.choices) <= MOST_CHOICES_LISTED:
         flag_facts = f"one of {', '.join(flag.choices)}"
     else:
         flag_facts = "no default" if flag.default is None else f"default {flag.default}"
@@ -306,10 +223,10 @@ def knobs_of_fields(fields: Mapping[str, Any]) -> KnobValues:
     """The knobs that a script's own TrainingArguments set, of those that a search begins with."""
     precision = "bf16" if fields.get("bf16") else "fp16" if fields.get("fp16") else "fp32"
     knobs = {
-        "batch_size": _value("batch_size", fields.get("per_device_train_batch_size")),
-        "grad_accum": _value("grad_accum", fields.get("gradient_accumulation_steps")),
+        "batch_size": value_or_none("batch_size", fields.get("per_device_train_batch_size")),
+        "grad_accum": value_or_none("grad_accum", fields.get("gradient_accumulation_steps")),
         "precision": precision,
-        "workers": _value("workers", fields.get("dataloader_num_workers")),
+        "workers": value_or_none("workers", fields.get("dataloader_num_workers")),
         "checkpointing": "full" if fields.get("gradient_checkpointing") else "off",
     }
     return {name: value for name, value in knobs.items() if fields and value is not None}

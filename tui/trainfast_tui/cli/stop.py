@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
@@ -34,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     if result is not None:
         raise UserError(f"{directory.name} is not running: it is {result.state}", key=directory.name)
     if (notice := search_notice(directory)) is not None:
-        print(notice, file=sys.stderr)
+        print_notice(notice)
     with caught_signals() as signals:
         result = stop(directory, signals, now=arguments.now)
     if result is None:

@@ -17,9 +17,10 @@ from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.settings.presets import user_directory
 from trainfast_runner.settings.saving import new_preset_path
 from trainfast_runner.settings.saving_script import save_script_preset
-from trainfast_runner.settings.script_mapping import Proposal, place_typed, propose
+from trainfast_runner.settings.script_mapping import Proposal, propose
 from trainfast_runner.settings.script_preset import place_words
 from trainfast_runner.settings.script_reach import LAUNCH
+from trainfast_runner.settings.typed_mapping import place_typed
 from trainfast_tui.control.messages import DiscoveryRefused, Notified, ScriptDiscovered
 from trainfast_tui.control.typed_command import split_command
 from trainfast_tui.screens.base import AppScreen, SessionMessage

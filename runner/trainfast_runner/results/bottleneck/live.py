@@ -55,12 +55,7 @@ class LiveDiagnosis:
         if window is None:
             self.diagnosis = ()
             return
-        within: list[Tick] = []
-        for tick in reversed(ticks):
-            if tick.t_ns < window.begin_ns:
-                break
-            within.append(tick)
-        within.reverse()
+        within = [tick for tick in ticks if tick.t_ns >= window.begin_ns]
         self.diagnosis = tuple(
             diagnose(
                 MeasuredWindow(
@@ -86,9 +81,7 @@ class LiveDiagnosis:
             for device in tick.devices:
                 if device.uuid in watched and device.uuid is not None and device.temperature_c is not None:
                     temperatures.setdefault(device.uuid, []).append((tick.t_ns, device.temperature_c))
-        measured = [
-            (step.step, step.t_ns, step.step_ms) for step in steps if not step.warmup and step.t_ns <= ticks[-1].t_ns
-        ]
+        measured = [step for step in steps if not step.warmup and step.t_ns <= ticks[-1].t_ns]
         self.steady = steady_state(measured, list(temperatures.values()))
 
 

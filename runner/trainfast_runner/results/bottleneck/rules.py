@@ -119,8 +119,7 @@ RULES: tuple[Rule, ...] = (
         advice="a smaller batch_size with more grad_accum, or checkpointing=full: it fits, but each retry stalls the"
         " device",
         source="PyTorch, torch.cuda.memory_stats: num_alloc_retries counts failed cudaMalloc calls that ended in a"
-        " cache"
-        " flush and a retry; freeing and mapping memory again synchronizes the device, so one is too many.",
+        " cache flush and a retry; freeing and mapping memory again synchronizes the device, so one is too many.",
         evidence=("steps", "peak_reserved_bytes"),
     ),
     _data_bound(
@@ -174,8 +173,7 @@ RULES: tuple[Rule, ...] = (
         " under the maximum",
         advice="a higher power limit where the card and its cooling allow it; else it is what this card gives",
         source="ours: the SW power cap is normal at full load on cards bound by their power, so it is information, and"
-        " only"
-        " with a clock that is really lower.",
+        " only with a clock that is really lower.",
         severity="info",
         cost="power_cost_ms",
         evidence=("power_ms_per_step", "power_lost_ms_per_step", "power_w", "power_limit_w", "power_source"),
@@ -216,8 +214,7 @@ RULES: tuple[Rule, ...] = (
         " {median_forward_ms:figure} ms, and the others wait for it",
         advice="look at that rank's device: its clock, its temperature, its PCIe link, who else uses it",
         source="ours: a tenth is past what equal ranks scatter by, and a rank that is slow for a reason is so in most"
-        " steps."
-        " The forward of these strategies waits for no other rank, so its length is the rank's own.",
+        " steps. The forward of these strategies waits for no other rank, so its length is the rank's own.",
         cost="behind_ms",
         evidence=("forward_ms", "median_forward_ms", "behind_ms", "world_size"),
     ),
@@ -247,9 +244,8 @@ RULES: tuple[Rule, ...] = (
         " the backward is {backward_over_forward:.1f} times the forward",
         advice="grad_accum={more_accum} exchanges half as often; {link_advice}",
         source="a backward computes twice what a forward does (Kaplan et al., Scaling Laws for Neural Language Models,"
-        " 2020,"
-        " section 2.1), three times with full checkpointing; what is over that is waiting for the link. The 15 % is"
-        " ours.",
+        " 2020, section 2.1), three times with full checkpointing; what is over that is waiting for the link. The 15 %"
+        " is ours.",
         cost="exposed_ms",
         evidence=("forward_ms", "backward_ms", "computed_backward_ms", "exposed_ms", "link", "p2p"),
     ),
@@ -267,8 +263,7 @@ RULES: tuple[Rule, ...] = (
         " too short for the CPU to launch in time",
         advice="a larger batch_size, compile=default, optimizer=adamw-fused, attention=auto: fewer and longer kernels",
         source="utilization is the share of time in which any kernel ran (nvmlDeviceGetUtilizationRates); each launch"
-        " costs"
-        " the CPU microseconds (NVIDIA, CUDA Graph Best Practice for PyTorch). The 15 % is ours.",
+        " costs the CPU microseconds (NVIDIA, CUDA Graph Best Practice for PyTorch). The 15 % is ours.",
         cost="unexplained_idle_ms",
         evidence=("gpu_utilization_percent", "data_percent", "batch_size", "step_ms", "compile"),
     ),
@@ -282,8 +277,7 @@ RULES: tuple[Rule, ...] = (
             _below("tokens_per_micro_batch", 300),
         ),
         line="a micro-batch of {tokens_per_micro_batch:.0f} tokens is too small for tensor cores: reading the weights"
-        " takes"
-        " longer than multiplying by them",
+        " takes longer than multiplying by them",
         advice="a larger batch_size (with less grad_accum the global batch stays), in multiples of 8",
         source="a product with M rows does about M operations a byte of 16-bit weights (NVIDIA, Matrix Multiplication"
         " Background User's Guide); an H100 SXM needs 989 TFLOP/s / 3.35 TB/s = 295 a byte.",
@@ -296,8 +290,7 @@ RULES: tuple[Rule, ...] = (
         when=(_is("used", 1), _at_least("pcie_lanes_missing", 1), _at_least("gpu_utilization_percent", 20)),
         line="{gpu} has {pcie_width} of its {pcie_width_max} PCIe lanes",
         advice="reseat the card or its riser, another slot, the slot's setting in the firmware; it matters most for"
-        " offload"
-        " and several GPUs without NVLink",
+        " offload and several GPUs without NVLink",
         source="nvmlDeviceGetCurrPcieLinkWidth against the maximum, under load only: an idle link may narrow by"
         " itself.",
         severity="info",
@@ -311,8 +304,7 @@ RULES: tuple[Rule, ...] = (
         line="other processes take {others_cpu_percent:.0f} % of the CPU that trains{others_lost_words}",
         advice="end them or wait: on a CPU run they take the device itself",
         source="ours: host use less the run's own process tree, as a share of all cores. With all of them busy the"
-        " training"
-        " lacks that share: a process that used 5 % of one core slowed a two-core training by about 2 % here.",
+        " training lacks that share: a process that used 5 % of one core slowed a two-core training by about 2 % here.",
         cost="others_cost_ms",
         evidence=("host_cpu_percent", "run_cpu_percent", "cores"),
     ),
@@ -332,8 +324,7 @@ RULES: tuple[Rule, ...] = (
         scope="run",
         when=(_is("wait_policy", "default"), _at_least("others_cores", 0.25)),
         line="the run's threads spin while they wait for each other, and others came to take {others_cores:figure} of"
-        " its"
-        " {cores} cores",
+        " its {cores} cores",
         advice="{sleep_advice}; or end them",
         source="ours: a spinning thread keeps the core that the thread it waits for needs. Beside one busy core of two,"
         " tiny-llama made 1.5 samples/s with spinning threads and 21.7 with sleeping ones.",

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainfast_runner.records.result import SteadyState
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, NORMAL_95
 from trainfast_runner.units import highest
 
@@ -38,11 +39,8 @@ class _Block:
     temperature_c: float | None
 
 
-def steady_state(
-    steps: Sequence[tuple[int, int, float]], temperatures: Sequence[Sequence[tuple[int, float]]]
-) -> SteadyState:
-    """The warm-up from measured steps (number, CLOCK_MONOTONIC ns of the end, ms) and devices' temperatures (ns,
-    degrees)."""
+def steady_state(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, float]]]) -> SteadyState:
+    """The warm-up from measured steps and from each device's temperatures (CLOCK_MONOTONIC ns, degrees)."""
     blocks = _blocks(steps, temperatures)
     if len(blocks) < LEAST_BLOCKS:
         return SteadyState()
@@ -54,7 +52,7 @@ def steady_state(
         if _is_at_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
             # A larger drift without a trend is scatter of the blocks.
             shown_drift = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
-            return _as_result(steps[0][0] if start == 0 else tail[0].first_step, False, shown_drift, slope)
+            return _as_result(steps[0].step if start == 0 else tail[0].first_step, False, shown_drift, slope)
     tail = blocks[half:]
     return _as_result(None, True, _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail]))
 
@@ -74,20 +72,18 @@ def _as_result(from_step: int | None, warming: bool, drift: float | None, slope:
     )
 
 
-def _blocks(
-    steps: Sequence[tuple[int, int, float]], temperatures: Sequence[Sequence[tuple[int, float]]]
-) -> list[_Block]:
+def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, float]]]) -> list[_Block]:
     count = min(BLOCKS, len(steps) // STEPS_IN_A_BLOCK)
     blocks = []
     for index in range(count):
         part = steps[len(steps) * index // count : len(steps) * (index + 1) // count]
-        begin_ns, end_ns = part[0][1] - round(part[0][2] * 1e6), part[-1][1]
+        begin_ns, end_ns = part[0].t_ns - round(part[0].step_ms * 1e6), part[-1].t_ns
         of_devices = [[c for t_ns, c in device if begin_ns <= t_ns <= end_ns] for device in temperatures]
         blocks.append(
             _Block(
-                first_step=part[0][0],
+                first_step=part[0].step,
                 at_s=(begin_ns + end_ns) / 2e9,
-                step_ms=statistics.median(ms for _, _, ms in part),
+                step_ms=statistics.median(step.step_ms for step in part),
                 temperature_c=highest(map(statistics.fmean, filter(None, of_devices))),
             )
         )
@@ -99,7 +95,7 @@ def _is_at_level(block: _Block, settled: Sequence[_Block]) -> bool:
     times = [step.step_ms for step in settled]
     middle = statistics.median(times)
     scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle) for ms in times)
-    # Blocks of a noisy run differ by more than the share that counts as a drift, and are steady all the same.
+    # Blocks of a noisy run differ by more than a drift does, even when it is steady.
     if abs(block.step_ms - middle) > max(DRIFT_OF_STEP * middle, SIGMAS * scatter):
         return False
     degrees = [step.temperature_c for step in settled if step.temperature_c is not None]
@@ -131,7 +127,7 @@ def _slope(points: Sequence[tuple[float, float | None]]) -> float | None:
 
 
 def _trend(values: Sequence[float]) -> float:
-    """Mann-Kendall's score, without sign: how sure it is that the values rise, or fall, at all."""
+    """The absolute value of Mann-Kendall's score, a normal quantile: the evidence that the values rise or fall."""
     n = len(values)
     s = sum((b > a) - (b < a) for a, b in itertools.combinations(values, 2))
     variance = n * (n - 1) * (2 * n + 5) / 18

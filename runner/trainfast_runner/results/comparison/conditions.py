@@ -35,26 +35,20 @@ def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
 
 def _condition_rows(a: Result, b: Result) -> Iterator[ConditionRow]:
     starts = a.conditions.start_temperature_c, b.conditions.start_temperature_c
-    yield ConditionRow(
-        "start temperature", _celsius(starts[0]), _celsius(starts[1]), _apart(*starts, TEMPERATURE_APART_C)
-    )
+    yield _figure_row("start temperature", starts, _celsius, TEMPERATURE_APART_C)
     warm = a.conditions.measured_from_temperature_c, b.conditions.measured_from_temperature_c
-    yield ConditionRow(
-        "temperature as measuring began", _celsius(warm[0]), _celsius(warm[1]), _apart(*warm, TEMPERATURE_APART_C)
-    )
+    yield _figure_row("temperature as measuring began", warm, _celsius, TEMPERATURE_APART_C)
     for cause in CAUSES:
-        shares = [getattr(result.throttle, f"{cause.name}_fraction") for result in (a, b)]
+        shares = getattr(a.throttle, f"{cause.name}_fraction"), getattr(b.throttle, f"{cause.name}_fraction")
         if any(shares):
-            differs = _apart(shares[0], shares[1], THROTTLED_APART)
-            yield ConditionRow(f"throttled by {cause.words}", _share(shares[0]), _share(shares[1]), differs)
+            yield _figure_row(f"throttled by {cause.words}", shares, _share, THROTTLED_APART)
     others = [len(result.conditions.foreign_processes) for result in (a, b)]
     if any(others):
         yield ConditionRow("other processes", str(others[0]), str(others[1]), others[0] != others[1])
     busy = a.conditions.others_cpu_percent, b.conditions.others_cpu_percent
     # A run on a GPU leaves most of the cores to others anyway.
     on_cpu = CPU in (a.actual.device, b.actual.device)
-    differs = on_cpu and _left_apart(*busy)
-    yield ConditionRow("CPU taken by others", _percent(busy[0]), _percent(busy[1]), differs)
+    yield ConditionRow("CPU taken by others", _percent(busy[0]), _percent(busy[1]), on_cpu and _left_apart(*busy))
     for row in (
         _text_row("malloc thresholds", a, b, lambda result: result.cpu.thresholds if result.cpu else None),
         _text_row("threads wait by policy", a, b, lambda result: result.cpu.wait_policy if result.cpu else None),
@@ -65,8 +59,7 @@ def _condition_rows(a: Result, b: Result) -> Iterator[ConditionRow]:
     yield _text_row("GPU memory free at start", a, b, _free_at_start)
     silent = _silent_fraction(a), _silent_fraction(b)
     if any(silent):
-        differs = _apart(*silent, THROTTLED_APART)
-        yield ConditionRow("GPU without a reading", _share(silent[0]), _share(silent[1]), differs)
+        yield _figure_row("GPU without a reading", silent, _share, THROTTLED_APART)
     warming = a.conditions.still_warming, b.conditions.still_warming
     yield ConditionRow("steady", _steady(a), _steady(b), None not in warming and warming[0] != warming[1])
 
@@ -90,8 +83,12 @@ def _text_row(label: str, a: Result, b: Result, of: Callable[[Result], str | Non
     return ConditionRow(label, text_a, text_b, None not in (text_a, text_b) and text_a != text_b)
 
 
-def _apart(a: float | None, b: float | None, limit: float) -> bool:
-    return a is not None and b is not None and abs(a - b) > limit
+def _figure_row(
+    label: str, figures: tuple[float | None, float | None], words: Callable[[float | None], str | None], apart: float
+) -> ConditionRow:
+    """The row of a figure of both runs, which differs if the two are further apart than `apart`."""
+    a, b = figures
+    return ConditionRow(label, words(a), words(b), a is not None and b is not None and abs(a - b) > apart)
 
 
 def _left_apart(a: float | None, b: float | None) -> bool:

@@ -142,9 +142,7 @@ class _Rows:
         yield self._speed_row("throughput", "samples/s", a.samples_per_s.median, b.samples_per_s.median, self._unranked)
         if a.predicted or b.predicted:
             value_a, value_b = (rates.predicted.median if rates.predicted else None for rates in (a, b))
-            yield _metric_row(
-                "throughput predicted", "samples/s", value_a, value_b, is_over(value_a, value_b, 0.0), None
-            )
+            yield _row("throughput predicted", "samples/s", value_a, value_b, more_is_better=None)
         # Tokens of another length are the same work.
         unranked = None if self._unranked == OTHER_SEQ_LEN else self._unranked
         yield self._speed_row("token throughput", "tokens/s", a.tokens_per_s.median, b.tokens_per_s.median, unranked)
@@ -153,10 +151,8 @@ class _Rows:
     def _speed_row(
         self, label: str, unit: str, value_a: float | None, value_b: float | None, verdict: str | None
     ) -> ComparisonRow:
-        row = _metric_row(
-            label, unit, value_a, value_b, is_over(value_a, value_b, self._noise), more_is_better=unit != "ms"
-        )
-        # Steps of another batch have no ranking, and an interval all the same.
+        row = _row(label, unit, value_a, value_b, self._noise, more_is_better=unit != "ms")
+        # Steps of another batch do not rank, but their difference has an interval.
         interval = None if verdict is not None and self._unranked else ratio_interval(value_a, value_b, self._noise)
         return _with_verdict(replace(row, interval_percent=interval), verdict)
 
@@ -168,38 +164,31 @@ class _Rows:
     def _phase_by_step(self, name: str) -> ComparisonRow:
         """The row of a phase held against the spread of the whole step."""
         a, b = self._a.step_ms, self._b.step_ms
-        value_a, value_b = getattr(a, name), getattr(b, name)
         noise_ms = math.inf
         if self._noise is not None and a.p50 is not None and b.p50 is not None:
             noise_ms = self._noise * max(a.p50, b.p50)
-        counts = is_over(value_a, value_b, 0.0) and abs(value_b - value_a) > noise_ms
-        return _metric_row(f"step: {name}", "ms", value_a, value_b, counts)
+        return _row(f"step: {name}", "ms", getattr(a, name), getattr(b, name), least=noise_ms)
 
     def _memory(self) -> Iterator[ComparisonRow]:
         a, b = self._a.memory, self._b.memory
         yield self._memory_row("peak allocated", a.peak_allocated_bytes, b.peak_allocated_bytes)
-        value_a, value_b = a.predicted_bytes, b.predicted_bytes
-        yield _metric_row("peak predicted", "bytes", value_a, value_b, is_over(value_a, value_b, 0.0), None)
+        yield _row("peak predicted", "bytes", a.predicted_bytes, b.predicted_bytes, more_is_better=None)
         yield self._memory_row("peak reserved", a.peak_reserved_bytes, b.peak_reserved_bytes)
         yield self._memory_row("device peak", a.device_peak_used_bytes, b.device_peak_used_bytes)
 
     def _memory_row(self, label: str, value_a: int | None, value_b: int | None) -> ComparisonRow:
         # Another batch or model takes other memory: neither is the better one for it.
-        is_better = None if self._other_samples or self._is_other_batch else False
-        counts = is_over(value_a, value_b, 0.0) and _is_more_than_pages(value_a, value_b)
-        return _metric_row(label, "bytes", value_a, value_b, counts, is_better)
+        more_is_better = None if self._other_samples or self._is_other_batch else False
+        return _row(label, "bytes", value_a, value_b, least=LEAST_BYTES, more_is_better=more_is_better)
 
     def _energy(self) -> ComparisonRow:
-        value_a, value_b = self._a.energy.joules_per_sample, self._b.energy.joules_per_sample
         unranked = self._other_samples or (OTHER_DEVICES if watched_differently(self._a, self._b) else None)
-        return _with_verdict(
-            _metric_row("energy a sample", "J", value_a, value_b, is_over(value_a, value_b, 0.0)), unranked
-        )
+        row = _row("energy a sample", "J", self._a.energy.joules_per_sample, self._b.energy.joules_per_sample)
+        return _with_verdict(row, unranked)
 
     def _loss(self) -> ComparisonRow:
-        value_a, value_b = self._a.loss.last, self._b.loss.last
         steps, other_steps = (result.steps.warmup + result.steps.measured for result in (self._a, self._b))
-        row = _metric_row("last loss", "", value_a, value_b, is_over(value_a, value_b, 0.0), None)
+        row = _row("last loss", "", self._a.loss.last, self._b.loss.last, more_is_better=None)
         return _with_verdict(row, None if steps == other_steps else OTHER_STEPS)
 
 
@@ -213,40 +202,42 @@ def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
             return None
         errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(result.steps.measured))
         steps.append(step)
-    floor = LEAST_OF_A_STEP * max(steps)
+    least_ms = LEAST_OF_A_STEP * max(steps)
     if value_a <= 0 or value_b <= 0:
         # Without a ratio to take a logarithm of, the milliseconds themselves are compared.
-        return _metric_row(
-            f"step: {name}",
-            "ms",
-            value_a,
-            value_b,
-            abs(value_b - value_a) > max(floor, ERRORS_APART * math.hypot(*errors)),
-        )
+        least_ms = max(least_ms, ERRORS_APART * math.hypot(*errors))
+        return _row(f"step: {name}", "ms", value_a, value_b, least=least_ms)
     noise = ERRORS_APART * math.hypot(errors[0] / value_a, errors[1] / value_b)
-    noise = max(noise, math.log1p(floor / max(value_a, value_b)))
-    row = _metric_row(f"step: {name}", "ms", value_a, value_b, is_over(value_a, value_b, noise))
+    noise = max(noise, math.log1p(least_ms / max(value_a, value_b)))
+    row = _row(f"step: {name}", "ms", value_a, value_b, noise)
     return replace(row, interval_percent=ratio_interval(value_a, value_b, noise))
 
 
-def _metric_row(
-    label: str, unit: str, a: float | None, b: float | None, counts: bool, more_is_better: bool | None = False
+def _row(
+    label: str,
+    unit: str,
+    a: float | None,
+    b: float | None,
+    noise: float | None = 0.0,
+    *,
+    least: float = 0.0,
+    more_is_better: bool | None = False,
 ) -> ComparisonRow:
+    """The row of a figure, whose difference counts above `noise` (a share, None: never) and above `least` of the unit.
+
+    `more_is_better` is None for a figure of which neither is better.
+    """
     if a is None or b is None:
         return ComparisonRow(label, unit, a, b, None, None, UNKNOWN)
     delta = b - a
     percent = 100 * delta / abs(a) if a else None
-    if not counts:
+    if not is_over(a, b, noise) or abs(delta) <= least:
         verdict = NOISE
     elif more_is_better is None:
         verdict = CHANGED
     else:
         verdict = BETTER if (delta > 0) == more_is_better else WORSE
     return ComparisonRow(label, unit, a, b, delta, percent, verdict)
-
-
-def _is_more_than_pages(a: float | None, b: float | None) -> bool:
-    return a is not None and b is not None and abs(b - a) > LEAST_BYTES
 
 
 def _with_verdict(row: ComparisonRow, verdict: str | None) -> ComparisonRow:

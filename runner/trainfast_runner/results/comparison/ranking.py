@@ -27,7 +27,7 @@ DEVICE_KNOBS = ("strategy", "devices", "tp_degree", "pp_degree", "micro_batches"
 
 
 def other_work(a: Result, b: Result) -> str | None:
-    """Why a step of one run is not the work of a step of the other; None when it is."""
+    """Return the verdict on steps that do different work in the two runs; None if they do the same."""
     if (a.script is None) != (b.script is None):
         return SCRIPT_AND_PRESET
     if a.script is not None and b.script is not None and not a.script.is_of_one_script(b.script):

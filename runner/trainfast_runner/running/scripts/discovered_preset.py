@@ -8,7 +8,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.records.discovered import Discovered
 from trainfast_runner.running.scripts.command import read_command
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.script_mapping import BASE, Proposal, knobs_of_fields
+from trainfast_runner.settings.script_mapping import KEPT_KNOBS, Proposal, knobs_of_fields
 from trainfast_runner.settings.script_preset import ScriptPreset
 
 
@@ -27,7 +27,9 @@ def preset_of(
     """
     mapping = list(mapping)
     now: KnobValues = {
-        proposal.knob: proposal.value for proposal in mapping if proposal.knob in BASE and proposal.value is not None
+        proposal.knob: proposal.value
+        for proposal in mapping
+        if proposal.knob in KEPT_KNOBS and proposal.value is not None
     }
     command = read_command(typed, None if python is None else training_python.find_python(python), cwd)
     return ScriptPreset(
