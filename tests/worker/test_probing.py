@@ -71,7 +71,8 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
         read=lambda: {"phase_peaks": dict.fromkeys(MEMORY_PHASES, 7), "peak_allocated_bytes": 7},
     )
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
-    prober(log=log, memory=memory).record_oom(error, {"number": 1}, reached)
+    state = SimpleNamespace(strategy=SimpleNamespace(devices=[torch.device("cpu")]))
+    prober(state=state, log=log, memory=memory).record_oom(error, {"number": 1}, reached)
     assert written["outcome"] == "oom"
     assert set(written["phase_peaks"]) == told
 

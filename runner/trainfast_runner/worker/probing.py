@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .available_memory import fullest_device_memory
 from .clock import StepTimes, make_clock
 from .data.batches import Samples, batches_of
 from .data.samples import Batch
@@ -147,7 +148,7 @@ class Prober:
         `probe_fields` are fields of the record, `reached` the phases that an earlier step of this size went through.
         """
         chain = exception_chain(error)
-        if not chain_is_oom(chain, self.gauge.is_low()):
+        if not chain_is_oom(chain, fullest_device_memory(self.state.strategy.devices, self.gauge.limit_bytes)):
             return
         self.memory.free_reserve()
         fields: dict[str, Any] = {}
