@@ -45,7 +45,7 @@ class Prepared:
         training = self.training
         training.strategy.optimizer.zero_grad(set_to_none=True)
         clock = self.worker["clock"].make_clock(training.device)
-        kept = self.worker["probing"].KeptSteps()
+        kept = self.worker["probing"].ProbeSteps()
         recorder = self.worker["recorder"].StepRecorder(clock, training.memory, kept, training.log)
         knobs = replace(training.state.knobs, batch_size=batch_size, steps=steps)
         training.state.engine.train(knobs, self.batches(batch_size, steps), recorder)
@@ -109,7 +109,7 @@ def by_lightning(prepared: Prepared, start: int, steps: int) -> dict[str, Any]:
             self.automatic_optimization = True
 
         def training_step(self, batch: Any, number: int) -> Any:
-            count = objective.count([batch]).clamp(min=1)
+            count = objective.count_targets([batch]).clamp(min=1)
             with strategy.precision.autocast():
                 return objective.loss_sum(self.model, batch) / count
 

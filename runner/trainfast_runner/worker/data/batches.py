@@ -15,7 +15,7 @@ from ..invalid import InvalidInput
 from ..model_config import split_tokens, text_part, tokens_per_sample, vocab_size
 from ..spec import Knobs, RankSpec
 from ..worker_log import WorkerLog
-from .corpus import Corpus, Request, describe, open_corpus
+from .corpus import Corpus, CorpusRequest, describe, open_corpus
 from .global_order import GlobalOrder
 from .images import ImageSamples, image_samples
 from .samples import (
@@ -100,15 +100,16 @@ def _tokens(spec: RankSpec, config: Any, log: WorkerLog) -> tuple[TokenSamples |
     if data.kind == "random":
         return random_samples(vocab, data.objective, knobs.seq_len, knobs.seed, halves), True, "seeded random token ids"
     tokenizer = data.tokenizer or _model_tokenizer(spec.model)
-    wanted = Request(data.kind, data.paths, vocab, tokenizer, data.name, data.split, data.samples == "lines")
-    source = describe(wanted)
+    is_lines = data.samples == "lines"
+    request = CorpusRequest(data.kind, data.paths, vocab, tokenizer, data.name, data.split, is_lines)
+    source = describe(request)
 
-    def build(request: Request, folder: Path) -> None:
+    def build(folder: Path) -> None:
         name = f"the tokenizer of {tokenizer}" if tokenizer else "a byte-level BPE trained on it"
         log.enter("data", f"tokenizing {source} with {name}, once")
         build_in_child(request, folder)
 
-    corpus = open_corpus(wanted, spec.cache_dir, build)
+    corpus = open_corpus(request, spec.cache_dir, build)
     if data.samples != "packed":
         return _whole_texts(corpus, spec, config), False, source
     classes = getattr(config, "num_labels", 2)
