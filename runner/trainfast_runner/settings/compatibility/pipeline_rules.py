@@ -58,7 +58,7 @@ def _layers_for_every_stage(facts: Facts) -> None:
 
 def micro_batches_divide(facts: Facts) -> None:
     """A pipeline's batch is cut into equal parts, as many as its schedule takes."""
-    if not facts.strategy.pipeline:
+    if not facts.strategy.is_pipeline:
         return
     batch, chunks = whole_number(facts.knobs, "batch_size"), whole_number(facts.knobs, "micro_batches")
     degree, schedule = whole_number(facts.knobs, "pp_degree"), str(facts.knobs["pp_schedule"])
@@ -92,6 +92,6 @@ _RULES: tuple[Rule, ...] = (_family_can_be_cut, _layers_for_every_stage, micro_b
 
 def pipeline_fits(facts: Facts) -> None:
     """Ask these rules about a pipeline."""
-    if facts.strategy.pipeline:
+    if facts.strategy.is_pipeline:
         for rule in _RULES:
             rule(facts)

@@ -116,6 +116,6 @@ _RULES: tuple[Rule, ...] = (_half_precision_on_a_cpu, _offload_path_takes_files)
 
 def zero_fits(facts: Facts) -> None:
     """Ask these rules about a run of DeepSpeed."""
-    if facts.strategy.zero:
+    if facts.strategy.is_zero:
         for rule in _RULES:
             rule(facts)

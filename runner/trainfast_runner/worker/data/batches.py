@@ -119,7 +119,7 @@ def _tokens(spec: RankSpec, config: Any, log: WorkerLog) -> tuple[TokenSamples |
 def _whole_texts(corpus: Corpus, spec: RankSpec, config: Any) -> WholeTexts:
     """The texts of a corpus as they are. Raises InvalidInput if none has two tokens."""
     data, knobs = spec.data, spec.knobs
-    staged = STRATEGIES[knobs.strategy].pipeline
+    staged = STRATEGIES[knobs.strategy].is_pipeline
     pieces = pieces_of(np.fromfile(corpus.folder / "lengths.bin", dtype="<u4").astype(np.int64), knobs.seq_len)
     if not len(pieces.starts):
         raise InvalidInput(f"{corpus.source}: no text of two tokens in it", key="data.paths")
