@@ -47,7 +47,14 @@ def batches_of(
     """
     lengths = samples.pieces.lengths if isinstance(samples, WholeTexts) else None
     order = GlobalOrder(
-        len(samples), knobs.batch_size, knobs.grad_accum, dp_rank, dp_degree, knobs.steps, knobs.seed, lengths
+        samples=len(samples),
+        batch_size=knobs.batch_size,
+        grad_accum=knobs.grad_accum,
+        dp_rank=dp_rank,
+        dp_degree=dp_degree,
+        steps=knobs.steps,
+        seed=knobs.seed,
+        lengths=lengths,
     )
     loader: DataLoader[Batch] = DataLoader(
         samples,
