@@ -45,8 +45,8 @@ class Prepared:
         training = self.training
         training.strategy.optimizer.zero_grad(set_to_none=True)
         clock = self.worker["clock"].make_clock(training.device)
-        kept_steps = self.worker["probing"].KeptSteps()
-        recorder = self.worker["recorder"].StepRecorder(clock, training.memory, kept_steps, training.log)
+        probe_steps = self.worker["probing"].ProbeSteps()
+        recorder = self.worker["recorder"].StepRecorder(clock, training.memory, probe_steps, training.log)
         knobs = replace(training.state.knobs, batch_size=batch_size, steps=steps)
         training.state.engine.train(knobs, self.batches(batch_size, steps), recorder)
 
@@ -109,7 +109,7 @@ def by_lightning(prepared: Prepared, start: int, steps: int) -> dict[str, Any]:
             self.automatic_optimization = True
 
         def training_step(self, batch: Any, number: int) -> Any:
-            count = objective.count([batch]).clamp(min=1)
+            count = objective.count_targets([batch]).clamp(min=1)
             with strategy.precision.autocast():
                 return objective.loss_sum(self.model, batch) / count
 

@@ -87,7 +87,9 @@ def test_a_crop_depends_on_seed_index_and_epoch_alone(photographs: list[str]) ->
     next_epoch = samples.__getitems__([2 + len(samples)])
     assert not torch.equal(next_epoch["pixel_values"][0], first["pixel_values"][0])
     assert next_epoch["labels"].tolist() == [0]
-    assert not torch.equal(ImageSamples(found, 16, 3, seed=4)[2]["pixel_values"], first["pixel_values"][0])
+    assert not torch.equal(
+        ImageSamples(found, 16, 3, seed=4).__getitems__([2])["pixel_values"][0], first["pixel_values"][0]
+    )
 
 
 @pytest.mark.ci

@@ -16,8 +16,8 @@ from trainfast_runner.worker.limit_gauge import HostLimitGauge
 from trainfast_runner.worker.memory_meter import CudaMemoryMeter, HostMemoryMeter
 from trainfast_runner.worker.probing import (
     MOST_SKIPPED,
-    KeptSteps,
     Prober,
+    ProbeSteps,
 )
 from trainfast_runner.worker.recorder import StepRecorder
 from trainfast_runner.worker.shared_tables import MEMORY_PHASES
@@ -71,7 +71,8 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
         read=lambda: {"phase_peaks": dict.fromkeys(MEMORY_PHASES, 7), "peak_allocated_bytes": 7},
     )
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
-    prober(log=log, memory=memory).record_oom(error, {"number": 1}, reached)
+    state = SimpleNamespace(strategy=SimpleNamespace(devices=[torch.device("cpu")]))
+    prober(state=state, log=log, memory=memory).record_oom(error, {"number": 1}, reached)
     assert written["outcome"] == "oom"
     assert set(written["phase_peaks"]) == told
 
@@ -109,7 +110,7 @@ def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch: pytest.M
     assert memory.read()["peak_reserved_bytes"] == 100
 
 
-def probe_in_fp16(gradient: float) -> tuple[Strategy, KeptSteps]:
+def probe_in_fp16(gradient: float) -> tuple[Strategy, ProbeSteps]:
     """A probe of two steps whose gradients are this large: a real scaler, a real optimizer, a model of one weight."""
     knobs = worker_knobs(precision="fp16")
     strategy = Strategy(knobs, torch.device("cpu"))
@@ -124,7 +125,7 @@ def probe_in_fp16(gradient: float) -> tuple[Strategy, KeptSteps]:
             strategy.optimizer_step()
             recorder.end_step(loss, None, None, 0.0)
 
-    steps = KeptSteps()
+    steps = ProbeSteps()
     memory, log = SimpleNamespace(read=dict), SimpleNamespace(step=0)
     engine = SimpleNamespace(train=train)
     state = SimpleNamespace(knobs=knobs, strategy=strategy, engine=engine, write_actual=lambda log: None)

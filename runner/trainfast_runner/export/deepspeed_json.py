@@ -33,7 +33,7 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
     Any other JSON would be another run: DeepSpeed shards what single, ddp and fsdp keep whole or shard otherwise.
     """
     strategy = strategy_of(knobs)
-    if not strategy.zero:
+    if not strategy.is_zero:
         raise UserError(
             f"{run.run_id} ran strategy={strategy.name}, and under DeepSpeed it would be another run",
             key="strategy",

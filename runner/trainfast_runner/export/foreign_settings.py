@@ -138,7 +138,7 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
     names = [
         name
         for name, entry in STRATEGIES.items()
-        if entry.zero and entry.zero_stage == zero.get("stage") and entry.offloads == bool(offload or parameters)
+        if entry.is_zero and entry.zero_stage == zero.get("stage") and entry.offloads == bool(offload or parameters)
     ]
     if names:
         foreign.knobs["strategy"] = names[0]

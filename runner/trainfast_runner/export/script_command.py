@@ -32,7 +32,7 @@ def torchrun(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
     command, left_out = script_command(run, knobs)
     beside = {}
     head = comment_lines(run, ("transformers", "torch"), left_out)
-    if strategy_of(knobs).zero:
+    if strategy_of(knobs).is_zero:
         beside = {DEEPSPEED_FILE: json.dumps(beside_the_trainer(run, directory), indent=2)}
         head.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to torchrun -o DIR")
     return Written("\n".join([*head, f"# {PLACEHOLDER}", command]), left_out, "train.sh", beside)
@@ -44,7 +44,7 @@ def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
     Raises UserError where the flags would start another run.
     """
     arguments, left_out = trainer_arguments(run, knobs)
-    if strategy_of(knobs).zero:
+    if strategy_of(knobs).is_zero:
         arguments["deepspeed"] = DEEPSPEED_FILE
     flags = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
     words = [*_environment(run, knobs), *_launcher(run), SCRIPT, *OUTPUT, *flags]
@@ -61,7 +61,7 @@ def script_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[st
     lines = [f"# For a script of your own. {PLACEHOLDER}", f"# {command}"]
     if left_out:
         lines.append(f"# Cannot be expressed by these flags: {', '.join(left_out)}.")
-    if strategy_of(knobs).zero:
+    if strategy_of(knobs).is_zero:
         lines.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to torchrun -o DIR")
     try:
         accelerate_yaml(run, knobs, directory)

@@ -35,7 +35,7 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
         and (name != "devices" or (name in run.overrides and run.device == "cuda"))
     ]
     packages = ["transformers", "torch"]
-    if strategy_of(knobs).zero:
+    if strategy_of(knobs).is_zero:
         arguments["deepspeed"] = beside_the_trainer(run, directory)
         packages.append("deepspeed")
     launch = [*_process_comments(run, strategy_of(knobs)), *malloc_comments(run)]

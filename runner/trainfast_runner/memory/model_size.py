@@ -76,7 +76,7 @@ def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: in
     if strategy.offloads and "weights" in strategy.shards:
         return 0
     # DeepSpeed keeps the weights in half precision, and the masters with the states.
-    half = precision == "bf16-pure" or (strategy.zero and precision in MIXED)
+    half = precision == "bf16-pure" or (strategy.is_zero and precision in MIXED)
     shards = devices if "weights" in strategy.shards or "mp" in strategy.axes else model_degree(knobs)
     return parameters * (HALF_BYTES if half else FULL_BYTES) // shards
 

@@ -102,7 +102,7 @@ def _predicted_row(run: RunToPredict, model: MemoryModel | UserError, machine: M
         return PredictedRow(run, error=model)
     try:
         fit = predict_headroom(model, run.spec, machine, ranks, host_free_bytes())
-        parameters = None if strategy_of(run.spec.knobs).tensor else model.parameters
+        parameters = None if strategy_of(run.spec.knobs).is_tensor_parallel else model.parameters
         hopeless = hopeless_limit(run.spec, parameters, device_counts.device_count(run.spec, machine))
     except UserError as error:
         return PredictedRow(run, error=error)

@@ -20,7 +20,7 @@ from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_runner.worker.shared_tables import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
-PIPELINES = tuple(name for name, entry in STRATEGIES.items() if entry.pipeline)
+PIPELINES = tuple(name for name, entry in STRATEGIES.items() if entry.is_pipeline)
 """Strategies whose ranks hold stages, see `pipeline.py`. Pipelines side by side sum gradients in place."""
 STAGED = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule == "Staged")
 """Strategies that cut a model into stages, one rank's or one GPU's each."""
@@ -343,4 +343,6 @@ def memory_rule(knobs: Mapping[str, Any], ranks: int, whole: WholeModel) -> Memo
         raise UserError(
             f"the memory of strategy={strategy.name} is not predicted", key="strategy", allowed=list(PREDICTED)
         )
-    return RULES[strategy.memory_rule](whole, ranks // int(knobs["tp_degree"]) if strategy.tensor else ranks, knobs)
+    if strategy.is_tensor_parallel:
+        ranks //= int(knobs["tp_degree"])
+    return RULES[strategy.memory_rule](whole, ranks, knobs)

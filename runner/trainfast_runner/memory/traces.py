@@ -98,19 +98,19 @@ def request_fields(spec: RunSpec, device: str, whole: bool = False) -> tuple[dic
     if precision == "tf32":
         # Other kernels, the same tensors.
         precision = "fp32"
-    if strategy.zero and precision in MIXED:
+    if strategy.is_zero and precision in MIXED:
         # DeepSpeed trains a model whose weights are half; it does not cast them as autocast does.
         precision = "bf16-pure"
     about: dict[str, Any] = {"model": spec.model, "objective": spec.data["objective"], "device": device}
     if whole:
         about["whole"] = True
     # A rank of tensor parallelism has a part of the model, of other shapes.
-    if strategy.tensor:
+    if strategy.is_tensor_parallel:
         about["tp_degree"] = spec.knobs["tp_degree"]
     step = {**about, "part": "step", "knobs": {name: spec.knobs[name] for name in STEP_KNOBS}}
     step["knobs"]["precision"] = precision
     # The trace is the whole model's; the number of stages says where the worker cuts it.
-    if strategy.pipeline:
+    if strategy.is_pipeline:
         step["stages"] = stage_count(spec.knobs)
     elif "mp" in strategy.axes and spec.knobs["devices"] is not None:
         step |= {"stages": stage_count(spec.knobs), "spread": True}

@@ -69,7 +69,7 @@ def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
     if formats is not None:
         compute_dtype = formats.compute_dtype
         # DeepSpeed keeps its fp32 copy of the weights in the optimizer.
-        param_dtype = compute_dtype if strategy is not None and strategy.zero else formats.param_dtype
+        param_dtype = compute_dtype if strategy is not None and strategy.is_zero else formats.param_dtype
     return [
         ("world_size", run.world_size, ran.world_size),
         ("device", run.device, None if ran.device is None else ran.device.partition(":")[0]),
@@ -88,7 +88,7 @@ def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: WorkerLine) -> l
     knobs, name = run.knobs, f"strategy={strategy.name}"
     wrapper, stages = strategy.wrapper, None
     schedule = SCHEDULES.get(str(knobs.get("pp_schedule")))
-    if strategy.pipeline and schedule is not None:
+    if strategy.is_pipeline and schedule is not None:
         wrapper, stages = schedule.wrapper, model_degree(knobs) * schedule.stages_per_rank
     wrapper_ran = None if ran.wrapper is None else "+".join(sorted(ran.wrapper.split("+")))
     return [

@@ -179,7 +179,7 @@ def _environment(
         **training_python.visible_to(gpu.uuid or str(gpu.index) for gpu in gpus),
     }
     env |= shared_cores(machine.device, str(spec.knobs["strategy"]), machine.cores, ranks, os.environ)
-    if strategy_of(spec.knobs).zero:
+    if strategy_of(spec.knobs).is_zero:
         env["DS_ACCELERATOR"] = machine.device
         if machine.device == "cuda":
             # DeepSpeed otherwise asks nvcc at every import, and before 0.19 fails without a CUDA toolkit

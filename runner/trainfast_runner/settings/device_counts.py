@@ -94,7 +94,7 @@ def expected_mesh(knobs: Mapping[str, Any], devices: int) -> dict[str, int] | No
     """The device mesh of a strategy on that many devices; None for a strategy without."""
     entry = strategy_or_single(knobs)
     # A pipeline's mesh has both axes, however many pipelines there are.
-    axes = ("dp", "pp") if entry.pipeline else entry.axes
+    axes = ("dp", "pp") if entry.is_pipeline else entry.axes
     degree = model_degree(knobs)
     sizes = {"dp": devices // degree, "tp": degree, "pp": degree, "mp": devices}
     return {axis: sizes[axis] for axis in axes} or None

@@ -88,12 +88,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
                 **{_dtype_argument(): weights},
             )
     except (ValueError, ImportError, KeyError) as error:
-        reason = one_line(error)[:600]
-        if "does not support an attention implementation" in reason:
-            missing = f"{config.model_type} has no attention={knobs.attention}"
-            raise InvalidInput(missing, key="attention", allowed=["auto", "eager"], nearest="auto") from error
-        key = "attention" if "attention" in reason.lower() else "data.objective"
-        raise InvalidInput(f"{config.model_type} cannot be built: {reason}", key=key) from error
+        raise _refusal(one_line(error)[:600], config.model_type, knobs.attention) from error
     model.config.use_cache = False
     if knobs.checkpointing == "full":
         if not model.supports_gradient_checkpointing:
@@ -107,6 +102,15 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
     model.train()
     built: nn.Module = model
     return built
+
+
+def _refusal(reason: str, model_type: str, attention: str) -> InvalidInput:
+    """Make the error for a model that transformers does not build; `reason` is its own message."""
+    if "does not support an attention implementation" in reason:
+        message = f"{model_type} has no attention={attention}"
+        return InvalidInput(message, key="attention", allowed=["auto", "eager"], nearest="auto")
+    key = "attention" if "attention" in reason.lower() else "data.objective"
+    return InvalidInput(f"{model_type} cannot be built: {reason}", key=key)
 
 
 def attentions(config: Any, objective: str) -> list[str]:

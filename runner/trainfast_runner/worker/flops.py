@@ -10,7 +10,15 @@ from torch import nn
 
 from .blocks import transformer_blocks
 from .invalid import InvalidInput
-from .model_config import image_part, patches, split_tokens, text_part, tokens_per_sample
+from .model_config import (
+    active_share,
+    head_size,
+    image_part,
+    patches,
+    split_tokens,
+    text_part,
+    tokens_per_sample,
+)
 
 _ADDED = re.compile(r"(^|\.)(position_embeddings|cls_token|mask_token|distillation_token)$")
 """Parameters that are added, never multiplied."""
@@ -66,9 +74,8 @@ def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointi
     if objective == "image-classification" and patches(config) is None:
         return None
     shape = _shape(config, text, layers, objective, seq_len)
-    head_dim = getattr(text, "head_dim", None) or hidden // heads
     everywhere, in_layers = _multiplications(model, text, shape)
-    attention = 6.0 * heads * 2 * head_dim * shape.scores
+    attention = 6.0 * heads * 2 * head_size(text) * shape.scores
     repeated = checkpointing == "full"
     notebook = None
     if objective in ("causal-lm", "masked-lm"):
@@ -103,9 +110,7 @@ def _multiplications(model: nn.Module, text: Any, shape: _Shape) -> tuple[float,
     find: Any = getattr(model, "get_output_embeddings", None)
     output = find() if find else None
     looked_up.discard(id(getattr(output, "weight", None)))
-    experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
-    active = (getattr(text, "num_experts_per_tok", None) or experts or 1) / (experts or 1)
-    layered = _in_layers(model)
+    active, layered = active_share(text), _in_layers(model)
     total = in_layers = 0.0
     for name, parameter in model.named_parameters():
         if id(parameter) in looked_up or _ADDED.search(name):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from .available_memory import fullest_device_memory
 from .memory_meter import bytes_in_status
 
 
@@ -19,7 +18,7 @@ class HostLimitGauge:
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._first = _status()
 
     def peak_bytes(self) -> int | None:
@@ -32,11 +31,7 @@ class HostLimitGauge:
 
     def available_bytes(self) -> int | None:
         """Return the limit."""
-        return self._limit_bytes
-
-    def is_low(self) -> bool:
-        """Return False: an error of the host allocator needs no second opinion."""
-        return False
+        return self.limit_bytes
 
 
 def _status() -> dict[str, int]:
@@ -48,7 +43,7 @@ class CudaLimitGauge:
 
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
         self._device = device
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
 
     def peak_bytes(self) -> int | None:
         """Return None: the memory meter reads what the limit counts."""
@@ -58,12 +53,7 @@ class CudaLimitGauge:
         """Most that the allocator may hold now; less when another process takes memory."""
         free, _ = torch.cuda.mem_get_info(self._device)
         available = free + torch.cuda.memory_reserved(self._device)
-        return available if self._limit_bytes is None else min(available, self._limit_bytes)
-
-    def is_low(self) -> bool:
-        """True if a library may just have asked for more memory than the device has left; False without an answer."""
-        available = fullest_device_memory([self._device], self._limit_bytes)
-        return available is not None and available.is_low
+        return available if self.limit_bytes is None else min(available, self.limit_bytes)
 
 
 LimitGauge = HostLimitGauge | CudaLimitGauge

@@ -50,7 +50,7 @@ def forward_backward(
     enter("data")
     batches = [to_device(batch, strategy.device) for batch in micro_batches]
     enter("other")
-    targets = strategy.all_reduce(objective.count(batches)).clamp(min=1)
+    targets = strategy.all_reduce(objective.count_targets(batches)).clamp(min=1)
     if strategy.forward_backward is not None:
         return strategy.forward_backward(batches, targets, objective, enter)
 

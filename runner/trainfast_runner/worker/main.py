@@ -33,6 +33,7 @@ def main(run_dir: str) -> None:
         pid=os.getpid(),
         start_ticks=start_ticks(),
     )
+    code = 0
     try:
         spec = read_spec(folder, rank)
         allocator = Allocator()
@@ -49,15 +50,13 @@ def main(run_dir: str) -> None:
     except InvalidInput as error:
         log.write("invalid", **error.as_fields())
         print(f"invalid: {error}", file=sys.stderr)
-        log.settle()
-        leave(EXIT_INVALID)
+        code = EXIT_INVALID
     except BaseException as error:
         log.exception(error)
         traceback.print_exc()
-        log.settle()
-        leave(EXIT_FAILED)
+        code = EXIT_FAILED
     log.settle()
-    leave(0)
+    leave(code)
 
 
 def hold_alive_lock(run_dir: Path) -> int:

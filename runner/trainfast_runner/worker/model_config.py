@@ -90,6 +90,17 @@ def text_part(config: Any) -> Any:
     return config.get_text_config()
 
 
+def head_size(text: Any) -> int:
+    """Elements of one head of attention, by the text part of a configuration."""
+    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+
+
+def active_share(text: Any) -> float:
+    """Share of a mixture's experts that a token goes through; 1 for a model without experts."""
+    experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
+    return (getattr(text, "num_experts_per_tok", None) or experts) / experts if experts else 1.0
+
+
 def vocab_size(config: Any) -> int:
     """Number of token ids of a model. Raises InvalidInput for one that reads no text."""
     size = getattr(text_part(config), "vocab_size", None)

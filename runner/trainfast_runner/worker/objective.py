@@ -11,7 +11,7 @@ from torch.nn import functional
 from .data.samples import IGNORED, Batch
 
 
-def inputs(batch: Batch) -> Batch:
+def model_inputs(batch: Batch) -> Batch:
     """The model's inputs: everything in a batch but the labels, by the names of the model's forward."""
     return {name: values for name, values in batch.items() if name != "labels"}
 
@@ -33,16 +33,16 @@ class Objective:
         labels = batch["labels"]
         return functional.pad(labels[:, 1:], (0, 1), value=IGNORED) if self.shifts else labels
 
-    def count(self, batches: list[Batch]) -> Tensor:
+    def count_targets(self, batches: list[Batch]) -> Tensor:
         """Number of targets that count in all of `batches`, as an int64 scalar on their device."""
         counts = [(self.targets(batch) != IGNORED).sum() for batch in batches]
         return torch.stack(counts).sum()
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """Sum of the targets' cross entropies, in fp32 for every compute dtype."""
-        return self.sum_of(logits_of(model(**inputs(batch))), self.targets(batch))
+        return self.loss_of_logits(logits_of(model(**model_inputs(batch))), self.targets(batch))
 
-    def sum_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def loss_of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Sum of the cross entropies of `logits`, which have the targets' shape and a last dimension of classes.
 
         Computed on the logits' device, returned on the targets' device.

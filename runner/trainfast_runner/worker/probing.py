@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .available_memory import fullest_device_memory
 from .clock import StepTimes, make_clock
 from .data.batches import Samples, batches_of
 from .data.samples import Batch
@@ -32,8 +33,8 @@ MOST_SKIPPED = 20
 """Most steps that a probe adds where fp16 skips updates: the scale falls from 65536 to 1 in 16."""
 
 
-class KeptSteps:
-    """In place of the step log: the steps of one probe, kept until its end."""
+class ProbeSteps:
+    """The steps of one probe, kept until its end, in place of a step log."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[StepTimes, dict[str, Any]]] = []
@@ -83,7 +84,7 @@ class Prober:
             probe_fields = {"number": number, "batch_size": batch_size, "room_bytes": self.gauge.available_bytes()}
             peak_before = self.gauge.peak_bytes() or 0
             began = time.monotonic()
-            steps = KeptSteps()
+            steps = ProbeSteps()
             try:
                 self.take_steps(batch_size, order["steps"], steps, is_first=number == 1)
                 fields = steps.fields()
@@ -103,7 +104,7 @@ class Prober:
             )
             retries = fields["alloc_retries"]
 
-    def take_steps(self, batch_size: int, wanted_updates: int, steps: KeptSteps, *, is_first: bool) -> None:
+    def take_steps(self, batch_size: int, wanted_updates: int, steps: ProbeSteps, *, is_first: bool) -> None:
         """Train until as many steps as `wanted_updates` have updated the weights, at most `MOST_SKIPPED` steps longer.
 
         Where a gradient overflows, fp16 skips the update and halves the loss scale, and before the first update there
@@ -147,7 +148,7 @@ class Prober:
         `probe_fields` are fields of the record, `reached` the phases that an earlier step of this size went through.
         """
         chain = exception_chain(error)
-        if not chain_is_oom(chain, self.gauge.is_low()):
+        if not chain_is_oom(chain, fullest_device_memory(self.state.strategy.devices, self.gauge.limit_bytes)):
             return
         self.memory.free_reserve()
         fields: dict[str, Any] = {}

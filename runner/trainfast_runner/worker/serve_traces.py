@@ -140,8 +140,7 @@ def _answer(batch: int, requests: list[dict[str, Any]], server: int) -> None:
         if os.getppid() == server:
             os.dup2(os.open(os.devnull, os.O_RDONLY), STDIN)
             for answer in answers(requests):
-                if "imported" not in answer:
-                    _print({"batch": batch, **answer})
+                _print({"batch": batch, **answer})
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:

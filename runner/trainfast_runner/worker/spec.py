@@ -62,7 +62,6 @@ class Data:
 class RankSpec:
     """The spec of one rank. `memory_limit_bytes` is this rank's own; None without a limit."""
 
-    run_id: str
     model: dict[str, Any]
     data: Data
     knobs: Knobs
@@ -98,7 +97,6 @@ def read_spec(run_dir: Path, rank: int) -> RankSpec:
     # A trial's speed is measured without the limit: under one, every step has strict malloc thresholds.
     limits = None if role == "trial" else raw.get("memory_limit_bytes")
     return RankSpec(
-        run_id=raw["run_id"],
         model=raw["model"],
         data=Data(**raw["data"]),
         knobs=knobs_of(raw["knobs"]),

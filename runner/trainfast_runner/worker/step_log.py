@@ -34,6 +34,7 @@ class StepLog:
     """Hands the record of each step to `write`. `add` takes a step that just ended and writes the one before it.
 
     `samples` and `tokens` are those of a step, tokens without padding; a function returns them for each step.
+    `compile_watch` is None for a module that is not compiled, `initial_scale` without fp16's loss scaling.
     """
 
     def __init__(
@@ -43,8 +44,8 @@ class StepLog:
         samples: int,
         tokens: int | Callable[[], int],
         timing_warmup: int,
-        compile_watch: CompileWatch | None = None,
-        initial_scale: float | None = None,
+        compile_watch: CompileWatch | None,
+        initial_scale: float | None,
     ) -> None:
         self._write_record = write
         self._log = log
@@ -53,7 +54,7 @@ class StepLog:
         self._timing_warmup = timing_warmup
         self._pending: _Pending | None = None
         self._compile_watch = compile_watch
-        self._scale = initial_scale
+        self._last_scale = initial_scale
         self._lock = threading.Lock()
 
     def add(
@@ -118,9 +119,9 @@ class StepLog:
             record["loss_not_finite"] = True
         if scale:
             record["loss_scale"] = scale[0]
-            if self._scale is not None and scale[0] < self._scale:
+            if self._last_scale is not None and scale[0] < self._last_scale:
                 self._log.write("overflow", step=record["step"], scale=scale[0])
-            self._scale = scale[0]
+            self._last_scale = scale[0]
         self._write_record(record)
 
 

@@ -44,7 +44,7 @@ class Task:
 
 
 def answers(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield `{"imported": true}`, then the answer to each request as soon as it is there.
+    """Yield the answer to each request as soon as it is there.
 
     An answer has `error` for a model that cannot be built, and `untraceable`, the reason, for one without a trace.
     """
@@ -53,7 +53,6 @@ def answers(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     except Exception as error:
         yield from ({"request": number, **_untraceable(error)} for number in range(len(requests)))
         return
-    yield {"imported": True}
     owed = set(range(len(requests)))
     try:
         for number, answer in _trace_all(requests):

@@ -38,7 +38,7 @@ NO_THREAD = "can't start new thread"
 
 
 class Training:
-    """A training as its spec asks for it."""
+    """One rank's training, or its part in a search, as the spec asks for it."""
 
     def __init__(self, run_dir: Path, spec: RankSpec, log: WorkerLog, allocator: Allocator) -> None:
         """Prepare everything that is not the training's own memory: data, loader processes, process group.
@@ -73,7 +73,10 @@ class Training:
             else:
                 self.log.enter("model", f"building {self.config.model_type} with random weights")
                 self.memory.start(self.spec.strict_steps)
-                (self._probe if self.spec.role == "probe" else self._train)()
+                if self.spec.role == "probe":
+                    self._probe()
+                else:
+                    self._train()
         except Exception as error:
             self.log.available = fullest_device_memory(self.strategy.devices, self.spec.memory_limit_bytes)
             self.memory.free_reserve()

@@ -135,8 +135,7 @@ class Trials:
         """Write the `trial` record of a trial that ends the process. Asks no other rank."""
         self.memory.free_reserve()
         chain = exception_chain(error)
-        available = fullest_device_memory([self.device], None)
-        is_oom = chain_is_oom(chain, available is not None and available.is_low)
+        is_oom = chain_is_oom(chain, fullest_device_memory([self.device], None))
         self.log.write(
             "trial",
             number=number,

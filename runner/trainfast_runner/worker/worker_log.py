@@ -43,9 +43,9 @@ class WorkerLog:
         """Record an error outside of the training, which goes on."""
         self.write("trouble", rank=self.rank, detail=detail)
 
-    def settle(self, timeout_s: float = SETTLE_S) -> None:
+    def settle(self) -> None:
         """Wait until the disk takes the waiting lines: a rank without its last record counts as lost."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + SETTLE_S
         while self._file.is_behind and time.monotonic() < deadline:
             time.sleep(0.1)
             self._file.catch_up()
@@ -70,7 +70,7 @@ class WorkerLog:
             message=chain[0]["message"],
             chain=chain,
             traceback=text[-TRACEBACK_CHARACTERS:],
-            is_oom=chain_is_oom(chain, self.available is not None and self.available.is_low),
+            is_oom=chain_is_oom(chain, self.available),
         )
 
 
@@ -88,6 +88,7 @@ def exception_chain(error: BaseException) -> list[dict[str, str]]:
     return chain
 
 
-def chain_is_oom(chain: list[dict[str, str]], memory_is_low: bool) -> bool:
-    """True if any link of an exception chain reports an OOM; `memory_is_low` as for `is_out_of_memory`."""
+def chain_is_oom(chain: list[dict[str, str]], available: AvailableMemory | None) -> bool:
+    """True if any link of an exception chain reports an OOM, or hints at one when little memory was `available`."""
+    memory_is_low = available is not None and available.is_low
     return is_out_of_memory((f"{link['type']}: {link['message']}" for link in chain), memory_is_low)

@@ -322,7 +322,7 @@ def _tokens(window: MeasuredWindow) -> float | None:
     """Tokens that go through the model at once on one rank, the mean of the steps: samples may vary in length."""
     steps, knobs = window.first_rank, window.run.knobs
     parts = _int_or(knobs.get("grad_accum"), 1)
-    if strategy_or_single(knobs).pipeline:
+    if strategy_or_single(knobs).is_pipeline:
         parts *= _int_or(knobs.get("micro_batches"), 1)
     tokens = mean_of_known(step.tokens for step in steps)
     return tokens / parts if tokens and parts else None

@@ -18,7 +18,7 @@ Scope = Literal["run", "device", "rank"]
 
 TENSOR_CORE_PRECISIONS = ("fp16", "bf16", "bf16-pure", "tf32")
 EXCHANGING_STRATEGIES = tuple(
-    name for name, entry in STRATEGIES.items() if not (entry.one_process or entry.pipeline or entry.offloads)
+    name for name, entry in STRATEGIES.items() if not (entry.one_process or entry.is_pipeline or entry.offloads)
 )
 """Strategies whose backward exchanges gradients or activations, so that waiting for a link shows in it."""
 WHOLE_FORWARD_STRATEGIES = tuple(

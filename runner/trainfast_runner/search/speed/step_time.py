@@ -56,7 +56,7 @@ def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceili
     if model.device == "cpu":
         calls_s *= max(1.0, devices / cores)
         flops_s, moved_s = devices * flops_s, devices * moved_s
-    if strategy_of(spec.knobs).pipeline:
+    if strategy_of(spec.knobs).is_pipeline:
         stages = whole_number(spec.knobs, "pp_degree")
         calls_s, flops_s, moved_s = calls_s / stages, flops_s / stages, moved_s / stages
     power = OVERLAP[model.device]

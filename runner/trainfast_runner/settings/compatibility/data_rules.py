@@ -58,7 +58,7 @@ def _texts_vary_in_length(facts: Facts) -> None:
         why = f"samples of data.kind={data['kind']} are all of one length"
     elif data["objective"] == "seq2seq":
         why = "data.objective=seq2seq cuts packed samples in two halves"
-    elif strategy.pipeline and data["objective"] != "causal-lm":
+    elif strategy.is_pipeline and data["objective"] != "causal-lm":
         why = f"data.objective={data['objective']} needs a padding mask, and strategy={strategy.name} passes none on"
     if why is not None:
         raise UserError(f"data.samples={samples} does not go: {why}", key="data.samples", advice="data.samples=packed")

@@ -20,7 +20,7 @@ PIPELINE_OBJECTIVES = {
 
 
 def _family_can_be_cut(facts: Facts) -> None:
-    if not facts.strategy.pipeline:
+    if not facts.strategy.is_pipeline:
         return
     family, objective = facts.config.get("model_type"), facts.spec.data.get("objective")
     strategy = facts.knobs["strategy"]
@@ -40,7 +40,7 @@ def _family_can_be_cut(facts: Facts) -> None:
 
 
 def _layers_for_every_stage(facts: Facts) -> None:
-    if not facts.strategy.pipeline:
+    if not facts.strategy.is_pipeline:
         return
     degree, schedule = whole_number(facts.knobs, "pp_degree"), str(facts.knobs["pp_schedule"])
     stages = degree * SCHEDULES[schedule].stages_per_rank
@@ -63,7 +63,7 @@ def _layers_for_every_stage(facts: Facts) -> None:
 
 def micro_batches_divide(facts: Facts) -> None:
     """A pipeline's batch is cut into equal parts, as many as its schedule takes."""
-    if not facts.strategy.pipeline:
+    if not facts.strategy.is_pipeline:
         return
     batch, chunks = whole_number(facts.knobs, "batch_size"), whole_number(facts.knobs, "micro_batches")
     degree, schedule = whole_number(facts.knobs, "pp_degree"), str(facts.knobs["pp_schedule"])

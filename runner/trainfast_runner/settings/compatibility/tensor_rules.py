@@ -25,7 +25,7 @@ WIDTHS = ("intermediate_size", "n_inner")
 
 def _family_has_a_plan(facts: Facts) -> None:
     strategy, family = facts.strategy, facts.config.get("model_type")
-    if not strategy.tensor or not isinstance(family, str) or family in OUR_TENSOR_PLANS:
+    if not strategy.is_tensor_parallel or not isinstance(family, str) or family in OUR_TENSOR_PLANS:
         return
     plan: Any = facts.config.get("base_model_tp_plan")
     if not plan:
@@ -46,7 +46,7 @@ def _family_has_a_plan(facts: Facts) -> None:
 
 
 def _degree_divides_the_model(facts: Facts) -> None:
-    if not facts.strategy.tensor:
+    if not facts.strategy.is_tensor_parallel:
         return
     degree = whole_number(facts.knobs, "tp_degree")
     for field in (*HEADS, *WIDTHS):

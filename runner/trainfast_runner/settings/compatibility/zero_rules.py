@@ -20,7 +20,7 @@ from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_
 def _half_precision_on_a_cpu(facts: Facts) -> None:
     """DeepSpeed refuses fp16 on a CPU that would emulate it."""
     is_fp16_on_cpu = facts.knobs["precision"] == "fp16" and facts.machine.device == "cpu"
-    if facts.strategy.zero and is_fp16_on_cpu and not cpu_has_fp16():
+    if facts.strategy.is_zero and is_fp16_on_cpu and not cpu_has_fp16():
         raise UserError(
             f"precision=fp16 with strategy={facts.strategy.name} needs a CPU with AVX512-FP16, and this one has none",
             key="precision",
@@ -31,7 +31,7 @@ def _half_precision_on_a_cpu(facts: Facts) -> None:
 def _offload_path_takes_files(facts: Facts) -> None:
     """Only ZeRO-3 offloads to a disk, through an extension that is built at launch."""
     path, strategy = facts.knobs["offload_path"], facts.knobs["strategy"]
-    if path is None or not facts.strategy.zero:
+    if path is None or not facts.strategy.is_zero:
         return
     if "offload_path" not in facts.strategy.knobs:
         raise UserError(

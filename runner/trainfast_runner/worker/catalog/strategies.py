@@ -76,17 +76,17 @@ class StrategyEntry:
         return next((axis for axis in self.axes if axis in ("tp", "pp")), None)
 
     @property
-    def tensor(self) -> bool:
+    def is_tensor_parallel(self) -> bool:
         """True if it cuts each matrix."""
         return "tp" in self.axes
 
     @property
-    def pipeline(self) -> bool:
+    def is_pipeline(self) -> bool:
         """True if each rank has a stage of a pipeline."""
         return "pp" in self.axes
 
     @property
-    def zero(self) -> bool:
+    def is_zero(self) -> bool:
         """True if it is one of DeepSpeed's."""
         return self.zero_stage is not None
 

@@ -15,7 +15,7 @@ from ..invalid import InvalidInput
 from ..model_config import split_tokens, text_part, tokens_per_sample, vocab_size
 from ..spec import Knobs, RankSpec
 from ..worker_log import WorkerLog
-from .corpus import Corpus, Request, describe, open_corpus
+from .corpus import Corpus, CorpusRequest, describe, open_corpus
 from .global_order import GlobalOrder
 from .images import ImageSamples, image_samples
 from .samples import (
@@ -47,7 +47,14 @@ def batches_of(
     """
     lengths = samples.pieces.lengths if isinstance(samples, WholeTexts) else None
     order = GlobalOrder(
-        len(samples), knobs.batch_size, knobs.grad_accum, dp_rank, dp_degree, knobs.steps, knobs.seed, lengths
+        samples=len(samples),
+        batch_size=knobs.batch_size,
+        grad_accum=knobs.grad_accum,
+        dp_rank=dp_rank,
+        dp_degree=dp_degree,
+        steps=knobs.steps,
+        seed=knobs.seed,
+        lengths=lengths,
     )
     loader: DataLoader[Batch] = DataLoader(
         samples,
@@ -100,15 +107,16 @@ def _tokens(spec: RankSpec, config: Any, log: WorkerLog) -> tuple[TokenSamples |
     if data.kind == "random":
         return random_samples(vocab, data.objective, knobs.seq_len, knobs.seed, halves), True, "seeded random token ids"
     tokenizer = data.tokenizer or _model_tokenizer(spec.model)
-    wanted = Request(data.kind, data.paths, vocab, tokenizer, data.name, data.split, data.samples == "lines")
-    source = describe(wanted)
+    is_lines = data.samples == "lines"
+    request = CorpusRequest(data.kind, data.paths, vocab, tokenizer, data.name, data.split, is_lines)
+    source = describe(request)
 
-    def build(request: Request, folder: Path) -> None:
+    def build(folder: Path) -> None:
         name = f"the tokenizer of {tokenizer}" if tokenizer else "a byte-level BPE trained on it"
         log.enter("data", f"tokenizing {source} with {name}, once")
         build_in_child(request, folder)
 
-    corpus = open_corpus(wanted, spec.cache_dir, build)
+    corpus = open_corpus(request, spec.cache_dir, build)
     if data.samples != "packed":
         return _whole_texts(corpus, spec, config), False, source
     classes = getattr(config, "num_labels", 2)
@@ -118,7 +126,7 @@ def _tokens(spec: RankSpec, config: Any, log: WorkerLog) -> tuple[TokenSamples |
 def _whole_texts(corpus: Corpus, spec: RankSpec, config: Any) -> WholeTexts:
     """The texts of a corpus as they are. Raises InvalidInput if none has two tokens."""
     data, knobs = spec.data, spec.knobs
-    staged = STRATEGIES[knobs.strategy].pipeline
+    staged = STRATEGIES[knobs.strategy].is_pipeline
     pieces = pieces_of(np.fromfile(corpus.folder / "lengths.bin", dtype="<u4").astype(np.int64), knobs.seq_len)
     if not len(pieces.starts):
         raise InvalidInput(f"{corpus.source}: no text of two tokens in it", key="data.paths")

@@ -29,8 +29,8 @@ _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__p
 
 
 @dataclass(frozen=True)
-class Request:
-    """A text and its tokenizer; None trains a byte-level BPE on the text itself.
+class CorpusRequest:
+    """Texts and their tokenizer; None trains a byte-level BPE on the texts themselves.
 
     A text is a document, or with `lines` each of its lines that is not empty.
     """
@@ -78,10 +78,10 @@ def stdlib_files() -> list[Path]:
     return chosen
 
 
-def open_corpus(request: Request, cache_dir: Path, build: Callable[[Request, Path], None]) -> Corpus:
-    """Return the cache's entry for `request`; `build(request, folder)` makes a missing one."""
+def open_corpus(request: CorpusRequest, cache_dir: Path, build: Callable[[Path], None]) -> Corpus:
+    """Return the cache's entry for `request`; `build(folder)` makes a missing one."""
     folder = cache_dir / "tokens" / _key(request)
-    make_once(folder, "meta.json", lambda half_made: build(request, half_made))
+    make_once(folder, "meta.json", build)
     meta = json.loads((folder / "meta.json").read_text())
     return Corpus(folder=folder, **{**meta, "sections": [tuple(section) for section in meta["sections"]]})
 
@@ -107,7 +107,7 @@ def make_once(folder: Path, last: str, make: Callable[[Path], None]) -> None:
             shutil.rmtree(half_made, ignore_errors=True)
 
 
-def describe(request: Request) -> str:
+def describe(request: CorpusRequest) -> str:
     """The source in words, for the record and the screen."""
     if request.kind == "text":
         return f"Python {sys.version_info.major}.{sys.version_info.minor} standard library sources"
@@ -116,7 +116,7 @@ def describe(request: Request) -> str:
     return f"{len(request.paths)} text file{'s' if len(request.paths) != 1 else ''}"
 
 
-def texts(request: Request) -> Iterator[tuple[str, int]]:
+def texts(request: CorpusRequest) -> Iterator[tuple[str, int]]:
     """Yield each text of a request and its label."""
     for document, label in documents(request):
         if not request.lines:
@@ -127,7 +127,7 @@ def texts(request: Request) -> Iterator[tuple[str, int]]:
                 yield line, label
 
 
-def documents(request: Request) -> Iterator[tuple[str, int]]:
+def documents(request: CorpusRequest) -> Iterator[tuple[str, int]]:
     """Yield each document and its label, the number of its top-level source directory."""
     if request.kind == "hub":
         yield from _hub_documents(request)
@@ -147,7 +147,7 @@ def documents(request: Request) -> Iterator[tuple[str, int]]:
             yield text, groups.setdefault(group, len(groups))
 
 
-def _hub_documents(request: Request) -> Iterator[tuple[str, int]]:
+def _hub_documents(request: CorpusRequest) -> Iterator[tuple[str, int]]:
     try:
         import datasets
     except ImportError as error:
@@ -170,7 +170,7 @@ def _hub_documents(request: Request) -> Iterator[tuple[str, int]]:
             yield row[column], label if isinstance(label, int) else 0
 
 
-def _key(request: Request) -> str:
+def _key(request: CorpusRequest) -> str:
     parts: dict[str, Any] = {"format": FORMAT, **asdict(request)}
     if request.kind == "text":
         parts["python"] = [sys.version, sysconfig.get_paths()["stdlib"], TEXT_LIMIT_BYTES]

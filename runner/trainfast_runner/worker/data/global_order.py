@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 
+@dataclass(eq=False)
 class GlobalOrder(Sampler[list[int]]):
     """The micro-batches of one data-parallel rank; step t's global batch is the same for any data-parallel degree.
 
@@ -21,25 +23,14 @@ class GlobalOrder(Sampler[list[int]]):
     micro-batch, so that the run's peak memory comes in its first step.
     """
 
-    def __init__(
-        self,
-        samples: int,
-        batch_size: int,
-        grad_accum: int,
-        dp_rank: int,
-        dp_degree: int,
-        steps: int,
-        seed: int,
-        lengths: NDArray[np.int64] | None = None,
-    ) -> None:
-        self.samples = samples
-        self.batch_size = batch_size
-        self.grad_accum = grad_accum
-        self.dp_rank = dp_rank
-        self.dp_degree = dp_degree
-        self.steps = steps
-        self.seed = seed
-        self.lengths = lengths
+    samples: int
+    batch_size: int
+    grad_accum: int
+    dp_rank: int
+    dp_degree: int
+    steps: int
+    seed: int
+    lengths: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return self.steps * self.grad_accum

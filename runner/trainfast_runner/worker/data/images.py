@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ CROP_TRIES = 10
 MEAN, DEVIATION = 0.5, 0.5
 
 
+@dataclass(eq=False)
 class ImageSamples(Dataset[Batch]):
     """Random crops of JPEG files, scaled to `size` x `size`: the usual recipe for ImageNet models.
 
@@ -32,11 +34,10 @@ class ImageSamples(Dataset[Batch]):
     sees the same.
     """
 
-    def __init__(self, photographs: Photographs, size: int, channels: int, seed: int) -> None:
-        self.photographs = photographs
-        self.size = size
-        self.mode = "L" if channels == 1 else "RGB"
-        self.seed = seed
+    photographs: Photographs
+    size: int
+    channels: int
+    seed: int
 
     def __len__(self) -> int:
         return len(self.photographs.paths)
@@ -54,11 +55,11 @@ class ImageSamples(Dataset[Batch]):
         from PIL import Image
 
         random = np.random.default_rng((self.seed, index, epoch))
-        path = self.photographs.paths[index]
+        path, mode = self.photographs.paths[index], "L" if self.channels == 1 else "RGB"
         try:
             with Image.open(io.BytesIO(path.read_bytes())) as file:
                 box = crop_box(file.size, random)
-                image = file.convert(self.mode).resize((self.size, self.size), Image.Resampling.BILINEAR, box)
+                image = file.convert(mode).resize((self.size, self.size), Image.Resampling.BILINEAR, box)
         except OSError as error:
             raise InvalidInput(f"{path}: {error.strerror or error}", key="data.paths") from error
         if random.random() < 0.5:

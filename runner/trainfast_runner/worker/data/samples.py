@@ -65,33 +65,25 @@ class Halves:
         return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
 
 
+@dataclass(eq=False)
 class TokenSamples(Dataset[Batch]):
     """Samples cut from one array of ids. `classes` labels each sample; else `masking`; else the ids themselves."""
 
-    def __init__(
-        self,
-        ids: NDArray[np.unsignedinteger],
-        seq_len: int,
-        masking: Masking | None = None,
-        classes: NDArray[np.int64] | None = None,
-        halves: Halves | None = None,
-    ) -> None:
-        self.ids = ids
-        self.seq_len = seq_len
-        self.masking = masking
-        self.classes = classes
-        self.halves = halves
-        self.count = len(ids) // seq_len
+    ids: NDArray[np.unsignedinteger]
+    seq_len: int
+    masking: Masking | None = None
+    classes: NDArray[np.int64] | None = None
+    halves: Halves | None = None
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.ids) // self.seq_len
 
     def __getitems__(self, draws: list[int]) -> Batch:
         """A whole batch: `input_ids` of (batch, seq_len), `labels` of the same shape or of (batch,).
 
         `draws` are as in `GlobalOrder`; a sample is the same in every epoch.
         """
-        indices = [draw % self.count for draw in draws]
+        indices = [draw % len(self) for draw in draws]
         rows = np.stack([self.ids[i * self.seq_len : (i + 1) * self.seq_len] for i in indices]).astype(np.int64)
         if self.classes is not None:
             return {"input_ids": torch.from_numpy(rows), "labels": torch.from_numpy(self.classes[indices])}

@@ -17,20 +17,20 @@ import numpy as np
 
 from ..invalid import InvalidInput, one_line
 from ..shared_tables import SMALLEST_VOCAB
-from .corpus import VOCAB_LIMIT, Request, describe, texts
+from .corpus import VOCAB_LIMIT, CorpusRequest, describe, texts
 
 PAD, END, MASK = "<pad>", "<end>", "<mask>"
 DOCUMENTS_AT_ONCE, LINES_AT_ONCE = 64, 4096
 Encode = Callable[[list[str]], list[list[int]]]
 
 
-def build_in_child(request: Request, folder: Path) -> None:
+def build_in_child(request: CorpusRequest, folder: Path) -> None:
     """Run `build` in a fresh process; an InvalidInput raised there is raised here."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         pool.submit(build, request, folder).result()
 
 
-def build(request: Request, folder: Path) -> None:
+def build(request: CorpusRequest, folder: Path) -> None:
     """Write `ids.bin`, `lengths.bin` and `meta.json` (and `tokenizer.json`) of `request` into `folder`."""
     # The launcher forbids these threads where DataLoader workers are forked; nothing is forked from here.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"

@@ -36,27 +36,19 @@ def pieces_of(texts: NDArray[np.int64], seq_len: int) -> Pieces:
     return Pieces(starts[long_enough], lengths[long_enough])
 
 
+@dataclass(eq=False)
 class WholeTexts(Dataset[Batch]):
     """Samples that are whole texts. `classes` labels each sample; else `masking`; else the ids themselves.
 
     A batch is padded on the right to its longest sample, or to `width` if shapes must not change.
     """
 
-    def __init__(
-        self,
-        ids: NDArray[np.unsignedinteger],
-        pieces: Pieces,
-        pad_id: int,
-        width: int | None = None,
-        masking: Masking | None = None,
-        classes: NDArray[np.int64] | None = None,
-    ) -> None:
-        self.ids = ids
-        self.pieces = pieces
-        self.pad_id = pad_id
-        self.width = width
-        self.masking = masking
-        self.classes = classes
+    ids: NDArray[np.unsignedinteger]
+    pieces: Pieces
+    pad_id: int
+    width: int | None = None
+    masking: Masking | None = None
+    classes: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.pieces.lengths)

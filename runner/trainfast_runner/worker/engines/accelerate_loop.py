@@ -59,7 +59,7 @@ class AccelerateLoop(Engine):
         enter("data")
         batches = [to_device(batch, self.strategy.device) for batch in micro_batches]
         enter("other")
-        targets = accelerator.reduce(self.objective.count(batches), "sum").clamp(min=1)
+        targets = accelerator.reduce(self.objective.count_targets(batches), "sum").clamp(min=1)
         # `backward` divides by the micro-batches and DDP by the ranks; `targets` has both in it already.
         factor = len(batches) * accelerator.num_processes
         total = torch.zeros((), device=self.strategy.device)

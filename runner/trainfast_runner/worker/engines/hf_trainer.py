@@ -145,7 +145,7 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
         self.recorder.enter("data")
         batches = [to_device(next(epoch_iterator), device) for _ in range(num_batches)]
         self.recorder.enter("other")
-        targets = self.strategy.all_reduce(self.objective.count(batches)).clamp(min=1)
+        targets = self.strategy.all_reduce(self.objective.count_targets(batches)).clamp(min=1)
         # Both run inside one call of the Trainer.
         self.recorder.enter("forward_backward")
         return batches, targets
@@ -153,7 +153,7 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
     def weigh(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
         """Return the loss; the Trainer multiplies it by the number of ranks, because DDP averages over them."""
         objective = self.objective
-        loss = objective.sum_of(logits_of(outputs), objective.targets({"labels": labels})) / num_items_in_batch
+        loss = objective.loss_of_logits(logits_of(outputs), objective.targets({"labels": labels})) / num_items_in_batch
         self.loss += loss.detach()
         return loss
 

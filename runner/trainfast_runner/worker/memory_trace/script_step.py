@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from ..shared_tables import OPTIMIZER, PARAMS, TEMPORARY
 from .envelope import BATCHES, peak_lines
 from .live_bytes import LiveBytes, TracedSegment
 from .step_watch import StepWatch
-from .without_memory import choose_foreach, place, twin
+from .without_memory import choose_foreach, place, tensors_of, twin
 
 WITHIN_S = 30.0
 """A trace that takes longer is given up: a search is faster without it."""
@@ -53,11 +53,6 @@ def trace_peaks(model: nn.Module, optimizer: Any, step: ScriptStep) -> list[tupl
     latest = time.monotonic() + WITHIN_S
     small, large = (_trace(model, optimizer, step, share, latest) for share in BATCHES)
     return peak_lines(small, large, (BATCHES[0] * step.rows, BATCHES[1] * step.rows))
-
-
-def tensors_of(values: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists, mappings and outputs of transformers, in their order."""
-    return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
 
 
 UNTRACED = ("mkldnn_rnn_layer", "_cudnn_rnn")

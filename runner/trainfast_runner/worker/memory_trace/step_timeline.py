@@ -35,7 +35,7 @@ from .envelope import BATCHES
 from .live_bytes import LiveBytes, TracedSegment
 from .repeated_blocks import KEPT, TracedStack, shorten
 from .step_watch import StepWatch
-from .without_memory import choose_foreach, place
+from .without_memory import choose_foreach, place, tensors_of
 
 PAGED_ELEMENTS = 100_000
 HANDLES = 2
@@ -49,7 +49,6 @@ class TracedTraining:
 
     config: Any
     objective: str
-    knobs: Knobs
     fake: FakeTensorMode
     strategy: Strategy
 
@@ -160,7 +159,7 @@ def _traced_training(request: dict[str, Any], config: Any, knobs: Knobs, model: 
         place(model, device)
         strategy = make_strategy(knobs, device)
         strategy.module = model
-        yield TracedTraining(config, request["objective"], knobs, fake, strategy)
+        yield TracedTraining(config, request["objective"], fake, strategy)
 
 
 def _forward_backward(traced: TracedTraining, stacks: list[TracedStack], batch_size: int) -> list[TracedSegment]:
@@ -174,11 +173,11 @@ def _forward_backward(traced: TracedTraining, stacks: list[TracedStack], batch_s
             live.repeats[f"{number}:1"] = stack.repeats
     watch = StepWatch(live)
     hooks = watch.follow(stacks)
-    if traced.knobs.checkpointing == "full":
+    if traced.strategy.knobs.checkpointing == "full":
         model.gradient_checkpointing_enable({**CHECKPOINT, "context_fn": watch.around_checkpoints})
     for parameter in model.parameters():
         hooks.append(parameter.register_post_accumulate_grad_hook(_gradient_counter(live)))
-    batches = islice(_batches(traced, batch_size, live), traced.knobs.grad_accum)
+    batches = islice(_batches(traced, batch_size, live), traced.strategy.knobs.grad_accum)
     try:
         with live:
             watch.enter("other")
@@ -208,7 +207,7 @@ def _batches(traced: TracedTraining, batch_size: int, live: LiveBytes) -> Iterat
 
 
 def _samples(traced: TracedTraining, batch_size: int) -> Batch:
-    config, seq_len = traced.config, traced.knobs.seq_len
+    config, seq_len = traced.config, traced.strategy.knobs.seq_len
     if traced.objective == "image-classification":
         channels, size = image_shape(config)
         return {
@@ -226,7 +225,7 @@ def _optimizer_step(traced: TracedTraining, updated: list[nn.Parameter]) -> Trac
     is_cuda = strategy.device.type == "cuda"
     with unset_fake_temporarily():
         # bitsandbytes computes its quantization map, which is data.
-        optimizer = strategy.optimizer = build_optimizer(strategy.module, traced.knobs)
+        optimizer = strategy.optimizer = build_optimizer(strategy.module, traced.strategy.knobs)
         if is_cuda:
             keep_pages_aside(optimizer)
     live = LiveBytes(strategy.device.type)
@@ -241,7 +240,7 @@ def _optimizer_step(traced: TracedTraining, updated: list[nn.Parameter]) -> Trac
             for parameter in updated:
                 parameter.grad = torch.empty_like(parameter)
                 live.change(parameter.grad, GRADS)
-            live.count_all(_tensors(optimizer.state.values()), OPTIMIZER)
+            live.count_all(tensors_of(list(optimizer.state.values())), OPTIMIZER)
             watch.enter("optimizer")
             strategy.optimizer_step()
         live.end()
@@ -266,14 +265,3 @@ def keep_pages_aside(optimizer: Any) -> None:
         return made
 
     optimizer.get_state_buffer = buffer
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    """Yield every tensor in nested dictionaries and lists."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, dict):
-            yield from _tensors(value.values())
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)

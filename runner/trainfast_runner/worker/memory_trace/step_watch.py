@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -58,33 +59,34 @@ class StepWatch:
         hooks = []
         for number, stack in enumerate(stacks):
             for index, block in enumerate(stack.blocks):
-                follower = _Follower(self, f"{number}:{index}", index == 0, index == len(stack.blocks) - 1)
+                is_last = index == len(stack.blocks) - 1
+                follower = _Follower(self, f"{number}:{index}", is_first=index == 0, is_last=is_last)
                 hooks.append(block.register_forward_pre_hook(follower.before, with_kwargs=True))
                 hooks.append(block.register_forward_hook(follower.after))
         return hooks
 
 
+@dataclass(frozen=True)
 class _Follower:
     """One block's hooks."""
 
-    def __init__(self, watch: StepWatch, place: str, first: bool, last: bool) -> None:
-        self.watch = watch
-        self.place = place
-        self.first = first
-        self.last = last
+    watch: StepWatch
+    place: str
+    is_first: bool
+    is_last: bool
 
     def before(self, _block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self.watch.phase == "backward":
             return  # a recomputation, which stays in the block whose backward it is
         self.watch.at(self.place)
-        if self.first:
+        if self.is_first:
             self._when_differentiated([*inputs, *named.values()], "")
 
     def after(self, _block: nn.Module, _inputs: Any, output: Any) -> None:
         if self.watch.phase == "backward":
             return
         self._when_differentiated(output if isinstance(output, tuple | list) else [output], self.place)
-        if self.last:
+        if self.is_last:
             # Only with the next operation: the model releases the last block's input after this hook.
             self.watch.live.before_next = lambda: self.watch.at("")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 
 def place(model: nn.Module, device: torch.device | None = None) -> dict[int, Tensor]:
@@ -31,6 +32,11 @@ def place(model: nn.Module, device: torch.device | None = None) -> dict[int, Ten
 def twin(tensor: Tensor, device: torch.device | None = None) -> Tensor:
     """An empty tensor of the same form, on `device` or on the tensor's own."""
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device or tensor.device)
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists, mappings and outputs of transformers, in their order."""
+    return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
 
 
 def choose_foreach(optimizer: Any, device_type: str) -> None:

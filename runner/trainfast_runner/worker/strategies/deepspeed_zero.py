@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ..catalog import STRATEGIES
 from ..invalid import InvalidInput
 from ..optimizer import build_optimizer, parameter_groups
-from ..precision import dtype_name
+from ..precision import HALF_DTYPE, dtype_name
 from ..spec import Knobs
 from ..weights import init_in_turn, init_weights
 from .ddp import DistributedDataParallelStrategy
@@ -33,7 +33,7 @@ IMPORTED_LATER = (
 )
 """Imported while DeepSpeed makes an engine: 40 MiB, with torch's compiler, that must not count as the training's."""
 
-ENGINE_DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16, "bf16-pure": torch.bfloat16}
+ENGINE_DTYPE = {**HALF_DTYPE, "bf16-pure": torch.bfloat16}
 """Dtype that the engine casts the model to; the optimizer has the fp32 masters."""
 
 

@@ -15,7 +15,7 @@ from .ddp import join_group
 
 
 class MeshStrategy(Strategy):
-    """What tensor parallelism and pipelines share: their mesh, and sums over the ranks whose samples differ."""
+    """The base of tensor parallelism and pipelines: their mesh, and sums over the ranks whose samples differ."""
 
     mesh: DeviceMesh
     """Of dp x `degree` ranks, there after `start`; ranks that share a model are neighbours."""

@@ -147,7 +147,7 @@ class PipelineParallel(MeshStrategy):
         return self.axis_rank == self.degree - 1
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        loss = self._objective.sum_of(logits, labels) / self._targets
+        loss = self._objective.loss_of_logits(logits, labels) / self._targets
         scaler = self.precision.scaler
         return loss if scaler is None else scaler.scale(loss)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..invalid import InvalidInput
+from ..model_config import active_share, head_size
 from .balance import balance
 
 
@@ -179,18 +180,13 @@ def cut(model: nn.Module, stages: int, seq_len: int) -> Cut:
 
 def _multiplied(module: nn.Module, config: Any) -> float:
     """Parameters that multiply a token, a sixth of its training FLOPs; only the active share of experts."""
-    experts = getattr(config, "num_local_experts", None) or 1
-    share = getattr(config, "num_experts_per_tok", experts) / experts
-    total = 0.0
-    for name, parameter in module.named_parameters():
-        total += parameter.numel() * (share if ".experts." in name else 1)
-    return total
+    active = active_share(config)
+    return sum(p.numel() * (active if ".experts." in name else 1.0) for name, p in module.named_parameters())
 
 
 def _scores(config: Any, seq_len: int) -> float:
     """Cost of attention's own products in the same unit: H * (d_qk + d_v) * s per token and layer (torchtitan)."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return float(config.num_attention_heads * 2 * head_dim * seq_len)
+    return float(config.num_attention_heads * 2 * head_size(config) * seq_len)
 
 
 def _parameters(modules: list[nn.Module]) -> list[nn.Parameter]:
