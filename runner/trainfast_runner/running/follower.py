@@ -32,7 +32,9 @@ from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import knobs_tried
 from trainfast_runner.results.bottleneck.live import LiveDiagnosis
 from trainfast_runner.results.bottleneck.step_conditions import StepConditions, StepJoin
-from trainfast_runner.running.recovery import StateEvents, is_whole, settled_state
+from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.run_processes import StateEvents
+from trainfast_runner.running.run_state import is_whole, run_state
 from trainfast_runner.settings.device_counts import ranks_with_samples
 from trainfast_runner.worker.shared_tables import CONTROL_FILE
 
@@ -148,15 +150,18 @@ class Follower:
         self._has_ended = False
 
     def poll(self) -> RunSnapshot:
-        """Read new records and return everything known. Once a run has ended its last snapshot is kept."""
+        """Read new records and return everything known; a run that was left behind gets its result.
+
+        Once a run has ended its last snapshot is kept.
+        """
         if self._has_ended:
             return self._known
         if self._known.run_file is None:
             self._known = replace(self._known, run_file=read_run_file(self.directory))
         # First the lock, then the state: the files read afterwards are at least as new as both.
         alive = is_alive(self.directory)
-        state = settled_state(self.directory, self._known.run_file, self._state_events)
-        result = read_result(self.directory)
+        state = run_state(self.directory, self._known.run_file, self._state_events)
+        result = settle(self.directory) if state.ended and not alive else read_result(self.directory)
         grew = self._read()
         # The supervisor records the end before it writes the result: until it is gone, the result may still come.
         self._has_ended = (is_whole(result) or (state.ended and not alive)) and not grew
