@@ -13,7 +13,8 @@ from trainfast_runner.records.run_records import TELEMETRY_FILE, RunRecords, rea
 from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.running.follower import Follower, Rates, RunSnapshot, summed_tokens_per_s
+from trainfast_runner.running.follower import Follower, RunSnapshot
+from trainfast_runner.running.rates import Rates, summed_tokens_per_s
 from trainfast_runner.settings.device_counts import ranks_with_samples
 
 MOST_TICKS = 20_000
