@@ -62,12 +62,12 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
         raise UserError(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
     written = _written(run, directory, to)
     proof = last_proof(directory, to, _digest(written.text))
+    proof_line = None if proof is None else proof.line()
     text = written.text
-    if proof is not None and not written.file.endswith(".json"):
-        text = f"# {proof.line()}\n{text}"
-    files = {name: content + "\n" for name, content in {written.file: text, **written.beside}.items()}
-    line = None if proof is None else proof.line()
-    return Exported(run.run_id, to, text, tuple(written.left_out), files, line)
+    if proof_line is not None and not written.file.endswith(".json"):
+        text = f"# {proof_line}\n{text}"
+    files = {name: content + "\n" for name, content in {written.file: text, **written.other_files}.items()}
+    return Exported(run.run_id, to, text, tuple(written.left_out), files, proof_line)
 
 
 def _written(run: RunFile, directory: Path, to: str) -> Written:
