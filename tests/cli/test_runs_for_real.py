@@ -16,7 +16,7 @@ import pytest
 from cli.command import COMMAND, SMALL, Cli, Done, Started, until, until_measured
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
-from trainfast_runner.running.recovery import settled_state
+from trainfast_runner.running.run_state import run_state
 
 # One process of the test run shares the finished training among these tests.
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
@@ -168,10 +168,10 @@ def check_that_a_run_outlives_its_watchers(cli: Cli, started: Started) -> None:
     assert (row["state"], row["supervised"]) == ("running", True)
 
     directory = Home(cli.home).directory(row["run_id"])
-    supervisor = settled_state(directory).supervisor_pid
+    supervisor = run_state(directory).supervisor_pid
     assert supervisor is not None
     os.kill(supervisor, signal.SIGKILL)
-    until(lambda: not settled_state(directory).supervised, "the supervisor has ended")
+    until(lambda: not run_state(directory).supervised, "the supervisor has ended")
     assert "unsupervised" in cli("runs", "list").out
 
     done = cli("stop", "last", "--json")

@@ -13,7 +13,7 @@ from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import PAUSE_FILE, conducted_search_of, conductor_lock
-from trainfast_runner.running import launch, recovery
+from trainfast_runner.running import launch, run_state
 
 
 class CountingHome(Home):
@@ -42,8 +42,8 @@ def test_a_run_goes_on_while_its_lock_is_held_and_it_has_no_result(tmp_path: Pat
     (ended / "result.json").write_text("{}")
     with shared_lock(first), shared_lock(second), shared_lock(ended):
         assert list(home.live_directories()) == [second, first]
-        assert [run.preset for run in recovery.live_runs(home)] == ["second", "first"]
-    assert recovery.live_runs(home) == []
+        assert [run.preset for run in run_state.live_runs(home)] == ["second", "first"]
+    assert run_state.live_runs(home) == []
 
 
 def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(

@@ -24,7 +24,8 @@ from trainfast_runner.records.run_directory import RESULT_FILE, read_result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event, WorkerLine
 from trainfast_runner.running import supervisor
-from trainfast_runner.running.recovery import running_ranks, settled_state
+from trainfast_runner.running.run_processes import running_ranks
+from trainfast_runner.running.run_state import run_state
 from trainfast_runner.running.supervisor import SupervisorBounds
 
 PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()
@@ -116,7 +117,7 @@ class Run:
 
     def in_training(self) -> None:
         """Wait until the supervisor says that the run is running."""
-        until(lambda: settled_state(self.directory).state == "running", "the state running")
+        until(lambda: run_state(self.directory).state == "running", "the state running")
 
     def child_pid(self) -> int:
         """The training's direct child."""

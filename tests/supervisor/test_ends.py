@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trainfast_runner.running.recovery import settled_state
+from trainfast_runner.running.run_state import run_state
 
 from .conftest import Run
 
@@ -36,7 +36,7 @@ def test_finished(run: Run, ended_clean: Callable[[Run], None]) -> None:
     assert output.read_text() == "hello from the training\nTrue True\n"
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     assert (run.directory / "telemetry.jsonl").read_text().count('"host"') >= 1
-    assert not settled_state(run.directory).supervised
+    assert not run_state(run.directory).supervised
     ended_clean(run)
 
 

@@ -16,7 +16,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import identify
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.running.recovery import RunState, settle, settled_state
+from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.run_state import RunState, run_state
 from trainfast_runner.running.stopping import request_stop, stop_unsupervised
 
 from .conftest import Run
@@ -32,14 +33,16 @@ def test_the_training_outlives_its_supervisor_and_is_lost_only_in_name(run: Run)
     run.start("begin(); train(5); wait_for('go'); train(5, first=6); say('finished')")
     run.in_training()
     kill_supervisor(run)
-    now = settled_state(run.directory)
+    now = run_state(run.directory)
     assert (now.state, now.supervised, now.ended) == ("running", False, False)
     assert settle(run.directory) is None
     assert request_stop(run.directory) is False
     (run.directory / "go").touch()
-    until(lambda: settled_state(run.directory).ended, "the run to end")
-    result = read_result(run.directory)
+    until(lambda: run_state(run.directory).ended, "the run to end")
+    assert read_result(run.directory) is None, "a look writes nothing"
+    result = settle(run.directory)
     assert result is not None
+    assert read_result(run.directory) == result
     assert result.state == "lost"
     assert result.reason == (
         "the supervisor ended before the run did: 10 steps recorded; every rank had recorded that it finished"
@@ -116,7 +119,12 @@ def test_readers_that_come_at_once_agree(run: Run) -> None:
     os.kill(run.child_pid(), signal.SIGKILL)
     until(lambda: identify(run.child_pid()) is None, "the training to end")
     seen: list[RunState] = []
-    readers = [threading.Thread(target=lambda: seen.append(settled_state(run.directory))) for _ in range(8)]
+
+    def read() -> None:
+        settle(run.directory)
+        seen.append(run_state(run.directory))
+
+    readers = [threading.Thread(target=read) for _ in range(8)]
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -130,7 +138,7 @@ def test_a_reader_that_comes_before_the_lock_is_free_sees_a_live_run(run: Run) -
     run.start("begin(); wait_for_ever()")
     until(lambda: run.worker("started"), "the rank")
     assert settle(run.directory) is None
-    assert settled_state(run.directory).state == "starting"
+    assert run_state(run.directory).state == "starting"
 
 
 def test_supervisor_that_fell_between_its_verdict_and_the_result(run: Run) -> None:
@@ -155,9 +163,9 @@ def test_files_of_a_trial_go_when_its_supervisor_did_not_remove_them(run: Run) -
 
 
 def test_nothing_but_an_empty_directory(tmp_path: Path) -> None:
-    assert settled_state(tmp_path).state == "starting"
+    assert run_state(tmp_path).state == "starting"
     os.utime(tmp_path, (0, 0))
-    now = settled_state(tmp_path)
+    now = run_state(tmp_path)
     assert now.state == "lost"
     assert "run.json is missing" in (now.reason or "")
     assert settle(tmp_path) is None
@@ -178,7 +186,7 @@ def test_a_result_of_a_newer_version_is_never_overwritten(run: Run) -> None:
     newer = b'{"schema": 9, "run_id": {"of": "another shape"}, "state": "finished"}\n'
     (run.directory / "result.json").write_bytes(newer)
     assert settle(run.directory) is None
-    now = settled_state(run.directory)
+    now = run_state(run.directory)
     assert (now.ended, now.reason) == (True, "result.json was written by a newer trainfast-tui: update this one")
     assert (run.directory / "result.json").read_bytes() == newer
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.running.recovery import settled_state
+from trainfast_runner.running.run_state import run_state
 from trainfast_runner.running.stopping import kill_now, request_stop
 from trainfast_runner.running.supervisor import SupervisorBounds
 
@@ -36,8 +36,8 @@ def test_stop_that_needs_sigkill(run: Run, ended_clean: Callable[[Run], None]) -
     run.start(IGNORES_TERM, SupervisorBounds(grace_s=1.0))
     run.in_training()
     assert request_stop(run.directory)
-    until(lambda: settled_state(run.directory).state == "stopping", "the state stopping")
-    now = settled_state(run.directory)
+    until(lambda: run_state(run.directory).state == "stopping", "the state stopping")
+    now = run_state(run.directory)
     assert now.supervised
     assert now.stop_deadline_ns is not None
     (asked,) = run.events("stop_requested")
@@ -56,7 +56,7 @@ def test_kill_now(run: Run, ended_clean: Callable[[Run], None]) -> None:
     run.start(IGNORES_TERM)
     run.in_training()
     run.signal(signal.SIGINT)
-    until(lambda: settled_state(run.directory).state == "stopping", "the state stopping")
+    until(lambda: run_state(run.directory).state == "stopping", "the state stopping")
     assert kill_now(run.directory)
     result = run.end()
     assert (result.state, result.reason) == ("killed", "killed as asked, after 3 steps")
@@ -169,7 +169,6 @@ def test_stop_does_not_signal_a_stranger_with_the_supervisors_pid(run: Run, tmp_
     with pytest.raises(UserError, match="lost"):
         request_stop(run.directory)
     run.prepare("")
-    (run.directory / "result.json").unlink()
     (run.directory / "events.jsonl").write_text(line.replace(ticks, str(int(ticks) - 1)))
     with pytest.raises(UserError, match="lost"):
         kill_now(run.directory)

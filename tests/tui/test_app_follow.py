@@ -17,7 +17,8 @@ from still import own_supervisor
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.output_log import LOG_LINES_KEPT
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.running.follower import RECENT_BYTES, STEPS_KEPT, Follower, newest_run
+from trainfast_runner.running.follower import STEPS_KEPT, Follower, newest_run
+from trainfast_runner.running.growing_files import RECENT_BYTES
 from trainfast_tui.control.messages import SnapshotTaken, TerminalLost
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot

@@ -30,12 +30,12 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> Written
         "num_processes": run.world_size,
         "use_cpu": run.device == "cpu",
     }
-    beside = {}
+    other_files = {}
     if kind == "DEEPSPEED":
         # accelerate refuses a precision that deepspeed.json gives too.
         del config["mixed_precision"]
         config["deepspeed_config"] = {"deepspeed_config_file": DEEPSPEED_FILE}
-        beside = {DEEPSPEED_FILE: json.dumps(recorded_config(run, directory), indent=2)}
+        other_files = {DEEPSPEED_FILE: json.dumps(recorded_config(run, directory), indent=2)}
     if kind == "FSDP":
         config["fsdp_config"] = {
             "fsdp_version": 2,
@@ -47,11 +47,11 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> Written
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": knobs["compile"]}
     covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
     left_out = [name for name in overrides(knobs) if name not in covered]
-    head = comment_lines(run, ("accelerate", "torch", *(("deepspeed",) if beside else ())), left_out)
+    head = comment_lines(run, ("accelerate", "torch", *(("deepspeed",) if other_files else ())), left_out)
     head += malloc_comments(run)
-    if beside:
+    if other_files:
         head.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to accelerate -o DIR")
-    return Written("\n".join([*head, *_yaml(config)]), left_out, FILE, beside)
+    return Written("\n".join([*head, *_yaml(config)]), left_out, FILE, other_files)
 
 
 def _kind(run: RunFile, knobs: KnobValues) -> str:

@@ -70,7 +70,7 @@ def recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
     return config
 
 
-def beside_the_trainer(run: RunFile, directory: Path) -> dict[str, Any]:
+def config_for_trainer(run: RunFile, directory: Path) -> dict[str, Any]:
     """The recorded configuration with "auto" for the values of TrainingArguments: one source for each setting."""
     config = copy.deepcopy(recorded_config(run, directory))
     for path in FILLED_BY_THE_TRAINER:

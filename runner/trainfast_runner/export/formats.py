@@ -68,9 +68,9 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     proof = last_proof(directory, to, _digest(text))
     if takes_comments and proof is not None:
         text = f"# {proof.line()}\n{text}"
-    files = {name: content + "\n" for name, content in {written.file: text, **written.beside}.items()}
-    line = None if proof is None else proof.line()
-    return Exported(run.run_id, to, text, tuple(written.left_out), files, line)
+    files = {name: content + "\n" for name, content in {written.file: text, **written.other_files}.items()}
+    proof_line = None if proof is None else proof.line()
+    return Exported(run.run_id, to, text, tuple(written.left_out), files, proof_line)
 
 
 def oom_warning(run: RunFile, directory: Path) -> str | None:

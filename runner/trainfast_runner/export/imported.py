@@ -24,8 +24,12 @@ from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.presets import user_directory
 from trainfast_runner.settings.spec import RunSpec, resolve
 
+TRAINER_BLOCK = "a TrainingArguments block"
+ACCELERATE_YAML = "an accelerate YAML"
+DEEPSPEED_JSON = "a DeepSpeed json"
 SHELL_COMMAND = "a shell command"
-KINDS = ("a TrainingArguments block", "an accelerate YAML", "a DeepSpeed json", SHELL_COMMAND)
+KINDS = (TRAINER_BLOCK, ACCELERATE_YAML, DEEPSPEED_JSON, SHELL_COMMAND)
+"""Kinds of text that another tool reads."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def import_settings(text: str, name: str, base: str) -> Imported:
     Raises UserError for a text of no known kind, for a preset, and for a `base` of a script.
     """
     _refuse_preset(text, name)
-    spec = own_command(text)
+    spec = spec_of_command(text)
     if spec is not None:
         changed = {key: spec.knobs[key] for key in spec.knobs if key in spec.overrides}
         return Imported("a trainfast-tui command", changed, (), _preset(name, spec, {}))
@@ -77,19 +81,19 @@ def _refuse_preset(text: str, name: str) -> None:
 def _read(text: str, name: str) -> tuple[str, ForeignKnobs]:
     block = _trainer_block(text)
     if block is not None:
-        return KINDS[0], block
+        return TRAINER_BLOCK, block
     if text.lstrip().startswith("{"):
         try:
             config = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{name} is no valid JSON: {error}", key=name) from None
-        return KINDS[2], from_deepspeed(config)
+        return DEEPSPEED_JSON, from_deepspeed(config)
     table = _yaml(text)
     if table is not None:
-        return KINDS[1], from_accelerate(table)
+        return ACCELERATE_YAML, from_accelerate(table)
     commands = script_commands(text)
     if len(commands) == 1:
-        return KINDS[3], _command(commands[0])
+        return SHELL_COMMAND, _command(commands[0])
     if len(commands) > 1:
         raise UserError(f"{name} starts {len(commands)} scripts: name a file with the one that trains", key=name)
     raise UserError(f"{name} is of no known kind", key=name, allowed=KINDS)
@@ -124,7 +128,7 @@ def _yaml(text: str) -> dict[str, Any] | None:
     try:
         table = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
-        # The last two: a date that there is not, and levels too deep for the parser.
+        # ValueError for an impossible date, RecursionError for levels too deep for the parser.
         return None
     accelerate_keys = ("distributed_type", "mixed_precision", "num_processes")
     return table if isinstance(table, dict) and any(key in table for key in accelerate_keys) else None
@@ -153,7 +157,7 @@ def _command(words: list[Word]) -> ForeignKnobs:
     return ForeignKnobs(knobs, [*foreign.not_understood, *(f"--{name}" for name in launch)])
 
 
-def own_command(text: str) -> RunSpec | None:
+def spec_of_command(text: str) -> RunSpec | None:
     """The run of a `trainfast-tui run PRESET --set ...` command; None for another text. Raises UserError."""
     line = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
     try:

@@ -67,12 +67,12 @@ def _in_python(text: str, file: str, knobs: KnobValues, places: Mapping[str, Pla
     if declared and not undeclared:
         return text, notes
     try:
-        text, more = onto_python.edit_calls(text, file, _calls(undeclared))
+        text, call_notes = onto_python.edit_calls(text, file, _calls(undeclared))
     except UserError as error:
         if not declared:
             raise
-        more = [f"{', '.join(undeclared)}: {error.message}"]
-    return text, [*notes, *more]
+        call_notes = [f"{', '.join(undeclared)}: {error.message}"]
+    return text, [*notes, *call_notes]
 
 
 def _in_shell(text: str, file: str, knobs: KnobValues, places: Mapping[str, Place]) -> tuple[str, list[str]]:

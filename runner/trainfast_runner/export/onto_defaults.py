@@ -28,7 +28,7 @@ def flags_of_knobs(places: Mapping[str, Place], knobs: KnobValues) -> dict[str, 
 
 
 def edit_defaults(source: str, file: str, values: Mapping[str, object]) -> tuple[str, list[str], set[str]]:
-    """The script with `values`, by flag, as defaults; sentences; and the flags that it declares.
+    """The script with `values`, by flag, as defaults; notes for the user; and the flags that it declares.
 
     Raises UserError for a script that is no Python.
     """
@@ -43,10 +43,11 @@ def edit_defaults(source: str, file: str, values: Mapping[str, object]) -> tuple
             if _is_required(call):
                 notes.append(f"{file}:{call.lineno}: {flag} is required: give it {values[flag]!r}")
                 continue
-            made, sentences = call_edits(call, CallFields(DECLARING, {"default": values[flag]}), offsets, file)
-            edits += made
-            won = f"{file}:{call.lineno}: a command that names {flag} wins over its default"
-            notes += [*sentences, *([won] if made else [])]
+            flag_edits, flag_notes = call_edits(call, CallFields(DECLARING, {"default": values[flag]}), offsets, file)
+            edits += flag_edits
+            notes += flag_notes
+            if flag_edits:
+                notes.append(f"{file}:{call.lineno}: a command that names {flag} wins over its default")
     return with_edits(source, edits), notes, declared
 
 

@@ -16,8 +16,8 @@ Edit = tuple[int, int, str]
 def edit_calls(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, list[str]]:
     """The script with the settings in the first of `calls` and, where it has none, in all the others.
 
-    Also sentences about arguments that are no literal. Raises UserError for a script that is no Python or has none of
-    these calls.
+    Also notes for the user on arguments that are no literal. Raises UserError for a script that is no Python or has
+    none of these calls.
     """
     tree = parsed(source, file)
     called = [(target, list(calls_of(tree, target.functions))) for target in calls]
@@ -40,9 +40,9 @@ def edit_calls(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str
             name = wanted.functions[0]
             notes += [f"{file} calls {name} in lines {lines}: the one that trains needs {settings}"] if settings else []
             continue
-        made, sentences = call_edits(node, wanted, offsets, file)
-        edits += made
-        notes += sentences
+        edits_of_call, notes_of_call = call_edits(node, wanted, offsets, file)
+        edits += edits_of_call
+        notes += notes_of_call
     return with_edits(source, edits), notes
 
 
@@ -86,7 +86,7 @@ def _is_shuffle(keyword: ast.keyword) -> bool:
 
 
 def call_edits(node: ast.Call, wanted: CallFields, offsets: ByteOffsets, file: str) -> tuple[list[Edit], list[str]]:
-    """Edits that give a call its arguments, and sentences about those that are no literal."""
+    """Edits that give a call its arguments, and notes for the user on those that are no literal."""
     arguments = dict(zip(wanted.order, node.args, strict=False))
     arguments |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
     edits: list[Edit] = []

@@ -89,7 +89,7 @@ def script_index(words: list[Word]) -> int | None:
 def edit_command(
     text: str, file: str, wanted: CallFields, applied: Callable[[list[str]], list[str]] | None = None
 ) -> tuple[str, list[str]]:
-    """The file with the settings in its command, and sentences about words that the shell fills in.
+    """The file with the settings in its command, and notes for the user on words that the shell fills in.
 
     `wanted` are flags of transformers' TrainingArguments, `applied` puts settings into flags of the script's own.
     Raises UserError unless one command starts a script, with flags of TrainingArguments if there is no `applied`.
@@ -99,12 +99,12 @@ def edit_command(
     flags = flags_of(words[script + 1 :])
     edits, notes = _word_edits(words, applied, file) if applied is not None else ([], [])
     if any(wanted.name_in(field, flags) in flags for field in wanted.fields) or "output_dir" in flags:
-        made, added, sentences = _edits(flags, wanted, file)
-        edits, notes = [*edits, *made], [*notes, *sentences]
-        if added:
+        flag_edits, new_flags, flag_notes = _flag_edits(flags, wanted, file)
+        edits, notes = [*edits, *flag_edits], [*notes, *flag_notes]
+        if new_flags:
             between = " \\\n  " if "\n" in text[words[0].begin : words[-1].end] else " "
             end = words[script].end
-            edits.append((end, end, "".join(f"{between}{flag}" for flag in added)))
+            edits.append((end, end, "".join(f"{between}{flag}" for flag in new_flags)))
     elif applied is None:
         raise UserError(
             f"{file} gives its script none of the flags of transformers' TrainingArguments",
@@ -134,7 +134,7 @@ def _only_command(text: str, file: str) -> list[Word]:
 def _word_edits(
     words: list[Word], applied: Callable[[list[str]], list[str]], file: str
 ) -> tuple[list[ShellEdit], list[str]]:
-    """The replacements that `applied` makes of the command's words, and sentences about those with variables."""
+    """The replacements that `applied` makes of the command's words, and notes on those with variables."""
     before = [word.value for word in words]
     after = applied(before)
     typed = {word.value: word.text for word in words}
@@ -156,18 +156,18 @@ def _word_edits(
     return edits, notes
 
 
-def _edits(
+def _flag_edits(
     flags: dict[str, tuple[Word, Word | None]], wanted: CallFields, file: str
 ) -> tuple[list[ShellEdit], list[str], list[str]]:
-    """Replacements in the text, flags to add, and sentences."""
+    """Replacements in the text, flags to add, and notes for the user."""
     edits: list[ShellEdit] = []
-    added: list[str] = []
+    new_flags: list[str] = []
     notes: list[str] = []
     for field, value in wanted.fields.items():
         name = wanted.name_in(field, flags)
         new = shlex.quote(str(value))
         if name not in flags:
-            added += [f"--{name} {new}"] if wanted.is_added(field) else []
+            new_flags += [f"--{name} {new}"] if wanted.is_added(field) else []
             continue
         flag, value_word = flags[name]
         if value_word is not None and "$" in value_word.text:
@@ -179,7 +179,7 @@ def _edits(
             edits += [] if value is True else [(flag.end, flag.end, f" {new}")]
         elif value_word.value.lower() != str(value).lower() and _number(value_word.value) != value:
             edits.append((value_word.begin, value_word.end, new))
-    return edits, added, notes
+    return edits, new_flags, notes
 
 
 def flags_of(words: list[Word]) -> dict[str, tuple[Word, Word | None]]:
@@ -212,6 +212,6 @@ def literal(text: str) -> Any:
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        # The last two: expressions too deep for the parser.
+        # The last two are for expressions too deep for the parser.
         return text
     return value if isinstance(value, int | float) else text

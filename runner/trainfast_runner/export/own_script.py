@@ -46,16 +46,16 @@ def own_script(run: RunFile, asked: ScriptAsked, directory: Path, to: str) -> Wr
 
 def _command(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
     """The command that ran, with the variables that its framework reads and the flags that its Trainer takes."""
-    free, framework = _without_flag(run, asked), line.framework or ""
+    unflagged, framework = _without_flag(run, asked), line.framework or ""
     text, expressed = shlex.join(asked.command), BY_ENVIRONMENT.get(framework, ())
-    if framework == "HF Trainer" and free:
+    if framework == "HF Trainer" and unflagged:
         try:
-            text, _ = onto_shell.edit_command(text, run.run_id, trainer_call(free))
+            text, _ = onto_shell.edit_command(text, run.run_id, trainer_call(unflagged))
         except UserError:
             pass  # its arguments are in the script
         else:
-            expressed = tuple(name for name in free if has_field(name, trainer_fields(free)))
-    left_out = [name for name in free if name not in expressed]
+            expressed = tuple(name for name in unflagged if has_field(name, trainer_fields(unflagged)))
+    left_out = [name for name in unflagged if name not in expressed]
     variables = [f"{name}={value}" for name, value in _variables(run, framework).items()]
     start = f"{shlex.join(['env', *variables])} {text}" if variables else text
     started = f"# Started in {run.cwd}. The same run here: {_same_run(run, asked)}"
@@ -87,7 +87,7 @@ def _preset(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
     stem, framework = Path(run.preset).stem or "script", line.framework or ""
     # A known framework refuses a knob that has no flag and that it does not take itself.
     takes_all = framework == "HF Trainer" or _without_flag(run, asked).keys() <= set(BY_ENVIRONMENT.get(framework, ()))
-    made = ScriptPreset(
+    script = ScriptPreset(
         command=tuple(asked.command),
         places=asked.places,
         knobs={name: run.knobs[name] for name in _settings(run)},
@@ -97,7 +97,7 @@ def _preset(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
     )
     left_out = [word for word in _options(asked) if word.startswith("--")]
     head = [f"# Cannot be expressed in this format: {', '.join(left_out)}."] if left_out else []
-    return Written("\n".join([*head, script_preset_text(made, {}).strip()]), left_out, f"{stem}.toml")
+    return Written("\n".join([*head, script_preset_text(script, {}).strip()]), left_out, f"{stem}.toml")
 
 
 def _training_block(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:

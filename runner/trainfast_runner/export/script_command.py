@@ -11,7 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.accelerate_yaml import FILE as ACCELERATE_FILE
 from trainfast_runner.export.accelerate_yaml import accelerate_yaml
 from trainfast_runner.export.deepspeed_json import FILE as DEEPSPEED_FILE
-from trainfast_runner.export.deepspeed_json import beside_the_trainer
+from trainfast_runner.export.deepspeed_json import config_for_trainer
 from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
 from trainfast_runner.export.written import Written, comment_lines, malloc_variables
 from trainfast_runner.records.run_file import RunFile
@@ -30,12 +30,12 @@ OUTPUT = ("--output_dir", "out")
 def torchrun(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
     """The command that starts a script of the Trainer like this run. Raises UserError where it would be another."""
     command, left_out = script_command(run, knobs)
-    beside = {}
+    other_files = {}
     head = comment_lines(run, ("transformers", "torch"), left_out)
     if strategy_of(knobs).is_zero:
-        beside = {DEEPSPEED_FILE: json.dumps(beside_the_trainer(run, directory), indent=2)}
+        other_files = {DEEPSPEED_FILE: json.dumps(config_for_trainer(run, directory), indent=2)}
         head.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to torchrun -o DIR")
-    return Written("\n".join([*head, f"# {PLACEHOLDER}", command]), left_out, "train.sh", beside)
+    return Written("\n".join([*head, f"# {PLACEHOLDER}", command]), left_out, "train.sh", other_files)
 
 
 def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
@@ -48,8 +48,8 @@ def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
         arguments["deepspeed"] = DEEPSPEED_FILE
     flags = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
     words = [*_environment(run, knobs), *_launcher(run), SCRIPT, *OUTPUT, *flags]
-    without = [name for name in overrides(knobs) if name not in LAUNCHED and not has_field(name, arguments)]
-    return shlex.join(words), list(dict.fromkeys([*left_out, *without]))
+    unexpressed = [name for name in overrides(knobs) if name not in LAUNCHED and not has_field(name, arguments)]
+    return shlex.join(words), list(dict.fromkeys([*left_out, *unexpressed]))
 
 
 def script_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[str]:

@@ -22,14 +22,14 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
     """
     strategy, optimizer = strategy_of(knobs), OPTIMIZERS[str(knobs["optimizer"])]
     # The Trainer has no precision without fp32 weights.
-    changing = [] if strategy.runs_in_trainer else ["strategy"]
-    changing += ["precision"] if knobs["precision"] == "bf16-pure" else []
-    if changing:
-        names = " and ".join(f"{name}={knobs[name]}" for name in changing)
-        accelerate = "--to accelerate, or " if changing == ["strategy"] and strategy.accelerate_type else ""
+    unsupported = [] if strategy.runs_in_trainer else ["strategy"]
+    unsupported += ["precision"] if knobs["precision"] == "bf16-pure" else []
+    if unsupported:
+        names = " and ".join(f"{name}={knobs[name]}" for name in unsupported)
+        accelerate = "--to accelerate, or " if unsupported == ["strategy"] and strategy.accelerate_type else ""
         raise UserError(
             f"the Trainer has no flag for {names}: a script started like this would be another run",
-            key=changing[0],
+            key=unsupported[0],
             advice=f"{accelerate}--to command, which starts the same run here",
         )
     transformers = run.versions.get("transformers")

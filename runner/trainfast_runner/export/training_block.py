@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pprint import pformat
 
-from trainfast_runner.export.deepspeed_json import beside_the_trainer
+from trainfast_runner.export.deepspeed_json import config_for_trainer
 from trainfast_runner.export.script_command import has_field
 from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
 from trainfast_runner.export.written import Written, comment_lines, malloc_comments
@@ -36,7 +36,7 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
     ]
     packages = ["transformers", "torch"]
     if strategy_of(knobs).is_zero:
-        arguments["deepspeed"] = beside_the_trainer(run, directory)
+        arguments["deepspeed"] = config_for_trainer(run, directory)
         packages.append("deepspeed")
     launch = [*_process_comments(run, strategy_of(knobs)), *malloc_comments(run)]
     head = [*comment_lines(run, packages, left_out), *elsewhere, *launch]

@@ -11,13 +11,13 @@ from trainfast_runner.worker.allocator import ORDINARY_VARIABLES
 
 @dataclass(frozen=True)
 class Written:
-    """The text of a form; `-o` writes it as `file`, and the texts in `beside` under their names."""
+    """The text of a form; `-o` writes it as `file`, and the texts in `other_files` under their names."""
 
     text: str
     left_out: list[str]
     """Overridden knobs that the form cannot express."""
     file: str
-    beside: dict[str, str] = field(default_factory=dict)
+    other_files: dict[str, str] = field(default_factory=dict)
 
 
 def malloc_variables(run: RunFile) -> dict[str, str]:

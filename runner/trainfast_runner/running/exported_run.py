@@ -11,7 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.accelerate_yaml import FILE as ACCELERATE_FILE
 from trainfast_runner.export.deepspeed_json import FILE as DEEPSPEED_FILE
 from trainfast_runner.export.formats import Exported
-from trainfast_runner.export.imported import own_command
+from trainfast_runner.export.imported import spec_of_command
 from trainfast_runner.export.script_command import OUTPUT, SCRIPT
 from trainfast_runner.export.written import malloc_variables
 from trainfast_runner.records.run_file import RunFile
@@ -23,7 +23,7 @@ from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import resolve
 
-WHOLE = ("command", "preset")
+STARTS_ALONE = ("command", "preset")
 """Forms that start a run by themselves."""
 EXAMPLE = "--prove -- python train.py"
 
@@ -34,13 +34,13 @@ def plan_exported(run: RunFile, exported: Exported, typed: Sequence[str], folder
     `typed` is the command line of the user's own script; a command and a preset start a run without one. Raises
     UserError.
     """
-    if exported.to not in WHOLE:
+    if exported.to not in STARTS_ALONE:
         return _plan_typed(run, exported, typed, folder)
     if typed:
         raise UserError(f"--to {exported.to} starts the run by itself: no command behind --", key="--")
     if run.script is not None:
         return _plan_own_script(run, run.script, exported, folder)
-    spec = own_command(exported.text) if exported.to == "command" else resolve(str(_first_file(exported, folder)))
+    spec = spec_of_command(exported.text) if exported.to == "command" else resolve(str(_first_file(exported, folder)))
     assert spec is not None, exported.text
     return plan_run(spec, run.python)
 
@@ -69,7 +69,7 @@ def _plan_typed(run: RunFile, exported: Exported, typed: Sequence[str], folder: 
     if not typed:
         raise UserError(f"--to {exported.to} is for a script: which one?", key="--prove", advice=EXAMPLE)
     command = read_command(typed)
-    variables, words = _as_exported(exported, command, folder)
+    variables, words = _exported_command(exported, command, folder)
     settings = ["devices=cpu"] if run.device == "cpu" else []
     if "timing_warmup" in run.knobs:
         settings.append(f"timing_warmup={run.knobs['timing_warmup']}")
@@ -79,7 +79,7 @@ def _plan_typed(run: RunFile, exported: Exported, typed: Sequence[str], folder: 
     return replace(plan, env={**plan.env, **threads, **malloc_variables(run), **variables})
 
 
-def _as_exported(exported: Exported, command: ScriptCommand, folder: Path) -> tuple[dict[str, str], list[str]]:
+def _exported_command(exported: Exported, command: ScriptCommand, folder: Path) -> tuple[dict[str, str], list[str]]:
     """Variables, and the command that starts the user's script with the export.
 
     A block of Python and a DeepSpeed json are for the script to read: its command stays as typed.

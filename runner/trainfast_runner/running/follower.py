@@ -6,13 +6,11 @@ missing, cut short or damaged.
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -24,42 +22,31 @@ from trainfast_runner.records.result import Diagnosis, Result, SteadyState
 from trainfast_runner.records.run_directory import is_listed, read_result, read_run_file
 from trainfast_runner.records.run_file import END_STATES, RunFile
 from trainfast_runner.records.run_lines import Event, Step, WorkerLine
-from trainfast_runner.records.run_records import EVENTS_FILE, TELEMETRY_FILE, rank_files
+from trainfast_runner.records.run_records import EVENTS_FILE, TELEMETRY_FILE, rank_file
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import knobs_tried
 from trainfast_runner.results.bottleneck.live import LiveDiagnosis
 from trainfast_runner.results.device_conditions.step_conditions import StepConditions, StepJoin
-from trainfast_runner.running.recovery import StateEvents, is_whole, settled_state
+from trainfast_runner.running.growing_files import RankTails, RecentRecords, new_records
+from trainfast_runner.running.rates import Rates, SummedRates
+from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.run_processes import StateEvents
+from trainfast_runner.running.run_state import is_whole, run_state
 from trainfast_runner.settings.device_counts import ranks_with_samples
 from trainfast_runner.worker.shared_tables import CONTROL_FILE
-
-T = TypeVar("T")
 
 STEPS_KEPT = 4000
 TICKS_KEPT = 1800
 CONDITIONS_KEPT = 600
 EVENTS_KEPT = 1000
-RECENT_BYTES, RECENT_TELEMETRY_BYTES = 4 << 20, 24 << 20
-"""The end of a longer file that is read: more than is kept, with 12 kB a tick of eight GPUs."""
+RECENT_TELEMETRY_BYTES = 24 << 20
+"""The end of longer telemetry that is read: more than is kept, with 12 kB a tick of eight GPUs."""
 WINDOW_BYTES = 4 << 20
 """Telemetry read in one poll, which bounds the memory for it."""
 HEAD_BYTES = 32 << 10
 LOSSES_AT_START = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Throughput of each step, by its number, summed over data-parallel ranks; all have one length. Newest last.
-
-    `tokens_per_s` are None for a model without tokens.
-    """
-
-    steps: tuple[int, ...] = ()
-    times_ns: tuple[int, ...] = ()
-    samples_per_s: tuple[float, ...] = ()
-    tokens_per_s: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +116,12 @@ class Follower:
         self._known = RunSnapshot(directory)
         """The snapshot so far: `run.json` and the ranks' lines are added as they are read, `poll` replaces the rest."""
         self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
-        self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
         self._rates = SummedRates(STEPS_KEPT)
-        self._step_tails: dict[int, Tail[Step]] = {}
-        self._last_step_ns: dict[int, int] = {}
-        self._worker_tails: dict[int, Tail[WorkerLine]] = {}
-        self._telemetry = _at_recent_end(
-            TelemetryTail(directory / TELEMETRY_FILE, Tick, WINDOW_BYTES), RECENT_TELEMETRY_BYTES
+        self._ranks = RankTails(directory)
+        self._ticks = RecentRecords(
+            TelemetryTail(directory / TELEMETRY_FILE, Tick, WINDOW_BYTES), TICKS_KEPT, RECENT_TELEMETRY_BYTES
         )
-        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
-        self._event_tail = _at_recent_end(Tail(directory / EVENTS_FILE, Event))
+        self._events = RecentRecords(Tail(directory / EVENTS_FILE, Event), EVENTS_KEPT)
         self._state_events = StateEvents(directory)
         self._join: StepJoin | None = None
         self._live = LiveDiagnosis()
@@ -147,15 +130,18 @@ class Follower:
         self._has_ended = False
 
     def poll(self) -> RunSnapshot:
-        """Read new records and return everything known. Once a run has ended its last snapshot is kept."""
+        """Read new records and return everything known; a run that was left behind gets its result.
+
+        Once a run has ended its last snapshot is kept.
+        """
         if self._has_ended:
             return self._known
         if self._known.run_file is None:
             self._known = replace(self._known, run_file=read_run_file(self.directory))
         # First the lock, then the state: the files read afterwards are at least as new as both.
         alive = is_alive(self.directory)
-        state = settled_state(self.directory, self._known.run_file, self._state_events)
-        result = read_result(self.directory)
+        state = run_state(self.directory, self._known.run_file, self._state_events)
+        result = settle(self.directory) if state.ended and not alive else read_result(self.directory)
         grew = self._read()
         # The supervisor records the end before it writes the result: until it is gone, the result may still come.
         self._has_ended = (is_whole(result) or (state.ended and not alive)) and not grew
@@ -170,12 +156,12 @@ class Follower:
             stop_deadline_ns=state.stop_deadline_ns,
             result=result,
             steps=tuple(self._steps),
-            rates=self._rates.snapshot(),
-            ticks=tuple(self._ticks),
-            events=tuple(self._events),
+            rates=self._rates.rates(),
+            ticks=tuple(self._ticks.kept),
+            events=tuple(self._events.kept),
             synthetic=known.synthetic if result is None else result.synthetic_data,
             log=self._log.lines,
-            unreadable_lines=self._unreadable_lines(),
+            unreadable_lines=sum(source.unreadable_lines for source in (self._ranks, self._ticks, self._events)),
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
             steady=result.conditions if result else self._live.steady,
@@ -183,37 +169,22 @@ class Follower:
         )
         return self._known
 
-    def _unreadable_lines(self) -> int:
-        ranks: chain[Tail[Any]] = chain(self._step_tails.values(), self._worker_tails.values())
-        return self._telemetry.unreadable + self._event_tail.unreadable + sum(tail.unreadable for tail in ranks)
-
     def _read(self) -> bool:
         """Read all files; True if any gave something new."""
-        self._find_ranks()
-        grew = False
-        for rank, tail in self._step_tails.items():
-            # Once the cap has cut the file it is read from its start again.
-            steps = [step for step in _new_records(tail) if step.t_ns > self._last_step_ns.get(rank, -1)]
-            if steps:
-                self._last_step_ns[rank] = steps[-1].t_ns
-            grew |= bool(steps)
+        new_steps = self._ranks.new_steps()
+        for rank, steps in new_steps.items():
             self._add_steps(rank, steps)
-        for rank, worker in self._worker_tails.items():
-            lines = _new_records(worker)
-            grew |= bool(lines)
-            for line in lines:
-                self._add_line(rank, line)
-        events = _new_records(self._event_tail)
-        self._events.extend(events)
-        ticks = _new_records(self._telemetry)
-        self._ticks.extend(ticks)
+        new_lines = self._ranks.new_lines()
+        for rank, line in new_lines:
+            self._add_line(rank, line)
+        events, ticks = self._events.read(), self._ticks.read()
         join = self._joining()
         if join is not None:
             for tick in ticks:
                 join.add_tick(tick.t_ns, tick.devices)
             if self._known.run_file is not None and ticks:
-                self._live.renew(self._known.run_file, self._steps, self._ticks, self._events, join)
-        return self._log.read() or grew or bool(ticks) or bool(events)
+                self._live.renew(self._known.run_file, self._steps, self._ticks.kept, self._events.kept, join)
+        return self._log.read() or any((new_steps, new_lines, events, ticks))
 
     def _joining(self) -> StepJoin | None:
         """The join of this run's steps; None before `run.json` is there."""
@@ -226,20 +197,11 @@ class Follower:
             )
         return self._join
 
-    def _find_ranks(self) -> None:
-        """Open the files of ranks that have come up since."""
-        for rank, path in rank_files(self.directory, "steps").items():
-            if rank not in self._step_tails:
-                self._step_tails[rank] = _at_recent_end(StepTail(path))
-        for rank, path in rank_files(self.directory, "worker").items():
-            if rank not in self._worker_tails:
-                self._worker_tails[rank] = Tail(path, WorkerLine)
-
     def _add_steps(self, rank: int, steps: list[Step]) -> None:
         if rank == 0:
             begins = self._known.first_loss is None or len(self._steps) < LOSSES_AT_START
             if begins and any(step.loss is not None for step in steps):
-                self._known = replace(self._known, first_loss=_first_loss(self._step_tails[0].path))
+                self._known = replace(self._known, first_loss=_first_loss(rank_file(self.directory, "steps", 0)))
             self._steps.extend(steps)
             if (join := self._joining()) is not None:
                 for step in steps:
@@ -280,69 +242,7 @@ def newest_run(home: Home) -> Path | None:
     return next((directory for directory in chain(home.live_directories(), every) if is_listed(directory)), None)
 
 
-def _summed_tokens_per_s(parts: Sequence[Step]) -> float | None:
-    """Return the tokens/s of the ranks' parts of one step together; None if the model has no tokens."""
-    if any(part.tokens is None for part in parts):
-        return None
-    return sum(1e3 * (part.tokens or 0) / part.step_ms for part in parts)
-
-
-class SummedRates:
-    """Adds up the ranks' rates of each step as soon as all of them have written it; `keep` steps, None for all."""
-
-    def __init__(self, keep: int | None) -> None:
-        self._keep = keep
-        self._summed: deque[tuple[int, int, float, float | None]] = deque(maxlen=keep)
-        """Number and end of a step, its samples and tokens a second."""
-        self._waiting: dict[int, list[Step]] = {}
-
-    def add(self, rank: int, steps: Iterable[Step], ranks: int) -> None:
-        """Add new steps of a rank; only the first `ranks` have samples of their own."""
-        if rank >= ranks:
-            return
-        for step in steps:
-            if step.step_ms <= 0 or step.samples is None:
-                continue
-            parts = self._waiting.setdefault(step.step, [])
-            parts.append(step)
-            if len(parts) < ranks:
-                continue
-            samples_per_s = sum(1e3 * (part.samples or 0) / part.step_ms for part in parts)
-            ended_ns = max(part.t_ns for part in parts)
-            self._summed.append((step.step, ended_ns, samples_per_s, _summed_tokens_per_s(parts)))
-            del self._waiting[step.step]
-        if self._keep is not None and len(self._waiting) > self._keep:
-            # A rank has stopped writing: the steps of the others alone are no throughput of the run.
-            for number in sorted(self._waiting)[: -self._keep]:
-                del self._waiting[number]
-
-    def snapshot(self) -> Rates:
-        """Return the rates so far."""
-        return Rates(*zip(*self._summed, strict=True))
-
-
-def _new_records(tail: Tail[T]) -> list[T]:
-    try:
-        return tail.new()
-    except OSError:
-        return []
-
-
-def _at_recent_end(tail: Tail[T], recent_bytes: int = RECENT_BYTES) -> Tail[T]:
-    """The tail, set to start at a line near the end where its file is long."""
-    try:
-        with tail.path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size > recent_bytes:
-                file.seek(size - recent_bytes)
-                file.readline()
-                tail.offset = file.tell()
-    except OSError:
-        pass  # it is not there yet: the tail waits for it
-    return tail
-
-
 def _first_loss(path: Path) -> float | None:
     """Mean of the first losses in the file's head; later ones need not be read for it."""
-    losses = [step.loss for step in _new_records(StepTail(path, HEAD_BYTES)) if step.loss is not None][:LOSSES_AT_START]
+    losses = [step.loss for step in new_records(StepTail(path, HEAD_BYTES)) if step.loss is not None][:LOSSES_AT_START]
     return sum(losses) / len(losses) if losses else None

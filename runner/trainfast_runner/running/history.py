@@ -12,7 +12,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import StepCount, Throughput, speed_doubt
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import WARM_ROLES, RecordedKnobs, name_of
-from trainfast_runner.running.recovery import settle, settled_state
+from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.run_state import run_state
 
 
 class RunRow(msgspec.Struct, frozen=True):
@@ -129,7 +130,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
     if result is not None:
         return _row_of_head(msgspec.convert(result, ResultHead, from_attributes=True))
     run = read_run_file(directory)
-    now = settled_state(directory, run)
+    now = run_state(directory, run)
     return RunRow(
         run_id=run_id,
         preset=run.preset if run else "",

@@ -19,7 +19,7 @@ from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home
 from trainfast_runner.records.run_directory import RUN_FILE, read_run_file
 from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.search_directories import conductor_lock, is_conducted, search_directories
-from trainfast_runner.running.recovery import BEING_MADE_S
+from trainfast_runner.running.run_state import BEING_MADE_S
 
 CACHE_UNUSED_S = 30 * 86400.0
 """Unused time after which a cache entry is deleted, without an age from the user."""

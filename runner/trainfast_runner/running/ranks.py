@@ -33,21 +33,20 @@ class Ranks:
     """
 
     def __init__(
-        self, directory: Path, world_size: int, direct_pid: int, on_trouble: Callable[[int, str], None] | None = None
+        self, directory: Path, world_size: int, direct_pid: int, on_trouble: Callable[[int, str], None]
     ) -> None:
         """`on_trouble(rank, sentence)` gets each failure of a rank beside its training."""
-        self.gone: list[LostRank] = []
-        """Ranks that exited without recording their end, in the order seen."""
         self.in_training = False
         """True once any rank has begun to train."""
         self.ignored_stop = False
         """True once a user's own script trained on after the last step asked for."""
         self._ranks = [_FollowedRank(directory, rank, on_trouble) for rank in range(world_size)]
         self._direct_pid = direct_pid
+        self._lost: set[int] = set()
         self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=1 << 16)
 
     def follow(self) -> list[LostRank]:
-        """Read new records; returns the ranks that have gone since the last call.
+        """Read new records; return the ranks that were lost since the last call.
 
         Raises OSError for an unreadable file.
         """
@@ -58,14 +57,13 @@ class Ranks:
             self.ignored_stop |= rank.ignored_stop
         if not self.in_training:
             self.in_training = bool(self._first_steps.new())
-        lost_numbers = {gone.rank for gone in self.gone}
-        new = [
+        lost = [
             LostRank(rank.number, time.monotonic_ns())
             for rank in dead
-            if rank.end is None and rank.number not in lost_numbers
+            if rank.end is None and rank.number not in self._lost
         ]
-        self.gone += new
-        return new
+        self._lost.update(rank.rank for rank in lost)
+        return lost
 
     @property
     def first_exception_ns(self) -> int | None:
@@ -94,7 +92,7 @@ class Ranks:
 class _FollowedRank:
     """One rank: its records so far, and a descriptor of its process while that runs."""
 
-    def __init__(self, directory: Path, number: int, on_trouble: Callable[[int, str], None] | None) -> None:
+    def __init__(self, directory: Path, number: int, on_trouble: Callable[[int, str], None]) -> None:
         self.number = number
         self._on_trouble = on_trouble
         self.end: WorkerLine | None = None
@@ -115,7 +113,7 @@ class _FollowedRank:
                 self._begin(Identity(line.pid, line.start_ticks))
             elif line.kind in END_KINDS:
                 self.end = line
-            elif line.kind == "trouble" and self._on_trouble is not None:
+            elif line.kind == "trouble":
                 self._on_trouble(self.number, line.detail or "")
             self.ignored_stop |= line.kind == "ignored_stop"
             training |= line.kind == "phase" and line.phase == "train"

@@ -14,15 +14,9 @@ from trainfast_runner.machine.processes.identity import Identity, is_running, se
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.running.recovery import (
-    forks_left_by,
-    launched_child_of,
-    live_runs,
-    running_ranks,
-    settle,
-    settled_state,
-    supervisor_of,
-)
+from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.run_processes import forks_left_by, launched_child_of, running_ranks, supervisor_of
+from trainfast_runner.running.run_state import live_runs, run_state
 
 LOOK_EVERY_S = 0.1
 STOP_GRACE_S = 30.0
@@ -88,7 +82,7 @@ def _signal_supervisor(directory: Path, signum: int) -> bool:
 
 
 def _refuse_ended(directory: Path) -> None:
-    now = settled_state(directory)
+    now = run_state(directory)
     if now.ended:
         raise UserError(f"{directory.name} is not running: it is {now.state}", key=directory.name)
 

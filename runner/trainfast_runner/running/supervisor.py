@@ -189,11 +189,11 @@ class Supervisor:
             self._enter("stopping", "asked to stop")
 
     def _read_ranks(self, ranks: Ranks) -> None:
-        """Read the ranks' new lines, and note which ranks are gone."""
+        """Read the ranks' new lines, and note the ranks that were lost."""
         try:
             if self._script is not None:
                 self._script.count_steps(has_ended=self._end.exit_code is not None)
-            gone = ranks.follow()
+            lost_ranks = ranks.follow()
         except OSError as error:
             self._events.record_trouble(f"{error.filename or 'the records'} cannot be read: {error.strerror}")
             return
@@ -201,7 +201,7 @@ class Supervisor:
             self._enter("running")
         if self._ladder.begun:
             return
-        for lost in gone:
+        for lost in lost_ranks:
             self._end.lost_ranks.append(lost)
             self._events.record("rank_gone", rank=lost.rank, detail="the process exited without reporting an error")
 

@@ -15,7 +15,7 @@ from trainfast_runner.records.run_directory import RESULT_FILE, read_result
 from trainfast_runner.records.run_file import PROBE, TRIAL, RecordedKnobs
 from trainfast_runner.records.run_records import rank_file
 from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmTail
-from trainfast_runner.running.recovery import settle, settled_state
+from trainfast_runner.running.recovery import settle
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 from trainfast_runner.worker.shared_tables import CONTROL_FILE
 
@@ -142,11 +142,9 @@ class _ResultWatch:
 
     def result(self) -> Result | None:
         """The result; None while there is none. Raises UserError when the run is gone and left none to read."""
-        result = read_result(self._directory)
-        if result is not None and result.provisional:
-            result = settle(self._directory)  # its supervisor was killed in the analysis
-        # The supervisor records the end a moment before it writes the result; `settled_state` settles a lost run.
-        if result is not None or not settled_state(self._directory).ended or is_alive(self._directory):
+        alive = is_alive(self._directory)
+        result = read_result(self._directory) if alive else settle(self._directory)
+        if result is not None or alive:
             self._gone_since = None
         elif self._gone_since is None:
             self._gone_since = time.monotonic()

@@ -14,7 +14,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
-from trainfast_runner.running.recovery import settled_state
+from trainfast_runner.running.run_state import run_state
 from trainfast_runner.running.stopping import STOP_GRACE_S, kill_now, request_stop, stop_unsupervised
 from trainfast_tui.cli.progress import Progress
 
@@ -89,7 +89,7 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
 def stop(directory: Path, signals: Signals, *, now: bool = False) -> Result | None:
     """Stop a live run, or kill it `now`, and wait with the countdown; None if Ctrl-C ended the wait."""
     # During the launch there is no supervisor yet that could stop the run.
-    while (state := settled_state(directory)).state == "starting" and not state.supervised and not signals.interrupts:
+    while (state := run_state(directory)).state == "starting" and not state.supervised and not signals.interrupts:
         time.sleep(LOOK_EVERY_S)
     _stop_or_kill(directory, Progress(), now=now)
     return follow(directory, signals, interrupt_stops=False)

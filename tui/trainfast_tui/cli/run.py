@@ -13,7 +13,7 @@ from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.recovery import settled_state
+from trainfast_runner.running.run_state import run_state
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.presets import preset_files
@@ -149,7 +149,7 @@ def _unconfirmed(names: list[str]) -> str:
 
 def _print_detached(directory: Path, as_json: bool) -> int:
     if as_json:
-        print_json({"run_id": directory.name, "state": settled_state(directory).state, "run_dir": str(directory)})
+        print_json({"run_id": directory.name, "state": run_state(directory).state, "run_dir": str(directory)})
     else:
         print_line(directory.name)
     return 0

@@ -55,7 +55,7 @@ class IdleCalibrator:
         """Measure the device, unless it is known. A device that cannot be measured stays as it is."""
         from trainfast_runner.machine.calibration import calibrate, cpu_name, is_calibrated
         from trainfast_runner.machine.worker_scripts import ScriptCancelled
-        from trainfast_runner.running.recovery import live_runs
+        from trainfast_runner.running.run_state import live_runs
 
         try:
             gpus = [gpu.name for gpu in machine.gpus if gpu.name]

@@ -12,7 +12,8 @@ from trainfast_runner.records.run_records import TELEMETRY_FILE, RunRecords, rea
 from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.running.follower import Follower, Rates, RunSnapshot, SummedRates
+from trainfast_runner.running.follower import Follower, RunSnapshot
+from trainfast_runner.running.rates import Rates, SummedRates
 from trainfast_runner.settings.device_counts import ranks_with_samples
 
 MOST_TICKS = 20_000
@@ -67,4 +68,4 @@ def _rates(records: RunRecords) -> Rates:
     summed = SummedRates(keep=None)
     for rank, steps in records.steps.items():
         summed.add(rank, steps, ranks)
-    return summed.snapshot()
+    return summed.rates()

@@ -34,10 +34,7 @@ def install(run: ScriptRun) -> None:
 
 @never_raises
 def _record(run: ScriptRun) -> None:
-    if run.is_trial:
-        from .trial import lift_limit
-
-        lift_limit(run)
+    run.memory_limit.lift()
     # The interpreter stores the error here before it calls `sys.excepthook`, also one that the script replaced.
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if run.files.owner is None and error is not None and run.steps.peaks.has_model:

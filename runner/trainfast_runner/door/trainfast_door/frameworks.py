@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import asked_knobs, deepspeed_engine, trainer_callback
+from . import deepspeed_engine, knobs_without_flag, trainer_callback
 from .framework_finder import FrameworkFinder
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def install(run: ScriptRun) -> None:
     """Wait for the Trainer, its arguments and DeepSpeed's engine."""
     hooks: dict[str, Callable[[Any, ScriptRun], None]] = {
         "transformers.trainer": trainer_callback.install,
-        "transformers.training_args": asked_knobs.set_trainer_fields,
+        "transformers.training_args": knobs_without_flag.set_trainer_fields,
         "deepspeed.runtime.engine": deepspeed_engine.install,
     }
     sys.meta_path.insert(0, FrameworkFinder({name: _of_run(hook, run) for name, hook in hooks.items()}))

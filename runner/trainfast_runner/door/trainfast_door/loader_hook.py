@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import is_grad_enabled
 from torch.utils.data import dataloader
 
-from .asked_knobs import set_loader_defaults
+from .knobs_without_flag import set_loader_defaults
 from .model_hook import leading_size
 from .notes import note_error
 

@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
 
 from .notes import never_raises, note_error
 from .script_run import uses_accelerate
-from .trial import limit_memory, silence_loaded
+from .trial import silence_loaded
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -46,7 +46,7 @@ def install(run: ScriptRun) -> None:
     def has_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if not run.steps.peaks.has_model:
             silence_loaded(run)
-            limit_memory(run)
+            run.memory_limit.impose(run.files.rank)
             run.steps.peaks.set_baseline()
         _modules.add(module)
         run.steps.start_first_step()
@@ -75,7 +75,7 @@ def find_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor
         compiled=compiled or getattr(model, "_compiled_call_impl", None) is not None or _has_compiled(),
         attention=getattr(getattr(model, "config", None), "_attn_implementation", None),
     )
-    if run.asked.get("trace"):
+    if run.settings.get("trace"):
         from .seen_step import watch_step
 
         watch_step(run, model, optimizer)

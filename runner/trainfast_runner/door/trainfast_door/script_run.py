@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .memory_limit import MemoryLimit
 from .notes import VARIABLE, append_line
 from .rank_files import RankFiles
 from .step_log import StepLog
@@ -24,16 +25,12 @@ class ScriptRun:
         """Raises OSError or ValueError without a readable `run.json`."""
         with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
             recorded: dict[str, Any] = json.load(file)
-        self.asked: dict[str, Any] = recorded["script"] or {}
-        self.is_trial = bool(self.asked.get("trial"))
+        self.settings: dict[str, Any] = recorded["script"] or {}
+        """`script` of `run.json`."""
+        self.is_trial = bool(self.settings.get("trial"))
         """True in a search's trial, which leaves nothing behind."""
-        self.device = str(recorded.get("device"))
-        self.limits_bytes: list[int] = recorded.get("memory_limit_bytes") or []
-        """The memory that each rank of a trial may use."""
-        self.limit_gauge: Any = None
-        """Reads the peak of what the limit counts, once the limit is set; None on a GPU."""
-        self.limit_peak_bytes: int | None = None
-        """The peak that the gauge read last."""
+        limits_bytes = recorded.get("memory_limit_bytes") if self.is_trial else None
+        self.memory_limit = MemoryLimit(limits_bytes or [], str(recorded.get("device")))
         self.seen_step: Any = None
         """The step that is to be traced; None where it cannot be, or is not asked for."""
         self.untraced: str | None = "no optimizer of torch.optim steps a model"
@@ -52,8 +49,8 @@ class ScriptRun:
         """True if one of torch's schedulers changes the rate."""
         self.removals: list[Callable[[], None]] = []
         """Functions that take hooks off the script's own objects."""
-        self.files = RankFiles(directory, counts_in_log=bool(self.asked.get("steps_from_log")))
-        self.steps = StepLog(self.files, self.asked, self.write_facts)
+        self.files = RankFiles(directory, counts_in_log=bool(self.settings.get("steps_from_log")))
+        self.steps = StepLog(self.files, self.settings, self.write_facts)
 
     def suppress(self, name: str) -> None:
         """Note, once, that the trial does not do this."""
@@ -80,19 +77,13 @@ class ScriptRun:
             unknown=self._unknown(),
             ran=self.ran,
             suppressed=self.suppressed,
-            limit_peak_bytes=self.read_limit_peak(),
+            limit_peak_bytes=self.memory_limit.peak_bytes(),
             traced_memory=self.traced_memory,
         )
 
-    def read_limit_peak(self) -> int | None:
-        """The peak of what the limit counts, as long as there is a limit; then the last one read."""
-        if self.limit_gauge is not None:
-            self.limit_peak_bytes = self.limit_gauge.peak_bytes()
-        return self.limit_peak_bytes
-
     def _unknown(self) -> dict[str, str]:
         """The reason for each null field; for the traced memory once the trial is over."""
-        if not self.asked.get("trace") or not self.steps.stopping or self.untraced is None:
+        if not self.settings.get("trace") or not self.steps.stopping or self.untraced is None:
             return self.steps.unknown
         return {**self.steps.unknown, "traced_memory": self.untraced}
 
@@ -110,7 +101,7 @@ class ScriptRun:
             ran["precision"] = {"no": "fp32"}.get(mixed, mixed)
             accumulated = sys.modules["accelerate.state"].GradientState().num_steps
             # A script that accumulates by a flag of its own leaves it at 1.
-            if accumulated > 1 or "grad_accum" not in self.asked.get("flagged", ()):
+            if accumulated > 1 or "grad_accum" not in self.settings.get("flagged", ()):
                 ran["grad_accum"] = accumulated
         # A rate that the script changes by hand shows by its second step; what it was given is then unknown.
         if self.given_rate is not None and (self.has_scheduler or self.given_rate == self.steps.lr):

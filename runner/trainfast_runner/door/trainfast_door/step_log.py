@@ -40,8 +40,8 @@ class StepLog:
     steps for each other.
     """
 
-    def __init__(self, files: RankFiles, asked: dict[str, Any], write_facts: Callable[[], None]) -> None:
-        """`asked` is `script` of `run.json`; `write_facts` is called when two steps have shown what runs."""
+    def __init__(self, files: RankFiles, settings: dict[str, Any], write_facts: Callable[[], None]) -> None:
+        """`settings` is `script` of `run.json`; `write_facts` is called when two steps have shown what runs."""
         self.source = OPTIMIZER
         """The reporter whose steps are counted."""
         self.framework: str | None = None
@@ -65,9 +65,9 @@ class StepLog:
         """Names of the hooks that were called in this process."""
         self._files = files
         self._write_facts = write_facts
-        self._limit: int | None = asked.get("steps")
-        self._warmup = int(asked.get("timing_warmup", TIMING_WARMUP))
-        self._samples_per_step: int | None = asked.get("samples_per_step")
+        self._limit: int | None = settings.get("steps")
+        self._warmup = int(settings.get("timing_warmup", TIMING_WARMUP))
+        self._samples_per_step: int | None = settings.get("samples_per_step")
         self._file: LineFile | None = None
         self._records: list[StepRecord] = []
         """Steps that are not written yet."""

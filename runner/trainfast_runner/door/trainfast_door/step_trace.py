@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .notes import never_raises
-from .trial import lift_limit
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun
@@ -25,9 +24,9 @@ WORKER = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir, "worker")
 def trace_memory(run: ScriptRun) -> None:
     """Trace the step that was seen, once, in a trial that is asked for it; without a trace note the reason."""
     seen = run.seen_step
-    if not run.asked.get("trace") or run.traced_memory is not None or not run.files.are_ours or run.files.rank:
+    if not run.settings.get("trace") or run.traced_memory is not None or not run.files.are_ours or run.files.rank:
         return
-    lift_limit(run)
+    run.memory_limit.lift()
     if not torch.__version__.startswith(TRACED_TORCH):
         run.untraced = f"its torch is {torch.__version__}, and steps are traced with {TRACED_TORCH}x"
     if seen is None or run.untraced is not None:

@@ -1,17 +1,15 @@
-"""A trial of a search: its memory is limited, nothing that it trains is saved, and it ends after its steps."""
+"""A trial of a search: nothing that it trains is saved."""
 
 from __future__ import annotations
 
 import functools
 import os
-import resource
 import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .framework_finder import FrameworkFinder
-from .memory_peaks import status_sizes
 from .notes import never_raises
 
 if TYPE_CHECKING:
@@ -74,52 +72,6 @@ def sandbox_fields(run: ScriptRun) -> dict[str, Any]:
     }
 
 
-@never_raises
-def limit_memory(run: ScriptRun) -> None:
-    """Set a trial's `memory_limit`, before the process has a model: on a CPU at what its data take now and the limit.
-
-    On a CPU the allocator itself then refuses; its thread pools are started before.
-    """
-    if not run.is_trial or not run.limits_bytes:
-        return
-    limit_bytes = run.limits_bytes[min(run.files.rank, len(run.limits_bytes) - 1)]
-    if run.device == "cuda":
-        device = int(os.environ.get("LOCAL_RANK") or 0)
-        total_bytes = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
-        return
-    with torch.enable_grad():
-        warm = torch.ones(1024, 1024, dtype=torch.float32, device="cpu", requires_grad=True)
-        (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
-    del warm
-    run.limit_gauge = LimitGauge()
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = status_sizes("VmData")[0] + limit_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-
-
-class LimitGauge:
-    """Reads the peak of the private writable memory that RLIMIT_DATA counts, since the limit was set.
-
-    The kernel keeps the peak of all address space (VmPeak): less the growth of the rest it is the data's.
-    """
-
-    def __init__(self) -> None:
-        self._first_peak, self._first_size, self._first_data = self._sizes()
-
-    def peak_bytes(self) -> int | None:
-        """The growth; None until address space has passed its peak from before."""
-        peak, size, data = self._sizes()
-        if peak <= self._first_peak:
-            return None
-        others = (size - data) - (self._first_size - self._first_data)
-        return max(0, peak - self._first_size - max(0, others))
-
-    def _sizes(self) -> list[int]:
-        """The peak of all address space, its size, and the data's."""
-        return status_sizes("VmPeak", "VmSize", "VmData")
-
-
 def _silence(module: Any, names: tuple[str, ...], run: ScriptRun) -> None:
     """Replace these functions and methods of a module by ones that note the call and do nothing.
 
@@ -144,12 +96,3 @@ def _silenced(function: Any, label: str, run: ScriptRun) -> Any:
 
     setattr(silent, SILENT, True)
     return silent
-
-
-def lift_limit(run: ScriptRun) -> None:
-    """Give the process memory again for its last records, after the last look at the gauge."""
-    if run.limit_gauge is not None:
-        run.read_limit_peak()
-        run.limit_gauge = None
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

@@ -11,7 +11,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION, PROBE
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.recovery import live_runs
+from trainfast_runner.running.run_state import live_runs
 from trainfast_runner.search.batch.answer import answer_of
 from trainfast_runner.search.batch.decide import decide
 from trainfast_runner.search.batch.probe_record import confirmation_record

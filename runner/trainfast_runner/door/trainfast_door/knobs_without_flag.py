@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def set_trainer_fields(module: Any, run: ScriptRun) -> None:
     """Set the fields asked for before `TrainingArguments.__post_init__` of `transformers.training_args` reads them."""
-    fields, sandbox = run.asked.get("trainer_fields") or {}, sandbox_fields(run)
+    fields, sandbox = run.settings.get("trainer_fields") or {}, sandbox_fields(run)
     if not fields and not sandbox:
         return
     arguments = module.TrainingArguments
@@ -47,7 +47,7 @@ def set_trainer_fields(module: Any, run: ScriptRun) -> None:
 @never_raises
 def set_loader_defaults(loader: Any, run: ScriptRun) -> None:
     """Change the defaults of `DataLoader`'s arguments; an argument that the script gives wins."""
-    new_defaults = run.asked.get("loader_defaults") or {}
+    new_defaults = run.settings.get("loader_defaults") or {}
     init = loader.__init__
     if not new_defaults or not init.__defaults__:
         return

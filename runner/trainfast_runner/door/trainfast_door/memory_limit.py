@@ -1,0 +1,74 @@
+"""The memory limit of a trial's process: set before it has a model, and lifted for its last records."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from typing import Any
+
+from .memory_peaks import status_sizes
+from .notes import never_raises
+
+SIZES = ("VmPeak", "VmSize", "VmData")
+"""The peak of all address space, its size, and the private writable memory in it, which RLIMIT_DATA counts."""
+
+
+class MemoryLimit:
+    """`limits_bytes` are the limits of the ranks, empty without one; `device` is `cuda` or `cpu`."""
+
+    def __init__(self, limits_bytes: list[int], device: str) -> None:
+        self._limits_bytes = limits_bytes
+        self._device = device
+        self._sizes_before: list[int] | None = None
+        """`SIZES` when the limit on a CPU was set; None while there is none."""
+        self._peak_bytes: int | None = None
+
+    @never_raises
+    def impose(self, rank: int) -> None:
+        """Limit the process: on a CPU to the bytes that its data take now and the limit.
+
+        On a CPU the allocator itself then refuses; its thread pools are started before.
+        """
+        if not self._limits_bytes:
+            return
+        torch: Any = sys.modules["torch"]
+        limit_bytes = self._limits_bytes[min(rank, len(self._limits_bytes) - 1)]
+        if self._device == "cuda":
+            device = int(os.environ.get("LOCAL_RANK") or 0)
+            total_bytes = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+            return
+        with torch.enable_grad():
+            warm = torch.ones(1024, 1024, dtype=torch.float32, device="cpu", requires_grad=True)
+            (warm @ warm).sum().backward()
+        del warm
+        self._sizes_before = status_sizes(*SIZES)
+        _set_limit(status_sizes("VmData")[0] + limit_bytes)
+
+    def lift(self) -> None:
+        """Give the process memory again, after a last look at the peak."""
+        if self._sizes_before is not None:
+            self.peak_bytes()
+            self._sizes_before = None
+            _set_limit(resource.RLIM_INFINITY)
+
+    def peak_bytes(self) -> int | None:
+        """The peak of what a limit on a CPU counts, since it was set; once it is lifted, the last one read.
+
+        The kernel keeps the peak of all address space (VmPeak): less the growth of the rest it is the data's. None
+        without such a limit, and until address space has passed its peak from before.
+        """
+        if self._sizes_before is not None:
+            peak_before, size_before, data_before = self._sizes_before
+            peak, size, data = status_sizes(*SIZES)
+            growth_of_others = max(0, (size - data) - (size_before - data_before))
+            self._peak_bytes = max(0, peak - size_before - growth_of_others) if peak > peak_before else None
+        return self._peak_bytes
+
+
+def _set_limit(data_bytes: int) -> None:
+    """Set RLIMIT_DATA, as far as the hard limit allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = hard if data_bytes == resource.RLIM_INFINITY else data_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

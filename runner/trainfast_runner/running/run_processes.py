@@ -1,0 +1,89 @@
+"""The processes of a run by its records: its supervisor, the training's direct child, and the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from trainfast_runner.machine.processes.family import session_members
+from trainfast_runner.machine.processes.identity import Identity, boot_id, has_open, is_running
+from trainfast_runner.records.file_locks import LOCK_FILE
+from trainfast_runner.records.json_lines import Tail, remaining_records
+from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_lines import Event
+from trainfast_runner.records.run_records import EVENTS_FILE, worker_lines
+
+_KINDS_OF_STATE = frozenset(("supervisor", "launched", "state", "stop_requested"))
+
+
+class StateEvents:
+    """The events of a run about its state; a second read takes only new lines."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tail = Tail(directory / EVENTS_FILE, Event)
+        self._events: list[Event] = []
+
+    def read(self) -> list[Event]:
+        """All of them up to now, oldest first."""
+        with contextlib.suppress(OSError):
+            self._events += [event for event in remaining_records(self._tail) if event.kind in _KINDS_OF_STATE]
+        return self._events
+
+
+def supervisor_of(directory: Path) -> Identity | None:
+    """The run's supervisor if it is running, in this boot of the machine."""
+    return recorded_process(read_run_file(directory), "supervisor", StateEvents(directory).read())
+
+
+def launched_child_of(directory: Path) -> Identity | None:
+    """The training's direct child (python, or torchrun) if it is running, in this boot of the machine."""
+    return recorded_process(read_run_file(directory), "launched", StateEvents(directory).read())
+
+
+def running_ranks(directory: Path) -> list[Identity]:
+    """The ranks that are running, in this boot of the machine."""
+    return [rank for rank in _started_ranks(directory) if is_running(rank)]
+
+
+def forks_left_by(directory: Path) -> list[Identity]:
+    """The running processes that a leader of the run, its direct child or a rank, left in its session when it ended.
+
+    Each holds the run's lock: a process with only the session's number is another program's.
+    """
+    launched = [
+        Identity(event.pid, event.start_ticks)
+        for event in StateEvents(directory).read()
+        if event.kind == "launched" and event.pid is not None and event.start_ticks is not None
+    ]
+    leaders = [*launched, *_started_ranks(directory)] if _this_boot(read_run_file(directory)) else []
+    members = {member for leader in leaders if not is_running(leader) for member in session_members(leader)}
+    return [member for member in members if has_open(member.pid, directory / LOCK_FILE)]
+
+
+def _started_ranks(directory: Path) -> list[Identity]:
+    """Every rank that recorded its start, in this boot of the machine."""
+    if not _this_boot(read_run_file(directory)):
+        return []
+    return [
+        Identity(line.pid, line.start_ticks)
+        for lines in worker_lines(directory).values()
+        for line in lines
+        if line.kind == "started" and line.pid is not None and line.start_ticks is not None
+    ]
+
+
+def recorded_process(run: RunFile | None, kind: str, events: list[Event]) -> Identity | None:
+    """The process of the newest event of this kind, if it is running, in this boot of the machine."""
+    if not _this_boot(run):
+        return None
+    for event in reversed(events):
+        if event.kind == kind and event.pid is not None and event.start_ticks is not None:
+            process = Identity(event.pid, event.start_ticks)
+            return process if is_running(process) else None
+    return None
+
+
+def _this_boot(run: RunFile | None) -> bool:
+    """True if the run's pids are of this boot."""
+    return run is not None and run.boot_id in ("", boot_id())

@@ -1,0 +1,124 @@
+"""The state of a run directory: live, ended, or left behind by a supervisor that died. Nothing is written here."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.records.file_locks import LOCK_PAUSE_S, LOCK_TRIES, is_alive
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE, read_result, read_run_file
+from trainfast_runner.records.run_file import END_STATES, SCHEMA, RunFile
+from trainfast_runner.running.run_processes import StateEvents, recorded_process
+
+BEING_MADE_S = 10.0
+"""A directory without `run.json` this young is a run that is just being launched."""
+LEFT_BEHIND = "the supervisor ended before the run did"
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run at this moment. `stop_deadline_ns` (CLOCK_MONOTONIC) is when a stop that was asked for becomes SIGKILL.
+
+    `supervised` is False for a run that has ended, and for one that goes on without its supervisor.
+    """
+
+    state: str
+    supervised: bool = False
+    supervisor_pid: int | None = None
+    reason: str | None = None
+    stop_deadline_ns: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True if the run is over."""
+        return self.state in END_STATES
+
+
+def run_state(directory: Path, run: RunFile | None = None, events: StateEvents | None = None) -> RunState:
+    """Return the state of the run: `lost` if it was left behind, before and after `settle` has written its result.
+
+    `run` is its `run.json`, if the caller has read it; `events` is kept by a caller who asks more than once.
+    """
+    # Read before the lock is looked at: a launch takes the lock before it writes `run.json`.
+    run = run or read_run_file(directory)
+    is_being_made = not (directory / RUN_FILE).exists() and _is_young(directory)
+    result = read_result(directory)
+    if not is_whole(result):
+        if is_alive(directory):
+            live = _live_state(run or read_run_file(directory), events or StateEvents(directory))
+            if live.supervised or _is_still_alive(directory):
+                return live
+        # The last holder of the lock may have written it.
+        result = read_result(directory)
+    if result is not None:
+        return RunState(state=result.state, reason=result.reason)
+    if is_being_made:
+        return RunState(state="starting")
+    if is_result_newer(directory):
+        return RunState(state="lost", reason="result.json was written by a newer trainfast-tui: update this one")
+    if run is None:
+        return RunState(state="lost", reason="run.json is missing or unreadable: nothing is known of this run")
+    return RunState(state="lost", reason=LEFT_BEHIND)
+
+
+def is_whole(result: Result | None) -> bool:
+    """True for a result with its figures: a supervisor that was killed leaves a provisional one."""
+    return result is not None and not result.provisional
+
+
+def is_result_newer(directory: Path) -> bool:
+    """True if the unreadable `result.json` is whole, and of a newer schema."""
+    try:
+        return msgspec.json.decode((directory / RESULT_FILE).read_bytes(), type=_Versioned).schema > SCHEMA
+    except (OSError, msgspec.DecodeError):
+        return False
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    schema: int = 0
+
+
+def live_runs(home: Home) -> list[RunFile]:
+    """The live runs of this home, newest first."""
+    return [run for directory in home.live_directories() if (run := read_run_file(directory)) is not None]
+
+
+def _live_state(run: RunFile | None, state_events: StateEvents) -> RunState:
+    """The state of a run whose lock is held."""
+    events = state_events.read()
+    supervisor = recorded_process(run, "supervisor", events)
+    if supervisor is None:
+        # Before its first event there is no supervisor to be missing: the launcher holds the lock.
+        if not any(event.kind == "supervisor" for event in events):
+            return RunState(state="starting")
+        return RunState(state="running", reason="its supervisor is gone; the training goes on without it")
+    state = next((event for event in reversed(events) if event.kind == "state" and event.state), None)
+    stop = next((event for event in reversed(events) if event.kind == "stop_requested"), None)
+    return RunState(
+        state=state.state if state and state.state else "starting",
+        supervised=True,
+        supervisor_pid=supervisor.pid,
+        reason=state.reason if state else None,
+        stop_deadline_ns=stop.deadline_ns if stop else None,
+    )
+
+
+def _is_still_alive(directory: Path) -> bool:
+    """Return True if the lock stays held: two readers that ask at once each see the other's."""
+    for _ in range(LOCK_TRIES):
+        if not is_alive(directory):
+            return False
+        time.sleep(LOCK_PAUSE_S)
+    return True
+
+
+def _is_young(directory: Path) -> bool:
+    try:
+        return time.time() - directory.stat().st_mtime < BEING_MADE_S
+    except OSError:
+        return False
