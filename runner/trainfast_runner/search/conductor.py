@@ -91,9 +91,9 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         self._live: Path | None = None
         self._waited_s = 0.0
 
-    @abstractmethod
     def conducted_line(self, conducted: Conducted) -> Conducted:
-        """Return this conductor's first line with the options of its search."""
+        """Return this conductor's first line with the options of its search, if it has any."""
+        return conducted
 
     @abstractmethod
     def open(self) -> None:

@@ -125,8 +125,7 @@ def _conduct(
         progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")
     printer = BestPrinter(progress, home, lines)
     printer.print_question(best_plan.question)
-
-    return printer.watch(partial(conduct_best, directory, best_plan, home, options, began_ns=began_ns), signals)
+    return printer.watch(partial(conduct_best, directory, best_plan, home, options), signals, began_ns)
 
 
 def _report(directory: Path, as_json: bool, record: Path | None) -> None:
