@@ -27,7 +27,7 @@ from trainfast_runner.search.conductor import Caller
 from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.processes import end_run
+from trainfast_runner.search.run_ends import end_run
 from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings import script_preset
 

@@ -38,14 +38,8 @@ from trainfast_runner.search.journal.lines import (
     worked_seconds,
 )
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.processes import (
-    LOOK_EVERY_S,
-    Interrupted,
-    WarmProcess,
-    end_run,
-    raise_if_stopped,
-    wait_for_result,
-)
+from trainfast_runner.search.run_ends import LOOK_EVERY_S, Interrupted, end_run, raise_if_stopped, wait_for_result
+from trainfast_runner.search.warm_process import WarmProcess
 
 PAUSE_LOOK_S = 0.1
 

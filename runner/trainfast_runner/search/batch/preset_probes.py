@@ -15,7 +15,8 @@ from trainfast_runner.search.batch.nothing_fits import nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
 from trainfast_runner.search.batch.probe_record import probe_of, probe_of_ended_run, why_void_by_others
 from trainfast_runner.search.journal.batch import BatchEnded
-from trainfast_runner.search.processes import WarmProcess, raise_if_stopped
+from trainfast_runner.search.run_ends import raise_if_stopped
+from trainfast_runner.search.warm_process import WarmProcess
 
 STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps

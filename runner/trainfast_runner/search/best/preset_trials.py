@@ -28,7 +28,8 @@ from trainfast_runner.search.journal.best import (
     Visited,
 )
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.processes import WarmProcess, raise_if_stopped
+from trainfast_runner.search.run_ends import raise_if_stopped
+from trainfast_runner.search.warm_process import WarmProcess
 
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""

@@ -20,8 +20,8 @@ from trainfast_runner.search.best.disturbances import CpuDisturbance, gpu_condit
 from trainfast_runner.search.best.step_rule import UNTIMED, StepRule
 from trainfast_runner.search.best.too_large import failure_in
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, Trial
-from trainfast_runner.search.processes import WarmProcess
 from trainfast_runner.search.speed.trial_rates import relative_error
+from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.units import highest
 
 LEAST_MORE = 2

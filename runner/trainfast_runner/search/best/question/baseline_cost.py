@@ -48,9 +48,9 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
     steps_s = 0.0 if speed is None else STEPS * samples_per_step / speed.high
     cost_s = shortest_s + steps_s
     if cost_s > budget_s:
-        steps = f", {STEPS} steps take {steps_s:.1f} s" if steps_s else ""
+        more = f", {STEPS} steps take {steps_s:.1f} s" if steps_s else ""
         raise UserError(
-            f"--budget {budget_s:g}s is below the cost of the baseline: its process starts in {shortest_s:.1f} s{steps}",
+            f"--budget {budget_s:g}s is below the cost of the baseline: its process starts in {shortest_s:.1f} s{more}",
             key="--budget",
             advice=f"--budget {5 * cost_s:.0f}s or more",
         )
