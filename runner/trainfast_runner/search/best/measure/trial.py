@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
@@ -22,6 +21,7 @@ from trainfast_runner.search.best.too_large import failure_in
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, Trial
 from trainfast_runner.search.speed.trial_rates import relative_error
 from trainfast_runner.search.warm_process import WarmProcess
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.units import highest
 
 LEAST_MORE = 2
@@ -39,7 +39,7 @@ class WantedTrial:
     """
 
     candidate_number: int
-    knobs: RecordedKnobs
+    knobs: KnobValues
     samples_per_step: int
     rule: StepRule
     needs_energy: bool = False
@@ -149,7 +149,7 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial) -> _StepsTaken | None
     return steps_taken
 
 
-def why_other_than_asked(directory: Path, knobs: RecordedKnobs) -> str | None:
+def why_other_than_asked(directory: Path, knobs: KnobValues) -> str | None:
     """The knob of a warm process's last trial that ran otherwise than in `knobs`; None if all ran as asked."""
     run = read_run_file(directory)
     if run is None:
