@@ -96,16 +96,16 @@ def test_a_size_that_fitted_warm_and_not_in_its_proof_is_marked(tmp_path: Path) 
         journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
     tried = state_of_batch_journal(read_batch_journal(directory))
     result = Result(run_id="cold", state="oom", knobs={"batch_size": 42}, reason="out of memory")
-    journal.write(confirmation_record(tried, directory, result, 42, 1.0))
+    journal.write(confirmation_record(tried, [], result, 42, 1.0))
     assert [line.refutes for line in read_batch_journal(directory) if isinstance(line, ConfirmationRun)] == [[42]]
     assert [probe["refuted_by"] for probe in report(directory)["probes"]] == [None, "cold"]
     finished = Result(run_id="cold", state="finished", knobs={"batch_size": 42})
-    assert confirmation_record(tried, directory, finished, 42, 1.0).refutes == []
+    assert confirmation_record(tried, [], finished, 42, 1.0).refutes == []
 
 
-def test_the_step_of_a_confirmation_run_is_its_results_median(tmp_path: Path) -> None:
+def test_the_step_of_a_confirmation_run_is_its_results_median() -> None:
     result = Result(run_id="r", state="finished", step_ms=StepTime(p50=1661.0))
-    assert confirmation_record(BatchState("cpu", 1), tmp_path, result, 8, 1.0).step_ms == 1661.0
+    assert confirmation_record(BatchState("cpu", 1), [], result, 8, 1.0).step_ms == 1661.0
 
 
 def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
