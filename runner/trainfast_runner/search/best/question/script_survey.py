@@ -112,7 +112,7 @@ def plan_script_best(
     check_coolable(plan, options.cool_to_c)
     machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))
     survey = ScriptSurvey(preset, plan, machine, trial_plan)
-    _check(request, survey.named, preset)
+    _check_answerable(request, survey.named, preset)
     preset_batch = default_global_batch(survey.spec, machine)
     has_batch = all(name in survey.named for name in BATCH_KNOBS)
     entries = [BY_NAME[name] for name in survey.named if has_batch or name not in BATCH_KNOBS]
@@ -139,7 +139,7 @@ def plan_script_best(
     return BestPlan(question, plan, survey, survey.space(question))
 
 
-def _check(request: BestRequest, named: Sequence[str], preset: ScriptPreset) -> None:
+def _check_answerable(request: BestRequest, named: Sequence[str], preset: ScriptPreset) -> None:
     """Raise UserError for a question that a script's trials cannot answer."""
     if request.objective == "tokens_per_s":
         raise UserError(
