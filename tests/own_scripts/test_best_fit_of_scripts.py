@@ -22,7 +22,7 @@ from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.question.opening import BestPlan, open_best
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.search.best.question.script_memory import memory_from, with_fitted_memory, with_seen_samples
-from trainfast_runner.search.best.question.script_survey import plan_script_best
+from trainfast_runner.search.best.question.script_question import plan_script_best
 from trainfast_runner.search.conductor import Caller
 from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal

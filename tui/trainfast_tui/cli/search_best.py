@@ -106,7 +106,7 @@ def _budget_s(text: str) -> float:
 def _plan(arguments: argparse.Namespace, request: BestRequest, options: SearchOptions) -> BestPlan:
     """Return the checked question about a preset, or about the script of one. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        from trainfast_runner.search.best.question.script_survey import plan_script_best
+        from trainfast_runner.search.best.question.script_question import plan_script_best
 
         return plan_script_best(script_preset.load(script), arguments.settings, request, options, arguments.python)
     return plan_best(resolve(arguments.preset, arguments.settings), request, options, arguments.python)
