@@ -26,6 +26,7 @@ from trainfast_runner.search.journal.best import (
     Trial,
     Visited,
 )
+from trainfast_runner.settings.knob_values import KnobValue
 
 MOST_DECISIONS = 1000
 COLD_WARMUP = 3
@@ -174,7 +175,7 @@ def question(
 ) -> BestQuestion:
     """The question that a space is searched for."""
     baseline = space.candidates[space.baseline_number]
-    vary: dict[str, list[object]] = {}
+    vary: dict[str, list[KnobValue]] = {}
     for candidate in space.candidates:
         for name, value in candidate.knobs.items():
             values = vary.setdefault(name, [])

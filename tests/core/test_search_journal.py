@@ -30,6 +30,7 @@ from trainfast_runner.search.batch.decide import BatchDecision
 from trainfast_runner.search.batch.probe_record import confirmation_record, why_others_grew
 from trainfast_runner.search.batch.report import report
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
+from trainfast_runner.search.conductor import Caller
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.journal.batch import (
     BatchAnswer,
@@ -95,16 +96,16 @@ def test_a_size_that_fitted_warm_and_not_in_its_proof_is_marked(tmp_path: Path) 
         journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
     tried = state_of_batch_journal(read_batch_journal(directory))
     result = Result(run_id="cold", state="oom", knobs={"batch_size": 42}, reason="out of memory")
-    journal.write(confirmation_record(tried, directory, result, 42, 1.0))
+    journal.write(confirmation_record(tried, [], result, 42, 1.0))
     assert [line.refutes for line in read_batch_journal(directory) if isinstance(line, ConfirmationRun)] == [[42]]
     assert [probe["refuted_by"] for probe in report(directory)["probes"]] == [None, "cold"]
     finished = Result(run_id="cold", state="finished", knobs={"batch_size": 42})
-    assert confirmation_record(tried, directory, finished, 42, 1.0).refutes == []
+    assert confirmation_record(tried, [], finished, 42, 1.0).refutes == []
 
 
-def test_the_step_of_a_confirmation_run_is_its_results_median(tmp_path: Path) -> None:
+def test_the_step_of_a_confirmation_run_is_its_results_median() -> None:
     result = Result(run_id="r", state="finished", step_ms=StepTime(p50=1661.0))
-    assert confirmation_record(BatchState("cpu", 1), tmp_path, result, 8, 1.0).step_ms == 1661.0
+    assert confirmation_record(BatchState("cpu", 1), [], result, 8, 1.0).step_ms == 1661.0
 
 
 def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
@@ -318,7 +319,7 @@ def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
         raise AssertionError("it is measured a second time")
 
     proving(monkeypatch, started)
-    conduct_batch(directory, PLAN, home, BatchSearchOptions())
+    conduct_batch(directory, PLAN, home, BatchSearchOptions(), Caller())
     lines = read_batch_journal(directory)
     assert [line.run_id for line in lines if isinstance(line, ConfirmationRun)] == [left.name]
     assert [line.run_id for line in lines if isinstance(line, BatchLaunched)] == [left.name]
@@ -347,7 +348,7 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(
                 held.close()
             return False
 
-        conduct_batch(directory, PLAN, home, BatchSearchOptions(wait=True), is_cancelled=is_cancelled)
+        conduct_batch(directory, PLAN, home, BatchSearchOptions(wait=True), Caller(is_cancelled=is_cancelled))
     kinds = [type(line) for line in read_batch_journal(directory)]
     assert kinds[3:7] == [BatchStep, Waiting, Resumed, BatchLaunched]
     waiting = next(line for line in read_batch_journal(directory) if isinstance(line, Waiting))
@@ -364,7 +365,7 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
 
     monkeypatch.setattr(conductor, "decide", broken)
     with pytest.raises(ZeroDivisionError):
-        conduct_batch(directory, PLAN, home, BatchSearchOptions())
+        conduct_batch(directory, PLAN, home, BatchSearchOptions(), Caller())
     seen = BatchFollower(directory).poll()
     assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
     assert not seen.is_live

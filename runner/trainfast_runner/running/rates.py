@@ -23,7 +23,7 @@ class Rates:
 
 
 class SummedRates:
-    """Adds up the ranks' rates of a step once all have written it; keeps the newest `keep` steps, all steps for None."""
+    """Adds up the ranks' rates of a step once all have written it; keeps the newest `keep` steps, or all."""
 
     def __init__(self, keep: int | None) -> None:
         self._keep = keep

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,7 +27,7 @@ from trainfast_runner.search.batch.script_probes import plan_script_batch
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.question.opening import open_best
 from trainfast_runner.search.best.question.spec_question import plan_spec_best
-from trainfast_runner.search.conductor import AlreadyConducted
+from trainfast_runner.search.conductor import AlreadyConducted, Caller
 from trainfast_runner.search.control import SearchRequest
 from trainfast_runner.search.journal.batch import BatchLine
 from trainfast_runner.search.journal.best import BestLine
@@ -75,25 +74,23 @@ def conduct_request(
     Raises UserError.
     """
     home = Home(Path(request.home))
-    conducted: Callable[..., object]
 
     def on_line(line: BatchLine | BestLine) -> None:
         if isinstance(line, Conducted):
             holds(directory)
 
-    if request.best is not None:
-        best_options = SearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-        spec = replace(spec_of_record(request), script=request.script)
-        best_plan = plan_spec_best(spec, request.best, best_options, request.python)
-        directory = open_best(best_plan, home, best_options)
-        conducted = partial(conduct_best, directory, best_plan, home, best_options)
-    else:
-        options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-        plan, trial_plan = _plan_batch(request, options)
-        directory = open_batch(plan, home, options)
-        conducted = partial(conduct_batch, directory, plan, home, options, trial_plan=trial_plan)
     try:
-        conducted(on_line=on_line, is_cancelled=is_cancelled, began_ns=began_ns)
+        if request.best is not None:
+            best_options = SearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
+            spec = replace(spec_of_record(request), script=request.script)
+            best_plan = plan_spec_best(spec, request.best, best_options, request.python)
+            directory = open_best(best_plan, home, best_options)
+            conduct_best(directory, best_plan, home, best_options, Caller(on_line, is_cancelled, began_ns))
+        else:
+            options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
+            plan, trial_plan = _plan_batch(request, options)
+            directory = open_batch(plan, home, options)
+            conduct_batch(directory, plan, home, options, Caller(on_line, is_cancelled, began_ns), trial_plan)
     except AlreadyConducted:
         holds(directory)  # the starter follows it
 

@@ -37,14 +37,8 @@ from trainfast_runner.search.journal.lines import (
     worked_seconds,
 )
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.processes import (
-    LOOK_EVERY_S,
-    Interrupted,
-    WarmProcess,
-    end_run,
-    raise_if_stopped,
-    wait_for_result,
-)
+from trainfast_runner.search.run_ends import LOOK_EVERY_S, Interrupted, end_run, raise_if_stopped, wait_for_result
+from trainfast_runner.search.warm_process import WarmProcess
 
 PAUSE_LOOK_S = 0.1
 
@@ -90,9 +84,9 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         self._live: Path | None = None
         self._waited_s = 0.0
 
-    @abstractmethod
     def conducted_line(self, conducted: Conducted) -> Conducted:
-        """Return this conductor's first line with the options of its search."""
+        """Return this conductor's first line with the options of its search, if it has any."""
+        return conducted
 
     @abstractmethod
     def open(self) -> None:

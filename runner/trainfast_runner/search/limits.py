@@ -26,11 +26,9 @@ def limits_of(plan: RunPlan) -> Limits:
     words = f"memory_limit={plan.spec.knobs.get('memory_limit')}"
     if plan.device == "cuda":
         # A GPU allocates no more than it has: each rank reports its own limit.
-        return (
-            Limits(limits_bytes, words)
-            if limits_bytes is not None
-            else Limits((), "what the GPU has free without its context")
-        )
+        if limits_bytes is None:
+            return Limits((), "what the GPU has free without its context")
+        return Limits(limits_bytes, words)
     free = host_free_bytes()
     if limits_bytes is not None and sum(limits_bytes) <= free:
         return Limits(limits_bytes, words)

@@ -15,7 +15,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.table import Outcome, again_is_pointless
 from trainfast_runner.search.bench.variants import Bench, Entry, run_order
 from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
-from trainfast_runner.search.processes import Interrupted
+from trainfast_runner.search.run_ends import Interrupted
 from trainfast_tui.cli.follow_run import Signals, follow
 from trainfast_tui.cli.output import print_notice
 from trainfast_tui.cli.start_run import predict_memory

@@ -104,7 +104,7 @@ def _budget_s(text: str) -> float:
 def _plan(arguments: argparse.Namespace, request: BestRequest, options: SearchOptions) -> BestPlan:
     """Return the checked question about a preset, or about the script of one. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        from trainfast_runner.search.best.question.script_survey import plan_script_best
+        from trainfast_runner.search.best.question.script_question import plan_script_best
 
         return plan_script_best(script_preset.load(script), arguments.settings, request, options, arguments.python)
     return plan_best(resolve(arguments.preset, arguments.settings), request, options, arguments.python)
@@ -121,7 +121,7 @@ def _conduct(
     print_earlier_search(progress, home, directory, tried, read_best_journal)
     printer = BestPrinter(progress, home, lines)
     printer.print_question(best_plan.question)
-    return printer.watch(partial(conduct_best, directory, best_plan, home, options, began_ns=began_ns), signals)
+    return printer.watch(partial(conduct_best, directory, best_plan, home, options), signals, began_ns)
 
 
 def _report(directory: Path, as_json: bool, record: Path | None) -> None:

@@ -16,7 +16,8 @@ from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import check_plan, open_batch
 from trainfast_runner.search.batch.report import report
 from trainfast_runner.search.batch.script_probes import plan_script_batch
-from trainfast_runner.search.journal.batch import BatchEnded, Probe, read_batch_journal
+from trainfast_runner.search.conductor import Caller
+from trainfast_runner.search.journal.batch import BatchEnded, BatchLine, Probe, read_batch_journal
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.script_runs import TrialPlan
 from trainfast_runner.settings import presets, script_preset
@@ -65,9 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.wait:
         began_ns += await_devices(plan, home)
     directory = open_batch(plan, home, options)
-    conducting = partial(conduct_batch, directory, plan, home, options, began_ns=began_ns, trial_plan=trial_plan)
+    conducting = partial(conduct_batch, directory, plan, home, options, trial_plan=trial_plan)
     with caught_signals() as signals:
-        ended = _conduct(directory, home, conducting, signals, arguments.settings)
+        ended = _conduct(directory, home, conducting, signals, began_ns, arguments.settings)
     _report(directory, ended, arguments.json)
     return SEARCH_EXIT_CODES[ended.state]
 
@@ -94,7 +95,12 @@ def _note_variants(preset: str, spec: RunSpec) -> None:
 
 
 def _conduct(
-    directory: Path, home: Home, conducting: Callable[..., BatchEnded], signals: Signals, settings: list[str]
+    directory: Path,
+    home: Home,
+    conducting: Callable[[Caller[BatchLine]], BatchEnded],
+    signals: Signals,
+    began_ns: int,
+    settings: list[str],
 ) -> BatchEnded:
     """Conduct the search and print each line of its journal on stderr."""
     progress = Progress()
@@ -104,7 +110,7 @@ def _conduct(
     sizes = ", ".join(str(line.batch_size) for line in read_batch_journal(directory) if isinstance(line, Probe))
     tried = f"which has tried {sizes}" if sizes else ""
     print_earlier_search(progress, home, directory, tried, read_batch_journal)
-    return BatchPrinter(progress, home).watch(conducting, signals)
+    return BatchPrinter(progress, home).watch(conducting, signals, began_ns)
 
 
 def _report(directory: Path, ended: BatchEnded, as_json: bool) -> None:

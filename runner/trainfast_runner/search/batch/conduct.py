@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
@@ -21,20 +20,14 @@ def conduct_batch(
     plan: RunPlan,
     home: Home,
     options: BatchSearchOptions,
-    *,
-    on_line: Callable[[BatchLine], None] = lambda line: None,
-    is_cancelled: Callable[[], bool] = lambda: False,
-    began_ns: int | None = None,
+    caller: Caller[BatchLine],
     trial_plan: TrialPlan | None = None,
 ) -> BatchEnded:
-    """Conduct the search in `directory` to its end, record that and return it. `on_line` gets every new line.
+    """Conduct the search in `directory` to its end, record that and return it.
 
-    The search's time counts from `began_ns` (CLOCK_MONOTONIC), when making the plan began. `trial_plan` plans the
-    trials of a script; a preset has none.
-
-    Raises UserError when another process conducts the search, and when its device is in use.
+    `trial_plan` plans the trials of a script; a preset has none. Raises UserError when another process conducts the
+    search, and when its device is in use.
     """
-    caller = Caller(on_line, is_cancelled, began_ns)
 
     def make() -> BatchConductor:
         if trial_plan is None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION, PROBE
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.run_state import live_runs
@@ -25,13 +24,14 @@ from trainfast_runner.search.journal.batch import (
     ConfirmationRun,
     Predicted,
     Probe,
+    RankPeaks,
     read_batch_journal,
 )
 from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.search.limits import with_limits
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import adopt_one, runs_of_search
-from trainfast_runner.search.processes import end_run
+from trainfast_runner.search.run_ends import end_run
 
 UNTIMED_CONFIRMATION_STEPS = 3
 """Steps of a confirmation run before the timed ones; fewer where that would leave none."""
@@ -73,9 +73,9 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
     def nothing_fits(self, why: str) -> BatchEnded:
         """Return the end of a search in which a batch of 1 does not fit."""
 
-    def confirmation_of(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
-        """Return the record of an ended confirmation run."""
-        return confirmation_record(self._state(), directory, result, batch_size, seconds)
+    @abstractmethod
+    def confirmed_peaks(self, directory: Path) -> list[RankPeaks]:
+        """Return the highest peaks of each rank of a confirmation run."""
 
     def conducted_line(self, conducted: Conducted) -> Conducted:
         """Return the line with this search's options."""
@@ -113,7 +113,8 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         plan = self.plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
         directory = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
         result = self._finished_run(directory)
-        self._write(self.confirmation_of(directory, result, batch_size, self._clock_s() - began_s))
+        ranks, seconds = self.confirmed_peaks(directory), self._clock_s() - began_s
+        self._write(confirmation_record(self._state(), ranks, result, batch_size, seconds))
 
     def _start(self, plan: RunPlan, role: str) -> Path:
         directory = self._launch(plan, role)

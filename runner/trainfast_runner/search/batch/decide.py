@@ -97,8 +97,8 @@ def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> 
     sure = _largest_sure_fit(rank_fits)
     # A single size has no slope of its own, and tells nothing certain of others.
     likely = max(best, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))
-    decides = deciding_size(state, rank_fits, likely)
-    if too_large is not None and too_large <= decides:
+    deciding = deciding_size(state, rank_fits, likely)
+    if too_large is not None and too_large <= deciding:
         return _confirm(likely, _why_confirm(rank_fits, best, likely, f"{too_large} does not"))
     if state.tried >= MOST_PROBES or best >= state.largest_allowed:
         why = f"{state.tried} sizes tried"
@@ -111,7 +111,7 @@ def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> 
         return _confirm(best, f"{why}: a fresh process runs the largest that fitted, {best}")
     target = min(sure, _second_size(state)) if points == 1 else sure
     if best < target < (too_large or LARGEST_BATCH + 1) and (
-        too_large or not _should_run_out(state, rank_fits, decides)
+        too_large or not _should_run_out(state, rank_fits, deciding)
     ):
         return _probe(target, _why_up(state, tightest(rank_fits, target), target))
     if too_large is not None:
@@ -122,12 +122,12 @@ def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> 
         error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
         above = f"by the fit {likely + 1} would need {needs}, {error}"
         return _confirm(likely, _why_confirm(rank_fits, best, likely, above))
-    over = max(fit.need_bytes(decides) - fit.limit_bytes for fit in rank_fits)
-    words = f"{likely} should fit; whether {decides} does is within the error of the fit"
+    over = max(fit.need_bytes(deciding) - fit.limit_bytes for fit in rank_fits)
+    words = f"{likely} should fit; whether {deciding} does is within the error of the fit"
     if over > 0:
-        too_much = f"by the fit {decides} is {mebibytes(over)} too large"
+        too_much = f"by the fit {deciding} is {mebibytes(over)} too large"
         words = f"{likely} should fit; {too_much}: that it does not fit is to be seen"
-    return _probe(decides, words)
+    return _probe(deciding, words)
 
 
 def _largest_sure_fit(rank_fits: tuple[MemoryLines, ...]) -> int:

@@ -54,7 +54,7 @@ class SizePrediction:
 
 
 def linear_from(traced: Callable[[int], float], max_batch: int) -> int:
-    """The smallest batch whose traced peak is on the line through that of `most`.
+    """Return the smallest batch whose traced peak is on the line through that of `max_batch`.
 
     A traced peak is convex in the batch, so the sizes off the line are the smallest ones.
     """

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
@@ -13,9 +14,10 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.nothing_fits import nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
-from trainfast_runner.search.batch.probe_record import probe_of, probe_of_ended_run, why_void_by_others
-from trainfast_runner.search.journal.batch import BatchEnded
-from trainfast_runner.search.processes import WarmProcess, raise_if_stopped
+from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, probe_of_ended_run, why_void_by_others
+from trainfast_runner.search.journal.batch import BatchEnded, RankPeaks
+from trainfast_runner.search.run_ends import raise_if_stopped
+from trainfast_runner.search.warm_process import WarmProcess
 
 STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps
@@ -90,6 +92,10 @@ class PresetBatchConductor(BatchConductor):
         """Plan an ordinary run of one size."""
         spec = self._plan.spec.with_overrides(batch_size=batch_size, steps=steps, timing_warmup=timing_warmup)
         return replace(self._plan, spec=spec)
+
+    def confirmed_peaks(self, directory: Path) -> list[RankPeaks]:
+        """Return the highest peaks of each rank of a confirmation run."""
+        return peaks_of_run(directory)
 
     def nothing_fits(self, why: str) -> BatchEnded:
         """Return the end of a search in which a batch of 1 does not fit."""

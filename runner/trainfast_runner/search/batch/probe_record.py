@@ -25,7 +25,7 @@ TOO_MUCH_BYTES = 64 << 20
 def probe_of(
     state: BatchState, batch_size: int, run_id: str, seconds: float, answers: dict[int, ProbeLine], void: str | None
 ) -> Probe:
-    """The record of one size from its ranks' answers; `void` is the reason why the probe does not count, or None."""
+    """Return the record of one size from its ranks' answers; `void` is why the probe does not count, or None."""
     oom_line = next((line for line in answers.values() if line.outcome == "oom"), None)
     ranks = [_rank_peaks(rank, answer) for rank, answer in sorted(answers.items())]
     if oom_line is not None or void is not None:
@@ -59,7 +59,7 @@ def probe_of(
 
 
 def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: str | None = None) -> Probe:
-    """The record of a size whose run ended out of memory before its ranks answered; `phase` if the run has none."""
+    """Return the record of a size that ran out of memory before its ranks answered; `phase` if the run names none."""
     error = result.error
     return Probe(
         batch_size=batch_size,
@@ -101,9 +101,9 @@ def _rank_peaks(rank: int, line: ProbeLine) -> RankPeaks:
 
 
 def confirmation_record(
-    state: BatchState, directory: Path, result: Result, batch_size: int, seconds: float
+    state: BatchState, ranks: list[RankPeaks], result: Result, batch_size: int, seconds: float
 ) -> ConfirmationRun:
-    """The record of a confirmation run; `batch_size` and `seconds` stand in where its result has none."""
+    """Return the record of a confirmation run; `batch_size` and `seconds` stand in where its result has none."""
     recorded = result.knobs.get("batch_size")
     confirmed = recorded if isinstance(recorded, int) else batch_size
     warm = [probe.batch_size for probe in state.fitting if probe.batch_size >= confirmed]
@@ -113,7 +113,7 @@ def confirmation_record(
         state=result.state,
         reason=result.reason,
         peak_allocated_bytes=result.memory.peak_allocated_bytes,
-        ranks=[highest_peaks(rank, steps) for rank, steps in sorted(read_records(directory).steps.items()) if steps],
+        ranks=ranks,
         samples_per_s=result.throughput.samples_per_s.median,
         step_ms=result.step_ms.p50,
         seconds=result.seconds if result.seconds is not None else seconds,
@@ -121,8 +121,13 @@ def confirmation_record(
     )
 
 
+def peaks_of_run(directory: Path) -> list[RankPeaks]:
+    """Return the highest peaks of each rank of a run that took a step."""
+    return [highest_peaks(rank, steps) for rank, steps in sorted(read_records(directory).steps.items()) if steps]
+
+
 def highest_peaks(rank: int, steps: list[Step]) -> RankPeaks:
-    """The highest peaks over a rank's steps, at least one; allocator retries and time are the last step's."""
+    """Return the highest peaks over a rank's steps, at least one; allocator retries and time are the last step's."""
     phases = {phase for step in steps for phase in step.phase_peaks or ()}
     return RankPeaks(
         rank=rank,

@@ -27,7 +27,6 @@ from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
     BatchLine,
-    ConfirmationRun,
     Predicted,
     Probe,
     RankPeaks,
@@ -115,14 +114,12 @@ class ScriptBatchConductor(BatchConductor):
         peak = TracedPeak(traced=traced, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE])
         return predict_script_size(peak, limit, result.run_id)
 
-    def confirmation_of(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
-        """Return the record of an ended confirmation run, with what the limit counted."""
-        record = super().confirmation_of(directory, result, batch_size, seconds)
-        peaks = [
+    def confirmed_peaks(self, directory: Path) -> list[RankPeaks]:
+        """Return the peaks of each rank of a confirmation run as its limit counted them."""
+        return [
             msgspec.structs.replace(peaks, peak_allocated_bytes=peaks.phase_peaks[SCRIPT_PHASE])
             for peaks in peaks_of(directory, self._available_bytes())
         ]
-        return msgspec.structs.replace(record, ranks=peaks)
 
     def _available_bytes(self) -> int | None:
         """Bytes that the fullest GPU had free before the search, as an estimate; None on a CPU, which has a limit."""
@@ -139,7 +136,7 @@ class ScriptBatchConductor(BatchConductor):
 
 
 def data_filled(result: Result, asked_size: int, best: int) -> int | None:
-    """The batch that ran where the script's data is smaller than the one asked for; None if it ran as asked.
+    """Return the batch that ran where the script's data is smaller than the one asked for; None if it ran as asked.
 
     A script that had run a size as asked (`best`, 0 before any) does not ignore the batch size.
     """
@@ -150,7 +147,7 @@ def data_filled(result: Result, asked_size: int, best: int) -> int | None:
 
 
 def why_not_usable(result: Result) -> str | None:
-    """Why a trial gives no figures for its size: it failed, or took no step; None if it gives them."""
+    """Return why a trial gives no figures for its size: it failed, or took no step; None if it gives them."""
     if result.state != "finished":
         return f"{result.run_id} ended {result.state}: {result.reason}"
     if result.steps.measured == 0:
@@ -163,7 +160,7 @@ def why_not_usable(result: Result) -> str | None:
 def fitting_probe(
     directory: Path, result: Result, batch_size: int, seconds: float, available_bytes: int | None
 ) -> Probe:
-    """The record of a size that fitted, from the records of its run."""
+    """Return the record of a size that fitted, from the records of its run."""
     ranks = peaks_of(directory, available_bytes)
     tightest = max(ranks, key=lambda peaks: peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0)
     return Probe(
@@ -184,7 +181,7 @@ def fitting_probe(
 
 
 def peaks_of(directory: Path, available_bytes: int | None) -> list[RankPeaks]:
-    """The peaks of each rank that took a step."""
+    """Return the peaks of each rank that took a step."""
     records = read_records(directory)
     return [
         _rank_peaks(rank, steps, records.worker.get(rank, []), available_bytes)

@@ -8,7 +8,6 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.search.best.global_batch import MOST_CANDIDATES, GlobalBatch
 from trainfast_runner.search.best.too_large import TOO_LARGE, excess_words
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS, candidate_spec, takes_warm_trials
@@ -39,7 +38,7 @@ def enumerate_space(spec: RunSpec, machine: Machine, vary: Vary, size: int | Non
         *vary,
         *(name for name in others if global_batch.derives_knobs or base_knobs[name] != spec.knobs[name]),
     ]
-    combinations: list[RecordedKnobs] = []
+    combinations: list[KnobValues] = []
     dropped = 0
     for combination in combinations_of(vary):
         complete = global_batch.complete(combination)
@@ -57,7 +56,7 @@ def enumerate_space(spec: RunSpec, machine: Machine, vary: Vary, size: int | Non
 
 
 def _candidate(
-    spec: RunSpec, machine: Machine, global_batch: GlobalBatch, knobs: RecordedKnobs, refuse: Refuse
+    spec: RunSpec, machine: Machine, global_batch: GlobalBatch, knobs: KnobValues, refuse: Refuse
 ) -> Candidate:
     run_spec = candidate_spec(spec, knobs)
     refusal = refuse(run_spec)
@@ -80,7 +79,7 @@ def processes_of(spec: RunSpec, machine: Machine) -> int | None:
         return None
 
 
-def process_knobs(run_knobs: KnobValues, knobs: RecordedKnobs) -> RecordedKnobs:
+def process_knobs(run_knobs: KnobValues, knobs: KnobValues) -> KnobValues:
     """Return those of a candidate's `knobs` that need a new process, in a run with all of `run_knobs`."""
     if not takes_warm_trials(run_knobs):
         return dict(knobs)

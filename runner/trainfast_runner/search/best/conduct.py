@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
@@ -16,22 +15,12 @@ from trainfast_runner.search.options import SearchOptions
 
 
 def conduct_best(
-    directory: Path,
-    best_plan: BestPlan,
-    home: Home,
-    options: SearchOptions,
-    *,
-    on_line: Callable[[BestLine], None] = lambda line: None,
-    is_cancelled: Callable[[], bool] = lambda: False,
-    began_ns: int | None = None,
+    directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: Caller[BestLine]
 ) -> BestEnded:
-    """Conduct the search in `directory` to its end, record that and return it. `on_line` gets every new line.
-
-    The search's time counts from `began_ns` (CLOCK_MONOTONIC), when checking the question began.
+    """Conduct the search in `directory` to its end, record that and return it.
 
     Raises UserError when another process conducts the search, when its device is in use, and when the budget does not
     pay for the baseline.
     """
-    caller = Caller(on_line, is_cancelled, began_ns)
     make = PresetBestConductor if isinstance(best_plan.survey, ModelSurvey) else ScriptBestConductor
     return conduct_alone(directory, lambda: make(directory, best_plan, home, options, caller))

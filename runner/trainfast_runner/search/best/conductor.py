@@ -33,7 +33,7 @@ from trainfast_runner.search.journal.best import (
     Trial,
     read_best_journal,
 )
-from trainfast_runner.search.journal.lines import Conducted, worked_seconds
+from trainfast_runner.search.journal.lines import worked_seconds
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 from trainfast_runner.settings.knob_values import KnobValue
@@ -68,10 +68,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def update_candidates(self) -> None:
         """Write the candidates anew if the trials tell more of them; a preset's are known before the first one."""
-
-    def conducted_line(self, conducted: Conducted) -> Conducted:
-        """Return the line as it is: a best-fit search has no options of its own here."""
-        return conducted
 
     def end_line(self, state: str, reason: str) -> BestEnded:
         """Return an end with the best found so far, if anything was measured."""

@@ -8,7 +8,6 @@ from functools import cached_property
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH, candidate_spec
 from trainfast_runner.settings.device_counts import data_parallel_degree, device_count
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
@@ -54,7 +53,7 @@ class GlobalBatch:
                 self._degrees[key] = 1
         return self._degrees[key]
 
-    def complete(self, values: RecordedKnobs) -> RecordedKnobs | None:
+    def complete(self, values: KnobValues) -> KnobValues | None:
         """Return a combination with the batch and accumulation that give the size; None if it gives another one."""
         if self.size is None:
             return values
@@ -110,7 +109,7 @@ class GlobalBatch:
         }
 
     @cached_property
-    def _possible(self) -> list[RecordedKnobs]:
+    def _possible(self) -> list[KnobValues]:
         """The combinations of the deciding knobs that have this size."""
         return [knobs for knobs in combinations_of(self._deciding) if self.complete(knobs) is not None]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.search.journal.best import Candidate, Ordered
+from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 
 ORDERS_FILE = "orders.jsonl"
@@ -25,7 +25,7 @@ class KnobOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     do: str
     knob: str = ""
-    value: Any = None
+    value: KnobValue = None
     candidate_number: int | None = msgspec.field(default=None, name="candidate")
 
 

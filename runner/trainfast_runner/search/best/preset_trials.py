@@ -11,7 +11,7 @@ import msgspec
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import TRIAL, RecordedKnobs
+from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.search.best.choose.decide import BestDecision
 from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
@@ -28,7 +28,9 @@ from trainfast_runner.search.journal.best import (
     Visited,
 )
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.processes import WarmProcess, raise_if_stopped
+from trainfast_runner.search.run_ends import raise_if_stopped
+from trainfast_runner.search.warm_process import WarmProcess
+from trainfast_runner.settings.knob_type import KnobValues
 
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
@@ -44,7 +46,7 @@ class PresetBestConductor(BestConductor):
     ) -> None:
         super().__init__(directory, best_plan, home, options, caller)
         self._ceiling = ceiling_here(home, best_plan.plan)
-        self._process_knobs: RecordedKnobs = {}
+        self._process_knobs: KnobValues = {}
         self._process_uuids: list[str] = []
 
     def list_candidates(self) -> None:

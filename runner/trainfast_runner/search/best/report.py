@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.choose.answer import verdicts_without_answer
@@ -18,6 +16,7 @@ from trainfast_runner.search.journal.best import (
     BestEnded,
     BestLine,
     BestQuestion,
+    Candidate,
     CandidateVerdict,
     ColdRun,
     EarlierEffect,
@@ -64,20 +63,15 @@ def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLi
     answer = ended.answer if ended is not None else None
     if ended is None or answer is None or space is None:
         names = ("winner", "best", "baseline", "gain", "within_percent", "tried_in_budget")
-        return {
-            **dict.fromkeys(names),
-            **{name: [] for name in ("ties", "effects", "pareto", "changes_training", "notes")},
-            "verdicts": []
-            if space is None
-            else [_verdict(verdict, space) for verdict in verdicts_without_answer(lines)],
-        }
+        lists = ("ties", "effects", "pareto", "changes_training", "notes")
+        verdicts = [] if space is None else [_verdict(verdict, space) for verdict in verdicts_without_answer(lines)]
+        return {**dict.fromkeys(names), **{name: [] for name in lists}, "verdicts": verdicts}
     is_decided = ended.state == "answered" and answer.within_percent is None
+    best, baseline = space.candidates[answer.best_number], space.candidates[space.baseline_number]
     return {
-        "winner": space.candidates[answer.best_number].knobs if is_decided else None,
-        "best": _side(answer.best_number, answer.best_rate, answer.best_value, answer.best_run_ids, space),
-        "baseline": _side(
-            space.baseline_number, answer.baseline_rate, answer.baseline_value, answer.baseline_run_ids, space
-        ),
+        "winner": best.knobs if is_decided else None,
+        "best": _side(best, answer.best_rate, answer.best_value, answer.best_run_ids),
+        "baseline": _side(baseline, answer.baseline_rate, answer.baseline_value, answer.baseline_run_ids),
         "gain": _gain(answer.gain_percent),
         "within_percent": answer.within_percent,
         "tried_in_budget": answer.tried_in_budget,
@@ -95,28 +89,21 @@ def _verdict(verdict: CandidateVerdict, space: Space) -> dict[str, Any]:
     return {
         "knobs": candidate.knobs,
         **fields_of(verdict, "verdict", "reason", "excess_bytes"),
-        "samples_per_s": _interval(verdict.rate),
+        "samples_per_s": verdict.rate,
         "predicted_bytes": candidate.predicted_bytes,
     }
 
 
-def _side(
-    number: int, rate: Interval | None, value: Interval | None, run_ids: list[str], space: Space
-) -> dict[str, Any]:
+def _side(candidate: Candidate, rate: Interval | None, value: Interval | None, run_ids: list[str]) -> dict[str, Any]:
     """The winner or the baseline; `value` is by the objective."""
-    candidate = space.candidates[number]
     return {
         "knobs": candidate.knobs,
-        "samples_per_s": _interval(rate),
-        "value": _interval(value),
+        "samples_per_s": rate,
+        "value": value,
         "predicted_bytes": candidate.predicted_bytes,
         "run_id": run_ids[0] if run_ids else None,
         "run_ids": run_ids,
     }
-
-
-def _interval(interval: Interval | None) -> dict[str, float] | None:
-    return None if interval is None else {"median": interval.median, "low": interval.low, "high": interval.high}
 
 
 def _gain(percent: Interval | None) -> dict[str, float] | None:
@@ -149,7 +136,7 @@ def _cold_run(line: ColdRun, space: Space) -> dict[str, Any]:
     return {
         "knobs": space.candidates[line.candidate_number].knobs,
         "samples_per_s": None if line.samples_per_s is None else {"median": line.samples_per_s, "mad": line.mad},
-        "predicted": None if line.predicted is None else msgspec.to_builtins(line.predicted),
+        "predicted": line.predicted,
         **fields_of(line, "role", "knob", "outcome", *figures, "run_id", "reason", "missing_bytes"),
     }
 
@@ -169,6 +156,6 @@ def _pareto(number: int, answer: BestAnswer, space: Space, lines: Sequence[BestL
     measured = (line for line in lines if isinstance(line, Trial | ColdRun) and line.candidate_number == number)
     return {
         "knobs": space.candidates[number].knobs,
-        "samples_per_s": _interval(rate),
+        "samples_per_s": rate,
         "peak_allocated_bytes": highest(line.peak_allocated_bytes for line in measured),
     }

@@ -10,12 +10,11 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedKnobs, RecordedSpec
+from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedSpec
 from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.journal.lines import (
@@ -28,6 +27,8 @@ from trainfast_runner.search.journal.lines import (
     SearchEnded,
     Waiting,
 )
+from trainfast_runner.settings.knob_type import KnobValues, whole_number
+from trainfast_runner.settings.knob_values import KnobValue
 
 UNNAMED = "no present value is named"
 """Why a knob of a script is left alone whose value neither the preset nor a setting names."""
@@ -49,8 +50,8 @@ class EarlierEffect(msgspec.Struct, frozen=True, kw_only=True):
     """An effect that an earlier search of the same model found on this device, in percent of the rate."""
 
     knob: str
-    value: Any
-    before: Any
+    value: KnobValue
+    before: KnobValue
     gain_percent: Interval
     search_id: str
 
@@ -68,7 +69,7 @@ class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", ta
     schema: int = SCHEMA
     search_id: str
     key: str
-    vary: dict[str, list[Any]]
+    vary: dict[str, list[KnobValue]]
     left_alone: dict[str, str] = {}
     """Knobs that were not varied because another value trains differently, each with the reason."""
     global_batch: int | None = None
@@ -88,9 +89,9 @@ class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", ta
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of knobs, and its known figures before a run."""
 
-    knobs: RecordedKnobs
+    knobs: KnobValues
     """Every varied and derived knob."""
-    process_knobs: RecordedKnobs = msgspec.field(default_factory=dict, name="process")
+    process_knobs: KnobValues = msgspec.field(default_factory=dict, name="process")
     """Those of `knobs` that need a new process."""
     predicted_bytes: int | None = None
     excess_bytes: int | None = None
@@ -106,7 +107,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def batch_size(self) -> int:
         """Its batch_size; 1 where the search gives it none."""
-        return int(self.knobs.get("batch_size", 1))
+        return whole_number(self.knobs, "batch_size") if "batch_size" in self.knobs else 1
+
+    @property
+    def accumulates(self) -> bool:
+        """True if an optimizer step takes several batches by its grad_accum."""
+        return "grad_accum" in self.knobs and whole_number(self.knobs, "grad_accum") > 1
 
 
 class Space(Line, frozen=True, kw_only=True, tag="space"):
@@ -127,7 +133,7 @@ class Visited(Line, frozen=True, kw_only=True, tag="visited"):
     """
 
     run_id: str
-    process_knobs: RecordedKnobs = msgspec.field(name="process")
+    process_knobs: KnobValues = msgspec.field(name="process")
     start_s: float
 
 
@@ -222,7 +228,7 @@ class Ordered(Line, frozen=True, kw_only=True, tag="ordered"):
 
     do: str
     knob: str = ""
-    value: Any = None
+    value: KnobValue = None
     candidate_number: int | None = msgspec.field(default=None, name="candidate")
 
 
@@ -233,8 +239,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     knob: str
-    value: Any
-    before: Any
+    value: KnobValue
+    before: KnobValue
     gain_percent: Interval
     measured: bool = False
     earlier: bool = False

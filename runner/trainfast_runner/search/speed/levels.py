@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import mul
 
-from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH
+from trainfast_runner.settings.knob_type import KnobValues
 
 Point = tuple[int, ...]
 """The level of each modelled knob: the index of its value among the values that the candidates have."""
@@ -23,7 +23,7 @@ class Levels:
     `weights` multiply the prior variance of a knob's effect, 1 for a knob without one.
     """
 
-    def __init__(self, candidates: Sequence[RecordedKnobs], weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, candidates: Sequence[KnobValues], weights: Mapping[str, float] | None = None) -> None:
         self.names = _modelled_knobs(candidates)
         self.values = {name: list(dict.fromkeys(candidate[name] for candidate in candidates)) for name in self.names}
         self._level_of = {
@@ -41,7 +41,7 @@ class Levels:
         self._halves = [_Half(self, range(middle)), _Half(self, range(middle, len(self.names)))]
         self._sums: dict[Point, tuple[list[float], list[float]]] = {}
 
-    def point(self, knobs: RecordedKnobs) -> Point:
+    def point(self, knobs: KnobValues) -> Point:
         """Return the levels of these knobs. Raises KeyError for a value that no candidate has."""
         return tuple(self._level_of[name][_typed_key(knobs[name])] for name in self.names)
 
@@ -91,7 +91,7 @@ class _Half:
         return [sum(row) for row in rows], [sum(map(mul, row, row)) for row in rows]
 
 
-def _modelled_knobs(candidates: Sequence[RecordedKnobs]) -> list[str]:
+def _modelled_knobs(candidates: Sequence[KnobValues]) -> list[str]:
     """The knobs that have several values, without accumulation or batch where the other one and strategy decide it."""
     names = [name for name in candidates[0] if len({_typed_key(candidate[name]) for candidate in candidates}) > 1]
     for derived in reversed(BATCH_KNOBS):

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add, mul
-from typing import Any
 
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.results.distributions import NORMAL_90
@@ -27,6 +26,7 @@ from trainfast_runner.search.speed.effects import (
 )
 from trainfast_runner.search.speed.levels import Levels
 from trainfast_runner.search.speed.step_time import ExpectedStep
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec
 
@@ -64,7 +64,7 @@ WIDTHS = {
 """Prior deviations, in ln rate, of a knob's effect beyond the work it changes. Other knobs do not change the speed."""
 SCALES = Scales(main=0.1, pair=0.03, visit=0.04)
 WEIGHTS = {name: (width / SCALES.main) ** 2 for name, width in WIDTHS.items()}
-REFERENCE = {
+REFERENCE: KnobValues = {
     **{name: value for name, value in defaults().items() if name in WIDTHS},
     "batch_size": 8,
     "devices": 1,
@@ -118,7 +118,7 @@ class SpeedModel:
         levels = Levels([wanted, REFERENCE, *(self._measured_knobs[number] for number in near)], WEIGHTS)
         reference = levels.point(REFERENCE)
 
-        def timed(knobs: dict[str, Any], step: ExpectedStep, rate: float, variance: float, visit: str) -> _Timed:
+        def timed(knobs: KnobValues, step: ExpectedStep, rate: float, variance: float, visit: str) -> _Timed:
             terms = ((1.0, levels.point(knobs)), (-1.0, reference))
             return _Timed(Observation(terms, rate - _log_rate(step), variance, visit), step.shares)
 
@@ -149,7 +149,7 @@ class SpeedModel:
         runs = [f"{self.own} of this model"] * bool(self.own) + [f"{others} of others"] * bool(others)
         return f"{peaks} and measured runs: {', '.join(runs)}"
 
-    def _speed_knobs(self, spec: RunSpec, devices: int) -> dict[str, Any]:
+    def _speed_knobs(self, spec: RunSpec, devices: int) -> KnobValues:
         """The knobs that speed depends on, the number of devices, and which model is trained."""
         knobs = {name: value for name, value in spec.knobs.items() if name in WIDTHS}
         training = training_of(spec)
@@ -169,7 +169,7 @@ class SpeedModel:
         return factor.add(covariances, own_variance + run.observation.variance, run.observation.value)
 
 
-def _prior_variance_between(knobs: Mapping[str, Any], other_knobs: Mapping[str, Any]) -> float:
+def _prior_variance_between(knobs: KnobValues, other_knobs: KnobValues) -> float:
     """Prior variance of the knobs in which two runs differ."""
     return sum(WEIGHTS[name] for name, value in knobs.items() if other_knobs[name] != value)
 

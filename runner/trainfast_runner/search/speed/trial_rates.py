@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, NORMAL_95
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, BestLine, EarlierEffect, Trial
 from trainfast_runner.search.speed.effects import Observation
 from trainfast_runner.search.speed.levels import Levels
+from trainfast_runner.settings.knob_type import KnobValues
 
 DRIFT = 0.02
 """A process whose first candidate is off by more than this at its end is void."""
@@ -100,9 +100,7 @@ def log_rate(trial: Trial, joules: bool = False) -> float | None:
     return math.log(1000 * trial.samples_per_step / statistics.median(trial.step_ms))
 
 
-def earlier_observations(
-    levels: Levels, effects: Iterable[EarlierEffect], baseline: RecordedKnobs
-) -> list[Observation]:
+def earlier_observations(levels: Levels, effects: Iterable[EarlierEffect], baseline: KnobValues) -> list[Observation]:
     """Return the effects of earlier searches as observed differences with a widened spread.
 
     Effects of values that no candidate has are left out.

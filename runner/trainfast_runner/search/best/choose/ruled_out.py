@@ -95,10 +95,11 @@ def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
     if "batch_size" not in knobs:
         return []
     other_knobs = {name: value for name, value in knobs.items() if name not in BATCH_KNOBS}
+    batch_size = candidates[number].batch_size
     return [
         other
         for other, candidate in enumerate(candidates)
-        if candidate.batch_size > candidates[number].batch_size
+        if candidate.batch_size > batch_size
         and all(candidate.knobs[name] == value for name, value in other_knobs.items())
     ]
 

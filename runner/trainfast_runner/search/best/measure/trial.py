@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
@@ -20,8 +19,9 @@ from trainfast_runner.search.best.disturbances import CpuDisturbance, gpu_condit
 from trainfast_runner.search.best.step_rule import UNTIMED, StepRule
 from trainfast_runner.search.best.too_large import failure_in
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, Trial
-from trainfast_runner.search.processes import WarmProcess
 from trainfast_runner.search.speed.trial_rates import relative_error
+from trainfast_runner.search.warm_process import WarmProcess
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.units import highest
 
 LEAST_MORE = 2
@@ -39,7 +39,7 @@ class WantedTrial:
     """
 
     candidate_number: int
-    knobs: RecordedKnobs
+    knobs: KnobValues
     samples_per_step: int
     rule: StepRule
     needs_energy: bool = False
@@ -48,20 +48,15 @@ class WantedTrial:
 
 @dataclass
 class _StepsTaken:
-    """The steps of a trial so far: the slowest rank's time of each, the losses, the peak, and the outcome."""
+    """The steps of a trial so far: the slowest rank's time of each, the losses, and the peak."""
 
     step_ms: list[float] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
     peak_bytes: int | None = None
     began_ns: int = 0
     ended_ns: int = 0
-    outcome: str = "measured"
-    reason: str = ""
-    missing_bytes: int | None = None
-    has_ended: bool = False
-    """True if the trial ended its process."""
     disturbed: str | None = None
-    """Why others void the trial; None if they do not."""
+    """Why other processes void the trial; None if they do not."""
 
     def add(self, answers: dict[int, TrialLine]) -> None:
         """Add the answers of all ranks to one order."""
@@ -72,6 +67,15 @@ class _StepsTaken:
         self.ended_ns = max(line.t_ns for line in lines)
         timed_ns = sum(lines[0].step_ms) * 1e6
         self.began_ns = self.began_ns or round(self.ended_ns - timed_ns)
+
+
+class _Ending(NamedTuple):
+    """How a trial ended, and whether that ended its process."""
+
+    outcome: str = "measured"
+    reason: str = ""
+    missing_bytes: int | None = None
+    ended_process: bool = False
 
 
 class EndedTrial(NamedTuple):
@@ -86,11 +90,11 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
 
     A trial that ran other settings than asked has failed.
     """
-    began = time.monotonic()
-    steps = _take_steps(process, wanted)
-    if steps is None:
+    began, steps = time.monotonic(), _StepsTaken()
+    ending = _take_steps(process, wanted, steps)
+    if ending is None:
         return None
-    outcome, reason = steps.outcome, steps.reason
+    outcome, reason = ending.outcome, ending.reason
     gpus = gpu_conditions(process.directory, uuids, steps.began_ns, steps.ended_ns)
     void = steps.disturbed or why_throttled(gpus, steps.began_ns, steps.ended_ns)
     if outcome in TIMED_OUTCOMES:
@@ -112,44 +116,49 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         losses=steps.losses,
         seconds=time.monotonic() - began,
         reason=reason,
-        missing_bytes=steps.missing_bytes,
+        missing_bytes=ending.missing_bytes,
     )
-    return EndedTrial(trial, steps.has_ended)
+    return EndedTrial(trial, ending.ended_process)
 
 
-def _take_steps(process: WarmProcess, wanted: WantedTrial) -> _StepsTaken | None:
-    """Order timed steps until the rule is satisfied, or nothing more can come; None if the process did not answer."""
-    rule = wanted.rule
-    disturbance, steps_taken, steps = CpuDisturbance(), _StepsTaken(), rule.least
-    while steps:
-        answers = process.trial(wanted.knobs, UNTIMED, steps, more=bool(steps_taken.step_ms))
+def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -> _Ending | None:
+    """Order timed steps and add them to `steps` until the rule is satisfied, or nothing more can come.
+
+    None if the process did not answer.
+    """
+    rule, disturbance, count = wanted.rule, CpuDisturbance(), wanted.rule.least
+    while True:
+        answers = process.trial(wanted.knobs, UNTIMED, count, more=bool(steps.step_ms))
         if answers is None:
             return None
-        bad = next((line for line in answers.values() if line.outcome != "measured"), None)
-        if bad is not None:
-            steps_taken.outcome, steps_taken.reason = str(bad.outcome), bad.message or ""
-            steps_taken.has_ended = bad.ended_process
-            if bad.outcome == "oom":
-                failure = failure_in(steps_taken.reason)
-                steps_taken.reason, steps_taken.missing_bytes = failure.reason, failure.missing_bytes
-            break
-        steps_taken.add(answers)
-        steps_taken.disturbed = disturbance.why_void()
-        if steps_taken.disturbed is not None and not wanted.keep_disturbed:
-            break
-        judged = rule.judge(steps_taken.step_ms)
-        if judged == "slow":
-            best_ms = min(steps_taken.step_ms)
-            steps_taken.outcome = judged
-            steps_taken.reason = f"its best step takes {best_ms:.3g} ms, hopeless above {rule.give_up_ms:.3g} ms"
-            break
-        steps = steps_to_add(steps_taken.step_ms, rule) if judged == "more" else 0
-        if not steps and wanted.needs_energy and steps_taken.ended_ns - steps_taken.began_ns < SAMPLED_S * 1e9:
-            steps = rule.least
-    return steps_taken
+        failed = next((line for line in answers.values() if line.outcome != "measured"), None)
+        if failed is not None:
+            return _ending_of(failed)
+        steps.add(answers)
+        steps.disturbed = disturbance.why_void()
+        if steps.disturbed is not None and not wanted.keep_disturbed:
+            return _Ending()
+        judgement = rule.judge(steps.step_ms)
+        if judgement == "slow":
+            best_ms = min(steps.step_ms)
+            return _Ending("slow", f"its best step takes {best_ms:.3g} ms, hopeless above {rule.give_up_ms:.3g} ms")
+        if judgement == "more":
+            count = steps_to_add(steps.step_ms, rule)
+        elif wanted.needs_energy and steps.ended_ns - steps.began_ns < SAMPLED_S * 1e9:
+            count = rule.least
+        else:
+            return _Ending()
 
 
-def why_other_than_asked(directory: Path, knobs: RecordedKnobs) -> str | None:
+def _ending_of(failed: TrialLine) -> _Ending:
+    message = failed.message or ""
+    if failed.outcome != "oom":
+        return _Ending(str(failed.outcome), message, ended_process=failed.ended_process)
+    failure = failure_in(message)
+    return _Ending("oom", failure.reason, failure.missing_bytes, failed.ended_process)
+
+
+def why_other_than_asked(directory: Path, knobs: KnobValues) -> str | None:
     """The knob of a warm process's last trial that ran otherwise than in `knobs`; None if all ran as asked."""
     run = read_run_file(directory)
     if run is None:

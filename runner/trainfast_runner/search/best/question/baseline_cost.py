@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -27,15 +26,14 @@ def earlier_starts(home: Home, is_alike: Callable[[RunFile], bool]) -> list[floa
 
     Raises UserError when the home cannot be listed.
     """
-    return list(islice(_starts(home, is_alike), ENOUGH))
-
-
-def _starts(home: Home, is_alike: Callable[[RunFile], bool]) -> Iterator[float]:
-    for run_id in home.newest_run_ids(NEWEST_RUNS_READ):
-        directory = home.directory(run_id)
+    starts_s: list[float] = []
+    for directory in map(home.directory, home.newest_run_ids(NEWEST_RUNS_READ)):
         run = read_run_file(directory)
         if run is not None and is_alike(run) and (seconds := start_s(directory)):
-            yield seconds
+            starts_s.append(seconds)
+        if len(starts_s) == ENOUGH:
+            break
+    return starts_s
 
 
 def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Home) -> None:
@@ -43,16 +41,16 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
 
     The shortest start counts, and the highest predicted speed. Where neither is known nothing is refused.
     """
-    starts = earlier_starts(home, lambda run: _is_alike(run, plan))
-    if not starts:
+    starts_s = earlier_starts(home, lambda run: _is_alike(run, plan))
+    if not starts_s:
         return
-    start, speed = min(starts), with_predicted_speed(plan, home).predicted_speed
+    shortest_s, speed = min(starts_s), with_predicted_speed(plan, home).predicted_speed
     steps_s = 0.0 if speed is None else STEPS * samples_per_step / speed.high
-    cost_s = start + steps_s
+    cost_s = shortest_s + steps_s
     if cost_s > budget_s:
-        steps = f", {STEPS} steps take {steps_s:.1f} s" if steps_s else ""
+        more = f", {STEPS} steps take {steps_s:.1f} s" if steps_s else ""
         raise UserError(
-            f"--budget {budget_s:g}s is below the cost of the baseline: its process starts in {start:.1f} s{steps}",
+            f"--budget {budget_s:g}s is below the cost of the baseline: its process starts in {shortest_s:.1f} s{more}",
             key="--budget",
             advice=f"--budget {5 * cost_s:.0f}s or more",
         )

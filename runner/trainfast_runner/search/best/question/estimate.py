@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RunFile
@@ -12,6 +11,7 @@ from trainfast_runner.search.best.question.baseline_cost import earlier_starts
 from trainfast_runner.search.best.question.opening import BestPlan, check_new_budget, find_unfinished
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.speed.process_starts import GUESSED_START_S, process_key
+from trainfast_runner.settings.knob_values import KnobValue
 
 COLD_RUNS = 6
 """Cold runs of a search: two each of the winner and the baseline, and about one for each of two of its knobs."""
@@ -26,7 +26,7 @@ class Estimate:
     `grid_s` is the time of a process for each legal candidate; `basis` is where `start_s`, of one process, comes from.
     """
 
-    vary: dict[str, list[Any]]
+    vary: dict[str, list[KnobValue]]
     left_alone: dict[str, str]
     global_batch: int | None
     candidates: int

@@ -10,6 +10,7 @@ import msgspec
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
+from trainfast_runner.settings.knob_values import KnobValue
 
 SEARCH_OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
 BUDGET_S = 600.0
@@ -27,7 +28,7 @@ class BestRequest(msgspec.Struct, frozen=True, kw_only=True):
     the length of the training that the objective `time` is about.
     """
 
-    vary: dict[str, list[Any]] = {}
+    vary: dict[str, list[KnobValue]] = {}
     global_batch: int | None = None
     objective: str = "samples_per_s"
     for_steps: int | None = None

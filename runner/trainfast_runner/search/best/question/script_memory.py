@@ -70,13 +70,9 @@ def _by_trace(
             peak = TracedPeak(traced=trial.traced, batch_size=size, measured_bytes=measured)
             need = peak.need_bytes(candidate.batch_size)
             error = NOISE_BYTES[device] + TRACED_SHARE[device] * abs(need - measured)
-            is_alike = _accumulates(candidate) == _accumulates(space.candidates[trial.candidate_number])
+            is_alike = candidate.accumulates == space.candidates[trial.candidate_number].accumulates
             return need, error if is_alike else math.inf
     return None
-
-
-def _accumulates(candidate: Candidate) -> bool:
-    return bool(candidate.knobs.get("grad_accum", 1) > 1)
 
 
 def memory_from(trials: Iterable[Trial]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfast_runner.running.scripts.script_spec import typed_settings
 from trainfast_runner.search.best.question.opening import BestPlan, plan_best
 from trainfast_runner.search.best.question.request import BestRequest
-from trainfast_runner.search.best.question.script_survey import plan_script_best
+from trainfast_runner.search.best.question.script_question import plan_script_best
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.spec import RunSpec
 

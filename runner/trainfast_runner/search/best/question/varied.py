@@ -33,7 +33,7 @@ LEAST_WORTH = ("pin_memory", "workers", "attention", "optimizer", "checkpointing
 
 def vary_of(
     spec: RunSpec,
-    asked: Mapping[str, Sequence[object]],
+    requested: Mapping[str, Sequence[object]],
     machine: Machine,
     global_batch: int,
     refuse: Refuse,
@@ -41,11 +41,11 @@ def vary_of(
 ) -> tuple[MutableVary, dict[str, str]]:
     """Return the values of each varied knob, and the knobs and values left alone, each with the reason.
 
-    Without `asked` those of `entries` that keep the training the same are varied over their `search_values`, as far as
-    a run with them is legal here. Raises UserError for a knob or value that cannot be varied.
+    Where none is requested, those of `entries` that keep the training the same are varied over their `search_values`,
+    as far as a run with them is legal here. Raises UserError for a knob or value that cannot be varied.
     """
-    if asked:
-        return {name: _asked_values(name, values) for name, values in asked.items()}, {}
+    if requested:
+        return {name: _requested_values(name, values) for name, values in requested.items()}, {}
     vary: MutableVary = {}
     left_alone: dict[str, str] = {}
     for entry in entries:
@@ -71,7 +71,7 @@ def vary_of(
     return vary, left_alone
 
 
-def _asked_values(name: str, values: Iterable[object]) -> list[KnobValue]:
+def _requested_values(name: str, values: Iterable[object]) -> list[KnobValue]:
     entry = knob(name)
     if name in NEVER:
         raise UserError(f"{name} cannot be varied: {NEVER[name]}", key=name, advice=f"--set {name}=...")

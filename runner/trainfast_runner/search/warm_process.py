@@ -1,4 +1,4 @@
-"""The processes of a search: the warm one that tries sizes or candidates, waiting for results, ending runs."""
+"""The warm process of a search, which tries sizes or candidates one after another."""
 
 from __future__ import annotations
 
@@ -7,27 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from trainfast_runner.errors import UserError
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import RESULT_FILE, read_result
+from trainfast_runner.records.run_directory import RESULT_FILE
 from trainfast_runner.records.run_file import PROBE, TRIAL, RecordedKnobs
 from trainfast_runner.records.run_records import rank_file
 from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmTail
-from trainfast_runner.running.recovery import settle
-from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
+from trainfast_runner.search.run_ends import LOOK_EVERY_S, ResultWatch
 from trainfast_runner.worker.shared_tables import CONTROL_FILE
 
-LOOK_EVERY_S = 0.02
 STATE_EVERY_S = 0.25
-STOPS_WITHIN_S = 10.0
-RESULT_WITHIN_S = 5.0
+"""The state of a run without a result is read this often."""
 L = TypeVar("L", bound=WarmLine)
-
-
-class Interrupted(Exception):
-    """Raised when a search must stop now: its run is ended, and no other run is started."""
 
 
 class WarmProcess:
@@ -91,7 +82,7 @@ class WarmProcess:
 
     def _wait(self, over: Callable[[], bool]) -> bool:
         """Wait until `over`; False when the run ended before."""
-        looked, watch = 0.0, _ResultWatch(self.directory)
+        looked, watch = 0.0, ResultWatch(self.directory)
         while True:
             # The result is looked at before the lines: all lines of an ended run are then there.
             if (self.directory / RESULT_FILE).exists() or time.monotonic() - looked > STATE_EVERY_S:
@@ -116,54 +107,3 @@ class WarmProcess:
                     self._probes.setdefault(line.number, {})[rank] = line
                 elif isinstance(line, TrialLine) and line.number is not None:
                     self._trials.setdefault(line.number, {})[rank] = line
-
-
-def raise_if_stopped(result: Result) -> None:
-    """Raise Interrupted if the run was stopped or killed by somebody, which says nothing of its settings."""
-    if result.state in ("stopped", "killed"):
-        raise Interrupted
-
-
-def wait_for_result(directory: Path, raise_if_cancelled: Callable[[], None]) -> Result:
-    """Wait for the result of a run and return it. Raises UserError if the run ends without one."""
-    watch = _ResultWatch(directory)
-    while (result := watch.result()) is None:
-        raise_if_cancelled()
-        time.sleep(LOOK_EVERY_S)
-    return result
-
-
-class _ResultWatch:
-    """Watches for the end of a run."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._gone_since: float | None = None
-
-    def result(self) -> Result | None:
-        """The result; None while there is none. Raises UserError when the run is gone and left none to read."""
-        alive = is_alive(self._directory)
-        result = read_result(self._directory) if alive else settle(self._directory)
-        if result is not None or alive:
-            self._gone_since = None
-        elif self._gone_since is None:
-            self._gone_since = time.monotonic()
-        elif time.monotonic() - self._gone_since > RESULT_WITHIN_S:
-            raise UserError(f"{self._directory.name} has no readable result", key=self._directory.name, exit_code=5)
-        return result
-
-
-def end_run(directory: Path) -> None:
-    """Stop a live run and wait until its last process has ended; SIGKILL after 10 s."""
-    deadline = time.monotonic() + STOPS_WITHIN_S
-    try:
-        if not request_stop(directory):
-            stop_unsupervised(directory, STOPS_WITHIN_S)
-            return
-        while read_result(directory) is None and is_alive(directory):
-            if time.monotonic() > deadline:
-                kill_now(directory)
-                deadline = float("inf")
-            time.sleep(LOOK_EVERY_S)
-    except UserError:
-        return  # it ended by itself meanwhile

@@ -1,0 +1,101 @@
+"""The question of a best-fit search about a script: the varied knobs are those whose present value its preset names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.devices import detect_machine
+from trainfast_runner.search.best.global_batch import default_global_batch
+from trainfast_runner.search.best.question.opening import BestPlan, global_batch_of, question_of
+from trainfast_runner.search.best.question.request import BestRequest, check_request
+from trainfast_runner.search.best.question.script_survey import ScriptSurvey
+from trainfast_runner.search.best.question.varied import vary_of
+from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, UNTIMED
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS
+from trainfast_runner.search.cool_down import check_coolable
+from trainfast_runner.search.journal.best import UNNAMED
+from trainfast_runner.search.limits import limits_of
+from trainfast_runner.search.options import SearchOptions
+from trainfast_runner.search.script_runs import trial_plan_of
+from trainfast_runner.settings.knobs import BY_NAME, knob
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
+from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
+
+
+def plan_script_best(
+    preset: ScriptPreset,
+    settings: Sequence[str],
+    request: BestRequest,
+    options: SearchOptions,
+    python: str | None = None,
+) -> BestPlan:
+    """Check a question about a script against this machine. Raises UserError; starts nothing.
+
+    Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
+    """
+    trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_SEARCH)
+    plan = trial_plan({"steps": UNTIMED + LEAST_TIMED_STEPS, "timing_warmup": UNTIMED})
+    check_request(request, plan)
+    check_coolable(plan, options.cool_to_c)
+    machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))
+    survey = ScriptSurvey(preset, plan, machine, trial_plan)
+    _check_answerable(request, survey.named, preset)
+    preset_batch = default_global_batch(survey.spec, machine)
+    has_batch = all(name in survey.named for name in BATCH_KNOBS)
+    entries = [BY_NAME[name] for name in survey.named if has_batch or name not in BATCH_KNOBS]
+    batch = request.global_batch or preset_batch
+    vary, left_alone = vary_of(survey.spec, request.vary, machine, batch, survey.refuse, entries)
+    if not request.vary:
+        left_alone |= _unnamed_knobs(preset, survey.named, has_batch)
+    if not vary:
+        raise UserError(
+            f"{preset.name} names the present value of no knob that keeps its training the same",
+            key="--vary",
+            advice=f"trainfast-tui search best {preset.name} --set batch_size=8 --vary batch_size=4,8,16",
+        )
+    question = question_of(
+        plan.spec,
+        plan,
+        request,
+        vary=vary,
+        left_alone=left_alone,
+        global_batch=global_batch_of(request, preset_batch) if has_batch else None,
+        limits_bytes=list(limits_of(plan).by_rank),
+        limits_trials=True,
+    )
+    return BestPlan(question, plan, survey, survey.space(question))
+
+
+def _check_answerable(request: BestRequest, named: Sequence[str], preset: ScriptPreset) -> None:
+    """Raise UserError for a question that a script's trials cannot answer."""
+    if request.objective == "tokens_per_s":
+        raise UserError(
+            "--objective tokens_per_s: no hook sees how many tokens a script's sample has",
+            key="--objective",
+            nearest="samples_per_s",
+        )
+    needed = (*request.vary, *(BATCH_KNOBS if request.global_batch is not None else ()))
+    for name in (name for name in needed if name not in named):
+        if name not in preset.places:
+            takes = (*FRAMEWORK_KNOBS, *preset.places)
+            if knob(name).name not in takes:
+                raise UserError(f"{name} has no place in {preset.name}: name its flag", key=name, allowed=takes)
+            check_reach([name], preset.framework, None)
+        raise UserError(
+            f"{preset.name} does not name the present {name} of its script", key=name, advice=f"--set {name}=VALUE"
+        )
+
+
+def _unnamed_knobs(preset: ScriptPreset, named: Sequence[str], has_batch: bool) -> dict[str, str]:
+    """The mapped knobs that are left alone because a present value is missing, each with the reason."""
+    unnamed = {name: UNNAMED for name in preset.places if name not in named and BY_NAME[name].search_values}
+    if not has_batch:
+        others = {"batch_size": "grad_accum", "grad_accum": "batch_size"}
+        unnamed |= {
+            name: f"without a named {other} another value changes the global batch"
+            for name, other in others.items()
+            if name in named
+        }
+    return unnamed

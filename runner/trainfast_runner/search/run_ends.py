@@ -1,0 +1,75 @@
+"""The ends of a search's runs: waiting for a result, telling a stop by somebody apart, ending a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
+
+LOOK_EVERY_S = 0.02
+STOPS_WITHIN_S = 10.0
+"""A run that was asked to stop is killed after this."""
+RESULT_WITHIN_S = 5.0
+"""A run that is gone has no readable result if none is there after this."""
+
+
+class Interrupted(Exception):
+    """Raised when a search must stop now: its run is ended, and no other run is started."""
+
+
+def raise_if_stopped(result: Result) -> None:
+    """Raise Interrupted if the run was stopped or killed by somebody, which says nothing of its settings."""
+    if result.state in ("stopped", "killed"):
+        raise Interrupted
+
+
+def wait_for_result(directory: Path, raise_if_cancelled: Callable[[], None]) -> Result:
+    """Wait for the result of a run and return it. Raises UserError if the run ends without one."""
+    watch = ResultWatch(directory)
+    while (result := watch.result()) is None:
+        raise_if_cancelled()
+        time.sleep(LOOK_EVERY_S)
+    return result
+
+
+class ResultWatch:
+    """Watches for the end of a run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._gone_since: float | None = None
+
+    def result(self) -> Result | None:
+        """The result; None while there is none. Raises UserError when the run is gone and left none to read."""
+        alive = is_alive(self._directory)
+        result = read_result(self._directory) if alive else settle(self._directory)
+        if result is not None or alive:
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = time.monotonic()
+        elif time.monotonic() - self._gone_since > RESULT_WITHIN_S:
+            raise UserError(f"{self._directory.name} has no readable result", key=self._directory.name, exit_code=5)
+        return result
+
+
+def end_run(directory: Path) -> None:
+    """Stop a live run and wait until its last process has ended; SIGKILL after 10 s."""
+    deadline = time.monotonic() + STOPS_WITHIN_S
+    try:
+        if not request_stop(directory):
+            stop_unsupervised(directory, STOPS_WITHIN_S)
+            return
+        while read_result(directory) is None and is_alive(directory):
+            if time.monotonic() > deadline:
+                kill_now(directory)
+                deadline = float("inf")
+            time.sleep(LOOK_EVERY_S)
+    except UserError:
+        return  # it ended by itself meanwhile
