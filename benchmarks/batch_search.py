@@ -41,7 +41,7 @@ LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics")
 LIGHTNING_FOLDER = cache_directory() / "benchmarks" / "lightning"
 STEPS_A_TRIAL = 2
 BUDGET = 0.6
-MOST_PROBES, MOST_OOMS = 6, 1
+MAX_PROBES, MAX_OOMS = 6, 1
 REDUCED_TO = 0.9
 """Of a size that runs out of memory, the share that accelerate's find_executable_batch_size tries next (1.15)."""
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
@@ -261,13 +261,13 @@ def holds(row: Row) -> bool:
     """Whether every bound is held on this model."""
     shares = [row.share_of(result.who) for result in row.finders[1:]]
     fast = all(share is None or share <= BUDGET for share in shares)
-    return row.exact and row.ours.trials <= MOST_PROBES and row.ours.ooms <= MOST_OOMS and fast
+    return row.exact and row.ours.trials <= MAX_PROBES and row.ours.ooms <= MAX_OOMS and fast
 
 
 def print_table(models: list[str] | None = None, proof_steps: int = 3) -> bool:
     """Measure and print model by model; whether all bounds are held."""
     print(
-        f"largest batch under {COMMON[0]}, where nothing else is said: at most {MOST_PROBES} sizes, {MOST_OOMS} out of"
+        f"largest batch under {COMMON[0]}, where nothing else is said: at most {MAX_PROBES} sizes, {MAX_OOMS} out of"
         f" memory, {BUDGET:g} of the others' wall time; proof of {proof_steps} steps; what is not held is marked"
     )
     held = True

@@ -39,8 +39,8 @@ from trainfast_runner.search.journal.best import BestLine, Candidate, Space, Tri
 
 SEEDS = 200
 CLOSE = 0.02
-LEAST_CLOSE = 0.96
-MOST_NOISE = 0.01
+MIN_CLOSE = 0.96
+MAX_NOISE = 0.01
 """A grid whose winner of one pass is further off than this in another one judges nothing."""
 MANY = 200
 """From so many settings up the time counts, below that the process starts."""
@@ -122,7 +122,7 @@ class Replays:
         """The budgets and whether they are held."""
         close = sum(value <= CLOSE for value in self.answer.regrets)
         count = len(self.answer.regrets)
-        needed = math.ceil(LEAST_CLOSE * count)
+        needed = math.ceil(MIN_CLOSE * count)
         regrets = 100 * percentile(self.answer.regrets, 0.95)
         rows: list[Row] = [
             (f"{self.name}: within 2 % of the best", f"{close} of {count}", f">= {needed}", close >= needed),
@@ -161,11 +161,11 @@ def replay_all(seeds: int, grids: Sequence[Recorded]) -> int:
         replays.print()
         noise = grid.worst_winner
         print(f"  {grid.passes} passes; the winner of one is up to {100 * noise:.1f} % off in another")
-        if noise <= MOST_NOISE:
+        if noise <= MAX_NOISE:
             rows += replays.rows()
         else:
             print("  too noisy to judge within 2 %: published, not judged")
-            rows.append((f"{grid.name}: self-check", f"{100 * noise:.1f} %", f"<= {100 * MOST_NOISE:g} %", False))
+            rows.append((f"{grid.name}: self-check", f"{100 * noise:.1f} %", f"<= {100 * MAX_NOISE:g} %", False))
     replays = Replays("synthetic spaces (no machine)")
     for seed in range(seeds):
         replays.add(Synthetic(seed), seed, names)

@@ -17,7 +17,7 @@ from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 from trainfast_runner.search.best.step_rule import StepRule
 from trainfast_runner.search.speed.process_starts import process_key
 
-MOST_ASKED = 300
+MAX_ASKED = 300
 """Settings that TPE proposes at most, those that it proposes again among them."""
 Searching = Callable[[Terrain, float, int], int | None]
 
@@ -135,7 +135,7 @@ def tree_parzen(terrain: Terrain, budget_s: float, seed: int) -> int | None:
     first = candidates[terrain.space.baseline_number].knobs
     study.enqueue_trial({name: first[name] for name in names})
     try:
-        for _ in range(MOST_ASKED):
+        for _ in range(MAX_ASKED):
             trial = study.ask()
             chosen = tuple(trial.suggest_categorical(name, values[name]) for name in names)
             number = numbers.get(chosen)

@@ -43,11 +43,11 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 UNTIMED, ROUNDS = 2, 5
-ROUND_S, LEAST_STEPS = 0.6, 3
+ROUND_S, MIN_STEPS = 0.6, 3
 """Seconds of a round of a setting or of the anchor, so that a fast setting has more steps; the first has the least."""
-MOST_COMPANY = 0.02
+MAX_COMPANY = 0.02
 """Others may take this share of the CPU."""
-MOST_TRIES = 40
+MAX_TRIES = 40
 """A setting that had company so often ends the recording: the machine is in use."""
 
 
@@ -198,7 +198,7 @@ class _Recorder:
 
     def __init__(self, recipe: Recipe, spec: RunSpec, space: Space, home: Home, anchor: WarmProcess) -> None:
         self._recipe, self._spec, self._space, self._home, self._anchor = recipe, spec, space, home, anchor
-        first = _trial(anchor, self._spec_of(space.baseline_number), space.baseline_number, 4 * LEAST_STEPS)
+        first = _trial(anchor, self._spec_of(space.baseline_number), space.baseline_number, 4 * MIN_STEPS)
         self._anchor_steps = _steps_of_a_round(first)
 
     def record_pass(self, number: int, recorded: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -229,21 +229,21 @@ class _Recorder:
         }
 
     def _alone(self, process: WarmProcess, number: int) -> list[dict[str, Any]]:
-        """The rounds of a setting in which others left the CPU to it. Raises InUse after `MOST_TRIES`."""
-        for tries in range(MOST_TRIES):
+        """The rounds of a setting in which others left the CPU to it. Raises InUse after `MAX_TRIES`."""
+        for tries in range(MAX_TRIES):
             window = CpuWindow()
             trials = self._rounds(process, number, again=tries > 0)
             others = window.others_cores()
             share = None if others is None else others / (os.cpu_count() or 1)
-            if share is not None and share <= MOST_COMPANY:
+            if share is not None and share <= MAX_COMPANY:
                 return [{**trial, "others_share": round(share, 4)} for trial in trials]
         taken = "an unknown share" if share is None else f"{100 * share:.0f} %"
-        most = f"more than {100 * MOST_COMPANY:g} % of the CPU"
-        raise InUse(f"others took {most} in each of {MOST_TRIES} tries, {taken} in the last")
+        most = f"more than {100 * MAX_COMPANY:g} % of the CPU"
+        raise InUse(f"others took {most} in each of {MAX_TRIES} tries, {taken} in the last")
 
     def _rounds(self, process: WarmProcess, number: int, again: bool) -> list[dict[str, Any]]:
         """The rounds of a setting, each between two looks at the anchor; `again` if it is the process's last one."""
-        trials, steps, before = [], LEAST_STEPS, self._anchor_ms()
+        trials, steps, before = [], MIN_STEPS, self._anchor_ms()
         for place in range(ROUNDS):
             trial = _trial(process, self._spec_of(number), number, steps, more=again or place > 0)
             steps, after = _steps_of_a_round(trial), self._anchor_ms()
@@ -302,7 +302,7 @@ def _trial(process: WarmProcess, spec: RunSpec, number: int, steps: int, more: b
 
 def _steps_of_a_round(trial: Mapping[str, Any]) -> int:
     """The steps of this setting that take about `ROUND_S`."""
-    return max(LEAST_STEPS, round(1000 * ROUND_S / float(statistics.median(trial["step_ms"]))))
+    return max(MIN_STEPS, round(1000 * ROUND_S / float(statistics.median(trial["step_ms"]))))
 
 
 def _is_recorded(visits: Sequence[Mapping[str, Any]], number: int, process: Mapping[str, Any]) -> bool:

@@ -28,7 +28,7 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_runner.settings.knob_values import KnobValue
 
-MOST_DECISIONS = 1000
+MAX_DECISIONS = 1000
 COLD_WARMUP = 3
 
 
@@ -64,7 +64,7 @@ class FakeConductor:
         self.run_id: str | None = None
         self.latest: BestState | None = None
 
-    def run(self, most_decisions: int = MOST_DECISIONS) -> Replayed:
+    def run(self, most_decisions: int = MAX_DECISIONS) -> Replayed:
         """Conduct to the end, or for so many decisions, after which everything of this process is forgotten."""
         replayed = Replayed(lines=self.lines)
         for _ in range(most_decisions):

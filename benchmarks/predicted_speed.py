@@ -44,11 +44,11 @@ from trainfast_runner.settings.device_counts import device_count
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 SEEDS, UNSEEN = 20, 20
-LEAST_PREDICTED, LEAST_INSIDE = 15, 16
+MIN_PREDICTED, MIN_INSIDE = 15, 16
 """Of the unseen settings after three runs."""
-MOST_ERROR, WITHIN = 0.12, 2.0
+MAX_ERROR, WITHIN = 0.12, 2.0
 """The median error after three runs, and the factor that a prediction before any run is within."""
-LEAST_WITHIN = 0.95
+MIN_WITHIN = 0.95
 """Of the settings shown before any run: the widest 90 % interval that is shown leaves 4 % outside of a factor of 2."""
 STEP_NOISE = 1e-4
 """Variance of the ln rate of some steps of one visit."""
@@ -100,18 +100,18 @@ class Scores:
         yield self._row(
             "predicted after three runs",
             f"{predicted:g} of {UNSEEN}",
-            f">= {LEAST_PREDICTED}",
-            predicted >= LEAST_PREDICTED,
+            f">= {MIN_PREDICTED}",
+            predicted >= MIN_PREDICTED,
         )
         error = statistics.median(math.expm1(_median(score.errors)) for score in self.after)
-        yield self._row("median error", f"{100 * error:.1f} %", f"<= {100 * MOST_ERROR:g} %", error <= MOST_ERROR)
+        yield self._row("median error", f"{100 * error:.1f} %", f"<= {100 * MAX_ERROR:g} %", error <= MAX_ERROR)
         share = sum(score.inside for score in self.after) / max(1, sum(score.shown for score in self.after))
         measured = f"{100 * share:.0f} % of those shown"
         yield self._row(
             "inside the 90 % interval",
             measured,
-            f">= {LEAST_INSIDE} of {UNSEEN}",
-            share >= LEAST_INSIDE / UNSEEN,
+            f">= {MIN_INSIDE} of {UNSEEN}",
+            share >= MIN_INSIDE / UNSEEN,
         )
         shown = sum(score.shown for score in self.before)
         close = sum(error <= math.log(WITHIN) for score in self.before for error in score.errors)
@@ -119,8 +119,8 @@ class Scores:
         yield self._row(
             "before any run, within a factor of 2",
             f"{close} of {shown} shown, of {asked}",
-            f">= {100 * LEAST_WITHIN:g} %",
-            0 < LEAST_WITHIN * shown <= close,
+            f">= {100 * MIN_WITHIN:g} %",
+            0 < MIN_WITHIN * shown <= close,
         )
 
     def _row(self, what: str, measured: str, budget: str, held: bool) -> Row:

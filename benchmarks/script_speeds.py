@@ -48,7 +48,7 @@ ARGUMENTS = {
 BARE, RUN = "bare", "run"
 SIDE = "SCRIPT_SPEEDS_SIDE"
 """The variable that marks the processes of a side."""
-TURN_S, LEAST_STEPS = 3.0, 5
+TURN_S, MIN_STEPS = 3.0, 5
 SKIPPED = 5
 CLOCKS_PERCENT, SLOWEST = 2.0, 0.98
 
@@ -161,9 +161,9 @@ def _median_s(ends: list[float]) -> float:
 
 
 def _step_s(ends: Sequence[float], begin: float, end: float) -> float | None:
-    """The mean step of those that lie within a turn; None with fewer than `LEAST_STEPS`."""
+    """The mean step of those that lie within a turn; None with fewer than `MIN_STEPS`."""
     during = [each for each in ends[SKIPPED:] if begin <= each <= end][1:]
-    return (during[-1] - during[0]) / (len(during) - 1) if len(during) > LEAST_STEPS else None
+    return (during[-1] - during[0]) / (len(during) - 1) if len(during) > MIN_STEPS else None
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import copy
 import difflib
 from collections.abc import Iterable
 
-MOST_SHOWN = 60
+MAX_SHOWN = 60
 
 
 class UserError(Exception):
@@ -44,8 +44,8 @@ class UserError(Exception):
         if self.advice:
             text += f"; try {self.advice}"
         if self.allowed:
-            more = len(self.allowed) - MOST_SHOWN
-            shown = [*self.allowed[:MOST_SHOWN], *([f"… and {more} more"] if more > 0 else [])]
+            more = len(self.allowed) - MAX_SHOWN
+            shown = [*self.allowed[:MAX_SHOWN], *([f"… and {more} more"] if more > 0 else [])]
             text += f" (allowed: {', '.join(shown)})"
         return " ".join(text.split())
 
@@ -66,7 +66,7 @@ class UserError(Exception):
         }
 
 
-LEAST_LETTERS = 2
+MIN_LETTERS = 2
 """A beginning of so few letters, or fewer, stands for no name."""
 
 
@@ -74,7 +74,7 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     """The closest valid name to a misspelt one, or None when nothing is close."""
     by_fold = {name.replace("-", "").replace("_", "").lower(): name for name in names}
     folded = word.replace("-", "").replace("_", "").lower()
-    longer = [name for fold, name in by_fold.items() if len(folded) > LEAST_LETTERS and fold.startswith(folded)]
+    longer = [name for fold, name in by_fold.items() if len(folded) > MIN_LETTERS and fold.startswith(folded)]
     if len(longer) == 1:
         return longer[0]
     matches = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.6)

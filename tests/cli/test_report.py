@@ -24,7 +24,7 @@ from trainfast_runner.search.journal.batch import (
     ConfirmationRun,
     Probe,
 )
-from trainfast_runner.search.journal.memory_lines import MemoryLines, PhaseLine
+from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseLine
 from trainfast_runner.settings.spec import resolve
 
 RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
@@ -306,7 +306,7 @@ def write_batch_search(home: Path) -> None:
     """A search that found 42, refuted nothing, and whose confirmation run is the recorded one."""
     spec, clock = resolve("tiny-llama", ["memory_limit=1GiB"]), ClockAnchor(monotonic_ns=0, wall_ns=0)
     line = PhaseLine(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB)
-    fit = MemoryLines(rank=0, lines=[line], limit_bytes=1024 * MIB)
+    fit = MemoryFit(rank=0, lines=[line], limit_bytes=1024 * MIB)
     probed: dict[str, Any] = {"run_id": "20261121-070002-tiny-llama-b001", "seconds": 4.0}
     lines = [
         BatchQuestion(

@@ -11,7 +11,7 @@ import pytest
 
 from core.test_bench import ended
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.bench.grid import MOST_ROWS, prepare_grid
+from trainfast_runner.search.bench.grid import MAX_ROWS, prepare_grid
 from trainfast_runner.search.bench.report import markdown
 from trainfast_runner.search.bench.table import Outcome, tabulate
 from trainfast_runner.search.bench.variants import Bench, run_order
@@ -103,7 +103,7 @@ def test_a_grid_of_a_million_rows_names_the_knobs_to_drop() -> None:
     with pytest.raises(UserError) as refused:
         grid("tiny-llama", f"batch_size={hundred}", "workers=0,1", f"grad_accum={hundred}", f"seed={hundred}")
     line = refused.value.line()
-    assert line.startswith(f"the grid has 2,000,000 rows, more than {MOST_ROWS}; try dropping --vary batch_size and")
+    assert line.startswith(f"the grid has 2,000,000 rows, more than {MAX_ROWS}; try dropping --vary batch_size and")
     assert line.endswith("--vary grad_accum, which leaves 200")
 
 

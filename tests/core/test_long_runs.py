@@ -84,8 +84,8 @@ def test_a_long_record_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: py
     whole, _ = result_of(tmp_path)
     assert whole.thinning is None
 
-    monkeypatch.setattr(run_records, "MOST_STEPS", 2_000)
-    monkeypatch.setattr(run_records, "MOST_SAMPLES", 400)
+    monkeypatch.setattr(run_records, "MAX_STEPS", 2_000)
+    monkeypatch.setattr(run_records, "MAX_SAMPLES", 400)
     result, records = result_of(tmp_path)
     kept = [len(steps) for steps in records.steps.values()]
     assert all(1_000 / 2 <= of_rank <= 1_000 + 2 * ENDS for of_rank in kept)

@@ -11,7 +11,7 @@ from stand_in_machine import (
     FIRST_INSTANCE,
     GPU_IS_LOST,
     INSUFFICIENT_SIZE,
-    MOST_INSTANCES,
+    MAX_INSTANCES,
     NOT_FOUND,
     NOT_SUPPORTED,
     SUCCESS,
@@ -80,7 +80,7 @@ def _handle_by_uuid(machine: Machine, uuid: Any, device: Any) -> int:
 
 
 def _put_instance(device: Any, index: int, place: int) -> int:
-    ctypes.c_void_p.from_buffer(device._obj).value = FIRST_INSTANCE + index * MOST_INSTANCES + place
+    ctypes.c_void_p.from_buffer(device._obj).value = FIRST_INSTANCE + index * MAX_INSTANCES + place
     return SUCCESS
 
 
@@ -95,7 +95,7 @@ def _instance_handle(machine: Machine, parent: Any, place: Any, device: Any) -> 
 @machine_call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
 def _parent_handle(machine: Machine, instance: Any, device: Any) -> int:
     number = (ctypes.cast(instance, ctypes.c_void_p).value or 0) - FIRST_INSTANCE
-    return _handle(machine, ctypes.c_uint(number // MOST_INSTANCES), device)
+    return _handle(machine, ctypes.c_uint(number // MAX_INSTANCES), device)
 
 
 @gpu_call("nvmlDeviceGetGpuInstanceId")
@@ -134,7 +134,7 @@ def _throttle_reasons(gpu: Gpu, seconds: float) -> int:
 
 
 FIGURES: dict[str, Callable[[Gpu, float], int]] = {
-    "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, _: MOST_INSTANCES if gpu.mig else 0,
+    "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, _: MAX_INSTANCES if gpu.mig else 0,
     "nvmlDeviceGetFanSpeed": lambda gpu, _: gpu.fan,
     "nvmlDeviceGetPowerUsage": lambda gpu, _: gpu.power_mw,
     "nvmlDeviceGetEnforcedPowerLimit": lambda gpu, _: gpu.limit_mw,

@@ -141,7 +141,7 @@ def gpu_call(name: str) -> Callable[[Function], Function]:
     return register
 
 
-FIRST_HANDLE, FIRST_INSTANCE, MOST_INSTANCES = 0x1000, 0x2000, 7
+FIRST_HANDLE, FIRST_INSTANCE, MAX_INSTANCES = 0x1000, 0x2000, 7
 OF_AN_INSTANCE = (
     *("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"),
     *("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"),
@@ -153,7 +153,7 @@ OF_AN_INSTANCE = (
 def gpu_of(machine: Machine, handle: Any) -> Gpu:
     number = ctypes.cast(handle, ctypes.c_void_p).value or 0
     if number >= FIRST_INSTANCE:
-        gpu, place = divmod(number - FIRST_INSTANCE, MOST_INSTANCES)
+        gpu, place = divmod(number - FIRST_INSTANCE, MAX_INSTANCES)
         return machine.gpus[gpu].instances[place]
     return machine.gpus[number - FIRST_HANDLE]
 

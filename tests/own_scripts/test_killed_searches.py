@@ -21,7 +21,7 @@ from trainfast_runner.search.journal.best import BestLaunched, ColdRun, Trial, r
 
 pytestmark = pytest.mark.long
 KILLS = 6
-MOST_LINES = 30
+MAX_LINES = 30
 """A run of a few steps records about as many lines."""
 
 
@@ -67,7 +67,7 @@ def answered_after_kills(cli: Cli, command: tuple[str, ...], work: Path) -> tupl
     preset_of(cli, "--", PYTHON, "train.py")
     moments = random.Random(13)
     for _ in range(KILLS):
-        killed(cli, command, moments.randint(1, MOST_LINES), alone=moments.random() < 0.3)
+        killed(cli, command, moments.randint(1, MAX_LINES), alone=moments.random() < 0.3)
     done = cli(*command)
     assert done.code == 0, done.err
     until(lambda: not processes_of(cli), "the last supervisor to end behind its result")

@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from trainfast_tui.terminal.cells import CLEAR, LEAST_GAP, SentCells, cells_of, changed_ranges
+from trainfast_tui.terminal.cells import CLEAR, MIN_GAP, SentCells, cells_of, changed_ranges
 
 WIDTH = 40
 CONSOLE = Console(file=StringIO(), force_terminal=True, color_system="truecolor")
@@ -132,8 +132,8 @@ def test_of_a_long_row_only_the_stretches_that_differ_are_sent(row: list[str], p
     spans = changed_ranges(before, after)
     sent = {cell for start, end in spans for cell in range(start, end)}
     assert {at for at in range(120) if row[at] != other[at]} <= sent
-    assert all(after[0] - before[1] >= LEAST_GAP for before, after in pairwise(spans))
-    assert len(sent) <= len(set(places)) * (LEAST_GAP + 1)
+    assert all(after[0] - before[1] >= MIN_GAP for before, after in pairwise(spans))
+    assert len(sent) <= len(set(places)) * (MIN_GAP + 1)
 
 
 def test_of_wide_characters_the_whole_is_sent_each_time() -> None:

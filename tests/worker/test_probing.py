@@ -15,7 +15,7 @@ from trainfast_runner.worker.allocator import Allocator
 from trainfast_runner.worker.limit_gauge import HostLimitGauge
 from trainfast_runner.worker.memory_meter import CudaMemoryMeter, HostMemoryMeter
 from trainfast_runner.worker.probing import (
-    MOST_SKIPPED,
+    MAX_SKIPPED,
     Prober,
     ProbeSteps,
 )
@@ -142,5 +142,5 @@ def test_a_probe_in_fp16_goes_on_until_steps_have_updated_the_weights(gradient: 
 
 
 def test_a_probe_in_fp16_that_only_overflows_fits_nothing() -> None:
-    with pytest.raises(RuntimeError, match=f"batch_size=8: fp16 overflowed in all {2 + MOST_SKIPPED} steps: no"):
+    with pytest.raises(RuntimeError, match=f"batch_size=8: fp16 overflowed in all {2 + MAX_SKIPPED} steps: no"):
         probe_in_fp16(float("inf"))

@@ -24,15 +24,15 @@ from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.worker.spec import limit_of_rank
 
 CORRECTIONS_FILE = "memory_corrections.json"
-MOST_KEPT = 500
+MAX_KEPT = 500
 WHOLE_STEP = "step"
 """Key of a correction of the whole step: a run that ran out of memory tells nothing of single phases."""
 FEWEST_STEPS = 2
 """The first step has no optimizer states before its update."""
 TRAINING_PHASES = ("forward", "backward", "optimizer", "train")
 """Phases in which the training itself runs out of memory; an engine that cannot split a step says train."""
-MOST_BEYOND = 0.5
-MOST_BEYOND_BYTES = 512 << 20
+MAX_BEYOND = 0.5
+MAX_BEYOND_BYTES = 512 << 20
 """A run more than both off its traced peak (a share of it, and bytes) ran another step than the traced one."""
 
 
@@ -172,10 +172,10 @@ def _traced_peak(run: RunFile) -> int | None:
 
 
 def _keep_newest(corrections: dict[str, Correction], key: str, new: Correction) -> None:
-    """Add a correction as the newest; the oldest beyond MOST_KEPT go."""
+    """Add a correction as the newest; the oldest beyond MAX_KEPT go."""
     corrections.pop(key, None)
     corrections[key] = new
-    while len(corrections) > MOST_KEPT:
+    while len(corrections) > MAX_KEPT:
         del corrections[next(iter(corrections))]
 
 
@@ -188,7 +188,7 @@ def _beyond_bytes(records: RunRecords, result: Result) -> dict[str, int]:
         return {}
     traced = run.traced_bytes
     beyond = {phase: peak - traced[phase] for phase, peak in _phase_peaks(records).items() if phase in traced}
-    if any(abs(size) > max(MOST_BEYOND * traced[phase], MOST_BEYOND_BYTES) for phase, size in beyond.items()):
+    if any(abs(size) > max(MAX_BEYOND * traced[phase], MAX_BEYOND_BYTES) for phase, size in beyond.items()):
         return {}
     return beyond
 

@@ -21,7 +21,7 @@ from trainfast_runner.worker.shared_tables import (
     PARAMS,
 )
 
-MOST_BATCH = 1 << 24
+MAX_BATCH = 1 << 24
 NOT_TRACED = (
     ("compile", ("default", "max-autotune"), "what the compiled program and its compiler keep"),
     ("engine", ("trainer",), "what the Trainer keeps"),
@@ -101,7 +101,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             peaks = self._corrected_peaks(spec, ranks, batch).values()
             return max(sum(map(round, peak)) for peak in peaks) <= limit_bytes
 
-        return largest_fitting(fits, MOST_BATCH, batch_multiple(spec)) or None
+        return largest_fitting(fits, MAX_BATCH, batch_multiple(spec)) or None
 
     def _basis(self, spec: RunSpec, ranks: int) -> str:
         if (correction := self.correction_for(spec, ranks)) is not None:

@@ -11,7 +11,7 @@ from trainfast_runner.worker.catalog import OPTIMIZERS
 OPTIMIZER_PHASE = "optimizer"
 BATCH_PHASES = ("forward", "backward")
 MODEL_PHASE = "model"
-LEAST_SEQ_LEN = 64
+MIN_SEQ_LEN = 64
 """No shorter sequence is proposed."""
 
 
@@ -88,5 +88,5 @@ def _listed_fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, larg
         yield Fix("precision", "bf16-pure", "frees half of weights, gradients and states", costs)
     if knobs["checkpointing"] == "off":
         yield Fix("checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower", 0.4)
-    if (seq_len := int(knobs["seq_len"] or 0)) > LEAST_SEQ_LEN:
+    if (seq_len := int(knobs["seq_len"] or 0)) > MIN_SEQ_LEN:
         yield Fix("seq_len", str(seq_len // 2), "activations to 50 %", "none; but it is another task", 0.5)

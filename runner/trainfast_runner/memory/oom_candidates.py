@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.oom_advice import LEAST_SEQ_LEN, Fix, fixes, useful_first
+from trainfast_runner.memory.oom_advice import MIN_SEQ_LEN, Fix, fixes, useful_first
 from trainfast_runner.settings.spec import RunSpec, with_setting
 
 Settings = dict[str, str]
@@ -46,7 +46,7 @@ def pairs_of_knobs(applicable: Iterable[Fix]) -> Iterator[tuple[Fix, Fix]]:
 def values_of(fix: Fix) -> list[str]:
     """The change's value; of a shorter sequence its halves too, down to the shortest proposed."""
     values = [fix.value]
-    while fix.knob == "seq_len" and int(values[-1]) // 2 >= LEAST_SEQ_LEN:
+    while fix.knob == "seq_len" and int(values[-1]) // 2 >= MIN_SEQ_LEN:
         values.append(str(int(values[-1]) // 2))
     return values
 

@@ -21,7 +21,7 @@ from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import gibibytes, mebibytes
 
-MOST_CHANGES = 3
+MAX_CHANGES = 3
 KEEPS_GLOBAL_BATCH = "the global batch stays"
 MUCH_LARGER = 1.5
 """The largest batch that fits is named if it is this many times the batch that keeps the global one."""
@@ -141,7 +141,7 @@ def prediction(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[MemoryMode
 
 
 def best_changes(goal: Goal) -> list[OomChange]:
-    """Return up to MOST_CHANGES that fit, of one knob or several, the cheapest first.
+    """Return up to MAX_CHANGES that fit, of one knob or several, the cheapest first.
 
     Changes that are enough by the model come before untraced ones, which are one of each knob. If there are neither,
     the closest are returned, each with its missing bytes.
@@ -157,7 +157,7 @@ def best_changes(goal: Goal) -> list[OomChange]:
             untraced.append(fix)
         elif fix.knob != "batch_size" and not _enough_changes(fix_changes):
             not_enough.append(fix)
-    if len(_enough_changes(tried)) < MOST_CHANGES:
+    if len(_enough_changes(tried)) < MAX_CHANGES:
         # Beside a smaller batch another change is worth its cost only where the batch then is larger.
         alone = max(map(_batch_in, _enough_changes(tried)), default=0)
         tried += [pair for pair in _pair_changes(goal, not_enough) if not 0 < _batch_in(pair) <= alone]
@@ -171,7 +171,7 @@ def best_changes(goal: Goal) -> list[OomChange]:
     # Untraced changes may be enough as well: they follow the ones known to be.
     unpredicted_changes = [unpredicted(fix, goal) for fix in best_of_each_knob(untraced, goal.phase)]
     closest = sorted(tried, key=lambda change: change.predicted_bytes or 0)
-    return ([*_enough_changes(tried), *unpredicted_changes] or closest)[:MOST_CHANGES]
+    return ([*_enough_changes(tried), *unpredicted_changes] or closest)[:MAX_CHANGES]
 
 
 def _fixes_that_matter(goal: Goal) -> list[Fix]:

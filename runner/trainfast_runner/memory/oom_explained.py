@@ -9,7 +9,7 @@ from typing import Any
 
 from trainfast_runner.memory.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, best_of_each_knob, fixes
 from trainfast_runner.memory.oom_changes import (
-    MOST_CHANGES,
+    MAX_CHANGES,
     Goal,
     ModelOf,
     best_changes,
@@ -101,7 +101,7 @@ def explain(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     asked_bytes, untouched = oom_run.asked_bytes, _untouched_bytes(oom_run)
     if limit is None:
         cheapest = best_of_each_knob(fixes(spec.knobs, run.device, phase), phase)
-        proposed = [unpredicted(fix) for fix in cheapest[:MOST_CHANGES]]
+        proposed = [unpredicted(fix) for fix in cheapest[:MAX_CHANGES]]
     else:
         beyond = beyond_bytes(limit, predicted, phase, oom_run.in_first_step)
         proposed = best_changes(

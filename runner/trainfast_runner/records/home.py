@@ -22,7 +22,7 @@ LAUNCH_LOCK_FILE = "launch.lock"
 STAMP = "%Y%m%d-%H%M%S"
 STAMP_CHARACTERS = len("20261121-054455")
 """Length of the second that an id begins with; the characters behind it have no order."""
-MOST_AHEAD_S = 60
+MAX_AHEAD_S = 60
 """A newest run further in the future than this was started by a clock that was wrong."""
 
 
@@ -161,7 +161,7 @@ class Home:
         now = time.time()
         newest = "".join(self.run_ids()[-1:])[:STAMP_CHARACTERS]
         # UTC, in which no hour comes twice.
-        for ahead_s in range(MOST_AHEAD_S):
+        for ahead_s in range(MAX_AHEAD_S):
             stamp = time.strftime(STAMP, time.gmtime(now + ahead_s))
             if stamp > newest:
                 return stamp

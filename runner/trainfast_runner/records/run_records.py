@@ -1,6 +1,6 @@
 """The records of a run directory, as far as they are readable: half-written, cut or damaged files included.
 
-Memory is bounded: of more than `MOST_STEPS` steps or `MOST_SAMPLES` samples an even share is kept (`thinned.py`).
+Memory is bounded: of more than `MAX_STEPS` steps or `MAX_SAMPLES` samples an even share is kept (`thinned.py`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trainfast_runner.worker.shared_tables import CONTROL_FILE
 
 T = TypeVar("T")
 
-MOST_STEPS = 200_000
+MAX_STEPS = 200_000
 """All ranks together, about 160 MB: with one rank, every step under the cap of its file."""
-MOST_SAMPLES = 80_000
+MAX_SAMPLES = 80_000
 """All devices and the host together, about 160 MB in use: 11 hours with one GPU, two with 8."""
 
 EVENTS_FILE = "events.jsonl"
@@ -169,7 +169,7 @@ def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]
     files = rank_files(directory, "steps")
     steps_by_rank = {}
     for rank, path in files.items():
-        tail, totals, thinned = StepTail(path), StepTotals(), Thinned[Step](MOST_STEPS // len(files))
+        tail, totals, thinned = StepTail(path), StepTotals(), Thinned[Step](MAX_STEPS // len(files))
         for step in _each(tail, records):
             totals.add(step)
             thinned.add(step.step, step)
@@ -186,7 +186,7 @@ def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]
 def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
     """Ticks are many: only the devices of this run are kept, and a run without devices keeps the host's alone."""
     wanted = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
-    ticks = Thinned[_DeviceTick](MOST_SAMPLES // (len(wanted) + 1))
+    ticks = Thinned[_DeviceTick](MAX_SAMPLES // (len(wanted) + 1))
     highest = records.highest_used_bytes
     for tick in _each(TelemetryTail(directory / TELEMETRY_FILE, _DeviceTick), records):
         wanted_samples = [sample for sample in tick.devices if sample.uuid in wanted]

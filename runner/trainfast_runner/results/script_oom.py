@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom_advice import Fix, best_of_each_knob, fixes
-from trainfast_runner.memory.oom_changes import MOST_CHANGES, unpredicted
+from trainfast_runner.memory.oom_changes import MAX_CHANGES, unpredicted
 from trainfast_runner.memory.oom_explained import OutOfMemory
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_file import RunFile
@@ -35,7 +35,7 @@ def _changes(run: RunFile, script: ScriptAsked, phase: str | None) -> list[OomCh
     preset = _preset_of(run, script)
     cheapest = best_of_each_knob(fixes({**defaults(), **run.knobs}, run.device, phase), phase)
     reaching = [fix for fix in cheapest if fix.knob in run.knobs and _takes(preset, fix)]
-    return [_change(fix, run, preset) for fix in reaching[:MOST_CHANGES]]
+    return [_change(fix, run, preset) for fix in reaching[:MAX_CHANGES]]
 
 
 def _preset_of(run: RunFile, script: ScriptAsked) -> ScriptPreset:

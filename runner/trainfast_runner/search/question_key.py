@@ -13,7 +13,7 @@ import msgspec
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 
-MOST_HASHED_BYTES = 1 << 20
+MAX_HASHED_BYTES = 1 << 20
 """Size of a file of a script's command from which its content is left out: an interpreter, or data."""
 
 
@@ -38,7 +38,7 @@ def _hash_of_files(words: Sequence[str], cwd: str) -> str:
     for name in (name for word in words for name in (word, word.partition("=")[2])):
         path = os.path.join(cwd, name)
         with suppress(OSError):
-            if os.path.isfile(path) and os.path.getsize(path) < MOST_HASHED_BYTES:
+            if os.path.isfile(path) and os.path.getsize(path) < MAX_HASHED_BYTES:
                 contents.update(hashlib.sha256(Path(path).read_bytes()).digest())
     return contents.hexdigest()[:8]
 

@@ -11,7 +11,7 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
-from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, KnobValue
+from trainfast_runner.settings.knob_values import MAX_CPU_PROCESSES, KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategies import strategy_or_single
 
@@ -35,7 +35,7 @@ def device_count(spec: RunSpec, machine: Machine) -> int:
         return processes
     if entry.model_axis is not None:
         return 2 * model_degree(spec.knobs)
-    return min(MOST_CPU_PROCESSES, max(2, machine.cores))
+    return min(MAX_CPU_PROCESSES, max(2, machine.cores))
 
 
 def devices_asked(knobs: KnobValues) -> KnobValue:

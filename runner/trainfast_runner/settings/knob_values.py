@@ -25,9 +25,9 @@ BYTE_UNITS = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-MOST_BYTES = 2**62
-MOST_TEXT = 200
-MOST_CPU_PROCESSES = 8
+MAX_BYTES = 2**62
+MAX_TEXT = 200
+MAX_CPU_PROCESSES = 8
 """Ranks of a run on the CPU."""
 
 
@@ -182,13 +182,13 @@ values that the arrows step through, the current one among them; `describe` is t
 
 def _cpu(text: str) -> str:
     """`cpu`, or `cpu:N` for N processes. Raises UserError with the nearest of them."""
-    allowed = [CPU, f"{CPU}:1 to {CPU}:{MOST_CPU_PROCESSES}"]
+    allowed = [CPU, f"{CPU}:1 to {CPU}:{MAX_CPU_PROCESSES}"]
     match = re.fullmatch(rf"{CPU}(?::(\d{{1,9}}))?", text)
     if match is None:
         raise UserError(f"{text[:40]!r} is not the CPU", allowed=allowed, nearest=CPU)
     if match[1] is None:
         return CPU
-    count = min(max(1, int(match[1])), MOST_CPU_PROCESSES)
+    count = min(max(1, int(match[1])), MAX_CPU_PROCESSES)
     if count != int(match[1]):
         raise UserError(f"{text} asks for {match[1]} processes on the CPU", allowed=allowed, nearest=f"{CPU}:{count}")
     return f"{CPU}:{count}"
@@ -205,14 +205,14 @@ def parse_bytes(text: str) -> int:
     size = float(match[1]) * BYTE_UNITS[match[2]]
     if size < 1:
         raise UserError(f"{text!r} leaves no memory at all")
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise UserError(f"{match[1][:20]} {match[2]} is more than any machine has")
     return int(size)
 
 
 def parse_bytes_per_rank(text: str) -> list[int]:
     """`2GiB` gives one figure for every rank, `2GiB+1536MiB` one for each. Raises UserError without units."""
-    if "," in text and len(text) < MOST_TEXT:
+    if "," in text and len(text) < MAX_TEXT:
         joined = "+".join(part.strip() for part in text.split(","))
         raise UserError(f"{text!r}: figures of several ranks are joined by +", nearest=joined)
     return [parse_bytes(part) for part in text.split("+")]

@@ -70,7 +70,7 @@ KEPT_KNOBS = ("batch_size", "grad_accum", "precision", "workers", "checkpointing
 """The knobs whose present values a preset of a script keeps: those that a search begins with."""
 OPTIMIZER_FLAGS = ("optim", "optimizer", "opt")
 NOT_TRAINING_WORDS = {"eval", "val", "valid", "validation", "test", "dev", "predict", "inference"}
-MOST_CHOICES_LISTED = 8
+MAX_CHOICES_LISTED = 8
 """Choices that a reason lists; of a flag with more it gives the default."""
 
 
@@ -211,7 +211,7 @@ def value_or_none(name: str, value: object) -> KnobValue:
 
 def _reason(name: str, flag: Flag, word: str) -> str:
     """Return a sentence: "--bs is a usual name for batch_size; default 16, this command gives 8"."""
-    if 0 < len(flag.choices) <= MOST_CHOICES_LISTED:
+    if 0 < len(flag.choices) <= MAX_CHOICES_LISTED:
         flag_facts = f"one of {', '.join(flag.choices)}"
     else:
         flag_facts = "no default" if flag.default is None else f"default {flag.default}"

@@ -29,7 +29,7 @@ from .spec import Knobs
 from .train_state import TrainState
 from .worker_log import WorkerLog, chain_is_oom, exception_chain
 
-MOST_SKIPPED = 20
+MAX_SKIPPED = 20
 """Most steps that a probe adds where fp16 skips updates: the scale falls from 65536 to 1 in 16."""
 
 
@@ -105,7 +105,7 @@ class Prober:
             retries = fields["alloc_retries"]
 
     def take_steps(self, batch_size: int, wanted_updates: int, steps: ProbeSteps, *, is_first: bool) -> None:
-        """Train until as many steps as `wanted_updates` have updated the weights, at most `MOST_SKIPPED` steps longer.
+        """Train until as many steps as `wanted_updates` have updated the weights, at most `MAX_SKIPPED` steps longer.
 
         Where a gradient overflows, fp16 skips the update and halves the loss scale, and before the first update there
         are no optimizer states to measure. The ranks skip the same steps, because every strategy agrees on an overflow.
@@ -113,7 +113,7 @@ class Prober:
         """
         state, precision = self.state, self.state.strategy.precision
         before, attempted, updates = precision.skipped_steps(), 0, 0
-        max_steps = wanted_updates + MOST_SKIPPED
+        max_steps = wanted_updates + MAX_SKIPPED
         while updates < wanted_updates and attempted < max_steps:
             next_steps = min(wanted_updates - updates, max_steps - attempted)
             knobs = replace(state.knobs, batch_size=batch_size, steps=next_steps)

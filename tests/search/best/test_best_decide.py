@@ -15,7 +15,7 @@ from trainfast_runner.search.best.choose.cold_costs import COLD_LEAST, ColdCosts
 from trainfast_runner.search.best.choose.decide import decide
 from trainfast_runner.search.best.choose.prospects import Prospects
 from trainfast_runner.search.best.choose.state import state_of_best_journal
-from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, MOST_TIMED_STEPS, StepRule
+from trainfast_runner.search.best.step_rule import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
 from trainfast_runner.search.journal.best import (
     BestLaunched,
     BestLine,
@@ -251,10 +251,10 @@ def test_effects_of_earlier_searches_are_shown_as_such_and_shorten_none_of_the_c
 
 def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_slow() -> None:
     rule = StepRule(give_up_ms=150.0)
-    assert rule.judge([100.0] * (LEAST_TIMED_STEPS - 1)) == "more"
-    assert rule.judge([100.0] * LEAST_TIMED_STEPS) == "enough"
+    assert rule.judge([100.0] * (MIN_TIMED_STEPS - 1)) == "more"
+    assert rule.judge([100.0] * MIN_TIMED_STEPS) == "enough"
     assert rule.judge([90.0, 110.0, 85.0, 118.0, 100.0]) == "more"
-    assert rule.judge([90.0, 110.0] * MOST_TIMED_STEPS) == "enough"
+    assert rule.judge([90.0, 110.0] * MAX_TIMED_STEPS) == "enough"
     assert rule.judge([200.0, 190.0]) == "slow"
     assert replace(rule, give_up_ms=None).judge([200.0, 190.0]) == "more"
 

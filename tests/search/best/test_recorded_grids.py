@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.best_fit import CLOSE, MOST_NOISE
+from benchmarks.best_fit import CLOSE, MAX_NOISE
 from benchmarks.best_fit_record import RECIPES, space_of
 from benchmarks.best_fit_replay import replay
 from benchmarks.best_fit_spaces import Recorded, cold_grid_s, groups, recorded, regret
@@ -64,8 +64,8 @@ def test_a_grid_says_how_far_the_winner_of_one_pass_is_off_in_another(tmp_path: 
     assert grid(tmp_path, (1.0, 1.5, 1.0)).worst_winner > 0.1
 
 
-QUIET = [one for one in recorded() if one.worst_winner <= MOST_NOISE]
-SEEDS, LEAST_CLOSE_ANSWERS = 20, 18
+QUIET = [one for one in recorded() if one.worst_winner <= MAX_NOISE]
+SEEDS, MIN_CLOSE_ANSWERS = 20, 18
 
 
 def test_a_recorded_grid_can_judge() -> None:
@@ -80,7 +80,7 @@ def test_a_recorded_grid_can_judge() -> None:
 def test_a_search_finds_the_best_of_a_grid_of_a_real_machine(judge: Recorded) -> None:
     answers = [replay(judge, seed).answer for seed in range(SEEDS)]
     close = [answer for answer in answers if answer is not None and regret(judge, answer) <= CLOSE]
-    assert len(close) >= LEAST_CLOSE_ANSWERS
+    assert len(close) >= MIN_CLOSE_ANSWERS
 
 
 def test_the_quick_grid_has_settings_and_processes_enough(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

@@ -20,10 +20,10 @@ from trainfast_tui.live.machine_events import MachineEvents
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
 
-MOST_DEVICE_CHARTS = 4
-LEAST_ROWS = 6
+MAX_DEVICE_CHARTS = 4
+MIN_ROWS = 6
 """The least height of a chart, in rows."""
-LEAST_ROWS_WITH_READING = 8
+MIN_ROWS_WITH_READING = 8
 """The least height for throughput and one reading, both low."""
 GUTTER = 11
 """Cells left of the time axis."""
@@ -57,7 +57,7 @@ class Charts(Vertical):
     def compose(self) -> ComposeResult:
         yield StripChart(gutter=GUTTER, time_labels=False, id="throughput")
         # The lowest chart has the time labels of all; the first reading stands right below throughput.
-        for index in reversed(range(MOST_DEVICE_CHARTS)):
+        for index in reversed(range(MAX_DEVICE_CHARTS)):
             yield StripChart(
                 gutter=GUTTER,
                 time_labels=index == 0,
@@ -98,7 +98,7 @@ class Charts(Vertical):
             uuids = sorted(used_uuids(snapshot.run))
             throughput = throughput_chart(snapshot, axis, self._rate_noun, uuids, self._run_ticks)
             top.show_chart(replace(throughput, cursor_ns=cursor_ns))
-        for index in range(MOST_DEVICE_CHARTS):
+        for index in range(MAX_DEVICE_CHARTS):
             chart = self.query_one(f"#device{index}", StripChart)
             chart.set_class(index >= fitting, "-away")
             if index < fitting:
@@ -106,8 +106,8 @@ class Charts(Vertical):
 
     def _fitting_device_charts(self, snapshot: Snapshot, height: int) -> int:
         """Return the number of charts of device readings that fit in `height` rows."""
-        fitting = min(len(reading_names(snapshot)), height // LEAST_ROWS - self._with_run, MOST_DEVICE_CHARTS)
-        return fitting if fitting > 0 else int(height >= LEAST_ROWS_WITH_READING)
+        fitting = min(len(reading_names(snapshot)), height // MIN_ROWS - self._with_run, MAX_DEVICE_CHARTS)
+        return fitting if fitting > 0 else int(height >= MIN_ROWS_WITH_READING)
 
     def _show_events(self, snapshot: Snapshot, axis: TimeAxis, height: int) -> int:
         """Show the events and return the rows they take."""

@@ -15,7 +15,7 @@ from trainfast_tui.charts.readings import (
     device_ticks,
     reading_names,
 )
-from trainfast_tui.charts.tick_values import MOST_LINES, TickValues, TickValuesCache, throttled_spans
+from trainfast_tui.charts.tick_values import MAX_LINES, TickValues, TickValuesCache, throttled_spans
 from trainfast_tui.charts.time_axis import TICK_GAP_NS, TimeAxis, ticks_on
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text.lines import Tone
@@ -56,7 +56,7 @@ def _gpu_chart(
 ) -> ChartData:
     """Return one reading's chart; `newest` are the charted GPUs now, of many only the extremes are drawn."""
     reading = GPU_READINGS[number]
-    if len(newest) > MOST_LINES:
+    if len(newest) > MAX_LINES:
         lines: list[tuple[str, Tone]] = [(f"highest of {len(newest)} GPUs", "primary"), ("lowest", "secondary")]
     else:
         lines = [

@@ -15,7 +15,7 @@ from trainfast_tui.text.starting import STARTING
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
-LEAST_STEP_GAP_NS = 5 * SECOND_NS
+MIN_STEP_GAP_NS = 5 * SECOND_NS
 RateNoun = Literal["samples", "tokens"]
 """The unit of work that throughput counts."""
 
@@ -56,9 +56,9 @@ def throughput_chart(
 def _step_gap(run: RunSnapshot | None) -> int:
     """Return the time without a step that counts as a gap: several times the longest recent step."""
     if run is None or not run.steps:
-        return LEAST_STEP_GAP_NS
+        return MIN_STEP_GAP_NS
     longest = max(step.step_ms for step in run.steps[-20:])
-    return max(LEAST_STEP_GAP_NS, int(longest * 4e6))
+    return max(MIN_STEP_GAP_NS, int(longest * 4e6))
 
 
 def _starting_words(run: RunSnapshot) -> str:

@@ -13,7 +13,7 @@ from trainfast_tui.text.shades import causes_of
 if TYPE_CHECKING:
     from trainfast_runner.records.tick import Tick
 
-MOST_LINES = 2
+MAX_LINES = 2
 """More devices than this are drawn as their highest and lowest reading."""
 
 
@@ -53,7 +53,7 @@ def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
     values: list[tuple[float | None, ...]] = []
     for reading in GPU_READINGS:
         drawn = tuple(None if device is None else reading.of(device) for device in devices)
-        if len(devices) > MOST_LINES:
+        if len(devices) > MAX_LINES:
             known = [value for value in drawn if value is not None]
             drawn = max(known, default=None), min(known, default=None)
         values.append(drawn)

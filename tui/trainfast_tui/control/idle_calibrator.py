@@ -18,7 +18,7 @@ IDLE_S = 20.0
 """Seconds that the machine must have been idle."""
 IDLE_CPU_PERCENT, IDLE_GPU_PERCENT = 15.0, 5.0
 """A machine with a higher load is not idle."""
-MOST_TRIES = 3
+MAX_TRIES = 3
 """Measurements in all, if other processes disturb each of them."""
 
 
@@ -38,7 +38,7 @@ class IdleCalibrator:
             self._idle_since_ns = None
             self.cancel()
             return
-        if machine is None or self._is_done or self._work.is_running or self._tries >= MOST_TRIES:
+        if machine is None or self._is_done or self._work.is_running or self._tries >= MAX_TRIES:
             return
         if self._idle_since_ns is None:
             self._idle_since_ns = snapshot.taken_ns

@@ -16,7 +16,7 @@ from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.running.rates import Rates, SummedRates
 from trainfast_runner.settings.device_counts import ranks_with_samples
 
-MOST_TICKS = 20_000
+MAX_TICKS = 20_000
 """The most samples in a chart, five hours of one a second: a picture is 300 columns wide."""
 
 
@@ -53,7 +53,7 @@ def read_run(label: str, directory: Path, result: Result) -> ReportedRun:
 
 def _ticks(directory: Path) -> tuple[Tick, ...]:
     """Return every sample of the machine, of a long run an even share; none without a readable file."""
-    thinned = Thinned[Tick](MOST_TICKS)
+    thinned = Thinned[Tick](MAX_TICKS)
     try:
         for tick in remaining_records(TelemetryTail(directory / TELEMETRY_FILE, Tick)):
             thinned.add(thinned.total, tick)

@@ -35,8 +35,8 @@ DASHES = ("", "6 3", "2 3", "9 3 2 3")
 """Lines differ by their dashes too."""
 TONE_OF_SHADE = {"thermal": "error", "brake": "error", "hardware": "error"}
 STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
-MOST_TIME_TICKS = 8
-LEAST_SPAN_WIDTH = 2.0
+MAX_TIME_TICKS = 8
+MIN_SPAN_WIDTH = 2.0
 """A span shorter than this is drawn this wide."""
 
 
@@ -79,9 +79,9 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
 
 
 def time_ticks(low_s: float, high_s: float) -> list[float]:
-    """Return round seconds on an axis, at most `MOST_TIME_TICKS`."""
+    """Return round seconds on an axis, at most `MAX_TIME_TICKS`."""
     step = next(
-        (step for step in STEPS_S if (high_s - low_s) / step <= MOST_TIME_TICKS), (high_s - low_s) / MOST_TIME_TICKS
+        (step for step in STEPS_S if (high_s - low_s) / step <= MAX_TIME_TICKS), (high_s - low_s) / MAX_TIME_TICKS
     )
     first = math.ceil(low_s / step - 1e-9)
     return [multiple * step for multiple in range(first, int(high_s / step + 1e-9) + 1)]
@@ -109,7 +109,7 @@ def _spans(data: ChartData) -> list[ThrottledSpan]:
 
 def _span(span: ThrottledSpan, data: ChartData, origin_ns: int, x: Scale) -> str:
     shade, begin = shade_of(span.cause), x.at((span.start_ns - origin_ns) / 1e9)
-    width = max(LEAST_SPAN_WIDTH, x.at((span.end_ns - origin_ns) / 1e9) - begin)
+    width = max(MIN_SPAN_WIDTH, x.at((span.end_ns - origin_ns) / 1e9) - begin)
     tone = TONE_OF_SHADE.get(span.cause, "warning")
     box = element(
         "rect",

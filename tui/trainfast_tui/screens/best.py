@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
 
 PLANNING = "Listing the settings that can run here…"
-MOST_NAMED = 3
+MAX_NAMED = 3
 """The status line names at most this many knobs."""
 VARY = "ask('vary')"
 QUESTION_ACTIONS = (VARY, "ask('batch')", "ask('objective')", "ask('budget')", "fresh")
@@ -206,7 +206,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if is_other:
             words = f"The next run is of {question.name}, with the best setting of its search; r runs it"
             session.post(Notified(words))
-        elif len(settings) > MOST_NAMED and session.next_run is not next_run:
+        elif len(settings) > MAX_NAMED and session.next_run is not next_run:
             session.post(Notified(f"{len(settings)} knobs have the values of the best setting; r runs it"))
         self.dismiss()
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_tui.session import Session
 
-LEAST_WIDTH, LEAST_HEIGHT = 80, 24
+MIN_WIDTH, MIN_HEIGHT = 80, 24
 WIDE_SIDE_FROM = 120
 """Columns from which the knobs have a wide column."""
 KNOBS_A_PAGE = 8
@@ -121,7 +121,7 @@ class MainScreen(AppScreen):
         self._fit(event.size)
 
     def _fit(self, size: Size) -> None:
-        self.set_class(size.width < LEAST_WIDTH or size.height < LEAST_HEIGHT, "-small")
+        self.set_class(size.width < MIN_WIDTH or size.height < MIN_HEIGHT, "-small")
         self.set_class(size.width >= WIDE_SIDE_FROM, "-wide")
         self.set_class(size.width < WIDE_STEPS_FROM, "-narrow")
 

@@ -26,11 +26,11 @@ from trainfast_tui.widgets.open_dialog import ask_yes
 from trainfast_tui.widgets.process_table import ProcessTable
 
 HEAD_AND_FOOTER_ROWS = 2
-LEAST_CHART_ROWS = 7
+MIN_CHART_ROWS = 7
 CHART_ROWS = ((38, 15), (26, 8))
 """(rows of the screen, rows kept for charts before a GPU shows all its readings)."""
-LEAST_PROCESS_ROWS = 6
-LEAST_ROWS_WITH_EVENTS = 3
+MIN_PROCESS_ROWS = 6
+MIN_ROWS_WITH_EVENTS = 3
 """With fewer rows for processes and events, the processes take them all."""
 
 
@@ -100,7 +100,7 @@ class MonitorScreen(AppScreen):
         tick = self._snapshot.tick if self._snapshot is not None else None
         devices, table = self.query_one(MonitorDevices), self.query_one(ProcessTable)
         for_charts = next((rows for least, rows in CHART_ROWS if room >= least), 0)
-        device_rows = devices.rows_wanted(self.size.width, max(1, room - LEAST_PROCESS_ROWS - for_charts))
+        device_rows = devices.rows_wanted(self.size.width, max(1, room - MIN_PROCESS_ROWS - for_charts))
         size_and_gpus = self.size, len(tick.devices) if tick is not None else 0
         if size_and_gpus != self._most_rows_for:
             self._most_rows, self._most_rows_for = (0, 0), size_and_gpus
@@ -109,10 +109,10 @@ class MonitorScreen(AppScreen):
         process_rows = max(table.rows_wanted, self._most_rows[1])
         self._most_rows = device_rows, process_rows
         left = room - device_rows
-        chart_rows = left - max(LEAST_PROCESS_ROWS, min(process_rows, left // 2))
-        if chart_rows < LEAST_CHART_ROWS:
+        chart_rows = left - max(MIN_PROCESS_ROWS, min(process_rows, left // 2))
+        if chart_rows < MIN_CHART_ROWS:
             # The words of an event need one row.
-            chart_rows = int(left > LEAST_ROWS_WITH_EVENTS)
+            chart_rows = int(left > MIN_ROWS_WITH_EVENTS)
         devices.set_height(device_rows)
         self.query_one(Charts).set_class(not chart_rows, "-away")
         table.set_height(left - chart_rows)

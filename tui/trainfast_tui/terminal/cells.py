@@ -14,7 +14,7 @@ from rich.console import COLOR_SYSTEMS, Console
 from rich.style import Style
 from textual.strip import Strip
 
-LEAST_GAP = 8
+MIN_GAP = 8
 """Skipping fewer unchanged cells than this takes more bytes than sending them again."""
 
 
@@ -72,13 +72,13 @@ def cells_of(strip: Strip, console: Console) -> list[Cell] | None:
 
 
 def changed_ranges(before: Sequence[Cell | None], after: Sequence[Cell]) -> list[tuple[int, int]]:
-    """Return the half-open ranges in which two rows differ, gaps of less than `LEAST_GAP` cells included."""
+    """Return the half-open ranges in which two rows differ, gaps of less than `MIN_GAP` cells included."""
     spans: list[tuple[int, int]] = []
     if before == after:
         return spans
-    start, end = -1, -LEAST_GAP
+    start, end = -1, -MIN_GAP
     for at in compress(count(), map(ne, before, after)):
-        if at - end >= LEAST_GAP:
+        if at - end >= MIN_GAP:
             if start >= 0:
                 spans.append((start, end))
             start = at

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.best_so_far import BestSoFar
     from trainfast_runner.search.journal.best import BestAnswer, CandidateVerdict, Interval
 
-MOST_LISTED = 5
+MAX_LISTED = 5
 """Runner-ups and candidates that were not tried are listed up to this many."""
 EFFECT_HEADER = ("setting", "instead of", "gave (95 % CI)", "measured by")
 PARETO_HEADER = ("fastest in its memory", "rate", "peak")
@@ -96,10 +96,10 @@ def _side_words(
 
 
 def _shortened(label: str, listed: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for words in listed[:MOST_LISTED]:
+    for words in listed[:MAX_LISTED]:
         yield label, words
-    if len(listed) > MOST_LISTED:
-        yield label, f"and {len(listed) - MOST_LISTED} more"
+    if len(listed) > MAX_LISTED:
+        yield label, f"and {len(listed) - MAX_LISTED} more"
 
 
 def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:

@@ -19,8 +19,8 @@ RECENT_STEPS = 20
 """Newest steps that the figures of a live run are of; these are means, for a median would hide passing throttling."""
 LONG_WORDS_FROM = 78
 """Columns from which the words are long."""
-LEAST_THROTTLED_MS = 0.05
-LEAST_CLOCK_LOSS = 0.005
+MIN_THROTTLED_MS = 0.05
+MIN_CLOCK_LOSS = 0.005
 
 
 def has_conditions(run: RunSnapshot) -> bool:
@@ -111,7 +111,7 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> Lin
     if not known:
         return [("throttling is not known", "muted")]
     begin: Line = [(f"{whose}: ", "muted")] if whose and wide else []
-    throttled = [(shade, ms) for shade, ms in known if ms >= LEAST_THROTTLED_MS]
+    throttled = [(shade, ms) for shade, ms in known if ms >= MIN_THROTTLED_MS]
     if not throttled:
         return [*begin, ("not throttled", "success")]
     line: Line = []
@@ -136,7 +136,7 @@ def _clock(counted: Sequence[StepConditions]) -> Line:
     loss = _mean(step.clock_loss_fraction for step in counted)
     if loss is None:
         return []
-    return [("clock at its most" if loss < LEAST_CLOCK_LOSS else f"clock -{fmt.fraction(loss)}", "text")]
+    return [("clock at its most" if loss < MIN_CLOCK_LOSS else f"clock -{fmt.fraction(loss)}", "text")]
 
 
 def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:

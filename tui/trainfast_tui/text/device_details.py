@@ -15,7 +15,7 @@ from trainfast_tui.text.lines import Line, Tone
 from trainfast_tui.text.shades import SHADES
 from trainfast_tui.text.topology import pcie_link
 
-LEAST_THROTTLED_SHARE = 0.005
+MIN_THROTTLED_SHARE = 0.005
 WIDEST_SIZE, WIDEST_RATE = "1023 MiB", "1023 MiB/s"
 
 
@@ -138,7 +138,7 @@ def _throttled(lately: DeviceConditions | None) -> list[Item]:
     items: list[Item] = []
     for shade in SHADES:
         share = (lately.throttled_ms.get(shade.cause) or 0.0) / 60_000
-        if share >= LEAST_THROTTLED_SHARE:
+        if share >= MIN_THROTTLED_SHARE:
             tone: Tone = "error" if shade.cause in ("thermal", "brake") else "warning"
             text = f"{fmt.fraction(share)} of the last minute"
             items.append(Item(f"{shade.letter} {shade.words}", text, tone, "100 % of the last minute"))

@@ -140,9 +140,9 @@ def overlap_words(findings: Sequence[Diagnosis]) -> str:
 
 def nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
     """Explain an empty diagnosis of a run with so many measured steps; `diagnosed` is False if no rule was asked."""
-    from trainfast_runner.results.bottleneck.diagnose import LEAST_STEPS_TO_DIAGNOSE
+    from trainfast_runner.results.bottleneck.diagnose import MIN_STEPS_TO_DIAGNOSE
 
-    if measured < LEAST_STEPS_TO_DIAGNOSE:
+    if measured < MIN_STEPS_TO_DIAGNOSE:
         return f"too few measured steps {'yet ' if live else ''}to find a bottleneck"
     if not diagnosed:
         return "recorded by an earlier version, which did not look for bottlenecks"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfast_runner.records.run_file import CONFIRM
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import Probe
-from trainfast_runner.search.journal.memory_lines import MemoryLines
+from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_answer import Offer, offers
@@ -27,7 +27,7 @@ from trainfast_tui.text.state_signs import search_sign
 from trainfast_tui.widgets.batch_lines import PROBE_OUTCOMES, table_lines
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
-LEAST_CHART, MOST_CHART = 6, 16
+MIN_CHART, MAX_CHART = 6, 16
 """The least lines of a useful chart, and the most."""
 
 
@@ -118,7 +118,7 @@ class BatchSearchView(PaintedWithNotice):
         room = height - len(head) - 1 - len(foot)
         table, hidden = self._scrolled_table(table, room)
         room -= len(table) + 1
-        chart = _chart(search, width, min(MOST_CHART, room)) if room >= LEAST_CHART else []
+        chart = _chart(search, width, min(MAX_CHART, room)) if room >= MIN_CHART else []
         return [*head, hidden, *table, *([[], *chart] if chart else []), *foot]
 
     def _scrolled_table(self, table: list[Line], room: int) -> tuple[list[Line], Line]:
@@ -181,7 +181,7 @@ def _limit_line(search: BatchSnapshot) -> Line:
     return line
 
 
-def _tightest(search: BatchSnapshot) -> MemoryLines | None:
+def _tightest(search: BatchSnapshot) -> MemoryFit | None:
     """Return the fit of the rank with the least memory left."""
     rank = search.newest_step.tightest_rank if search.newest_step is not None else None
     fits = search.fits
@@ -245,7 +245,7 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height)
 
 
-def _point(probe: Probe, fit: MemoryLines | None, limit: int | None) -> Point | None:
+def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> Point | None:
     sign, tone, _ = PROBE_OUTCOMES.get(probe.outcome, ("○", "text", ""))
     if probe.outcome == "oom":
         # Only the fit knows its need; it is certainly above the limit.

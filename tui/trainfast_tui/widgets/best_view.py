@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.best_so_far import BestSoFar
 
-LEAST_CHART, MOST_CHART = 7, 20
+MIN_CHART, MAX_CHART = 7, 20
 """The least lines of a useful chart, and the most."""
 MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "now"}
 """The signs of the chart; one on the line is ● where it is not the best."""
-LEAST_ROWS = 4
+MIN_ROWS = 4
 """Lines of the table that the chart leaves."""
 
 
@@ -99,8 +99,8 @@ class BestView(PaintedWithNotice):
         self._top = 0
         table_rows = len(table) + len(under_way) + 1 if len(table) > 1 or under_way else 0
         spots = spots_of(search.so_far, is_live=search.is_live)
-        most = min(MOST_CHART, room - 1 - min(table_rows, LEAST_ROWS))
-        chart = scatter(spots, search.so_far.limit_bytes, width, most - 1) if most > LEAST_CHART else []
+        most = min(MAX_CHART, room - 1 - min(table_rows, MIN_ROWS))
+        chart = scatter(spots, search.so_far.limit_bytes, width, most - 1) if most > MIN_CHART else []
         if chart:
             chart = [[], _chart_title(search.so_far, spots), *chart]
         room -= len(chart)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainfast_tui.next_run.next_run import NextRun
     from trainfast_tui.session import Session
 
-MOST_REASON_LINES = 4
+MAX_REASON_LINES = 4
 KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
 """Keys by the number of changes."""
 
@@ -90,7 +90,7 @@ class EndingPanel(GrowingPanel):
         line: Line = [(head, "alarm" if alarm else shown.tone)]
         if shown.tone == "success":
             return [[*line, (f"  {shown.advice}", "muted")]]
-        lines: list[Line] = [line, *paragraph(shown.reason, width, "text", MOST_REASON_LINES)]
+        lines: list[Line] = [line, *paragraph(shown.reason, width, "text", MAX_REASON_LINES)]
         for fact in shown.facts:
             lines += paragraph(fact, width, "text", 2)
         lines += _change_lines(shown.changes, width)

@@ -17,7 +17,7 @@ from trainfast_tui.text.state_signs import run_sign
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
-MOST_NOTICE_LINES = 6
+MAX_NOTICE_LINES = 6
 TITLE_FROM = 120
 """Columns from which the header has the title of the preset."""
 
@@ -87,7 +87,7 @@ class StatusLine(Painted):
         if self._countdown:
             return [[(self._countdown, "alarm"), ("  s again kills it at once", "muted")]]
         text, tone = self._notice
-        return [[self._notice]] if cell_len(text) <= width else paragraph(text, width, tone, MOST_NOTICE_LINES)
+        return [[self._notice]] if cell_len(text) <= width else paragraph(text, width, tone, MAX_NOTICE_LINES)
 
 
 class Footer(Painted):

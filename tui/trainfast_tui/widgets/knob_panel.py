@@ -27,9 +27,9 @@ NO_VALUE = "–"
 NAME_WIDTH = 15
 ABOUT_ROWS, ADVISED_ROWS = 13, 16
 """The most lines about a knob, and about one there is advice for."""
-LEAST_LIST = 7
-"""Lines of the list that the text about a knob leaves, save its own `LEAST_ABOUT`."""
-LEAST_ABOUT = 3
+MIN_LIST = 7
+"""Lines of the list that the text about a knob leaves, save its own `MIN_ABOUT`."""
+MIN_ABOUT = 3
 WIDE_FACTORS_FROM = 40
 """Columns from which the factors of the global batch have room around them."""
 KNOBS_BESIDE_REFUSAL = 3
@@ -192,10 +192,10 @@ class KnobPanel(Painted, can_focus=True):
         room = height - 1 - len(head)
         if (refusal := self._shown_refusal) is not None:
             # A refusal and its advice matter more than knobs that were not turned.
-            text = _refusal_lines(refusal, width, max(LEAST_ABOUT, room // 2, room - KNOBS_BESIDE_REFUSAL))
+            text = _refusal_lines(refusal, width, max(MIN_ABOUT, room // 2, room - KNOBS_BESIDE_REFUSAL))
         else:
             most = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS
-            text = self._knob_text.cut_to(max(LEAST_ABOUT, min(most, room // 2, room - LEAST_LIST)), width)
+            text = self._knob_text.cut_to(max(MIN_ABOUT, min(most, room // 2, room - MIN_LIST)), width)
         room = max(1, room - len(text))
         rows, places = self._list_rows(next_run)
         cursor = places[self._cursor]

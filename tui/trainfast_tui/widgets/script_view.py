@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered, Flag
     from trainfast_runner.settings.script_mapping import Proposal
 
-LEAST_FLAGS = 5
+MIN_FLAGS = 5
 """Lines that the mapping leaves to the flags."""
-LEAST_KNOBS = 3
-MOST_REASON_LINES, MOST_NOTICE_LINES = 2, 3
+MIN_KNOBS = 3
+MAX_REASON_LINES, MAX_NOTICE_LINES = 2, 3
 WIDE_NAMES_FROM = 100
 """Columns from which the names of the flags have much room."""
 
@@ -76,11 +76,11 @@ class ScriptView(PaintedWithNotice):
     def action_page(self, by: int) -> None:
         """Scroll the flags by some lines."""
         flags = self._findings.discovered.flags if self._findings.discovered is not None else []
-        self._first_flag = max(0, min(len(flags) - 1, self._first_flag + by * LEAST_FLAGS))
+        self._first_flag = max(0, min(len(flags) - 1, self._first_flag + by * MIN_FLAGS))
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
-        notice = self.notice_lines(width, MOST_NOTICE_LINES)
+        notice = self.notice_lines(width, MAX_NOTICE_LINES)
         head = _head(self._findings, width)
         room = max(0, height - len(head) - len(notice))
         body = self._body(width, room)[:room]
@@ -93,9 +93,9 @@ class ScriptView(PaintedWithNotice):
         ways = _way_lines(discovered, self._findings.mapping, width)
         flags = [_flag_line(flag, self._findings.mapping, width) for flag in discovered.flags]
         rows, reason = self._mapping_lines(width)
-        for_rows = room - 2 - len(reason) - len(ways) - min(LEAST_FLAGS, len(flags))
-        top = max(0, self._cursor + 1 - max(LEAST_KNOBS, for_rows))
-        rows = rows[top : top + max(LEAST_KNOBS, for_rows)]
+        for_rows = room - 2 - len(reason) - len(ways) - min(MIN_FLAGS, len(flags))
+        top = max(0, self._cursor + 1 - max(MIN_KNOBS, for_rows))
+        rows = rows[top : top + max(MIN_KNOBS, for_rows)]
         lines = [rule("knobs and their flags", width), *rows, *reason, *ways]
         if flags and room > len(lines) + 1:
             for_flags = room - len(lines) - 1
@@ -111,7 +111,7 @@ class ScriptView(PaintedWithNotice):
         if not mapping:
             return paragraph("No flag was recognised; a maps a knob to one.", width, "warning"), []
         rows = [_knob_line(proposal, index == self._cursor, width) for index, proposal in enumerate(mapping)]
-        return rows, paragraph(mapping[self._cursor].reason, width, "muted", MOST_REASON_LINES)
+        return rows, paragraph(mapping[self._cursor].reason, width, "muted", MAX_REASON_LINES)
 
 
 def _head(findings: ScriptFindings, width: int) -> list[Line]:

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-MOST_TEXT = 200
-MOST_CHOICES = 100
+MAX_TEXT = 200
+MAX_CHOICES = 100
 """A flag may take any value of a range: the first of its choices tell what they are."""
 CLICK_TYPES = {"integer": "int", "float": "float", "boolean": "bool"}
 """Types of click's parameters by the first word of their names; all others are read as text."""
@@ -61,7 +61,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if value - value == 0 else str(value)
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value[:MOST_TEXT]]
+        return [plain(item) for item in value[:MAX_TEXT]]
     if callable(value) or type(value).__name__ == "Sentinel" or value is argparse.SUPPRESS:
         return None
     return plain(getattr(value, "value", None)) if hasattr(value, "value") else _cut(str(value))
@@ -99,8 +99,8 @@ def _action_type(action: argparse.Action, default: Any) -> str:
 
 
 def _choices(choices: Iterable[Any]) -> list[str]:
-    """The first choices as text, at most `MOST_CHOICES`."""
-    return [str(plain(choice)) for choice in itertools.islice(choices, MOST_CHOICES)]
+    """The first choices as text, at most `MAX_CHOICES`."""
+    return [str(plain(choice)) for choice in itertools.islice(choices, MAX_CHOICES)]
 
 
 def _click_type(option: Any) -> str:
@@ -132,4 +132,4 @@ def _text(help: Any) -> str:
 
 def _cut(text: str) -> str:
     """The text's beginning; bytes of a file's name that are no UTF-8 (lone surrogates) become question marks."""
-    return text[:MOST_TEXT].encode(errors="replace").decode()
+    return text[:MAX_TEXT].encode(errors="replace").decode()

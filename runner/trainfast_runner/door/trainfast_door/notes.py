@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 VARIABLE = "TRAINFAST_RUN"
 """Names the run directory, in the environment of the command and all it starts."""
-MOST_NOTES = 20
+MAX_NOTES = 20
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
@@ -68,7 +68,7 @@ def note_error(place: str, error: Exception) -> None:
 
 def note(detail: str) -> None:
     """Append a trouble to `door.jsonl`, each once."""
-    if detail in _noted or len(_noted) >= MOST_NOTES:
+    if detail in _noted or len(_noted) >= MAX_NOTES:
         return
     _noted[detail] = 1
     line = {"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": "trouble", "detail": detail[:500]}

@@ -10,7 +10,7 @@ import psutil
 from trainfast_runner.machine.telemetry.host import UNREADABLE
 from trainfast_runner.machine.telemetry.host_files import read_cores
 
-LEAST_S = 0.01
+MIN_S = 0.01
 """The kernel counts processor time in hundredths of a second."""
 
 
@@ -39,7 +39,7 @@ class CpuWindow:
         busy_s, own_s = _busy_s(), _own_s() - self._own_s
         if busy_s is None or self._busy_s is None or own_s < 0:
             return None
-        return max(0.0, (busy_s - self._busy_s - own_s) / max(self.age_s, LEAST_S))
+        return max(0.0, (busy_s - self._busy_s - own_s) / max(self.age_s, MIN_S))
 
 
 def others_cores(seconds: float, looks: int = 3) -> float | None:

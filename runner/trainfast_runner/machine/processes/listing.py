@@ -16,13 +16,13 @@ from trainfast_runner.machine.processes.stat import TICKS_PER_S, Stat, read_stat
 from trainfast_runner.records.tick import DeviceReading
 
 KERNEL_THREADS_PARENT = 2
-LEAST_CPU_PERCENT = 1.0
-LEAST_RSS_BYTES = 32 << 20
+MIN_CPU_PERCENT = 1.0
+MIN_RSS_BYTES = 32 << 20
 """A process that holds no GPU is listed from one of the two on."""
 SCAN_EVERY_S = 2.0
 SCAN_SHARE = 0.01
 """Looking at all processes takes at most this share of a core."""
-MOST_ROWS = 200
+MAX_ROWS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class ProcessList:
             row_by_pid[pid] = replace(scanned or ProcessRow(pid=pid), devices=tuple(where))
         # A driver may list thousands; those that hold most are the ones a person looks for.
         rows = tuple(row_by_pid.values())
-        return rows if len(rows) <= MOST_ROWS else tuple(heapq.nlargest(MOST_ROWS, rows, key=_weight))
+        return rows if len(rows) <= MAX_ROWS else tuple(heapq.nlargest(MAX_ROWS, rows, key=_weight))
 
     def _scan(self, wanted: frozenset[int]) -> None:
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -106,7 +106,7 @@ class ProcessList:
             if before is not None and now_s > before.looked_s:
                 cpu_percent = 100 * (stat.cpu_s - before.cpu_s) / (now_s - before.looked_s)
             rss_bytes = stat.memory_rss_bytes
-            is_listed = pid in wanted or rss_bytes >= LEAST_RSS_BYTES or (cpu_percent or 0) >= LEAST_CPU_PERCENT
+            is_listed = pid in wanted or rss_bytes >= MIN_RSS_BYTES or (cpu_percent or 0) >= MIN_CPU_PERCENT
             sighting = sightings[identity] = before or _Sighting(None, False, 0.0, 0.0)
             sighting.cpu_s, sighting.looked_s = stat.cpu_s, now_s
             if not is_listed:
@@ -120,7 +120,7 @@ class ProcessList:
                 pid, identity, sighting.owner, sighting.is_own, command, cpu_percent, rss_bytes, age_s
             )
         self._known = sightings
-        self._rows = rows if len(rows) <= MOST_ROWS else _largest(rows, wanted)
+        self._rows = rows if len(rows) <= MAX_ROWS else _largest(rows, wanted)
 
 
 def _largest(rows: dict[int, ProcessRow], wanted: frozenset[int]) -> dict[int, ProcessRow]:
@@ -129,7 +129,7 @@ def _largest(rows: dict[int, ProcessRow], wanted: frozenset[int]) -> dict[int, P
         key=lambda row: (row.pid in wanted, row.cpu_percent or 0.0, row.memory_rss_bytes or 0),
         reverse=True,
     )
-    return {row.pid: row for row in by_weight[:MOST_ROWS]}
+    return {row.pid: row for row in by_weight[:MAX_ROWS]}
 
 
 def _weight(row: ProcessRow) -> tuple[bool, int, float, int]:

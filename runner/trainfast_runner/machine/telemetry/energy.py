@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MOST_APART = 2.0
-LEAST_JOULES = 10.0
+MAX_APART = 2.0
+MIN_JOULES = 10.0
 """Half a second of a GPU at rest."""
 STILL_S = 0.5
 """The driver brings the counter up to date several times as often."""
-LEAST_S = 10.0
+MIN_S = 10.0
 """Power is an average over a second at best, on some GPUs a sample: over less time it is no measure."""
 _STILL_SAMPLED_S = 3.0
 _BLOCK_S = 30.0
@@ -36,8 +36,8 @@ class EnergyBalance:
     def disagreement(self) -> str | None:
         """The reason to distrust the counter; None if it agrees with power, or for want of time or energy."""
         low, high = sorted((self.counted_j, self.integrated_j))
-        enough_s = STILL_S if self.counted_j == 0 else LEAST_S
-        if self.seconds < enough_s or high < LEAST_JOULES or high <= MOST_APART * low:
+        enough_s = STILL_S if self.counted_j == 0 else MIN_S
+        if self.seconds < enough_s or high < MIN_JOULES or high <= MAX_APART * low:
             return None
         return (
             f"the energy counter says {self.counted_j:,.0f} J in {self.seconds:.1f} s,"

@@ -74,7 +74,7 @@ def _mig_mode(nv: ModuleType, handle: Handle) -> tuple[bool]:
     return (nv.nvmlDeviceGetMigMode(handle)[0] == 1,)
 
 
-MOST_PROCESSES = 256
+MAX_PROCESSES = 256
 """Most processes listed of a GPU; a driver with more lists none, with the reason."""
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
 """NVML_VALUE_NOT_AVAILABLE: the driver does not know how much a process uses."""
@@ -84,8 +84,8 @@ def _processes(function: str) -> Ask:
     """List processes by the C function: the binding's own allocates memory for any count that the driver claims."""
 
     def ask(nv: ModuleType, handle: Handle) -> tuple[list[DeviceProcess]]:
-        room = (nv.c_nvmlProcessInfo_v2_t * MOST_PROCESSES)()
-        count = ctypes.c_uint(MOST_PROCESSES)
+        room = (nv.c_nvmlProcessInfo_v2_t * MAX_PROCESSES)()
+        count = ctypes.c_uint(MAX_PROCESSES)
         code = nv._nvmlGetFunctionPointer(function)(handle, ctypes.byref(count), room)
         if code != 0:
             raise nv.NVMLError(code)
@@ -95,7 +95,7 @@ def _processes(function: str) -> Ask:
                     pid=entry.pid,
                     memory_used_bytes=None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory,
                 )
-                for entry in room[: min(count.value, MOST_PROCESSES)]
+                for entry in room[: min(count.value, MAX_PROCESSES)]
             ],
         )
 

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 _SHORTEST_S, _LONGEST_S = 0.01, 0.1
 """Seconds of sleep at a time while waiting."""
-_LEAST_S = 0.1
+_MIN_S = 0.1
 """More time than a healthy call needs: 8 GPUs answer in milliseconds."""
 _STOPPING_S = 0.2
 """Time for a call at the end of the sampling."""
@@ -93,7 +93,7 @@ class TimedCalls:
             if hung is None:
                 return
             begun.abandoned = True
-            timeout_s = max(timeout_s / 2, min(timeout_s, _LEAST_S))
+            timeout_s = max(timeout_s / 2, min(timeout_s, _MIN_S))
             self.close()
             waiting = waiting[waiting.index(hung) + 1 :]
 

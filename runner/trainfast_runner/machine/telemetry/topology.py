@@ -43,7 +43,7 @@ _READ, _NVLINK = 0, 2
 """`nvmlGpuP2PCapsIndex_t`; the binding's own name for the first is a tuple by mistake."""
 _SWITCH = 2
 """`nvmlIntNvLinkDeviceType_t`: the other end of the link is an NVSwitch."""
-_MOST_LINKS = 36
+_MAX_LINKS = 36
 _NODE_SCOPE = 0
 _WORD = 64
 SYSFS = Path("/sys/bus/pci/devices")
@@ -197,7 +197,7 @@ class _Links:
         """Bus ids at the other ends of the rest."""
         if handle is None:
             return
-        for link in range(_MOST_LINKS):
+        for link in range(_MAX_LINKS):
             try:
                 is_up = nv.nvmlDeviceGetNvLinkState(handle, link)
             except (nv.NVMLError, AttributeError):

@@ -13,7 +13,7 @@ from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
 from trainfast_runner.results.bottleneck.rules import RULES, Figure, Rule
 
 SEVERITIES = ("warning", "info")
-LEAST_STEPS_TO_DIAGNOSE = 3
+MIN_STEPS_TO_DIAGNOSE = 3
 """Measured steps needed for a diagnosis."""
 
 
@@ -43,7 +43,7 @@ def _weight(rule: Rule, finding: Diagnosis) -> tuple[float, float]:
 
 def can_tell(window: MeasuredWindow) -> bool:
     """True if the window has enough steps, so that finding nothing means something."""
-    return len(window.first_rank) >= LEAST_STEPS_TO_DIAGNOSE
+    return len(window.first_rank) >= MIN_STEPS_TO_DIAGNOSE
 
 
 class _Sentence(string.Formatter):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Conditions, Result
 from trainfast_runner.results.bottleneck.steady_state import drift_words
-from trainfast_runner.results.device_conditions.rate import LEAST_COVERED
+from trainfast_runner.results.device_conditions.rate import MIN_COVERED
 
 OTHERS_PERCENT = 15.0
 """The diagnosis's threshold for a short CPU."""
@@ -69,7 +69,7 @@ def _absences(result: Result) -> Iterator[str]:
         ]
         if grown:
             words += f"; by its counters it was throttled meanwhile: {', '.join(grown)}"
-        if absence["measured_fraction"] >= 1 - LEAST_COVERED:
+        if absence["measured_fraction"] >= 1 - MIN_COVERED:
             words += ": too little is left for its throttled time and energy"
         yield words
 

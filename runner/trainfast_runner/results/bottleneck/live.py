@@ -17,7 +17,7 @@ from trainfast_runner.results.device_conditions.step_conditions import StepJoin
 
 WINDOW_NS = 30_000_000_000
 STEPS_KEPT = 200
-LEAST_LIVE_STEPS = 10
+MIN_LIVE_STEPS = 10
 """Number of slow steps that enter, however long they took."""
 STEADY_EVERY = 5
 """Ticks between two computations of the warm-up, over all kept steps."""
@@ -100,6 +100,4 @@ def _recent(steps: Sequence[Step], until_ns: int) -> list[Step]:
         return []
     # From the newest step and not from now: in a step longer than the window the last ones still count.
     since = covered[-1].t_ns - WINDOW_NS
-    return [
-        step for index, step in enumerate(covered) if step.t_ns >= since or index >= len(covered) - LEAST_LIVE_STEPS
-    ]
+    return [step for index, step in enumerate(covered) if step.t_ns >= since or index >= len(covered) - MIN_LIVE_STEPS]

@@ -20,7 +20,7 @@ from trainfast_runner.results.distributions import MAD_TO_SIGMA, NORMAL_95
 from trainfast_runner.units import highest
 
 BLOCKS = 12
-LEAST_BLOCKS = 4
+MIN_BLOCKS = 4
 STEPS_IN_A_BLOCK = 2
 DRIFT_OF_STEP = 0.02
 """Share of a step. Chosen, not measured: two runs of the same settings differ by about as much."""
@@ -42,7 +42,7 @@ class _Block:
 def steady_state(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, float]]]) -> SteadyState:
     """The warm-up from measured steps and from each device's temperatures (CLOCK_MONOTONIC ns, degrees)."""
     blocks = _blocks(steps, temperatures)
-    if len(blocks) < LEAST_BLOCKS:
+    if len(blocks) < MIN_BLOCKS:
         return SteadyState()
     # A steady window has at least half of the measured steps.
     half = len(blocks) // 2
@@ -123,7 +123,7 @@ def _slope(points: Sequence[tuple[float, float | None]]) -> float | None:
     measured_points = [(x, y) for x, y in points if y is not None]
     slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in itertools.combinations(measured_points, 2) if x1 > x0]
     # One block may be without a reading.
-    return statistics.median(slopes) if len(measured_points) >= LEAST_BLOCKS - 1 and slopes else None
+    return statistics.median(slopes) if len(measured_points) >= MIN_BLOCKS - 1 and slopes else None
 
 
 def _trend(values: Sequence[float]) -> float:

@@ -46,9 +46,9 @@ BETTER, WORSE = "better", "worse"
 NOISE = "no significant difference"
 CHANGED = "changed"
 UNKNOWN = "not measured in both"
-LEAST_OF_A_STEP = 0.005
+MIN_OF_A_STEP = 0.005
 """Chosen, not measured: a difference of a phase below this share of the step does not count."""
-LEAST_BYTES = 2 << 20
+MIN_BYTES = 2 << 20
 """Chosen: allocators hand out memory by blocks of 2 MiB (PyTorch's CUDA caching allocator) and round."""
 
 
@@ -179,7 +179,7 @@ class _Rows:
     def _memory_row(self, label: str, value_a: int | None, value_b: int | None) -> ComparisonRow:
         # Another batch or model takes other memory: neither is the better one for it.
         more_is_better = None if self._other_samples or self._is_other_batch else False
-        return _row(label, "bytes", value_a, value_b, least=LEAST_BYTES, more_is_better=more_is_better)
+        return _row(label, "bytes", value_a, value_b, least=MIN_BYTES, more_is_better=more_is_better)
 
     def _energy(self) -> ComparisonRow:
         unranked = self._other_samples or (OTHER_DEVICES if watched_differently(self._a, self._b) else None)
@@ -202,7 +202,7 @@ def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
             return None
         errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(result.steps.measured))
         steps.append(step)
-    least_ms = LEAST_OF_A_STEP * max(steps)
+    least_ms = MIN_OF_A_STEP * max(steps)
     if value_a <= 0 or value_b <= 0:
         # Without a ratio to take a logarithm of, the milliseconds themselves are compared.
         least_ms = max(least_ms, ERRORS_APART * math.hypot(*errors))

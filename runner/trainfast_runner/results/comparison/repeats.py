@@ -13,15 +13,15 @@ from collections.abc import Sequence
 
 from trainfast_runner.results.distributions import student_95
 
-LEAST_PAIRS = 3
+MIN_PAIRS = 3
 """Two pairs would give an interval eight times as wide as their difference."""
 
 
 def paired_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     """95 % confidence interval of the difference in percent of the baseline, from each pair's (baseline, other) rates.
-    None with fewer than `LEAST_PAIRS` pairs of positive rates."""
+    None with fewer than `MIN_PAIRS` pairs of positive rates."""
     logs = [math.log(other / base) for base, other in pairs if base > 0 and other > 0]
-    if len(logs) < LEAST_PAIRS:
+    if len(logs) < MIN_PAIRS:
         return None
     middle, freedom = statistics.fmean(logs), len(logs) - 1
     half = student_95(freedom) * statistics.stdev(logs) / math.sqrt(len(logs))

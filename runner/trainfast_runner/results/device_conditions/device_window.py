@@ -21,7 +21,7 @@ from trainfast_runner.results.device_conditions.outages import Outage
 from trainfast_runner.units import highest
 
 Samples = list[tuple[int, DeviceSample]]
-LEAST_SAMPLES = 2
+MIN_SAMPLES = 2
 """Samples needed within the measured steps for their energy. Steps that end before the second sample, as a fast GPU's
 first ones, would get the energy of the start and the end instead."""
 
@@ -79,7 +79,7 @@ def energy(
 def is_sampled(devices: Iterable[Samples], window: Window | None) -> bool:
     """True if every device was sampled often enough in the window for its energy."""
     return window is not None and all(
-        sum(window.begin_ns <= t_ns <= window.end_ns for t_ns, _ in samples) >= LEAST_SAMPLES for samples in devices
+        sum(window.begin_ns <= t_ns <= window.end_ns for t_ns, _ in samples) >= MIN_SAMPLES for samples in devices
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-LEAST_COVERED = 0.5
+MIN_COVERED = 0.5
 """Share of a window that samples must cover for a figure of the whole window."""
 
 
@@ -35,7 +35,7 @@ class Rate:
         self._after = rate
 
     def mean(self, begin_ns: int, end_ns: int, window_ns: int) -> float | None:
-        """Mean over the known time between two moments; None if less than `LEAST_COVERED` of the window is known."""
+        """Mean over the known time between two moments; None if less than `MIN_COVERED` of the window is known."""
         if len(self._ends) < 2:
             return None
         known_ns, amount, at_ns = 0, 0.0, begin_ns
@@ -45,7 +45,7 @@ class Rate:
                 known_ns += until_ns - at_ns
                 amount += rate * (until_ns - at_ns)
             at_ns = until_ns
-        return None if known_ns <= 0 or known_ns < LEAST_COVERED * window_ns else amount / known_ns
+        return None if known_ns <= 0 or known_ns < MIN_COVERED * window_ns else amount / known_ns
 
     def forget(self, before_ns: int) -> None:
         """Drop all breakpoints before this one."""

@@ -30,7 +30,7 @@ LIMIT_S = 30.0
 END_S = 2.0
 """Time to end the processes that a script started; one that keeps starting new ones wins."""
 LOOK_EVERY_S = 0.2
-READ_BYTES, MOST_SHOWN = 1 << 20, 300
+READ_BYTES, MAX_SHOWN = 1 << 20, 300
 """Bytes from the end of the output in which its last line is looked for, and the characters of that in an error."""
 NO_TORCH = "No module named 'torch'"
 """The end of Python's error at an import of torch that is not installed."""
@@ -121,4 +121,4 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, cancelled: threading
 def _last_line(folder: Path) -> str:
     """The beginning of the last line that the script printed; empty if it printed none."""
     lines = read_log(folder / OUTPUT_FILE, most_bytes=READ_BYTES)
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:MOST_SHOWN]
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:MAX_SHOWN]

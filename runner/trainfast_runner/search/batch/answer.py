@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.search.batch.decide import ALIGNED, TOLERANCE_BYTES, TOLERANCE_SHARE, tolerance_bytes
-from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, lines_by_rank, tightest, uncounted_bytes
+from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, fits_by_rank, tightest, uncounted_bytes
 from trainfast_runner.search.journal.batch import BatchAnswer, ConfirmationRun, Margin, refuted_by
-from trainfast_runner.search.journal.memory_lines import MemoryLines
+from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_runner.units import mebibytes
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
@@ -20,7 +20,7 @@ As much as a maximum may be off and still be called exact."""
 def answer_of(state: BatchState) -> BatchAnswer:
     """Return the answer of a journal whose last confirmation run finished."""
     confirmation = state.confirmations[-1]
-    max_batch, rank_fits = confirmation.batch_size, lines_by_rank(state)
+    max_batch, rank_fits = confirmation.batch_size, fits_by_rank(state)
     tight = tightest(rank_fits, max_batch)
     line = max(tight.lines, key=lambda phase_line: phase_line.at(max_batch))
     margins = _margins(state, tight, max_batch)
@@ -55,7 +55,7 @@ def _too_large(state: BatchState, max_batch: int) -> int | None:
     return min((size for size in (*tried, *confirmed) if size > max_batch), default=None)
 
 
-def _certainty(state: BatchState, tight: MemoryLines, max_batch: int, too_large: int | None) -> str:
+def _certainty(state: BatchState, tight: MemoryFit, max_batch: int, too_large: int | None) -> str:
     """The reason, in words, that no larger batch fits, and the sizes that were not tried."""
     if too_large is None:
         needs = f"{mebibytes(tight.need_bytes(max_batch + 1))} of {mebibytes(tight.limit_bytes)}"
@@ -71,7 +71,7 @@ def _certainty(state: BatchState, tight: MemoryLines, max_batch: int, too_large:
     return words
 
 
-def _near_words(tight: MemoryLines, max_batch: int) -> str:
+def _near_words(tight: MemoryFit, max_batch: int) -> str:
     """Name the tolerance in force above the largest batch: a share of its memory, or the least one in bytes."""
     tolerance = tolerance_bytes(tight.need_bytes(max_batch))
     share = f" ({100 * TOLERANCE_SHARE:.0f} % of what {max_batch} needs)" if tolerance > TOLERANCE_BYTES else ""
@@ -93,7 +93,7 @@ def aligned(batch_size: int) -> int | None:
     return batch_size // unit * unit or None
 
 
-def _margins(state: BatchState, tight: MemoryLines, max_batch: int) -> list[Margin]:
+def _margins(state: BatchState, tight: MemoryFit, max_batch: int) -> list[Margin]:
     """Parts of the memory that the recommended batch leaves free; parts of 0 bytes are listed too."""
     margins = [
         Margin(
@@ -115,7 +115,7 @@ def _margins(state: BatchState, tight: MemoryLines, max_batch: int) -> list[Marg
     return margins
 
 
-def _recommended(state: BatchState, rank_fits: tuple[MemoryLines, ...], max_batch: int, margin_bytes: int) -> int:
+def _recommended(state: BatchState, rank_fits: tuple[MemoryFit, ...], max_batch: int, margin_bytes: int) -> int:
     """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
     largest = largest_fitting(
         lambda size: all(fit.need_bytes(size) + margin_bytes <= fit.limit_bytes for fit in rank_fits),
@@ -134,7 +134,7 @@ def _smallest_retried(state: BatchState) -> int | None:
 
 
 def _recommended_why(
-    state: BatchState, max_batch: int, recommended: int, tight: MemoryLines, margins: list[Margin]
+    state: BatchState, max_batch: int, recommended: int, tight: MemoryFit, margins: list[Margin]
 ) -> str:
     if recommended == 1 and max_batch == 1:
         return "there is no smaller one; it may run out of memory in a long run"
@@ -170,7 +170,7 @@ def _fastest(state: BatchState) -> tuple[int | None, float | None]:
     return size, rate
 
 
-def _headroom(state: BatchState, tight: MemoryLines, max_batch: int) -> int:
+def _headroom(state: BatchState, tight: MemoryFit, max_batch: int) -> int:
     """Bytes the tightest rank's limit had left: measured by a probe or the confirmation run, else by the fit."""
     for probe in state.fitting:
         if probe.batch_size == max_batch:

@@ -29,7 +29,7 @@ from trainfast_runner.search.journal.lines import (
     current_end,
     state_of_search,
 )
-from trainfast_runner.search.journal.memory_lines import MemoryLines
+from trainfast_runner.search.journal.memory_fit import MemoryFit
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class BatchSnapshot(JournalLines):
         return isinstance(next(steps, None), BatchStep | None)
 
     @property
-    def fits(self) -> tuple[MemoryLines, ...]:
+    def fits(self) -> tuple[MemoryFit, ...]:
         """The newest fit, one of each rank; empty before the first probe."""
         return tuple(self.newest_step.fits) if self.newest_step is not None else ()
 

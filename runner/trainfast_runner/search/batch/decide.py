@@ -13,13 +13,13 @@ import msgspec
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.records.run_file import CONFIRM
-from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, lines_by_rank, tightest
+from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, fits_by_rank, tightest
 from trainfast_runner.search.journal.batch import BatchStep
-from trainfast_runner.search.journal.memory_lines import MemoryLines
+from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_runner.units import mebibytes
 
-MOST_PROBES = 16
-MOST_VOID = 4
+MAX_PROBES = 16
+MAX_VOID_PROBES = 4
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 """A maximum is exact when the smallest size that needs this much more runs out of memory."""
 ALIGNED = 8
@@ -38,9 +38,9 @@ class BatchDecision:
 
 def decide(state: BatchState) -> BatchDecision:
     """Return the next step."""
-    if len(state.probes) - state.tried >= MOST_VOID:
-        return _end("failed", f"other processes took memory in {MOST_VOID} probes: nothing can be measured here")
-    rank_fits = lines_by_rank(state)
+    if len(state.probes) - state.tried >= MAX_VOID_PROBES:
+        return _end("failed", f"other processes took memory in {MAX_VOID_PROBES} probes: nothing can be measured here")
+    rank_fits = fits_by_rank(state)
     if state.confirmations:
         decision = _after_confirmation(state, rank_fits)
     elif not rank_fits:
@@ -91,7 +91,7 @@ def _first_probe(state: BatchState) -> BatchDecision:
     return _probe(small, why)
 
 
-def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> BatchDecision:
+def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryFit, ...]) -> BatchDecision:
     """Something fitted: probe the next size, or confirm when the sizes on both sides are close enough."""
     best, too_large, points = state.best, state.too_large, len(state.fitting)
     sure = _largest_sure_fit(rank_fits)
@@ -100,7 +100,7 @@ def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> 
     deciding = deciding_size(state, rank_fits, likely)
     if too_large is not None and too_large <= deciding:
         return _confirm(likely, _why_confirm(rank_fits, best, likely, f"{too_large} does not"))
-    if state.tried >= MOST_PROBES or best >= state.largest_allowed:
+    if state.tried >= MAX_PROBES or best >= state.largest_allowed:
         why = f"{state.tried} sizes tried"
         if best >= state.largest_allowed:
             why = (
@@ -130,12 +130,12 @@ def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> 
     return _probe(deciding, words)
 
 
-def _largest_sure_fit(rank_fits: tuple[MemoryLines, ...]) -> int:
+def _largest_sure_fit(rank_fits: tuple[MemoryFit, ...]) -> int:
     """The largest size that fits on every rank even with the whole error of the fit against it."""
     return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in rank_fits), LARGEST_BATCH)
 
 
-def _should_run_out(state: BatchState, rank_fits: tuple[MemoryLines, ...], size: int) -> bool:
+def _should_run_out(state: BatchState, rank_fits: tuple[MemoryFit, ...], size: int) -> bool:
     """True if trying `size` at once is the cheaper way to know, although it might fit within the error of the fit.
 
     Running out of memory takes a part of a step; a size near the maximum, which would make the fit surer, two steps.
@@ -151,7 +151,7 @@ def _second_size(state: BatchState) -> int:
     return max(state.best + 1, (state.best + predicted_max) // 2) if predicted_max else LARGEST_BATCH
 
 
-def _between(state: BatchState, rank_fits: tuple[MemoryLines, ...], best: int, too_large: int) -> BatchDecision:
+def _between(state: BatchState, rank_fits: tuple[MemoryFit, ...], best: int, too_large: int) -> BatchDecision:
     """Something fitted and something was too large, further apart than the tolerance."""
     if sum(probe.outcome == "oom" for probe in state.probes) == 1:
         size = largest_fitting(lambda size: deciding_size(state, rank_fits, size) < too_large, too_large - 1) + 1
@@ -162,7 +162,7 @@ def _between(state: BatchState, rank_fits: tuple[MemoryLines, ...], best: int, t
     return _probe(min(max(size, best + 1), too_large - 1), why)
 
 
-def _after_confirmation(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> BatchDecision:
+def _after_confirmation(state: BatchState, rank_fits: tuple[MemoryFit, ...]) -> BatchDecision:
     """The last confirmation run decides: it finished, or memory ran out and a smaller size is confirmed."""
     last = state.confirmations[-1]
     if last.state == "finished":
@@ -188,12 +188,12 @@ def _after_confirmation(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -
     return _confirm(smaller, f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead")
 
 
-def _is_refuted(state: BatchState, rank_fits: tuple[MemoryLines, ...], batch_size: int) -> bool:
+def _is_refuted(state: BatchState, rank_fits: tuple[MemoryFit, ...], batch_size: int) -> bool:
     """True if the fit is wrong altogether, not just by the little more that a fresh process needs.
 
     The size that ran out should have left more than the tolerance, or is the second one to run out.
     """
-    if state.best + 1 >= batch_size or state.tried >= MOST_PROBES or not rank_fits:
+    if state.best + 1 >= batch_size or state.tried >= MAX_PROBES or not rank_fits:
         return False
     if not all(fit.surely_fits(batch_size) for fit in rank_fits):
         return False  # a size tried since then has set it right
@@ -201,7 +201,7 @@ def _is_refuted(state: BatchState, rank_fits: tuple[MemoryLines, ...], batch_siz
     return left_bytes > TOLERANCE_BYTES or len(state.confirmations) > 1
 
 
-def deciding_size(state: BatchState, rank_fits: tuple[MemoryLines, ...], best: int) -> int:
+def deciding_size(state: BatchState, rank_fits: tuple[MemoryFit, ...], best: int) -> int:
     """Return the smallest size above `best` that must run out of memory for `best` to be the maximum.
 
     On a GPU the next aligned size; on a CPU the one that needs 3 % more, or 48 MiB where that is more.
@@ -223,7 +223,7 @@ def tolerance_bytes(need_bytes: float) -> float:
     return max(TOLERANCE_SHARE * need_bytes, TOLERANCE_BYTES)
 
 
-def _why_confirm(rank_fits: tuple[MemoryLines, ...], best: int, size: int, above: str) -> str:
+def _why_confirm(rank_fits: tuple[MemoryFit, ...], best: int, size: int, above: str) -> str:
     words = f"{size} fits"
     if size > best:
         tight = tightest(rank_fits, size)
@@ -232,7 +232,7 @@ def _why_confirm(rank_fits: tuple[MemoryLines, ...], best: int, size: int, above
     return f"{words} and {above}: a fresh process runs {size}, with data"
 
 
-def _why_up(state: BatchState, tight: MemoryLines, target: int) -> str:
+def _why_up(state: BatchState, tight: MemoryFit, target: int) -> str:
     needs = f"{mebibytes(tight.need_bytes(target))} of {mebibytes(tight.limit_bytes)}"
     on = f" on rank {tight.rank}" if state.world_size > 1 else ""
     if len(state.fitting) > 1:

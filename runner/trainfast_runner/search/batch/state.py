@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.search.journal.batch import BatchLine, BatchQuestion, ConfirmationRun, Predicted, Probe
-from trainfast_runner.search.journal.memory_lines import MemoryLines, fit_lines
+from trainfast_runner.search.journal.memory_fit import MemoryFit, fit_memory
 
 LARGEST_BATCH = 1 << 20
 """No batch size above this is tried."""
@@ -69,7 +69,7 @@ def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> 
     )
 
 
-def lines_by_rank(state: BatchState) -> tuple[MemoryLines, ...]:
+def fits_by_rank(state: BatchState) -> tuple[MemoryFit, ...]:
     """Return the fit of each rank; empty before any size fitted."""
     slope = state.predicted.bytes_per_sample if state.predicted is not None else None
     rank_fits = _fits(state, slope)
@@ -80,16 +80,16 @@ def lines_by_rank(state: BatchState) -> tuple[MemoryLines, ...]:
     return rank_fits
 
 
-def _fits(state: BatchState, slope: float | None) -> tuple[MemoryLines, ...]:
+def _fits(state: BatchState, slope: float | None) -> tuple[MemoryFit, ...]:
     rank_fits = []
     for rank in range(state.world_size):
         peaks, limit = _counted_peaks(state, rank).by_size, _limit(state, rank)
         if peaks and limit is not None:
-            rank_fits.append(fit_lines(rank, peaks, limit, state.device, slope))
+            rank_fits.append(fit_memory(rank, peaks, limit, state.device, slope))
     return tuple(rank_fits)
 
 
-def tightest(rank_fits: Sequence[MemoryLines], batch_size: int) -> MemoryLines:
+def tightest(rank_fits: Sequence[MemoryFit], batch_size: int) -> MemoryFit:
     """Return the fit that leaves the least at this batch size."""
     return min(rank_fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
 

@@ -15,7 +15,7 @@ from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import from_preset
 from trainfast_runner.settings.vary import Vary, combinations_of, fewest_to_drop
 
-MOST_ROWS = 200
+MAX_ROWS = 200
 """Rows of a grid; as runs of a quarter of a minute each, 200 take 50 minutes."""
 Combination = Mapping[str, KnobValue]
 """A value for each varied knob."""
@@ -60,12 +60,12 @@ def id_of(combination: Combination) -> str:
 
 
 def check_count(vary: Vary, bases: int) -> None:
-    """Raise UserError with the count and the fewest knobs to drop if there are more than `MOST_ROWS` rows."""
+    """Raise UserError with the count and the fewest knobs to drop if there are more than `MAX_ROWS` rows."""
     count = bases * math.prod(map(len, vary.values()))
-    dropped, left_rows = fewest_to_drop(vary, count, MOST_ROWS)
+    dropped, left_rows = fewest_to_drop(vary, count, MAX_ROWS)
     if dropped:
         raise UserError(
-            f"the grid has {count:,} rows, more than {MOST_ROWS}",
+            f"the grid has {count:,} rows, more than {MAX_ROWS}",
             key="--vary",
             advice=f"dropping --vary {' and --vary '.join(dropped)}, which leaves {left_rows:,}",
         )

@@ -8,7 +8,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.global_batch import MOST_CANDIDATES, GlobalBatch
+from trainfast_runner.search.best.global_batch import MAX_CANDIDATES, GlobalBatch
 from trainfast_runner.search.best.too_large import TOO_LARGE, excess_words
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS, candidate_spec, takes_warm_trials
 from trainfast_runner.search.journal.best import Candidate, Space
@@ -25,12 +25,12 @@ Refuse = Callable[[RunSpec], UserError | None]
 def enumerate_space(spec: RunSpec, machine: Machine, vary: Vary, size: int | None, refuse: Refuse) -> Space:
     """Return every combination of the varied values with a global batch of `size`, the baseline among them.
 
-    None leaves the global batch free. Raises UserError for more candidates than `MOST_CANDIDATES`, and for a global
+    None leaves the global batch free. Raises UserError for more candidates than `MAX_CANDIDATES`, and for a global
     batch that nothing varied can give.
     """
     global_batch = GlobalBatch(spec, machine, vary, size)
     count = global_batch.count()
-    if count > MOST_CANDIDATES:
+    if count > MAX_CANDIDATES:
         raise _too_many_error(count, vary)
     base_knobs = global_batch.baseline_knobs()
     others = [name for name in BATCH_KNOBS if name not in vary]
@@ -117,8 +117,8 @@ def changes_training(candidate: Candidate, baseline: Candidate) -> list[str]:
 
 def _too_many_error(count: int, vary: Vary) -> UserError:
     """The error about too many candidates: their count, and the fewest knobs to leave out."""
-    dropped, left_count = fewest_to_drop(vary, count, MOST_CANDIDATES)
-    words = f"{count:,} candidates are more than {MOST_CANDIDATES:,}"
+    dropped, left_count = fewest_to_drop(vary, count, MAX_CANDIDATES)
+    words = f"{count:,} candidates are more than {MAX_CANDIDATES:,}"
     return UserError(
         f"{words}; without {' and '.join(dropped)} there are about {left_count:,}",
         key="--vary",

@@ -16,9 +16,9 @@ from trainfast_runner.results.device_conditions.device_track import DeviceCondit
 from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.search.journal.best import BestLine, ColdRun, Trial
 
-MOST_OTHERS = 0.15
+MAX_OTHERS = 0.15
 """Share of the cores from which the diagnosis of a run names other processes (the rule of `others_cpu_percent`)."""
-MOST_THROTTLED = 0.02
+MAX_THROTTLED = 0.02
 """Share of the time: as much as the gain that a search is about."""
 VOIDING = ("thermal", "brake")
 USUALLY_DISTURBED, AMONG_LAST = 2, 8
@@ -51,7 +51,7 @@ def why_throttled(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: in
     for device in devices:
         for cause in VOIDING:
             share = (device.throttled_ms.get(cause) or 0.0) * 1e6 / max(1, end_ns - begin_ns)
-            if share > MOST_THROTTLED:
+            if share > MAX_THROTTLED:
                 return f"GPU {device.index} was throttled ({cause}) for {share:.0%} of the time"
     return None
 
@@ -69,13 +69,13 @@ def why_run_void(result: Result) -> str | None:
     if percent is not None and (words := _others_words(percent / 100)) is not None:
         return words
     for cause, share in (("thermal", result.throttle.thermal_fraction), ("brake", result.throttle.brake_fraction)):
-        if share is not None and share > MOST_THROTTLED:
+        if share is not None and share > MAX_THROTTLED:
             return f"a GPU was throttled ({cause}) for {share:.0%} of the time"
     return None
 
 
 def _others_words(share: float) -> str | None:
-    return f"other processes took {share:.0%} of the CPU" if share > MOST_OTHERS else None
+    return f"other processes took {share:.0%} of the CPU" if share > MAX_OTHERS else None
 
 
 def is_usually_disturbed(lines: Sequence[BestLine], number: int) -> bool:

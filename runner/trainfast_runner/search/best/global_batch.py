@@ -15,9 +15,9 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.vary import Vary, combinations_of
 
-MOST_CANDIDATES = 5000
+MAX_CANDIDATES = 5000
 """A search has at most this many candidates."""
-MOST_COUNTED = 1_000_000
+MAX_COUNTED = 1_000_000
 """Combinations of batch, accumulation and strategy that are looked at one by one to count the candidates."""
 
 
@@ -90,10 +90,10 @@ class GlobalBatch:
         return {**knobs, "batch_size": batch, "grad_accum": per_rank // batch}
 
     def count(self) -> int:
-        """Return the number of combinations of this size, without listing them; all of them beyond `MOST_COUNTED`."""
+        """Return the number of combinations of this size, without listing them; all of them beyond `MAX_COUNTED`."""
         others = math.prod(len(values) for name, values in self._vary.items() if name not in self._deciding)
         looked_at = math.prod(map(len, self._deciding.values()))
-        if self.size is None or looked_at > MOST_COUNTED or others > MOST_CANDIDATES:
+        if self.size is None or looked_at > MAX_COUNTED or others > MAX_CANDIDATES:
             return others * looked_at
         return others * len(self._possible)
 

@@ -10,7 +10,7 @@ from trainfast_runner.search.speed.trial_rates import relative_error
 
 UNTIMED = 2
 """Steps before a trial's timed ones: from the second on the optimizer has states, and a CPU's memory is measured."""
-LEAST_TIMED_STEPS, MOST_TIMED_STEPS, ENOUGH_ERROR = 4, 25, 0.012
+MIN_TIMED_STEPS, MAX_TIMED_STEPS, ENOUGH_ERROR = 4, 25, 0.012
 """Timed steps of a trial, and the standard error that is enough."""
 Judgement = Literal["more", "enough", "slow"]
 """`more` steps are needed, `enough` were taken, or the candidate is too `slow`."""
@@ -23,8 +23,8 @@ class StepRule:
     `give_up_ms` ends the trial when its best step is slower; None never does.
     """
 
-    least: int = LEAST_TIMED_STEPS
-    most: int = MOST_TIMED_STEPS
+    least: int = MIN_TIMED_STEPS
+    most: int = MAX_TIMED_STEPS
     standard_error: float = ENOUGH_ERROR
     give_up_ms: float | None = None
 

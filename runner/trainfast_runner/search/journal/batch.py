@@ -13,7 +13,7 @@ from trainfast_runner.records.result import OomChange
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Line, Paused, Resumed, SearchEnded, Waiting
-from trainfast_runner.search.journal.memory_lines import MemoryLines
+from trainfast_runner.search.journal.memory_fit import MemoryFit
 
 
 class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
@@ -58,7 +58,7 @@ class BatchStep(Line, frozen=True, kw_only=True, tag="next"):
     why: str
     needs_bytes: int | None = None
     """Bytes this batch needs on the tightest rank, by the fit."""
-    fits: list[MemoryLines] = []
+    fits: list[MemoryFit] = []
     tightest_rank: int | None = None
 
 

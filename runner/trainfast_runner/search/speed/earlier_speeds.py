@@ -23,11 +23,11 @@ from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
 NEWEST_RUNS_READ, SEARCHES_LOOKED_AT = 200, 20
 """Number of newest runs and searches that are read."""
-MOST_OF_MODEL, MOST_OF_OTHERS = 60, 10
+MAX_OF_MODEL, MAX_OF_OTHERS = 60, 10
 """Number of measured speeds that count: of the model asked about, and of other models."""
 SLOW_SHARE = 0.5
 """The part of the deviation between steps that the next run has as a whole: slow and fast moments last for long."""
-MOST_THROTTLED = 0.05
+MAX_THROTTLED = 0.05
 """The speed of a run that was throttled for a larger share of its time does not count."""
 
 
@@ -64,14 +64,14 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Earli
     other_speeds: list[EarlierSpeed] = []
     for speed in _of_runs(home, device):
         speeds, most_count = (
-            (own_speeds, MOST_OF_MODEL)
+            (own_speeds, MAX_OF_MODEL)
             if training_of(speed.spec) == training_of(spec)
-            else (other_speeds, MOST_OF_OTHERS)
+            else (other_speeds, MAX_OF_OTHERS)
         )
         if len(speeds) < most_count:
             speeds.append(speed)
     for speed in _of_trials(home, spec, device):
-        if len(own_speeds) == MOST_OF_MODEL:
+        if len(own_speeds) == MAX_OF_MODEL:
             break
         own_speeds.append(speed)
     return [*own_speeds, *other_speeds]
@@ -94,7 +94,7 @@ def is_comparable(result: Result) -> bool:
     if result.state != "finished" or result.role in WARM_ROLES or result.measured_under is not None:
         return False
     throttled = (result.throttle.thermal_fraction or 0.0) + (result.throttle.power_fraction or 0.0)
-    return throttled <= MOST_THROTTLED and bool(result.throughput.samples_per_s.median)
+    return throttled <= MAX_THROTTLED and bool(result.throughput.samples_per_s.median)
 
 
 def _of_run(run: RunFile, result: Result) -> EarlierSpeed | None:

@@ -9,7 +9,7 @@ from functools import cache
 
 from trainfast_runner.search.speed.effects import Likelihood, Observation, Posterior, Scales
 from trainfast_runner.search.speed.levels import Levels
-from trainfast_runner.search.speed.trial_rates import DRIFT, MOST_VOID_VISITS, Measurements
+from trainfast_runner.search.speed.trial_rates import DRIFT, MAX_VOID_VISITS, Measurements
 
 MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
 """Numbers of observations at which the scales of the effects are chosen anew."""
@@ -65,7 +65,7 @@ def _scales(levels: Levels, center: float, seen: Sequence[Observation], measurem
 
 def _drift_deviation(measurements: Measurements) -> float:
     """The least deviation between visits: that within visits, where too many were voided for it to be an accident."""
-    if len(measurements.void) < MOST_VOID_VISITS or not measurements.drifts:
+    if len(measurements.void) < MAX_VOID_VISITS or not measurements.drifts:
         return 0.0
     square = sum(drift * drift for drift in measurements.drifts) / len(measurements.drifts)
     return math.sqrt(square / 2) if square > DRIFT * DRIFT else 0.0

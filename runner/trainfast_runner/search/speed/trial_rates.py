@@ -16,13 +16,13 @@ from trainfast_runner.settings.knob_type import KnobValues
 
 DRIFT = 0.02
 """A process whose first candidate is off by more than this at its end is void."""
-MOST_VOID_VISITS = 3
+MAX_VOID_VISITS = 3
 """After this many voided visits drift counts as noise of the machine, and voids no more visits."""
 POOL_STEPS = 4
 """The pooled variance of a step weighs as much as this many steps of the trial itself."""
 GRID = 1.25
 """The pooled noise is rounded to powers of this, so that one more trial seldom changes that of all others."""
-LEAST_NOISE = 0.001
+MIN_NOISE = 0.001
 EARLIER_SPREAD, EARLIER_LEAST = 2.0, 0.03
 """Factor on the spread of an earlier search's effect, and the deviation added to it, in ln rate."""
 DEFAULT_NOISE = 0.02
@@ -59,7 +59,7 @@ class Measurements:
         if count > 2:
             pooled = POOL_STEPS * step_variance
             step_variance = (pooled + count * _robust_variance(deviations)) / (POOL_STEPS + count)
-        return MEDIAN_VARIANCE * step_variance / max(1, len(trial.step_ms)) + LEAST_NOISE**2 + self.drift_variance
+        return MEDIAN_VARIANCE * step_variance / max(1, len(trial.step_ms)) + MIN_NOISE**2 + self.drift_variance
 
 
 def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Measurements:
@@ -85,7 +85,7 @@ def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Me
             continue
         size, error = drift
         drifts.append(size)
-        if abs(size) > max(DRIFT, 3 * error * deviation) and len(void) < MOST_VOID_VISITS and not is_noise:
+        if abs(size) > max(DRIFT, 3 * error * deviation) and len(void) < MAX_VOID_VISITS and not is_noise:
             void.append(run_id)
     counted = tuple(trial for trial in timed if trial.run_id not in void)
     # Both ends of a process have an error.
@@ -173,4 +173,4 @@ def _pooled(trials: Sequence[Trial]) -> float:
         for deviation in _deviations(trial.step_ms)
     ]
     noise = MAD_TO_SIGMA * statistics.median(residuals) if residuals else DEFAULT_NOISE
-    return float(GRID ** round(math.log(max(noise, LEAST_NOISE)) / math.log(GRID)))
+    return float(GRID ** round(math.log(max(noise, MIN_NOISE)) / math.log(GRID)))

@@ -7,7 +7,7 @@ from trainfast_runner.machine.cpu.device_names import asks_for_cpu, cpu_processe
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.config_fields import first_size
 from trainfast_runner.settings.device_counts import chosen_gpus, devices_asked
-from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, parse_bytes_per_rank
+from trainfast_runner.settings.knob_values import MAX_CPU_PROCESSES, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.worker.catalog import nearest_strategy
 from trainfast_runner.worker.shared_tables import SMALLEST_VOCAB
@@ -41,17 +41,17 @@ def devices_exist(facts: Facts) -> None:
             f"devices={devices} names GPUs and a run here has none ({machine.why_no_gpu});"
             " without a GPU devices is a count of processes",
             key="devices",
-            allowed=[f"1 to {MOST_CPU_PROCESSES}"],
+            allowed=[f"1 to {MAX_CPU_PROCESSES}"],
         )
     else:
         asked_count = devices if isinstance(devices, int) else cpu_processes(devices)
         count = facts.ranks if asked_count is None else asked_count
-        if count > MOST_CPU_PROCESSES:
+        if count > MAX_CPU_PROCESSES:
             raise UserError(
-                f"devices={count}: at most {MOST_CPU_PROCESSES} processes on a CPU",
+                f"devices={count}: at most {MAX_CPU_PROCESSES} processes on a CPU",
                 key="devices",
-                allowed=[f"1 to {MOST_CPU_PROCESSES}"],
-                advice=f"devices={MOST_CPU_PROCESSES}",
+                allowed=[f"1 to {MAX_CPU_PROCESSES}"],
+                advice=f"devices={MAX_CPU_PROCESSES}",
             )
     if facts.strategy.one_device and count > 1:
         several = nearest_strategy(facts.strategy, lambda other: not other.one_device)

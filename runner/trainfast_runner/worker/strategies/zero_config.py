@@ -13,7 +13,7 @@ from ..weights import parts
 
 # DeepSpeed's default buckets have 5e8 elements and are allocated whole, 2 GB in fp32, for any model.
 LARGEST_BUCKET_ELEMENTS = 500_000_000
-MOST_LIVE_ELEMENTS = 1_000_000_000
+MAX_LIVE_ELEMENTS = 1_000_000_000
 """DeepSpeed's own bound on the elements that ZeRO-3 keeps gathered."""
 ALIGNED_ELEMENTS = 65_536
 NEVER = 1_000_000_000
@@ -45,9 +45,9 @@ def deepspeed_config(knobs: Knobs, dp_degree: int, sizes: Sizes, device: str, di
     stage: dict[str, Any] = {"stage": entry.zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if entry.zero_stage == 3:
         # With DeepSpeed's own bounds a model of less than 1e9 parameters stays gathered.
-        stage["stage3_max_live_parameters"] = min(MOST_LIVE_ELEMENTS, 2 * sizes.part)
-        stage["stage3_max_reuse_distance"] = min(MOST_LIVE_ELEMENTS, sizes.part)
-        stage["sub_group_size"] = min(MOST_LIVE_ELEMENTS, sizes.part)
+        stage["stage3_max_live_parameters"] = min(MAX_LIVE_ELEMENTS, 2 * sizes.part)
+        stage["stage3_max_reuse_distance"] = min(MAX_LIVE_ELEMENTS, sizes.part)
+        stage["sub_group_size"] = min(MAX_LIVE_ELEMENTS, sizes.part)
     if entry.offloads:
         # Only a GPU uses page-locked memory.
         offload = {"device": "cpu" if disk is None else "nvme", "pin_memory": device == "cuda"}

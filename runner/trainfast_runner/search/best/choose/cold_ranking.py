@@ -12,7 +12,7 @@ from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER
 
 NEAR = 0.03
 """Candidates within this of the leader, in ln of the objective, take part in the race."""
-MOST_FINALISTS = 4
+MAX_FINALISTS = 4
 SURELY_SLOWER = 0.01
 """A candidate with a smaller chance than this to be the fastest takes no part."""
 EQUAL = 0.005
@@ -73,7 +73,7 @@ class ColdRanking:
             chance = 0.5 * math.erfc((leader_value - value) / max(slope * math.sqrt(2 * variance), 1e-9))
             if leader_value - value < NEAR and chance > SURELY_SLOWER:
                 values.append((value, number))
-        return [number for _, number in sorted(values, key=lambda pair: (-pair[0], pair[1]))][:MOST_FINALISTS]
+        return [number for _, number in sorted(values, key=lambda pair: (-pair[0], pair[1]))][:MAX_FINALISTS]
 
     def count_runs(self, number: int, *roles: str) -> int:
         """Number of runs of a candidate in these roles that are not void."""

@@ -19,10 +19,10 @@ from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR, CONFIRMIN
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.next_cold_run import next_cold_run
 from trainfast_runner.search.best.choose.prospects import Prospects
-from trainfast_runner.search.best.choose.ruled_out import MOST_VOID, UNUSABLE
+from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS, UNUSABLE
 from trainfast_runner.search.best.choose.state import BestState
 from trainfast_runner.search.best.objective import seq_len_of
-from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, ORDINARY, StepRule
+from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, ORDINARY, StepRule
 from trainfast_runner.search.best.too_large import TOO_LARGE
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, BestStep
 from trainfast_runner.settings.knob_values import KnobValue
@@ -71,8 +71,8 @@ def _baseline_trial(state: BestState) -> BestDecision | None:
     trials = [trial for trial in state.trials if trial.candidate_number == number]
     if any(trial.outcome in UNUSABLE for trial in trials):
         return _end("failed", f"the baseline failed: {trials[-1].reason}")
-    if sum(trial.outcome == "void" for trial in trials) >= MOST_VOID:
-        return _end("failed", f"other processes took the machine in {MOST_VOID} trials of the baseline")
+    if sum(trial.outcome == "void" for trial in trials) >= MAX_VOID_ATTEMPTS:
+        return _end("failed", f"other processes took the machine in {MAX_VOID_ATTEMPTS} trials of the baseline")
     return None if number in state.ruled_out else _trial_of(state, number, "the baseline, to compare with")
 
 
@@ -194,11 +194,13 @@ def _closing_visit(state: BestState, decision: BestDecision) -> BestDecision:
     if stays or len({trial.candidate_number for trial in timed}) < 2 or any(trial.repeats for trial in timed):
         return decision
     repeated = [trial for trial in state.trials_of_visit if trial.repeats]
-    if len(repeated) >= MOST_VOID or any(trial.outcome in ("oom", "failed") for trial in state.trials_of_visit[-1:]):
+    if len(repeated) >= MAX_VOID_ATTEMPTS or any(
+        trial.outcome in ("oom", "failed") for trial in state.trials_of_visit[-1:]
+    ):
         return decision
     why = "the first setting of this process again: a change would be drift"
     step = BestStep(action="trial", candidate_number=timed[0].candidate_number, why=why, repeats=True)
-    return BestDecision(step, step_rule=StepRule(least=max(LEAST_TIMED_STEPS, len(timed[0].step_ms))))
+    return BestDecision(step, step_rule=StepRule(least=max(MIN_TIMED_STEPS, len(timed[0].step_ms))))
 
 
 def _trial_of(state: BestState, number: int, why: str) -> BestDecision:

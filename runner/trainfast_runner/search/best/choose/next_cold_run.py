@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from trainfast_runner.search.best.choose.cold_costs import ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import SPEED_ROLES, ColdRanking
-from trainfast_runner.search.best.choose.ruled_out import MOST_VOID
+from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS
 from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestStep
 
-MOST_BEFORE_TURN_BACK = 12
+MAX_BEFORE_TURN_BACK = 12
 """No knob is turned back once the search has this many runs in fresh processes that count."""
 NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
 ROLES = (*SPEED_ROLES, UNDER_LIMIT)
@@ -18,7 +18,7 @@ ROLES = (*SPEED_ROLES, UNDER_LIMIT)
 
 def next_cold_run(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     """Return the next cold run; None when the answer is confirmed."""
-    if sum(run.outcome == "void" for run in ranking.state.cold_runs) >= 2 * MOST_VOID:
+    if sum(run.outcome == "void" for run in ranking.state.cold_runs) >= 2 * MAX_VOID_ATTEMPTS:
         return None
     return _race(ranking, costs) or _confirm(ranking) or _turn_back(ranking, costs) or _under_limit(ranking, costs)
 
@@ -66,7 +66,7 @@ def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     """The run of the answer with one knob turned back, that of the greatest gain, as long as runs and budget allow."""
     state, answer_number = ranking.state, ranking.answer_number
     changed = ranking.changed(answer_number)
-    if len(changed) < 2 or ranking.counted_runs >= MOST_BEFORE_TURN_BACK:
+    if len(changed) < 2 or ranking.counted_runs >= MAX_BEFORE_TURN_BACK:
         return None
     turned_back = []
     for knob in changed:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from trainfast_runner.search.best.choose.cold_costs import CONFIRMING_SHARE, ColdCosts
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState
-from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS, UNTIMED
+from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, MAX_TIMED_STEPS, MIN_TIMED_STEPS, UNTIMED
 from trainfast_runner.search.speed.trial_rates import steps_for
 
 LIKELY = 0.05
@@ -126,7 +126,7 @@ class Prospects:
     @cached_property
     def steps(self) -> int:
         """Timed steps that bring the standard error of a trial below `ENOUGH_ERROR`."""
-        return steps_for(self._state.measured.step_deviation, ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS)
+        return steps_for(self._state.measured.step_deviation, ENOUGH_ERROR, MIN_TIMED_STEPS, MAX_TIMED_STEPS)
 
     @cached_property
     def with_unseen_values(self) -> dict[int, int]:

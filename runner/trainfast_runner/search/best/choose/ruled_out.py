@@ -21,7 +21,7 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_runner.search.speed.levels import Levels
 
-MOST_VOID = 3
+MAX_VOID_ATTEMPTS = 3
 """A candidate whose trials or runs were voided so often is given up."""
 UNUSABLE = ("failed", "incompatible")
 """Outcomes of a candidate that is never the answer; `incompatible` is one that a script overrode."""
@@ -68,7 +68,7 @@ def _without_rate(
         elif attempt.outcome == "void":
             void[number] += 1
     for number, count in void.items():
-        if count >= MOST_VOID and number not in measured_numbers:
+        if count >= MAX_VOID_ATTEMPTS and number not in measured_numbers:
             reason = f"other processes took the machine in {count} trials"
             verdicts.append(CandidateVerdict(candidate_number=number, verdict="not_tried", reason=reason))
     return verdicts

@@ -24,7 +24,7 @@ from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.units import highest
 
-LEAST_MORE = 2
+MIN_MORE = 2
 """Steps that are added at least."""
 SAMPLED_S = 3.0
 """Timed steps of this length have two samples of a GPU's energy counter, which is read once a second."""
@@ -171,4 +171,4 @@ def steps_to_add(step_ms: Sequence[float], rule: StepRule) -> int:
     """Return how many further steps bring the median's standard error to the rule's, within the rule's most."""
     count, error = len(step_ms), relative_error(step_ms)
     needed = rule.most if math.isinf(error) else math.ceil(count * (error / rule.standard_error) ** 2)
-    return min(rule.most - count, max(LEAST_MORE, needed - count))
+    return min(rule.most - count, max(MIN_MORE, needed - count))

@@ -10,14 +10,14 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.results.start_time import start_s
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, UNTIMED
+from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, UNTIMED
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 
 NEWEST_RUNS_READ, ENOUGH = 50, 3
 """Number of newest runs searched for starts of the same model, and number of starts that is enough."""
 START_KNOBS = ("strategy", "engine", "compile")
 """The knobs that change the start of a process by many seconds."""
-STEPS = UNTIMED + LEAST_TIMED_STEPS
+STEPS = UNTIMED + MIN_TIMED_STEPS
 """The least steps of a trial."""
 
 

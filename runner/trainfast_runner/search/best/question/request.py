@@ -17,7 +17,7 @@ BUDGET_S = 600.0
 UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 TIMES = ("90s", "10m", "1.5h")
 """Budgets as they are typed."""
-MOST_BUDGET_H = 365 * 24
+MAX_BUDGET_H = 365 * 24
 """The largest budget: a year."""
 
 
@@ -41,8 +41,8 @@ def read_budget(text: str) -> float:
     if match is None or match[2] not in UNITS_S or float(match[1]) == 0:
         raise UserError(f"{text!r}: not a time", key="--budget", allowed=TIMES)
     seconds = float(match[1]) * UNITS_S[match[2]]
-    if seconds > MOST_BUDGET_H * UNITS_S["h"]:
-        raise UserError(f"must be at most {MOST_BUDGET_H}h, a year", key="--budget", allowed=TIMES)
+    if seconds > MAX_BUDGET_H * UNITS_S["h"]:
+        raise UserError(f"must be at most {MAX_BUDGET_H}h, a year", key="--budget", allowed=TIMES)
     return seconds
 
 

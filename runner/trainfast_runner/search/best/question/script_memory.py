@@ -11,10 +11,10 @@ import msgspec
 from trainfast_runner.search.best.candidates import with_predictions
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.journal.best import Candidate, Space, Trial
-from trainfast_runner.search.journal.memory_lines import NOISE_BYTES, fit_lines
+from trainfast_runner.search.journal.memory_fit import NOISE_BYTES, fit_memory
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TRACED_SHARE, TracedPeak
 
-LEAST_SIZES = 2
+MIN_SIZES = 2
 """Batch sizes that a line needs."""
 
 KnobsKey = tuple[tuple[str, object], ...]
@@ -50,10 +50,10 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
 
 def _by_sizes(trials: Mapping[int, Trial], batch_size: int, device: str) -> tuple[float, float] | None:
     """Bytes that a batch needs by the line through two sizes or more, and their largest error."""
-    if len(trials) < LEAST_SIZES:
+    if len(trials) < MIN_SIZES:
         return None
     peaks = {size: {SCRIPT_PHASE: trial.peak_allocated_bytes or 0} for size, trial in trials.items()}
-    line = fit_lines(0, peaks, 0, device)
+    line = fit_memory(0, peaks, 0, device)
     return line.need_bytes(batch_size), line.error_at(batch_size)
 
 

@@ -8,7 +8,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import cpu_processes
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.search.best.candidates import Refuse, processes_of
-from trainfast_runner.search.best.global_batch import MOST_CANDIDATES, GlobalBatch
+from trainfast_runner.search.best.global_batch import MAX_CANDIDATES, GlobalBatch
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knob_values import KnobValue
@@ -27,7 +27,7 @@ NEVER = {
     "watch": "it changes no step",
 }
 """Knobs that cannot be varied, each with the reason."""
-LEAST_WORTH = ("pin_memory", "workers", "attention", "optimizer", "checkpointing", "compile")
+MIN_WORTH = ("pin_memory", "workers", "attention", "optimizer", "checkpointing", "compile")
 """Knobs that are left alone first where the product of all is too large."""
 
 
@@ -64,10 +64,10 @@ def vary_of(
     vary = GlobalBatch(spec, machine, vary, global_batch).occurring_values()
     for name in [name for name, values in vary.items() if len(values) < 2]:
         del vary[name]
-    for name in LEAST_WORTH:
-        if name in vary and GlobalBatch(spec, machine, vary, global_batch).count() > MOST_CANDIDATES:
+    for name in MIN_WORTH:
+        if name in vary and GlobalBatch(spec, machine, vary, global_batch).count() > MAX_CANDIDATES:
             del vary[name]
-            left_alone[name] = f"with it there are more than {MOST_CANDIDATES:,} settings; --vary {name}=... names it"
+            left_alone[name] = f"with it there are more than {MAX_CANDIDATES:,} settings; --vary {name}=... names it"
     return vary, left_alone
 
 

@@ -35,7 +35,7 @@ class PhaseLine(msgspec.Struct, frozen=True, kw_only=True):
         return self.fixed_bytes + batch_size * self.bytes_per_sample
 
 
-class MemoryLines(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     """Memory one rank needs by batch size, as its limit counts it.
 
     The error is `error_bytes` at the batch size `anchor`, the largest that was measured, and grows by
@@ -62,13 +62,13 @@ class MemoryLines(msgspec.Struct, frozen=True, kw_only=True):
         return self.need_bytes(batch_size) + self.error_at(batch_size) <= self.limit_bytes
 
 
-def fit_lines(
+def fit_memory(
     rank: int,
     points: Mapping[int, Mapping[str, int]],
     limit_bytes: int,
     device: str,
     predicted_slope: float | None = None,
-) -> MemoryLines:
+) -> MemoryFit:
     """Fit a line per phase to a rank's peaks, `points`: bytes by phase, by batch size.
 
     Each line goes through the largest size; its slope is the secant from the largest size well below. With one size
@@ -87,7 +87,7 @@ def fit_lines(
         usual = {phase: peak / last if predicted_slope is None else predicted_slope for phase, peak in peaks.items()}
         slopes = {phase: 0.0 if phase == CONSTANT_PHASE else slope for phase, slope in usual.items()}
         error = PREDICTED_SHARE * (predicted_slope or 0.0)
-    return MemoryLines(
+    return MemoryFit(
         rank=rank,
         lines=[
             PhaseLine(phase=phase, fixed_bytes=peak - slopes[phase] * last, bytes_per_sample=slopes[phase])
