@@ -14,6 +14,7 @@ import pytest
 from cli.command import until
 from trainfast_runner import worker
 from trainfast_runner.running.stopping import request_stop
+from trainfast_runner.settings.knobs import defaults
 
 from .conftest import Run
 
@@ -38,6 +39,7 @@ def real(run: Run, ranks: int, steps: int) -> dict[str, Any]:
         "data": {"kind": "random", "objective": "causal-lm"},
         "world_size": ranks,
         "knobs": {
+            **defaults(),
             "precision": "fp32",
             "batch_size": 2,
             "seq_len": 16,
