@@ -215,7 +215,7 @@ class Mirrored(Strategy):
 @pytest.mark.long
 @pytest.mark.parametrize("own", [True, False], ids=["in a file", "of torch.optim"])
 def test_an_optimizer_is_one_entry_and_one_file_or_none(house: House, own: bool) -> None:
-    name, class_name, path = ("signs", "Signs", ".signs:Signs") if own else ("radam", "RAdam", "torch.optim:RAdam")
+    name, class_name, path = ("signs", "Signs", ".signs:Signs") if own else ("nadam", "NAdam", "torch.optim:NAdam")
     house.add_entry(
         OPTIMIZERS,
         "_OPTIMIZERS = (",

@@ -80,7 +80,7 @@ def _listed_fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, larg
         yield Fix("batch_size", str(smaller), f"activations to {100 * smaller / batch:.2g} %", costs, smaller / batch)
     if precision in ("fp32", "tf32"):
         yield Fix("precision", "bf16", "frees about half of the activations", bf16_speed, 0.6)
-    if optimizer.class_name == "AdamW":
+    if optimizer.state_tensors >= 2 and not optimizer.eight_bit:
         yield Fix("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "about none")
         yield Fix("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")
     if precision != "bf16-pure":

@@ -17,7 +17,7 @@ from trainfast_runner.memory.prediction import RankBytes
 from trainfast_runner.memory.timeline import BlockStack, Moment, Place, Vector
 from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.strategies import strategy_of
-from trainfast_runner.worker.catalog import STRATEGIES
+from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 from trainfast_runner.worker.shared_tables import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
 PIPELINES = tuple(name for name, entry in STRATEGIES.items() if entry.is_pipeline)
@@ -25,8 +25,6 @@ PIPELINES = tuple(name for name, entry in STRATEGIES.items() if entry.is_pipelin
 STAGED = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule == "Staged")
 """Strategies that cut a model into stages, one rank's or one GPU's each."""
 PREDICTED = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule is not None)
-LOOP_SCRATCH = 2
-"""Copies of a parameter that AdamW's loop holds at once: the root of the second moment, and that divided."""
 
 
 @dataclass(frozen=True)
@@ -217,11 +215,16 @@ class ZeroPartitioned(MemoryRule):
         if live[TEMPORARY] > self.whole.before_optimizer[PARAMS] / 2:
             # All parameters at a time, foreach.
             return live[TEMPORARY] * flat_bytes / self.whole.before_optimizer[PARAMS]
-        return LOOP_SCRATCH * flat_bytes if live[TEMPORARY] else 0.0
+        return self._loop_scratch * flat_bytes if live[TEMPORARY] else 0.0
+
+    @property
+    def _loop_scratch(self) -> int:
+        """Copies of a parameter that the optimizer's loop holds at once."""
+        return OPTIMIZERS[str(self.knobs["optimizer"])].loop_scratch
 
     def _host_scratch(self, live: Vector, flat_bytes: float) -> float:
         """Temporary bytes of an update on the host: none with DeepSpeed's own AdamW, else those of torch's loop."""
-        return 0.0 if self.knobs["optimizer"] == "adamw" or not live[TEMPORARY] else LOOP_SCRATCH * flat_bytes
+        return 0.0 if self.knobs["optimizer"] == "adamw" or not live[TEMPORARY] else self._loop_scratch * flat_bytes
 
 
 class ZeroParameters(ZeroPartitioned):

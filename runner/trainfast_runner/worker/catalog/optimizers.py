@@ -16,7 +16,7 @@ class OptimizerEntry:
     """`module:Class`, a leading dot for a file of the worker; called with parameter groups, `lr` and `arguments`.
 
     The groups set `weight_decay`, which the knob means as decoupled: a class that adds it to the gradient by default
-    gets the argument that changes that.
+    gets the argument that changes that, as NAdam and RAdam do with `decoupled_weight_decay`.
     """
     arguments: tuple[tuple[str, bool], ...] = ()
     class_name: str
@@ -33,6 +33,11 @@ class OptimizerEntry:
     """
     eight_bit: bool = False
     """True if their elements take a byte each."""
+    loop_scratch: int = 2
+    """Copies of a parameter that the loop of torch holds at once: AdamW's root of the second moment, and that divided.
+
+    Used for the flat slices of ZeRO, which no trace sees.
+    """
     refuses: tuple[tuple[str, str], ...] = ()
     """Ways of being given parameters that it cannot work with, and why."""
     package: str | None = None

@@ -15,7 +15,7 @@ PARAMETER_FORMS = {
     SWAPPED: "it is given flat slices, others at every step",
     HOST: "it is given flat slices on the CPU",
 }
-"""The words of a refusal for each form."""
+"""The words of a refusal for each form: fsdp and tp give slices, zero1 and zero2 flat ones, zero3 swaps them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -181,11 +181,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _usual_value(self, scalar: Tensor) -> Any:
         """The likeliest value of a tensor that decides which operations follow.
 
-        A mask holds everywhere, no gradient overflowed, and any other number is a count that has begun. A float is 2,
-        the count of the traced step: with 1 NAdam, whose product of momenta is below 1, would divide by zero.
+        A mask holds everywhere, no gradient overflowed, and any other number is a count that has begun. A float is 10,
+        a count of steps: with 1 NAdam, whose product of momenta is below 1, would divide by zero, and RAdam takes a
+        smaller step up to 5.
         """
         if scalar.dtype == torch.bool:
             return True
         if scalar.untyped_storage()._cdata in self._overflows:
             return 0.0
-        return 2.0 if scalar.dtype.is_floating_point else 1
+        return 10.0 if scalar.dtype.is_floating_point else 1
