@@ -12,7 +12,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.records.tick import DeviceReading
 
-LOOK_EVERY_S = 1.0
+POLL_S = 1.0
 LONGEST_S = 1200.0
 STUCK_S = 180.0
 """Seconds without one degree less after which the GPU counts as getting no cooler."""
@@ -48,7 +48,7 @@ def stuck_words(stuck_s: float) -> str:
 def cooling(
     uuids: Collection[str], below_c: float, look: Look | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Generator[Cooling, None, None]:
-    """One `Cooling` for each look until every GPU is below `below_c`; wait `LOOK_EVERY_S` between two.
+    """One `Cooling` for each look until every GPU is below `below_c`; wait `POLL_S` between two.
 
     Close it to give up. Raises UserError when there is no temperature to wait for, and when it does not fall any more.
     """
@@ -91,7 +91,7 @@ def wait_until_cool(
     with closing(cooling(uuids, below_c)) as looks:
         for look in looks:
             on_look(look)
-            if wait(LOOK_EVERY_S):
+            if wait(POLL_S):
                 return False
     return True
 

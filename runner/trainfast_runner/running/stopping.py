@@ -18,7 +18,7 @@ from trainfast_runner.running.recovery import settle
 from trainfast_runner.running.run_processes import forks_left_by, launched_child_of, running_ranks, supervisor_of
 from trainfast_runner.running.run_state import live_runs, run_state
 
-LOOK_EVERY_S = 0.1
+POLL_S = 0.1
 STOP_GRACE_S = 30.0
 """Time between SIGTERM and SIGKILL of a stop."""
 KILLED_WITHIN_S = 10.0
@@ -56,14 +56,14 @@ def stop_unsupervised(
     deadline = time.monotonic() + grace_s
     while any(map(is_running, processes)) and (left_s := deadline - time.monotonic()) > 0:
         on_tick(left_s)
-        time.sleep(min(LOOK_EVERY_S, left_s))
+        time.sleep(min(POLL_S, left_s))
         processes = _with_descendants(processes)
     give_up = time.monotonic() + KILLED_WITHIN_S
     while (any(map(is_running, processes)) or is_alive(directory)) and time.monotonic() < give_up:
         for process in processes:
             send(process, signal.SIGKILL)
         on_tick(0.0)
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
         processes = _with_descendants(processes)
     return settle(directory)
 

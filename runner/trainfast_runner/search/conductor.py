@@ -37,10 +37,10 @@ from trainfast_runner.search.journal.lines import (
     worked_seconds,
 )
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.run_ends import LOOK_EVERY_S, Interrupted, end_run, raise_if_stopped, wait_for_result
+from trainfast_runner.search.run_ends import POLL_S, Interrupted, end_run, raise_if_stopped, wait_for_result
 from trainfast_runner.search.warm_process import WarmProcess
 
-PAUSE_LOOK_S = 0.1
+PAUSE_POLL_S = 0.1
 
 
 LineT = TypeVar("LineT")
@@ -190,7 +190,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         """Return when the work is done, at the deadline (time.monotonic) at the latest."""
         while not work.done() and time.monotonic() < deadline:
             self._raise_if_cancelled()
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)
 
     def _wait_while_paused(self) -> None:
         """Return once the search is not paused; during a pause the search has no process and holds no memory."""
@@ -202,7 +202,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         self._write(Paused())
         while mark.exists():
             self._raise_if_cancelled()
-            time.sleep(PAUSE_LOOK_S)
+            time.sleep(PAUSE_POLL_S)
         self._write(Resumed())
 
     def _raise_if_cancelled(self) -> None:
