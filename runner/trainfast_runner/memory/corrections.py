@@ -107,7 +107,7 @@ def _cpu_name() -> str:
     return cpu_name()
 
 
-def learn(home: Path, records: RunRecords, result: Result) -> None:
+def record_correction(home: Path, records: RunRecords, result: Result) -> None:
     """Keep the bytes a finished run took beyond its trace, or the least that one which ran out of memory took.
 
     Does nothing for a run without prediction or measurement. Raises OSError when the home cannot be written.
