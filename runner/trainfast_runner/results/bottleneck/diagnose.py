@@ -36,7 +36,7 @@ def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
 
 def _weight(rule: Rule, finding: Diagnosis) -> tuple[float, float]:
     """The sort key of a rule's finding: its cost, then the figure that the rule compares first."""
-    first_figure = next((condition.figure for condition in rule.when if condition.is_ == ">="), "")
+    first_figure = next((condition.figure for condition in rule.when if condition.operator == ">="), "")
     value = finding.evidence.get(first_figure)
     return finding.cost_ms_per_step or 0.0, float(value) if isinstance(value, float | int) else 0.0
 
