@@ -123,7 +123,7 @@ def _beside_best(ranking: ColdRanking, number: int) -> str:
 
 
 def _percent(difference: Difference) -> Interval:
-    low, median, high = (100 * math.expm1(difference.mean + shift * difference.half) for shift in (-1, 0, 1))
+    low, median, high = (100 * math.expm1(difference.mean + shift * difference.half_width) for shift in (-1, 0, 1))
     return Interval(median=median, low=low, high=high)
 
 
