@@ -118,9 +118,7 @@ def stage_peaks(
     """Return each phase's peak of the fullest stage. Raises UserError for a model not traced for its stages."""
     count = stage_count(knobs)
     if cut is None or len(whole.stacks) != 1 or len(cut.stages) != count:
-        raise UserError(
-            "stages are predicted of a model with one stack of blocks, which this one has not", key="strategy"
-        )
+        raise UserError("pipeline memory is predicted only for models with one stack of blocks", key="strategy")
     knobs = _as_one_pipeline(knobs)
     degree = int(knobs["pp_degree"])
     phases: dict[str, RankBytes] = {}
