@@ -199,7 +199,9 @@ class _RankMemory:
         """A backward's bytes, in the traced micro-batch `micro`: 1 without earlier gradients, 2 with them."""
         number = self.numbers[slot]
         after, blocks, before = self._parts(number, "backward", micro)
-        width, start, segments = self.whole.weight_width, NOTHING, [*blocks, *(before if number == 0 else [])]
+        width = self.whole.weight_width
+        start = NOTHING
+        segments = [*blocks, *(before if number == 0 else [])]
         logits = 0.0
         if self._is_head(number):
             # The head's gradient does not wait for the gradient of the tied embedding, which is in another stage.

@@ -169,7 +169,9 @@ def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]
     files = rank_files(directory, "steps")
     steps_by_rank = {}
     for rank, path in files.items():
-        tail, totals, thinned = StepTail(path), StepTotals(), Thinned[Step](MAX_STEPS // len(files))
+        tail = StepTail(path)
+        totals = StepTotals()
+        thinned = Thinned[Step](MAX_STEPS // len(files))
         for step in _each(tail, records):
             totals.add(step)
             thinned.add(step.step, step)

@@ -48,7 +48,8 @@ def stop_unsupervised(
     _refuse_ended(directory)
     if supervisor_of(directory) is not None:
         raise UserError(f"{directory.name} has a supervisor: ask that to stop", key=directory.name)
-    launched, ranks = launched_child_of(directory), running_ranks(directory)
+    launched = launched_child_of(directory)
+    ranks = running_ranks(directory)
     first = [*([launched] if launched is not None else ranks), *forks_left_by(directory)]
     processes = _with_descendants({*first, *ranks})
     for process in first:
@@ -101,7 +102,8 @@ def run_with(home: Home, process: Identity) -> Membership | None:
     """The live run that `process` is part of; None when it is none of this home's."""
     for run in live_runs(home):
         directory = home.directory(run.run_id)
-        supervisor, launched = supervisor_of(directory), launched_child_of(directory)
+        supervisor = supervisor_of(directory)
+        launched = launched_child_of(directory)
         if process == supervisor:
             return Membership(directory, "its supervisor", run.role)
         if process == launched:

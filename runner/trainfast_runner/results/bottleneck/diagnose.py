@@ -66,7 +66,8 @@ def _finding(rule: Rule, figures: Mapping[str, Figure]) -> Diagnosis | None:
         return None
     if any(figures.get(name) is None for name in (*_fields(rule.line), *_fields(rule.advice))):
         return None
-    cost, step_ms = figures.get(rule.cost) if rule.cost else None, figures["step_ms"]
+    cost = figures.get(rule.cost) if rule.cost else None
+    step_ms = figures["step_ms"]
     cost_ms = float(cost) if isinstance(cost, float | int) else None
     shown = dict.fromkeys([condition.figure for condition in rule.when] + list(rule.evidence))
     device, rank = figures.get("index"), figures.get("rank")

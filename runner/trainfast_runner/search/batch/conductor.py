@@ -113,7 +113,8 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         plan = self.plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
         directory = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
         result = self._finished_run(directory)
-        ranks, seconds = self.confirmed_peaks(directory), self._clock_s() - began_s
+        ranks = self.confirmed_peaks(directory)
+        seconds = self._clock_s() - began_s
         self._write(confirmation_record(self._state(), ranks, result, batch_size, seconds))
 
     def _start(self, plan: RunPlan, role: str) -> Path:

@@ -83,7 +83,8 @@ def fits_by_rank(state: BatchState) -> tuple[MemoryFit, ...]:
 def _fits(state: BatchState, slope: float | None) -> tuple[MemoryFit, ...]:
     rank_fits = []
     for rank in range(state.world_size):
-        peaks, limit = _counted_peaks(state, rank).by_size, _limit(state, rank)
+        peaks = _counted_peaks(state, rank).by_size
+        limit = _limit(state, rank)
         if peaks and limit is not None:
             rank_fits.append(fit_memory(rank, peaks, limit, state.device, slope))
     return tuple(rank_fits)

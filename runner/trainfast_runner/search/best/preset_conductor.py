@@ -74,7 +74,8 @@ class PresetBestConductor(BestConductor):
         process = self._process_for(number)
         if process is None:
             return
-        candidate, began_s = self._space.candidates[number], self._clock_s()
+        candidate = self._space.candidates[number]
+        began_s = self._clock_s()
         knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process_knobs}
         wanted = WantedTrial(
             candidate_number=number,

@@ -67,7 +67,8 @@ def covariance_parts(levels: Levels, observation: Observation, other: Observatio
     mean = knobs = pairs = all_knobs = 0.0
     for weight, point in observation.terms:
         for other_weight, other_point in other.terms:
-            parts, product = _parts_of_points(levels, point, other_point), weight * other_weight
+            parts = _parts_of_points(levels, point, other_point)
+            product = weight * other_weight
             mean += product * parts.mean
             knobs += product * parts.knobs
             pairs += product * parts.pairs

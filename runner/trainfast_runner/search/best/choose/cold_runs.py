@@ -80,7 +80,8 @@ class MeasuredRuns:
 
     def difference(self, number: int, other_number: int) -> Difference | None:
         """The ln of the objective of candidate `number` less that of the other; None unless both were run."""
-        values, other_values = self.log_objectives.get(number), self.log_objectives.get(other_number)
+        values = self.log_objectives.get(number)
+        other_values = self.log_objectives.get(other_number)
         if not values or not other_values:
             return None
         half_width = self.noise.quantile * self.noise.deviation * math.sqrt(1 / len(values) + 1 / len(other_values))
