@@ -33,7 +33,7 @@ WORTHWHILE_LOG_GAIN = math.log(1.02)
 """A gain that is worth going on for, in ln rate."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BestState(BestJournal):
     """The state of a search after `spent_s` seconds; `warm_run_id` is the process that waits for its next trial."""
 
@@ -184,5 +184,13 @@ def state_of_best_journal(
         None if before is None else before.posterior,
     )
     return BestState(
-        tuple(lines), question, space, measured, posterior, spent_s, warm_run_id, ProcessStarts(lines), keys
+        lines=tuple(lines),
+        question=question,
+        space=space,
+        measured=measured,
+        posterior=posterior,
+        spent_s=spent_s,
+        warm_run_id=warm_run_id,
+        starts=ProcessStarts(lines),
+        process_keys=keys,
     )
