@@ -211,7 +211,7 @@ class Supervisor:
         if self._ladder.begun:
             return
         if self._script is not None:
-            self._script.look(ranks.in_training)
+            self._script.poll(ranks.in_training)
         reason = self._reason_to_tear_down(ranks)
         if reason is not None:
             self._end.torn_down = reason
