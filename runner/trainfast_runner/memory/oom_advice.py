@@ -12,7 +12,7 @@ OPTIMIZER_PHASE = "optimizer"
 BATCH_PHASES = ("forward", "backward")
 MODEL_PHASE = "model"
 MIN_SEQ_LEN = 64
-"""No shorter sequence is proposed."""
+"""The shortest sequence that is proposed."""
 
 
 @dataclass(frozen=True)

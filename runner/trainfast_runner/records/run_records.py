@@ -29,9 +29,9 @@ from trainfast_runner.worker.shared_tables import CONTROL_FILE
 T = TypeVar("T")
 
 MAX_STEPS = 200_000
-"""All ranks together, about 160 MB: with one rank, every step under the cap of its file."""
+"""The most steps kept of all ranks together, about 160 MB: with one rank, every step under the cap of its file."""
 MAX_SAMPLES = 80_000
-"""All devices and the host together, about 160 MB in use: 11 hours with one GPU, two with 8."""
+"""The most samples kept of all devices and the host, about 160 MB in use: 11 hours with one GPU, two with 8."""
 
 EVENTS_FILE = "events.jsonl"
 TELEMETRY_FILE = "telemetry.jsonl"

@@ -70,7 +70,7 @@ def stop_unsupervised(
 
 
 def _with_descendants(processes: set[Identity]) -> set[Identity]:
-    """These and all below them now: an orphan is no longer below anyone, so it must be known before."""
+    """The processes with their present descendants; an orphan has no ancestor left, so it must be known before."""
     return processes | {child for process in processes if is_running(process) for child in descendants(process.pid)}
 
 

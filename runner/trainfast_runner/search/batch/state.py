@@ -11,7 +11,7 @@ from trainfast_runner.search.journal.batch import BatchLine, BatchQuestion, Conf
 from trainfast_runner.search.journal.memory_fit import MemoryFit, fit_memory
 
 LARGEST_BATCH = 1 << 20
-"""No batch size above this is tried."""
+"""The largest batch size that is tried."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch_size(self) -> int:
-        """Its batch_size; 1 where the search gives it none."""
+        """The candidate's batch_size; 1 where the search gives it none."""
         return whole_number(self.knobs, "batch_size") if "batch_size" in self.knobs else 1
 
     @property

@@ -70,7 +70,7 @@ class _StepsTaken:
 
 
 class _Ending(NamedTuple):
-    """How a trial ended, and whether that ended its process."""
+    """The outcome of a trial, and whether its process has ended."""
 
     outcome: str = "measured"
     reason: str = ""
