@@ -129,8 +129,8 @@ def tree_parzen(terrain: Terrain, budget_s: float, seed: int) -> int | None:
     tries = Tries(terrain, budget_s, seed)
     candidates = terrain.space.candidates
     names = [name for name in candidates[0].knobs if name != "grad_accum"]
-    values = {name: list(dict.fromkeys(one.knobs[name] for one in candidates)) for name in names}
-    numbers = {tuple(one.knobs[name] for name in names): number for number, one in enumerate(candidates)}
+    values = {name: list(dict.fromkeys(candidate.knobs[name] for candidate in candidates)) for name in names}
+    numbers = {tuple(candidate.knobs[name] for name in names): number for number, candidate in enumerate(candidates)}
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
     first = candidates[terrain.space.baseline_number].knobs
     study.enqueue_trial({name: first[name] for name in names})

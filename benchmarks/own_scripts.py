@@ -111,7 +111,7 @@ class Alternation(TrainerCallback):
         on = block % 4 in (0, 3)
         self.switch(on)
         # The list that is being gone through stays as it is.
-        kept = [one for one in self.callbacks if on or type(one).__name__ != "TrainfastCallback"]
+        kept = [callback for callback in self.callbacks if on or type(callback).__name__ != "TrainfastCallback"]
         trainer.callback_handler.callbacks = kept
         self.begun_ns = time.thread_time_ns()
 

@@ -67,7 +67,7 @@ class Case:
         return MeasuredWindow(
             run=run,
             steps=steps,
-            devices=join_of(samples, uuids, 1.0).window(window.begin_ns, window.end_ns),
+            devices=join_of(samples, uuids).conditions_between(window.begin_ns, window.end_ns),
             samples={uuid: [sample for _, sample in of] for uuid, of in samples.items()},
             hosts=[_host(self.host(n)) for n in range(10)],
             foreign=[

@@ -82,7 +82,7 @@ def a_plan(*uuids: str) -> RunPlan:
 
 
 def test_a_search_writes_each_degree_down_until_its_gpus_are_cool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainfast_runner.machine.cooling.LOOK_EVERY_S", 0)
+    monkeypatch.setattr("trainfast_runner.machine.cooling.POLL_S", 0)
     gpu = stand_in.Gpu(uuid="GPU-0", temperature=57)
     lines: list[CoolingDown] = []
 

@@ -94,7 +94,7 @@ def test_the_gradients_of_copies_are_added_up_at_the_end() -> None:
 def test_a_strategy_that_cannot_be_predicted_says_why() -> None:
     with pytest.raises(UserError, match="naive-mp depends on the number of devices"):
         model_of(3).predict(spec_with(strategy="naive-mp"), 1)
-    with pytest.raises(UserError, match="stages are predicted of a model with one stack"):
+    with pytest.raises(UserError, match="only for models with one stack of blocks"):
         model_of(3).predict(spec_with(strategy="naive-mp", devices=2), 1)
 
 

@@ -99,7 +99,7 @@ def test_the_largest_batch_is_whole_micro_batches() -> None:
 
 
 def test_another_cut_than_was_traced_is_not_answered() -> None:
-    with pytest.raises(UserError, match="stages"):
+    with pytest.raises(UserError, match="pipeline memory"):
         staged(12, 2).predict(spec_with(strategy="pp", pp_degree=4), 4)
 
 

@@ -28,8 +28,8 @@ def step(number: int, end_ms: float, ms: float, samples: int = 4) -> Step:
 
 
 def window(samples: list[tuple[float, DeviceSample]], begin_s: float, end_s: float) -> DeviceConditions:
-    join = join_of({GPU: [(round(t * S), one) for t, one in samples]}, [GPU], 1.0)
-    return join.window(round(begin_s * S), round(end_s * S))[0]
+    join = join_of({GPU: [(round(t * S), one) for t, one in samples]}, [GPU])
+    return join.conditions_between(round(begin_s * S), round(end_s * S))[0]
 
 
 def test_a_step_gets_its_share_of_what_the_counters_grew_between_two_samples() -> None:
@@ -197,7 +197,7 @@ def test_step_by_step_it_says_what_it_says_at_once(
     for one in left:
         live.add(one)
     assert found + live.joined(final=True) == whole.joined(final=True)
-    for one in whole.window(0, recorded[-1].t_ns)[0].throttled_ms.values():
+    for one in whole.conditions_between(0, recorded[-1].t_ns)[0].throttled_ms.values():
         assert one is None or 0 <= one <= recorded[-1].t_ns / MS * (1 + 1e-9)
 
 

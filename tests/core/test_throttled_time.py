@@ -63,7 +63,7 @@ def sampled(scenario: Scenario, times: Sequence[float], *counters: Counters) -> 
 def fraction_error(scenario: Scenario, times: Sequence[float], begin: float, end: float, *counters: Counters) -> float:
     """How far the result's thermal fraction of a window is from what the scenario did."""
     window = Window(round(begin * S), round(end * S))
-    devices = join_of(sampled(scenario, times, *counters), [GPU], 1.0).window(window.begin_ns, window.end_ns)
+    devices = join_of(sampled(scenario, times, *counters), [GPU]).conditions_between(window.begin_ns, window.end_ns)
     said = throttle(devices, window, 1, [GPU]).thermal_fraction
     assert said is not None
     return abs(said - scenario.fraction(0, THERMAL, window.begin_ns, window.end_ns))
@@ -119,7 +119,7 @@ def test_what_ended_before_the_window_is_not_in_it(begin: float) -> None:
 
 def test_a_step_gets_the_milliseconds_of_its_own_time() -> None:
     """Steps of 100 ms between two ticks: throttled are those in which the spell lies, and they are so whole."""
-    join = join_of(sampled(hot((3.4, 9)), ticks(12), cause_counters, policy_counters), [GPU], 1.0)
+    join = join_of(sampled(hot((3.4, 9)), ticks(12), cause_counters, policy_counters), [GPU])
     for n in range(1, 61):
         join.add(Step(t_ns=round((n / 10 + 0.05) * S), step=n, samples=1, tokens=1, step_ms=100.0))
     told = {one.step: one for one in join.joined(final=True)}
@@ -139,8 +139,8 @@ def test_a_step_gets_the_milliseconds_of_its_own_time() -> None:
 def test_numbers_that_mean_something_else_are_not_believed(counters: Counters) -> None:
     """Spells of two seconds: too short for the sampler to be sure while it runs."""
     for scenario in (hot((5, 7), (11, 13), (20, 22)), hot()):
-        join = join_of(sampled(scenario, ticks(30), counters, policy_counters), [GPU], 1.0)
-        (found,) = join.window(2 * S, 28 * S)
+        join = join_of(sampled(scenario, ticks(30), counters, policy_counters), [GPU])
+        (found,) = join.conditions_between(2 * S, 28 * S)
         assert found.throttled_ms["thermal"] == pytest.approx(1e3 * scenario.held_s(0, THERMAL, 28))
         stands_still = set(counters(scenario, 30).values()) == {1}
         right_by_chance = stands_still and not scenario.held_s(0, THERMAL, 30)
@@ -174,7 +174,7 @@ def test_looks_between_the_ticks_tell_where_a_spell_began_and_ended() -> None:
 
 
 def conditions(scenario: Scenario, *counters: Counters) -> DeviceConditions:
-    (found,) = join_of(sampled(scenario, ticks(14), *counters), [GPU], 1.0).window(2 * S, 12 * S)
+    (found,) = join_of(sampled(scenario, ticks(14), *counters), [GPU]).conditions_between(2 * S, 12 * S)
     return found
 
 
@@ -194,7 +194,9 @@ def test_counters_that_start_again_lose_one_interval_not_the_run() -> None:
 def test_where_nothing_tells_there_is_no_figure() -> None:
     samples = [(t * S, DeviceSample(uuid=GPU, index=0, temperature_c=50)) for t in range(12)]
     window = Window(2 * S, 10 * S)
-    found = throttle(join_of({GPU: samples}, [GPU], 1.0).window(window.begin_ns, window.end_ns), window, 8, [GPU])
+    found = throttle(
+        join_of({GPU: samples}, [GPU]).conditions_between(window.begin_ns, window.end_ns), window, 8, [GPU]
+    )
     assert (found.thermal_fraction, found.power_fraction) == (None, None)
     (row,) = found.devices
     assert (row["uuid"], row["thermal_fraction"], row["thermal_source"]) == (GPU, None, None)
@@ -210,7 +212,7 @@ def silent(samples: dict[str, list[tuple[int, Any]]], begin: float, end: float) 
 def test_what_a_gpu_counted_while_it_did_not_answer_is_in_the_figure(spell: tuple[float, float]) -> None:
     scenario = hot(spell)
     lost = silent(sampled(scenario, ticks(22), cause_counters, policy_counters), 8, 12)
-    (found,) = join_of(lost, [GPU], 1.0).window(0, 20 * S)
+    (found,) = join_of(lost, [GPU]).conditions_between(0, 20 * S)
     assert found.throttled_ms["thermal"] == pytest.approx(1000 * (spell[1] - spell[0]))
     assert found.sources["thermal"] == "reason counter"
 
@@ -218,18 +220,18 @@ def test_what_a_gpu_counted_while_it_did_not_answer_is_in_the_figure(spell: tupl
 def test_of_an_outage_that_lies_in_the_window_in_part_counts_as_much() -> None:
     """Two of its four seconds were throttled, and one of the four lies before the window."""
     lost = silent(sampled(hot((9, 11)), ticks(22), cause_counters, policy_counters), 8, 12)
-    (found,) = join_of(lost, [GPU], 1.0).window(9 * S, 19 * S)
+    (found,) = join_of(lost, [GPU]).conditions_between(9 * S, 19 * S)
     assert found.throttled_ms["thermal"] == pytest.approx(2000 * 3 / 4)
 
 
 def test_without_counters_a_gpu_that_was_silent_counts_by_the_time_it_answered() -> None:
-    (found,) = join_of(silent(sampled(hot((3, 5)), ticks(22)), 8, 12), [GPU], 1.0).window(0, 20 * S)
+    (found,) = join_of(silent(sampled(hot((3, 5)), ticks(22)), 8, 12), [GPU]).conditions_between(0, 20 * S)
     # Twenty seconds less the four between the last answer and the next.
     assert found.throttled_ms["thermal"] == pytest.approx(2000 * 20 / 16, rel=0.02)
 
 
 def test_a_step_in_which_a_gpu_was_silent_has_no_figure() -> None:
     lost = silent(sampled(hot((9, 11)), ticks(22), cause_counters, policy_counters), 8, 12)
-    join = join_of(lost, [GPU], 1.0)
+    join = join_of(lost, [GPU])
     join.add(Step(t_ns=10 * S, step=1, samples=1, tokens=1, step_ms=100.0))
     assert join.joined(final=True)[0].throttled_ms["thermal"] is None

@@ -14,11 +14,11 @@ from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch import preset_probes
+from trainfast_runner.search.batch import preset_conductor
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.predicted_size import SizePrediction
-from trainfast_runner.search.conductor import Caller
+from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.spec import resolve
 
@@ -100,7 +100,7 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
         launched.set()
         raise UserError("enough")
 
-    monkeypatch.setattr(preset_probes, "predict_size", trace)
+    monkeypatch.setattr(preset_conductor, "predict_size", trace)
     monkeypatch.setattr(launch, "start", start)
     home = Home(tmp_path)
     plan = RunPlan(
@@ -115,5 +115,5 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
         env={},
     )
     with pytest.raises(UserError, match="enough"):
-        conduct_batch(open_batch(plan, home, BatchSearchOptions()), plan, home, BatchSearchOptions(), Caller())
+        conduct_batch(open_batch(plan, home, BatchSearchOptions()), plan, home, BatchSearchOptions(), SearchCallbacks())
     assert order == ["traced", "started"]

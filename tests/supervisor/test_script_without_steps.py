@@ -55,9 +55,9 @@ def watch_of(run: Run, notices: list[str]) -> ScriptWatch:
     return ScriptWatch(asked, run.directory, run.directory / "output.log", notices.append, no_step_s=0.05)
 
 
-def looked(watch: ScriptWatch, notices: list[str]) -> list[str]:
-    """The notices after another look."""
-    watch.look(in_training=False)
+def polled(watch: ScriptWatch, notices: list[str]) -> list[str]:
+    """The notices after another poll."""
+    watch.poll(in_training=False)
     return notices
 
 
@@ -65,11 +65,11 @@ def test_script_that_compiles_is_said_to_and_told_the_ways_afterwards(run: Run) 
     notices: list[str] = []
     watch = watch_of(run, notices)
     with child("open('/proc/self/comm', 'w').write('nvcc')"):
-        until(lambda: looked(watch, notices), "a notice")
+        until(lambda: polled(watch, notices), "a notice")
         again = time.monotonic() + 0.2
-        until(lambda: looked(watch, notices) and time.monotonic() > again, "later looks")
+        until(lambda: polled(watch, notices) and time.monotonic() > again, "later polls")
         assert notices == ["no optimizer step seen in 0.05 s: the script is compiling (nvcc)"]
-    until(lambda: looked(watch, notices)[1:], "the ways to report steps")
+    until(lambda: polled(watch, notices)[1:], "the ways to report steps")
     assert "--steps-from-log REGEX" in notices[1]
 
 
@@ -77,6 +77,6 @@ def test_script_that_computes_without_a_step_may_still_load_or_compile(run: Run)
     notices: list[str] = []
     with child("while time.process_time() < 0.5:\n    pass"):
         watch = watch_of(run, notices)
-        until(lambda: looked(watch, notices), "a notice")
+        until(lambda: polled(watch, notices), "a notice")
     assert "s of processor time, so it may still load or compile" in notices[0]
     assert "--steps-from-log REGEX" in notices[0]

@@ -46,7 +46,7 @@ def warm(home: Home, monkeypatch: pytest.MonkeyPatch) -> Warm:
     found = Warm(home)
     monkeypatch.setattr(script_spec, "plan_spec", found.plan)
     monkeypatch.setattr(launch, "start", found.start)
-    monkeypatch.setattr(cooling, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(cooling, "POLL_S", 0.01)
     return found
 
 

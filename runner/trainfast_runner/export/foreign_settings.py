@@ -68,7 +68,8 @@ def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
         foreign.take("precision", "fp32" if mixed == "no" else mixed, f"mixed_precision={mixed!r}")
     if remaining.pop("use_cpu", False):
         foreign.knobs["devices"] = "cpu"
-    compiled, mode = remaining.pop("torch_compile", None), str(remaining.pop("torch_compile_mode", None) or "default")
+    compiled = remaining.pop("torch_compile", None)
+    mode = str(remaining.pop("torch_compile_mode", None) or "default")
     if compiled is not None:
         foreign.take(
             "compile", mode.removesuffix("-no-cudagraphs") if compiled else "off", f"torch_compile_mode={mode!r}"
@@ -100,7 +101,8 @@ def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
     if mixed is not None:
         # YAML 1.1 reads a bare `no` as false.
         foreign.take("precision", "fp32" if mixed in ("no", False) else mixed, f"mixed_precision: {mixed}")
-    kind, count = remaining.pop("distributed_type", None), remaining.pop("num_processes", 1)
+    kind = remaining.pop("distributed_type", None)
+    count = remaining.pop("num_processes", 1)
     kinds = {"NO": "single", False: "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
     if isinstance(kind, str | bool) and kind in kinds:
         foreign.knobs["strategy"] = kinds[kind]
@@ -134,7 +136,8 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
     remaining = {name: value for name, value in config.items() if name not in (*IGNORED, "train_batch_size")}
     foreign = ForeignKnobs({}, [])
     zero = foreign.section(remaining, "zero_optimization")
-    offload, parameters = foreign.section(zero, "offload_optimizer"), zero.get("offload_param")
+    offload = foreign.section(zero, "offload_optimizer")
+    parameters = zero.get("offload_param")
     names = [
         name
         for name, entry in STRATEGIES.items()

@@ -62,7 +62,8 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     if to not in FORMS:
         raise UserError(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
     written = _written(run, directory, to)
-    text, takes_comments = written.text, not written.file.endswith(".json")
+    text = written.text
+    takes_comments = not written.file.endswith(".json")
     if takes_comments and (warning := oom_warning(run, directory)) is not None:
         text = f"# Warning: {warning}\n{text}"
     proof = last_proof(directory, to, _digest(text))

@@ -48,7 +48,8 @@ def onto(run: RunFile, file: Path) -> OntoFile:
 
     Raises UserError for a file that cannot be read, one without a place for them, and settings that the Trainer lacks.
     """
-    knobs, places = _knobs_to_write(run), {} if run.script is None else run.script.places
+    knobs = _knobs_to_write(run)
+    places = {} if run.script is None else run.script.places
     before, name = _read(file), _diff_name(file)
     if file.suffix == ".py":
         after, notes = _in_python(before, name, knobs, places)

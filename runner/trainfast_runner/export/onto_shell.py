@@ -141,7 +141,8 @@ def _word_edits(
     edits: list[ShellEdit] = []
     notes: list[str] = []
     for kind, begin, end, first, last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        old, new = words[begin:end], [typed.get(word) or shlex.quote(word) for word in after[first:last]]
+        old = words[begin:end]
+        new = [typed.get(word) or shlex.quote(word) for word in after[first:last]]
         filled = [word.text for word in old if "$" in word.text]
         if kind == "equal":
             continue

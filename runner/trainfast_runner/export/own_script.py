@@ -47,7 +47,8 @@ def own_script(run: RunFile, asked: ScriptAsked, directory: Path, to: str) -> Wr
 def _command(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
     """The command that ran, with the variables that its framework reads and the flags that its Trainer takes."""
     unflagged, framework = _without_flag(run, asked), line.framework or ""
-    text, expressed = shlex.join(asked.command), BY_ENVIRONMENT.get(framework, ())
+    text = shlex.join(asked.command)
+    expressed = BY_ENVIRONMENT.get(framework, ())
     if framework == "HF Trainer" and unflagged:
         try:
             text, _ = onto_shell.edit_command(text, run.run_id, trainer_call(unflagged))

@@ -20,7 +20,8 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
     Raises UserError where the fields would start another run: another strategy or precision, or fields of another
     transformers.
     """
-    strategy, optimizer = strategy_of(knobs), OPTIMIZERS[str(knobs["optimizer"])]
+    strategy = strategy_of(knobs)
+    optimizer = OPTIMIZERS[str(knobs["optimizer"])]
     # The Trainer has no precision without fp32 weights.
     unsupported = [] if strategy.runs_in_trainer else ["strategy"]
     unsupported += ["precision"] if knobs["precision"] == "bf16-pure" else []

@@ -12,7 +12,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.records.tick import DeviceReading
 
-LOOK_EVERY_S = 1.0
+POLL_S = 1.0
 LONGEST_S = 1200.0
 STUCK_S = 180.0
 """Seconds without one degree less after which the GPU counts as getting no cooler."""
@@ -20,13 +20,13 @@ STUCK_NOTICE_S = 20.0
 """Seconds without one degree less after which the wait names the standstill."""
 LOWEST_C, HIGHEST_C = 1.0, 120.0
 
-Look = Callable[[], tuple[list[DeviceReading], dict[str, str]]]
+ReadDevices = Callable[[], tuple[list[DeviceReading], dict[str, str]]]
 """All readings now, and the reasons of the missing ones."""
 
 
 @dataclass(frozen=True)
 class Cooling:
-    """One look at GPUs that are still too warm: the hottest of them, degrees Celsius, seconds waited so far.
+    """One poll of GPUs that are still too warm: the hottest of them, degrees Celsius, seconds waited so far.
 
     `stuck_s` is for how long none of it has become less.
     """
@@ -46,9 +46,9 @@ def stuck_words(stuck_s: float) -> str:
 
 
 def cooling(
-    uuids: Collection[str], below_c: float, look: Look | None = None, clock: Callable[[], float] = time.monotonic
+    uuids: Collection[str], below_c: float, read: ReadDevices | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Generator[Cooling, None, None]:
-    """One `Cooling` for each look until every GPU is below `below_c`; wait `LOOK_EVERY_S` between two.
+    """One `Cooling` for each poll until every GPU is below `below_c`; wait `POLL_S` between two.
 
     Close it to give up. Raises UserError when there is no temperature to wait for, and when it does not fall any more.
     """
@@ -59,7 +59,7 @@ def cooling(
             allowed=[f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"],
         )
     nvml = Nvml()
-    read_devices = look or (lambda: nvml.sample(time.monotonic_ns()))
+    read_devices = read or (lambda: nvml.sample(time.monotonic_ns()))
     began = best_since = clock()
     best = math.inf
     try:
@@ -81,17 +81,17 @@ def cooling(
 def wait_until_cool(
     uuids: Collection[str],
     below_c: float,
-    on_look: Callable[[Cooling], None],
+    on_poll: Callable[[Cooling], None],
     wait: Callable[[float], bool | None] = time.sleep,
 ) -> bool:
     """Return True once every GPU is below `below_c`, False if `wait`, which gets seconds, returned True to give up.
 
-    `on_look` is called with each look at a GPU that is still too warm. Raises UserError as `cooling`.
+    `on_poll` is called with each poll of a GPU that is still too warm. Raises UserError as `cooling`.
     """
-    with closing(cooling(uuids, below_c)) as looks:
-        for look in looks:
-            on_look(look)
-            if wait(LOOK_EVERY_S):
+    with closing(cooling(uuids, below_c)) as polls:
+        for poll in polls:
+            on_poll(poll)
+            if wait(POLL_S):
                 return False
     return True
 

@@ -82,7 +82,7 @@ class Machine:
         """The GPUs of a run for the `devices` knob, with the reason. Raises UserError naming the GPUs."""
         usable = [gpu for gpu in self.gpus if gpu.error is None and not self._is_in_mig_mode(gpu)]
         if not usable:
-            raise UserError("no GPU answers", key="devices", advice=ON_THE_CPU)
+            raise UserError("no usable GPU", key="devices", advice=ON_THE_CPU)
         if devices is None:
             if not STRATEGIES[strategy].one_device:
                 return GpuChoice(tuple(usable))

@@ -52,7 +52,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceCorrections(msgspec.Struct, frozen=True, kw_only=True):
-    """One device's: `context_bytes` outside of the allocator, and corrections by `correction_key`."""
+    """The corrections of one device: `context_bytes` outside of the allocator, and corrections by `correction_key`."""
 
     device: str = "cpu"
     """The device's kind: cpu or cuda."""
@@ -107,7 +107,13 @@ def _cpu_name() -> str:
     return cpu_name()
 
 
-def learn(home: Path, records: RunRecords, result: Result) -> None:
+def _device_name(run: RunFile) -> str:
+    if run.device_names:
+        return run.device_names[0]
+    return "GPU" if run.device == "cuda" else _cpu_name()
+
+
+def record_correction(home: Path, records: RunRecords, result: Result) -> None:
     """Keep the bytes a finished run took beyond its trace, or the least that one which ran out of memory took.
 
     Does nothing for a run without prediction or measurement. Raises OSError when the home cannot be written.
@@ -115,10 +121,11 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
     run = records.run
     if run is None or run.predicted_from_trace is None or run.role in WARM_ROLES:
         return
-    beyond, failed = _beyond_bytes(records, result), _failed_correction(run, result)
+    beyond = _beyond_bytes(records, result)
+    failed = _failed_correction(run, result)
     if not beyond and failed is None:
         return
-    name = run.device_names[0] if run.device_names else "GPU" if run.device == "cuda" else _cpu_name()
+    name = _device_name(run)
     key = correction_key(run.predicted_from_trace, run.knobs, run.world_size)
     # Two runs may end together.
     with locked(home / f"{CORRECTIONS_FILE}.lock"):

@@ -71,7 +71,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         """Predict the peak of the fullest of `ranks` processes with the knobs of `spec`; well under 50 ms."""
         batch = whole_number(spec.knobs, "batch_size")
         traced = self._peaks(spec, ranks, batch)
-        peaks, larger_peaks = self._corrected(spec, ranks, traced), self._corrected_peaks(spec, ranks, batch + 1)
+        peaks = self._corrected(spec, ranks, traced)
+        larger_peaks = self._corrected_peaks(spec, ranks, batch + 1)
         phase = max(MEMORY_PHASES, key=lambda name: sum(peaks[name]))
         bytes_per_sample = round(sum(larger_peaks[phase]) - sum(peaks[phase]))
         rounded = {name: [round(value) for value in peaks[name]] for name in MEMORY_PHASES}

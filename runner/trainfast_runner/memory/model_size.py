@@ -87,7 +87,9 @@ def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, op
     ZeRO-1 shards the states, ZeRO-2 the gradients as well (2P + 18P/N under mixed precision), ZeRO-3 and FSDP all of
     it but the largest layer, which is gathered whole; offloaded parts are in host memory.
     """
-    entry, count, each = STRATEGIES[strategy], size.parameters, bytes_per_parameter(precision, optimizer)
+    entry = STRATEGIES[strategy]
+    count = size.parameters
+    each = bytes_per_parameter(precision, optimizer)
     weights = HALF_BYTES if precision not in ("fp32", "tf32") else FULL_BYTES
     gathered = FULL_BYTES * size.largest_layer
     if entry.offloads:

@@ -12,7 +12,7 @@ OPTIMIZER_PHASE = "optimizer"
 BATCH_PHASES = ("forward", "backward")
 MODEL_PHASE = "model"
 MIN_SEQ_LEN = 64
-"""No shorter sequence is proposed."""
+"""The shortest sequence that is proposed."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def _listed_fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, larg
 
     Measured with tiny-llama on a CPU: the Trainer 25 to 28 MiB, the compiler 60 to 114 MiB, whatever the batch.
     """
-    optimizer, precision = OPTIMIZERS[str(knobs["optimizer"])], knobs["precision"]
+    optimizer = OPTIMIZERS[str(knobs["optimizer"])]
+    precision = knobs["precision"]
     bf16_speed = "slower on most CPUs" if device == "cpu" else "faster on tensor cores (Ampere and later)"
     if knobs["attention"] == "eager":
         saves = "frees the score matrices of every layer, where the model has sdpa"

@@ -230,7 +230,7 @@ def _batch_changes(goal: Goal) -> list[OomChange]:
 
 
 def _with_smaller_batch(goal: Goal, settings: Settings, costs: str) -> list[OomChange]:
-    """These settings with the largest batch that fits and divides the global batch, which accumulation keeps."""
+    """The settings with the largest batch that fits and divides the global batch, which accumulation keeps."""
     batch, accumulation = goal.batch
     for smaller in range(goal.largest_batch(settings), 0, -1):
         if batch * accumulation % smaller == 0:
@@ -252,7 +252,7 @@ def _pair_changes(goal: Goal, not_enough: list[Fix]) -> Iterator[OomChange]:
 
 
 def _combined_changes(goal: Goal, cheapest: list[Fix]) -> list[OomChange]:
-    """Every knob but the sequence turned as far as it goes, with the largest batch that fits."""
+    """Changes of every knob but the sequence, each as far as it goes, with the largest batch that fits."""
     changes: list[OomChange] = []
     for settings in strongest_settings(cheapest):
         costs = "; ".join(fix.costs for fix in cheapest if settings.get(fix.knob) == fix.value)

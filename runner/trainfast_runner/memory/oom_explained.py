@@ -98,7 +98,8 @@ def explain(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     needed = run.predicted_bytes
     if needed is None and predicted is not None:
         needed = predicted.total_bytes
-    asked_bytes, untouched = oom_run.asked_bytes, _untouched_bytes(oom_run)
+    asked_bytes = oom_run.asked_bytes
+    untouched = _untouched_bytes(oom_run)
     if limit is None:
         cheapest = best_of_each_knob(fixes(spec.knobs, run.device, phase), phase)
         proposed = [unpredicted(fix) for fix in cheapest[:MAX_CHANGES]]
@@ -130,7 +131,8 @@ def _allocator_bytes(oom_run: OutOfMemory) -> int | None:
     if run.device == "cpu":
         return None if oom_run.host_bytes is None else oom_run.host_bytes // run.world_size
     # torch's own sentence: "... of which X is free. ... Y is allocated by PyTorch, and Z is reserved by PyTorch but".
-    free, allocated = _bytes_after("of which", message), _bytes_before("is allocated by PyTorch", message)
+    free = _bytes_after("of which", message)
+    allocated = _bytes_before("is allocated by PyTorch", message)
     if free is None or allocated is None:
         return None
     return int(free + allocated + (_bytes_before("is reserved by PyTorch but unallocated", message) or 0))
@@ -141,7 +143,9 @@ def _untouched_bytes(oom_run: OutOfMemory) -> int | None:
 
     RLIMIT_DATA refuses a request that would exceed it, so everything but the request was in use.
     """
-    limit, held_bytes, asked_bytes = oom_run.set_limit_bytes, oom_run.held_bytes, oom_run.asked_bytes
+    limit = oom_run.set_limit_bytes
+    held_bytes = oom_run.held_bytes
+    asked_bytes = oom_run.asked_bytes
     if oom_run.run.device != "cpu" or limit is None or held_bytes is None or asked_bytes is None:
         return None
     return max(0, int(limit - held_bytes - asked_bytes))
@@ -191,7 +195,8 @@ def _other_processes(oom_run: OutOfMemory) -> Iterator[str]:
 
 def asked_and_free(message: str) -> tuple[int | None, int | None]:
     """Bytes of the request that an allocator's message refuses, and the bytes free then; None where it names none."""
-    asked_bytes, free = _bytes_after("allocate", message), _bytes_after("of which", message)
+    asked_bytes = _bytes_after("allocate", message)
+    free = _bytes_after("of which", message)
     return None if asked_bytes is None else int(asked_bytes), None if free is None else int(free)
 
 

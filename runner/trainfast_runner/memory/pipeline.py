@@ -118,9 +118,7 @@ def stage_peaks(
     """Return each phase's peak of the fullest stage. Raises UserError for a model not traced for its stages."""
     count = stage_count(knobs)
     if cut is None or len(whole.stacks) != 1 or len(cut.stages) != count:
-        raise UserError(
-            "stages are predicted of a model with one stack of blocks, which this one has not", key="strategy"
-        )
+        raise UserError("pipeline memory is predicted only for models with one stack of blocks", key="strategy")
     knobs = _as_one_pipeline(knobs)
     degree = int(knobs["pp_degree"])
     phases: dict[str, RankBytes] = {}
@@ -201,7 +199,9 @@ class _RankMemory:
         """A backward's bytes, in the traced micro-batch `micro`: 1 without earlier gradients, 2 with them."""
         number = self.numbers[slot]
         after, blocks, before = self._parts(number, "backward", micro)
-        width, start, segments = self.whole.weight_width, NOTHING, [*blocks, *(before if number == 0 else [])]
+        width = self.whole.weight_width
+        start = NOTHING
+        segments = [*blocks, *(before if number == 0 else [])]
         logits = 0.0
         if self._is_head(number):
             # The head's gradient does not wait for the gradient of the tied embedding, which is in another stage.

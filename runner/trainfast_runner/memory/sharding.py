@@ -68,7 +68,7 @@ class WholeModel:
 
 
 class MemoryRule:
-    """From the live bytes of the whole model in one process to those of one rank of a strategy."""
+    """Turns the live bytes of the whole model in one process into those of one rank of a strategy."""
 
     def __init__(self, whole: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
         self.whole = whole

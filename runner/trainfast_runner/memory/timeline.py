@@ -95,7 +95,8 @@ def moments(
             yield Moment(base, place, segment.micro, backward, before)
             for (fixed, _), peak in zip(segment.lines, peaks, strict=True):
                 yield Moment(add(base, peak), place, segment.micro, backward, before + fixed[ACTIVATIONS] * share)
-        level, unscaled = add(level, delta, blocks.copies), unscaled + blocks.copies * cast
+        level = add(level, delta, blocks.copies)
+        unscaled += blocks.copies * cast
     yield Moment(level, None, micro_batches, True, unscaled, is_last=True)
 
 

@@ -94,7 +94,8 @@ def requests_for(
 
 def request_fields(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tracer's requests for the step and for the optimizer: everything that each trace depends on."""
-    strategy, precision = strategy_of(spec.knobs), str(spec.knobs["precision"])
+    strategy = strategy_of(spec.knobs)
+    precision = str(spec.knobs["precision"])
     if precision == "tf32":
         # Other kernels, the same tensors.
         precision = "fp32"

@@ -167,7 +167,8 @@ def _model(
     model_requests: ModelRequests, traces: Mapping[Path, TraceOrError], device: str
 ) -> MemoryModel | UserError | None:
     """Make the model of both traces, or return the UserError of one; None if one is missing."""
-    step, optimizer = traces.get(model_requests.step.file), traces.get(model_requests.optimizer.file)
+    step = traces.get(model_requests.step.file)
+    optimizer = traces.get(model_requests.optimizer.file)
     for trace in (step, optimizer):
         if isinstance(trace, UserError):
             return trace
@@ -230,10 +231,10 @@ def _progress(
 
 def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of a run on this device; ours if the run's GPUs are not known."""
-    return {
-        **worker_scripts.own_environment(),
-        **(training_python.visible_to(gpus) if gpus or device == "cpu" else {}),
-    }
+    environment = worker_scripts.own_environment()
+    if gpus or device == "cpu":
+        return {**environment, **training_python.visible_to(gpus)}
+    return environment
 
 
 def _answers(
@@ -250,7 +251,8 @@ def _answers(
     unanswered = dict(enumerate(requests))
     server = WarmTracer() if tracer is None else tracer
     try:
-        fields, cancelled = [dict(request.fields) for request in requests], cancelled or threading.Event()
+        fields = [dict(request.fields) for request in requests]
+        cancelled = cancelled or threading.Event()
         with closing(server.ask_each(executable, fields, cancelled, environment)) as answers:
             for answer in answers:
                 if "imported" in answer:
@@ -274,7 +276,8 @@ def _decoded_trace(answer: dict[str, Any], fields: Mapping[str, Any]) -> Trace:
         raise training_python.model_error(answer["error"])
     if answer.get("untraceable"):
         part = f"the optimizer step of {fields['knobs']['optimizer']}" if is_optimizer else "this model"
-        why, key = f"the tracer cannot follow {part}: {answer['untraceable']}", "optimizer" if is_optimizer else "model"
+        why = f"the tracer cannot follow {part}: {answer['untraceable']}"
+        key = "optimizer" if is_optimizer else "model"
         raise UserError(why, key=key, advice="search max-batch, which finds what fits by running it")
     kind: type[StepTrace] | type[OptimizerTrace] = OptimizerTrace if is_optimizer else StepTrace
     try:

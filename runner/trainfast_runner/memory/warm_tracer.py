@@ -33,7 +33,7 @@ from trainfast_runner.machine.worker_scripts import (
     whole_text,
 )
 
-LOOK_EVERY_S = 0.1
+POLL_S = 0.1
 """Seconds between two looks whether an answer is still wanted."""
 CANCELLED_WITHIN_S = 2.0
 """A cancelled trace that does not end within this time is ended with its process."""
@@ -65,7 +65,7 @@ class WarmTracer:
         A new process first yields `{"imported": true}`. Closing the iterator or setting `cancelled` ends the trace, not
         the process. Raises UserError when an answer fails to come, ScriptCancelled.
         """
-        while not self._turn.acquire(timeout=LOOK_EVERY_S):
+        while not self._turn.acquire(timeout=POLL_S):
             if cancelled.is_set():
                 raise ScriptCancelled
         variables = own_environment() if environment is None else dict(environment)
@@ -180,8 +180,8 @@ class _Server:
         return None
 
     def _new_lines(self) -> list[dict[str, Any]] | None:
-        """Send what the pipe takes and return the lines that come within LOOK_EVERY_S; None once the process ended."""
-        readable, writable, _ = select.select([self._stdout], [self._stdin] if self._unsent else [], [], LOOK_EVERY_S)
+        """Send what the pipe takes and return the lines that come within POLL_S; None once the process ended."""
+        readable, writable, _ = select.select([self._stdout], [self._stdin] if self._unsent else [], [], POLL_S)
         if writable:
             with suppress(BlockingIOError, BrokenPipeError):
                 self._unsent = self._unsent[os.write(self._stdin.fileno(), self._unsent) :]

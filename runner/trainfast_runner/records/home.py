@@ -75,6 +75,11 @@ class Home:
         self.runs = self.path / "runs"
         self.searches = self.path / "searches"
 
+    @classmethod
+    def of_run(cls, directory: Path) -> Home:
+        """The home that a run's directory is in."""
+        return cls(directory.parent.parent)
+
     def create(self) -> Home:
         """Make the directories, mode 0700. Raises UserError when they cannot be used."""
         try:

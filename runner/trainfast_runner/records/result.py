@@ -169,7 +169,7 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thinning(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of a long run's records the figures rest on; counts and peaks are of all records on the disk.
+    """The share of a long run's records that the figures rest on; counts and peaks are of all records on the disk.
 
     Medians, percentiles and the diagnosis are of `steps_looked_at` steps of the first rank, spread evenly over those on
     the disk. The cap of `steps.jsonl` removed the records of `steps_dropped` steps between the first and the last.
@@ -297,7 +297,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FEW_STEPS = 5
-"""With fewer measured steps noise hides a difference, and percentiles are meaningless."""
+"""The fewest measured steps that compare: with fewer, noise hides a difference, and percentiles are meaningless."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

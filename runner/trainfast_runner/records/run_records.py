@@ -29,9 +29,9 @@ from trainfast_runner.worker.shared_tables import CONTROL_FILE
 T = TypeVar("T")
 
 MAX_STEPS = 200_000
-"""All ranks together, about 160 MB: with one rank, every step under the cap of its file."""
+"""The most steps kept of all ranks together, about 160 MB: with one rank, every step under the cap of its file."""
 MAX_SAMPLES = 80_000
-"""All devices and the host together, about 160 MB in use: 11 hours with one GPU, two with 8."""
+"""The most samples kept of all devices and the host, about 160 MB in use: 11 hours with one GPU, two with 8."""
 
 EVENTS_FILE = "events.jsonl"
 TELEMETRY_FILE = "telemetry.jsonl"
@@ -169,7 +169,9 @@ def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]
     files = rank_files(directory, "steps")
     steps_by_rank = {}
     for rank, path in files.items():
-        tail, totals, thinned = StepTail(path), StepTotals(), Thinned[Step](MAX_STEPS // len(files))
+        tail = StepTail(path)
+        totals = StepTotals()
+        thinned = Thinned[Step](MAX_STEPS // len(files))
         for step in _each(tail, records):
             totals.add(step)
             thinned.add(step.step, step)

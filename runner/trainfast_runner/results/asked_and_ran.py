@@ -62,7 +62,8 @@ def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -
 def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
     """Every field's name, its value as asked and as it ran; a strategy or optimizer of a newer version has none."""
     knobs = run.knobs
-    strategy, optimizer = STRATEGIES.get(str(knobs.get("strategy"))), OPTIMIZERS.get(str(knobs.get("optimizer")))
+    strategy = STRATEGIES.get(str(knobs.get("strategy")))
+    optimizer = OPTIMIZERS.get(str(knobs.get("optimizer")))
     precision = str(knobs.get("precision"))
     formats = PRECISIONS.get(precision)
     param_dtype = compute_dtype = None
@@ -89,7 +90,8 @@ def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: WorkerLine) -> l
     wrapper, stages = strategy.wrapper, None
     schedule = SCHEDULES.get(str(knobs.get("pp_schedule")))
     if strategy.is_pipeline and schedule is not None:
-        wrapper, stages = schedule.wrapper, model_degree(knobs) * schedule.stages_per_rank
+        wrapper = schedule.wrapper
+        stages = model_degree(knobs) * schedule.stages_per_rank
     wrapper_ran = None if ran.wrapper is None else "+".join(sorted(ran.wrapper.split("+")))
     return [
         (f"{name} (wrapper)", wrapper, wrapper_ran),

@@ -65,7 +65,8 @@ def _change(fix: Fix, run: RunFile, preset: ScriptPreset) -> OomChange:
     """The change; a smaller batch keeps the global one where accumulation reaches the script too."""
     if fix.knob != "batch_size":
         return unpredicted(fix)
-    batch, accumulation = run.knobs["batch_size"], run.knobs.get("grad_accum")
+    batch = run.knobs["batch_size"]
+    accumulation = run.knobs.get("grad_accum")
     keeps = accumulation is not None and _reaches("grad_accum", preset)
     if not keeps or batch * accumulation % int(fix.value):
         costs = f"little; the global batch becomes {fix.leaves:.2g} times as large"

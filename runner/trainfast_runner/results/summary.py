@@ -64,8 +64,8 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     throughput, samples = _throughput(records, ran)
     if measured:
         samples *= totals.taken / len(measured)
-    join = join_of(records.devices, run.watch_uuids if run else [], 1.0)
-    devices = join.window(window.begin_ns, window.end_ns) if window else []
+    join = join_of(records.devices, run.watch_uuids if run else [])
+    devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []
     measured_window = measured_window_of(records, devices, window) if window and run else None
     watched = [records.devices.get(device.uuid or "", []) for device in devices]
     return msgspec.structs.replace(

@@ -67,7 +67,7 @@ class _Actual(msgspec.Struct, frozen=True):
 
 
 class _Cpu(msgspec.Struct, frozen=True):
-    """Only its presence matters."""
+    """The CPU record of a result: only its presence matters."""
 
 
 class _Conditions(msgspec.Struct, frozen=True):

@@ -27,14 +27,14 @@ def full_disk(path: Path | None) -> str | None:
         return None
     free: list[int] = []
 
-    def look() -> None:
+    def read_free() -> None:
         with suppress(OSError):
             free.append(free_bytes(path))
 
     # A dead NFS server never answers, and the verdict does not wait for it.
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
-    looking.join(DISK_ANSWERS_S)
+    reading = threading.Thread(target=read_free, daemon=True)
+    reading.start()
+    reading.join(DISK_ANSWERS_S)
     return f"offload_path={path} is full ({mebibytes(free[0])} free)" if free and free[0] < FULL_BYTES else None
 
 

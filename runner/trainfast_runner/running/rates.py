@@ -31,16 +31,16 @@ class SummedRates:
         """Number and end of a step, its samples and tokens a second."""
         self._waiting: dict[int, list[Step]] = {}
 
-    def add(self, rank: int, steps: Iterable[Step], ranks: int) -> None:
-        """Add steps of a rank, in a run whose first `ranks` ranks have samples of their own."""
-        if rank >= ranks:
+    def add(self, rank: int, steps: Iterable[Step], sampling_ranks: int) -> None:
+        """Add steps of a rank, in a run whose first `sampling_ranks` ranks have samples of their own."""
+        if rank >= sampling_ranks:
             return
         for step in steps:
             if step.step_ms <= 0 or step.samples is None:
                 continue
             parts = self._waiting.setdefault(step.step, [])
             parts.append(step)
-            if len(parts) < ranks:
+            if len(parts) < sampling_ranks:
                 continue
             samples_per_s = sum(1e3 * (part.samples or 0) / part.step_ms for part in parts)
             ended_ns = max(part.t_ns for part in parts)

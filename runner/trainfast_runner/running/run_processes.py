@@ -25,7 +25,7 @@ class StateEvents:
         self._events: list[Event] = []
 
     def read(self) -> list[Event]:
-        """All of them up to now, oldest first."""
+        """The run's events up to now, oldest first."""
         with contextlib.suppress(OSError):
             self._events += [event for event in remaining_records(self._tail) if event.kind in _KINDS_OF_STATE]
         return self._events

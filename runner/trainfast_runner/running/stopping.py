@@ -18,7 +18,7 @@ from trainfast_runner.running.recovery import settle
 from trainfast_runner.running.run_processes import forks_left_by, launched_child_of, running_ranks, supervisor_of
 from trainfast_runner.running.run_state import live_runs, run_state
 
-LOOK_EVERY_S = 0.1
+POLL_S = 0.1
 STOP_GRACE_S = 30.0
 """Time between SIGTERM and SIGKILL of a stop."""
 KILLED_WITHIN_S = 10.0
@@ -48,7 +48,8 @@ def stop_unsupervised(
     _refuse_ended(directory)
     if supervisor_of(directory) is not None:
         raise UserError(f"{directory.name} has a supervisor: ask that to stop", key=directory.name)
-    launched, ranks = launched_child_of(directory), running_ranks(directory)
+    launched = launched_child_of(directory)
+    ranks = running_ranks(directory)
     first = [*([launched] if launched is not None else ranks), *forks_left_by(directory)]
     processes = _with_descendants({*first, *ranks})
     for process in first:
@@ -56,20 +57,20 @@ def stop_unsupervised(
     deadline = time.monotonic() + grace_s
     while any(map(is_running, processes)) and (left_s := deadline - time.monotonic()) > 0:
         on_tick(left_s)
-        time.sleep(min(LOOK_EVERY_S, left_s))
+        time.sleep(min(POLL_S, left_s))
         processes = _with_descendants(processes)
     give_up = time.monotonic() + KILLED_WITHIN_S
     while (any(map(is_running, processes)) or is_alive(directory)) and time.monotonic() < give_up:
         for process in processes:
             send(process, signal.SIGKILL)
         on_tick(0.0)
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
         processes = _with_descendants(processes)
     return settle(directory)
 
 
 def _with_descendants(processes: set[Identity]) -> set[Identity]:
-    """These and all below them now: an orphan is no longer below anyone, so it must be known before."""
+    """The processes with their present descendants; an orphan has no ancestor left, so it must be known before."""
     return processes | {child for process in processes if is_running(process) for child in descendants(process.pid)}
 
 
@@ -101,7 +102,8 @@ def run_with(home: Home, process: Identity) -> Membership | None:
     """The live run that `process` is part of; None when it is none of this home's."""
     for run in live_runs(home):
         directory = home.directory(run.run_id)
-        supervisor, launched = supervisor_of(directory), launched_child_of(directory)
+        supervisor = supervisor_of(directory)
+        launched = launched_child_of(directory)
         if process == supervisor:
             return Membership(directory, "its supervisor", run.role)
         if process == launched:

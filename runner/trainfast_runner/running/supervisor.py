@@ -22,6 +22,7 @@ from trainfast_runner.memory import corrections
 from trainfast_runner.memory.predicted_run import with_prediction
 from trainfast_runner.records.capped_file import CAP_BYTES
 from trainfast_runner.records.file_locks import shared_lock
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RunFile
@@ -210,7 +211,7 @@ class Supervisor:
         if self._ladder.begun:
             return
         if self._script is not None:
-            self._script.look(ranks.in_training)
+            self._script.poll(ranks.in_training)
         reason = self._reason_to_tear_down(ranks)
         if reason is not None:
             self._end.torn_down = reason
@@ -281,7 +282,7 @@ class Supervisor:
         result = result_with_figures(self._directory, records, verdict, ended_ns)
         with suppress(Exception):  # the next prediction is then as good as the last
             # Before result.json: the app predicts the next run as soon as it appears.
-            corrections.learn(self._directory.parent.parent, with_prediction(records), result)
+            corrections.record_correction(Home.of_run(self._directory).path, with_prediction(records), result)
         # Before result.json: a run without one is settled by its next reader, which removes these files too.
         remove_sandbox(self._directory)
         if not self._try_write_result(result):

@@ -23,11 +23,11 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.script_spec import typed_settings
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import check_plan, open_batch
-from trainfast_runner.search.batch.script_probes import plan_script_batch
+from trainfast_runner.search.batch.script_conductor import plan_script_batch
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.question.opening import open_best
 from trainfast_runner.search.best.question.spec_question import plan_spec_best
-from trainfast_runner.search.conductor import AlreadyConducted, Caller
+from trainfast_runner.search.conductor import AlreadyConducted, SearchCallbacks
 from trainfast_runner.search.control import SearchRequest
 from trainfast_runner.search.journal.batch import BatchLine
 from trainfast_runner.search.journal.best import BestLine
@@ -85,12 +85,12 @@ def conduct_request(
             spec = replace(spec_of_record(request), script=request.script)
             best_plan = plan_spec_best(spec, request.best, best_options, request.python)
             directory = open_best(best_plan, home, best_options)
-            conduct_best(directory, best_plan, home, best_options, Caller(on_line, is_cancelled, began_ns))
+            conduct_best(directory, best_plan, home, best_options, SearchCallbacks(on_line, is_cancelled, began_ns))
         else:
             options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
             plan, trial_plan = _plan_batch(request, options)
             directory = open_batch(plan, home, options)
-            conduct_batch(directory, plan, home, options, Caller(on_line, is_cancelled, began_ns), trial_plan)
+            conduct_batch(directory, plan, home, options, SearchCallbacks(on_line, is_cancelled, began_ns), trial_plan)
     except AlreadyConducted:
         holds(directory)  # the starter follows it
 

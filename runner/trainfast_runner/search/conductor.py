@@ -37,10 +37,10 @@ from trainfast_runner.search.journal.lines import (
     worked_seconds,
 )
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.run_ends import LOOK_EVERY_S, Interrupted, end_run, raise_if_stopped, wait_for_result
+from trainfast_runner.search.run_ends import POLL_S, Interrupted, end_run, raise_if_stopped, wait_for_result
 from trainfast_runner.search.warm_process import WarmProcess
 
-PAUSE_LOOK_S = 0.1
+PAUSE_POLL_S = 0.1
 
 
 LineT = TypeVar("LineT")
@@ -48,8 +48,8 @@ EndedT = TypeVar("EndedT", bound=SearchEnded)
 
 
 @dataclass(frozen=True)
-class Caller(Generic[LineT]):
-    """The caller's side of a conducted search: `on_line` gets every new line, `is_cancelled` ends the search.
+class SearchCallbacks(Generic[LineT]):
+    """The callbacks of a conducted search: `on_line` gets every new line, `is_cancelled` ends the search.
 
     The search's time counts from `began_ns` (CLOCK_MONOTONIC), when its plan was begun.
     """
@@ -64,7 +64,12 @@ class AlreadyConducted(UserError):
 
 
 class Conductor(ABC, Generic[LineT, EndedT]):
-    """One process's work on a search, until the search ends or is interrupted."""
+    """One process's work on a search, until the search ends or is interrupted.
+
+    Subclasses read `_directory`, `_home`, `_options`, `_plan` and `_lines`, the journal so far, and set `_process`, the
+    warm process. They start and end processes with `_launch`, `_finished_run`, `_ended_process` and `_end_process`,
+    record with `_write`, and wait with `_wait_until`, `_raise_if_cancelled` and `_clock_s`.
+    """
 
     def __init__(
         self,
@@ -73,15 +78,15 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         home: Home,
         lines: list[LineT],
         options: SearchOptions,
-        caller: Caller[LineT],
+        callbacks: SearchCallbacks[LineT],
     ) -> None:
         self._directory, self._home = directory, home
-        self._options, self._caller = options, caller
+        self._options, self._callbacks = options, callbacks
         self._plan = replace(plan, search_id=directory.name)
         self._lines = lines
         self._journal = SearchJournal(directory)
         self._process: WarmProcess | None = None
-        self._live: Path | None = None
+        self._live_run: Path | None = None
         self._waited_s = 0.0
 
     def conducted_line(self, conducted: Conducted) -> Conducted:
@@ -105,7 +110,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         (self._directory / PAUSE_FILE).unlink(missing_ok=True)
         conductor = identify(os.getpid())
         conducted = Conducted(
-            t_ns=self._caller.began_ns or time.monotonic_ns(),
+            t_ns=self._callbacks.began_ns or time.monotonic_ns(),
             pid=os.getpid(),
             start_ticks=conductor.start_ticks if conductor else -1,
             boot_id=boot_id(),
@@ -132,8 +137,8 @@ class Conductor(ABC, Generic[LineT, EndedT]):
 
     def close(self) -> None:
         """End the run that is still live, and close the journal."""
-        if self._live is not None:
-            end_run(self._live)
+        if self._live_run is not None:
+            end_run(self._live_run)
         self._journal.close()
 
     def _launch(self, plan: RunPlan, role: str) -> Path:
@@ -143,12 +148,12 @@ class Conductor(ABC, Generic[LineT, EndedT]):
                 self._wait_for_devices(plan)
             cool_down(plan, self._options.cool_to_c, self._write, self._raise_if_cancelled)
             try:
-                self._live = launch.start(replace(plan, role=role), self._home)
+                self._live_run = launch.start(replace(plan, role=role), self._home)
             except launch.DevicesBusy:
                 if not self._options.wait:
                     raise
                 continue  # another waiting run was faster
-            return self._live
+            return self._live_run
 
     def _wait_for_devices(self, plan: RunPlan) -> None:
         """Return when no other run uses the plan's devices; the search's clock stands still meanwhile."""
@@ -167,9 +172,9 @@ class Conductor(ABC, Generic[LineT, EndedT]):
 
     def _finished_run(self, directory: Path) -> Result:
         """Wait for the end of a run of the search. Raises Interrupted if it was stopped: that is no outcome."""
-        self._live = directory
+        self._live_run = directory
         result = wait_for_result(directory, self._raise_if_cancelled)
-        self._live = None
+        self._live_run = None
         raise_if_stopped(result)
         return result
 
@@ -177,20 +182,20 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         """End the warm process, if there is one."""
         if self._process is not None:
             self._process.end()
-            self._live = self._process = None
+            self._live_run = self._process = None
 
     def _ended_process(self) -> Result:
         """Wait for the end of the warm process, which ends by itself, and return its result."""
         assert self._process is not None
         result = self._process.wait_for_end()
-        self._live = self._process = None
+        self._live_run = self._process = None
         return result
 
     def _wait_until(self, work: Future[Any], deadline: float) -> None:
         """Return when the work is done, at the deadline (time.monotonic) at the latest."""
         while not work.done() and time.monotonic() < deadline:
             self._raise_if_cancelled()
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)
 
     def _wait_while_paused(self) -> None:
         """Return once the search is not paused; during a pause the search has no process and holds no memory."""
@@ -202,18 +207,18 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         self._write(Paused())
         while mark.exists():
             self._raise_if_cancelled()
-            time.sleep(PAUSE_LOOK_S)
+            time.sleep(PAUSE_POLL_S)
         self._write(Resumed())
 
     def _raise_if_cancelled(self) -> None:
-        if self._caller.is_cancelled():
+        if self._callbacks.is_cancelled():
             raise Interrupted
 
     def _write_end(self, ended: EndedT) -> EndedT:
         """End the run that is still live, append the last line with the search's seconds, and return it."""
-        if self._live is not None:
-            end_run(self._live)
-            self._live = self._process = None
+        if self._live_run is not None:
+            end_run(self._live_run)
+            self._live_run = self._process = None
         ended = msgspec.structs.replace(ended, seconds=worked_seconds([*self._lines, ended]))
         self._write(ended)
         return ended
@@ -226,10 +231,10 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             raise home_error(self._directory, error) from None
         own_line = cast(LineT, line)
         self._lines.append(own_line)
-        self._caller.on_line(own_line)
+        self._callbacks.on_line(own_line)
 
 
-def conduct_alone(directory: Path, make: Callable[[], Conductor[LineT, EndedT]]) -> EndedT:
+def conduct_alone(directory: Path, make_conductor: Callable[[], Conductor[LineT, EndedT]]) -> EndedT:
     """Make the conductor under the search's lock, and conduct the search to its end.
 
     Raises AlreadyConducted when another process holds the lock.
@@ -241,7 +246,7 @@ def conduct_alone(directory: Path, make: Callable[[], Conductor[LineT, EndedT]])
                 key=directory.name,
                 advice="--fresh for another search beside it",
             )
-        conductor = make()
+        conductor = make_conductor()
         try:
             return conductor.run()
         finally:

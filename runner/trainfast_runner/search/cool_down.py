@@ -17,8 +17,8 @@ CHECK_EVERY_S = 0.1
 def check_coolable(plan: RunPlan, below_c: float | None) -> None:
     """Raise UserError if the watched GPUs read no temperature, or `below_c` is none to wait for."""
     if below_c is not None:
-        with closing(cooling.cooling(plan.watched_uuids, below_c)) as looks:
-            next(looks, None)
+        with closing(cooling.cooling(plan.watched_uuids, below_c)) as polls:
+            next(polls, None)
 
 
 def cool_down(
@@ -26,25 +26,25 @@ def cool_down(
 ) -> None:
     """Return when every watched GPU is below `below_c`; at once when that is None.
 
-    `write` gets a line at the first look, at each new whole degree of the hottest GPU, and once when it stops falling.
+    `write` gets a line at the first poll, at each new whole degree of the hottest GPU, and once when it stops falling.
     `raise_if_cancelled` is called all the while and may raise. Raises UserError when the GPUs cool no further.
     """
     if below_c is None:
         return
     written: tuple[int, int, bool] | None = None
 
-    def note(look: Cooling) -> None:
+    def note(poll: Cooling) -> None:
         nonlocal written
-        now = look.index, round(look.temperature_c), look.stuck_s >= cooling.STUCK_NOTICE_S
+        now = poll.index, round(poll.temperature_c), poll.stuck_s >= cooling.STUCK_NOTICE_S
         if now != written:
             written = now
             write(
                 CoolingDown(
-                    device=look.index,
-                    temperature_c=look.temperature_c,
+                    device=poll.index,
+                    temperature_c=poll.temperature_c,
                     below_c=below_c,
-                    waited_s=look.waited_s,
-                    stuck_s=look.stuck_s,
+                    waited_s=poll.waited_s,
+                    stuck_s=poll.stuck_s,
                 )
             )
 

@@ -13,7 +13,7 @@ from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.running.recovery import settle
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 
-LOOK_EVERY_S = 0.02
+POLL_S = 0.02
 STOPS_WITHIN_S = 10.0
 """A run that was asked to stop is killed after this."""
 RESULT_WITHIN_S = 5.0
@@ -35,7 +35,7 @@ def wait_for_result(directory: Path, raise_if_cancelled: Callable[[], None]) -> 
     watch = ResultWatch(directory)
     while (result := watch.result()) is None:
         raise_if_cancelled()
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
     return result
 
 
@@ -70,6 +70,6 @@ def end_run(directory: Path) -> None:
             if time.monotonic() > deadline:
                 kill_now(directory)
                 deadline = float("inf")
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)
     except UserError:
         return  # it ended by itself meanwhile

@@ -86,7 +86,8 @@ def _newest_open(
         # A newer version's lines may mean something else.
         if isinstance(first, BatchQuestion | BestQuestion) and is_ours(first.key) and first.schema <= SCHEMA:
             ended = next((line for line in reversed(lines) if isinstance(line, BatchEnded | BestEnded)), None)
-            search, is_open = (directory, first.key), ended is None or ended.state == "cancelled"
+            search = (directory, first.key)
+            is_open = ended is None or ended.state == "cancelled"
             is_answered = ended is not None and ended.state in ANSWERED_STATES
             if is_answered or any(isinstance(line, TRY_LINES) for line in lines) or is_conducted(directory):
                 return search if is_open else empty

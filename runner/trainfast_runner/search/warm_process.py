@@ -13,7 +13,7 @@ from trainfast_runner.records.run_directory import RESULT_FILE
 from trainfast_runner.records.run_file import PROBE, TRIAL, RecordedKnobs
 from trainfast_runner.records.run_records import rank_file
 from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmTail
-from trainfast_runner.search.run_ends import LOOK_EVERY_S, ResultWatch
+from trainfast_runner.search.run_ends import POLL_S, ResultWatch
 from trainfast_runner.worker.shared_tables import CONTROL_FILE
 
 STATE_EVERY_S = 0.25
@@ -94,7 +94,7 @@ class WarmProcess:
             if self.result is not None:
                 return False
             self._raise_if_cancelled()
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)
 
     def _read(self) -> None:
         for rank, tail in enumerate(self._tails):

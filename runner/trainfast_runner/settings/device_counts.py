@@ -23,7 +23,8 @@ def world_size(spec: RunSpec, machine: Machine) -> int:
 
 def device_count(spec: RunSpec, machine: Machine) -> int:
     """Number of devices a run uses; on a CPU each rank is one. Raises UserError when there are not as many."""
-    devices, entry = devices_asked(spec.knobs), strategy_or_single(spec.knobs)
+    devices = devices_asked(spec.knobs)
+    entry = strategy_or_single(spec.knobs)
     machine = machine.used_by(devices)
     if entry.one_device:
         return 1

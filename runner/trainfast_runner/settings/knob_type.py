@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.knob_values import DeviceList, KnobValue, Values
+from trainfast_runner.settings.knob_values import DeviceSelection, KnobValue, Values
 
 KnobValues = dict[str, KnobValue]
 """A value for each knob, by its name."""
@@ -94,7 +94,7 @@ class Knob:
     def text_of(self, value: KnobValue) -> str:
         """A value as it is typed after `--set name=`."""
         if value is None:
-            return "auto" if isinstance(self.values, DeviceList) else "none"
+            return "auto" if isinstance(self.values, DeviceSelection) else "none"
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     def toml_value(self, value: KnobValue) -> KnobValue:

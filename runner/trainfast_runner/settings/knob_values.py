@@ -115,7 +115,7 @@ class BytesPerRank:
 
 
 @dataclass(frozen=True)
-class DeviceList:
+class DeviceSelection:
     """A count (`2`), a list of indexes (`0+1`, `0+`), or the CPU (`cpu`, `cpu:4`); None lets the strategy choose.
 
     With `always_list` a bare number is an index, not a count, and the CPU is not a value.
@@ -172,7 +172,7 @@ class FreeText:
         return "a path; none"
 
 
-Values = Choice | Real | BytesPerRank | DeviceList | FreeText
+Values = Choice | Real | BytesPerRank | DeviceSelection | FreeText
 """The values of one knob.
 
 `read` makes a typed value of TOML or of the command line's text, or raises UserError without a key; `ladder` has the

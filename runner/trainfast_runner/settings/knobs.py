@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import Equivalent, Knob, KnobValues
-from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceList, FreeText, Real, Whole
+from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceSelection, FreeText, Real, Whole
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, SCHEDULES, STRATEGIES, strategies_obeying
 
@@ -265,7 +265,7 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "devices",
-        DeviceList(),
+        DeviceSelection(),
         default=None,
         group="parallel",
         what="A count (2) or indexes (0+1) into what CUDA_VISIBLE_DEVICES leaves; cpu, or cpu:N for N processes,"
@@ -367,7 +367,7 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "watch",
-        DeviceList(always_list=True),
+        DeviceSelection(always_list=True),
         default=None,
         group="run",
         what="NVML devices whose readings are joined to the run; auto: those its ranks use, none for a CPU run.",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Precision:
+class PrecisionEntry:
     """One value of the knob `precision`. Formats are torch's dtypes; a tool without the precision has None."""
 
     name: str
@@ -31,14 +31,14 @@ class Precision:
         return self.param_dtype != self.compute_dtype
 
 
-PRECISIONS: Mapping[str, Precision] = {
+PRECISIONS: Mapping[str, PrecisionEntry] = {
     precision.name: precision
     for precision in (
-        Precision("fp32", "float32", "float32", peak="fp32", accelerate="no", lightning="32-true"),
-        Precision("tf32", "float32", "float32", peak="tf32", accelerate="no"),
-        Precision("fp16", "float32", "float16", peak="fp16", accelerate="fp16", lightning="16-mixed"),
-        Precision("bf16", "float32", "bfloat16", peak="bf16", accelerate="bf16", lightning="bf16-mixed"),
-        Precision("bf16-pure", "bfloat16", "bfloat16", peak="bf16", lightning="bf16-true"),
+        PrecisionEntry("fp32", "float32", "float32", peak="fp32", accelerate="no", lightning="32-true"),
+        PrecisionEntry("tf32", "float32", "float32", peak="tf32", accelerate="no"),
+        PrecisionEntry("fp16", "float32", "float16", peak="fp16", accelerate="fp16", lightning="16-mixed"),
+        PrecisionEntry("bf16", "float32", "bfloat16", peak="bf16", accelerate="bf16", lightning="bf16-mixed"),
+        PrecisionEntry("bf16-pure", "bfloat16", "bfloat16", peak="bf16", lightning="bf16-true"),
     )
 }
 

@@ -80,7 +80,8 @@ def _operation_seconds(device: Any) -> float:
 
     width = SMALL_WIDTH
     blocks = [nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()) for _ in range(SMALL_BLOCKS)]
-    model, inputs = nn.Sequential(*blocks).to(device), torch.ones(1, width, device=device)
+    model = nn.Sequential(*blocks).to(device)
+    inputs = torch.ones(1, width, device=device)
 
     def step() -> None:
         model.zero_grad()

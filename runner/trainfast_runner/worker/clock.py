@@ -60,7 +60,8 @@ class HostClock:
         """End the step; its times are known at once."""
         self.enter("other")
         spent = {name: ns / 1e6 for name, ns in self._spent_ns.items()}
-        end_ns, fields = self._since, _fields((self._since - self._step_start) / 1e6, spent)
+        end_ns = self._since
+        fields = _fields((self._since - self._step_start) / 1e6, spent)
         self._step_start, self._spent_ns = end_ns, {}
         return lambda: (end_ns, fields)
 

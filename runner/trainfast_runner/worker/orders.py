@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-LOOK_EVERY_S = 0.02
+POLL_S = 0.02
 PARENT_EVERY_S = 1.0
 
 
@@ -40,7 +40,7 @@ class Orders:
                 return None if order["do"] == "end" else order
             if parent_is_gone:
                 return None
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)
 
     def _next_line(self) -> dict[str, Any] | None:
         try:

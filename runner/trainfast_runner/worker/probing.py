@@ -128,7 +128,8 @@ class Prober:
 
     def _longest(self, knobs: Knobs) -> Iterator[Batch]:
         """Repeat the micro-batches of a run's first step: the longest samples come first in a run."""
-        first, strategy = replace(knobs, steps=1, workers=0), self.state.strategy
+        first = replace(knobs, steps=1, workers=0)
+        strategy = self.state.strategy
         for _ in range(knobs.steps):
             yield from batches_of(self.samples, first, strategy.dp_rank, strategy.dp_degree)
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-LOOK_EVERY_S = 0.1
+POLL_S = 0.1
 CHUNK = 1 << 16
 STDIN, STDOUT = 0, 1
 
@@ -81,7 +81,7 @@ def _ended_with_stdin() -> Iterator[None]:
     def watch() -> None:
         poll = select.poll()
         poll.register(STDIN, 0)
-        while not over.wait(LOOK_EVERY_S):
+        while not over.wait(POLL_S):
             if poll.poll(0):  # POLLHUP, which needs no asking for
                 os._exit(1)
 

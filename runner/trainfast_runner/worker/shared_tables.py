@@ -6,6 +6,7 @@ The parent reads this file as `trainfast_runner.worker.shared_tables`, the worke
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 CONTROL_FILE = "control.jsonl"
 """The parent's orders to a warm process, in the run directory."""
@@ -44,3 +45,8 @@ OUR_TENSOR_PLANS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Plans of tensor parallelism for families without one in transformers; the styles are transformers' own names."""
+
+
+def search_lock(run_directory: Path, search_id: str) -> Path:
+    """The lock that a search's conductor holds; the directories of searches stand beside those of runs."""
+    return run_directory.parent.parent / "searches" / search_id / "search.lock"

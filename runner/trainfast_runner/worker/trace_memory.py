@@ -168,7 +168,9 @@ def _join(small: dict[str, Any], large: dict[str, Any]) -> dict[str, Any]:
     try:
         if "segments" in small:
             return {**small, "segments": segment_lines(small["segments"], large["segments"], BATCHES)}
-        low, high, more = small["segment"], large.get("segment", small["segment"]), small["left_out"]
+        low = small["segment"]
+        high = large.get("segment", small["segment"])
+        more = small["left_out"]
         start, peak = deeper(low, high, more)
         return {"before_optimizer": start, "optimizer_peak": peak, "work": deeper_work(low, high, more)}
     except Exception as error:

@@ -16,7 +16,7 @@ from .data.batches import Samples, batches_of, mean_tokens
 from .data.samples import Batch
 from .data.whole_texts import CountedBatches, WholeTexts
 from .engines import make_engine
-from .flops import flops_per_sample
+from .flops import SampleFlops, flops_per_sample
 from .objective import Objective
 from .optimizer import import_optimizer_code
 from .sdpa_backend import SdpaBackend
@@ -28,6 +28,13 @@ from .worker_log import WorkerLog
 
 class TrainState:
     """Strategy and engine that the knobs of `spec` name; the loader from `load` on, the model from `build` on."""
+
+    model: torch.nn.Module
+    _tokens_per_sample: int
+    _flops: SampleFlops | None
+    _is_compiled: bool
+    _compute_dtype: ComputeDtype
+    _sdpa: SdpaBackend
 
     def __init__(self, spec: RankSpec, config: Any, device: torch.device) -> None:
         """Make strategy and engine. Raises InvalidInput for what they cannot do."""
@@ -51,11 +58,11 @@ class TrainState:
         """Build the model, and wrap it with its optimizer."""
         objective = self._spec.data.objective
         # Padding is no progress: only the tokens of the texts count.
-        self._tokens = round(mean_tokens(samples, self._config, self._spec))
+        self._tokens_per_sample = round(mean_tokens(samples, self._config, self._spec))
         # transformers notes dtype and attention in the configuration that it is given.
         self.model = build_model(copy.deepcopy(self._config), objective, self.knobs, self.strategy.device)
         # Counted before the strategy cuts the model into pieces; shapes are enough, there are no weights yet.
-        self._flops = flops_per_sample(self.model, objective, self._tokens, self.knobs.checkpointing)
+        self._flops = flops_per_sample(self.model, objective, self._tokens_per_sample, self.knobs.checkpointing)
         self.engine.prepare(self.model)
         # Weights are the same on every rank; dropout is not.
         torch.manual_seed(self.knobs.seed + self.strategy.dropout_rank)
@@ -71,7 +78,7 @@ class TrainState:
             write,
             log,
             samples,
-            self.batches.take_tokens if isinstance(self.batches, CountedBatches) else samples * self._tokens,
+            self.batches.take_tokens if isinstance(self.batches, CountedBatches) else samples * self._tokens_per_sample,
             timing_warmup,
             CompileWatch() if self._is_compiled else None,
             self.strategy.precision.initial_scale(),

@@ -24,7 +24,7 @@ from .orders import Orders
 from .probing import Prober
 from .record_file import RecordFile, rank_suffix
 from .recorder import StepRecorder
-from .shared_tables import CONTROL_FILE
+from .shared_tables import CONTROL_FILE, search_lock
 from .sigterm import STEP_LOG_TIMEOUT_S, keep_last_step_on_sigterm
 from .spec import RankSpec
 from .step_log import StepLog
@@ -139,9 +139,8 @@ class Training:
         self.log.write("finished", steps=0)
 
     def _orders(self) -> Orders:
-        """The orders of the search that this run belongs to: searches stand beside runs."""
-        search = self.run_dir.parent.parent / "searches" / str(self.spec.search_id)
-        return Orders(self.run_dir / CONTROL_FILE, search / "search.lock")
+        """The orders of the search that this run belongs to."""
+        return Orders(self.run_dir / CONTROL_FILE, search_lock(self.run_dir, str(self.spec.search_id)))
 
 
 def _record_cpu(spec: RankSpec, log: WorkerLog, allocator: Allocator) -> None:

@@ -15,8 +15,8 @@ from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import check_plan, open_batch
 from trainfast_runner.search.batch.report import report
-from trainfast_runner.search.batch.script_probes import plan_script_batch
-from trainfast_runner.search.conductor import Caller
+from trainfast_runner.search.batch.script_conductor import plan_script_batch
+from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine, Probe, read_batch_journal
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.script_runs import TrialPlan
@@ -97,7 +97,7 @@ def _note_variants(preset: str, spec: RunSpec) -> None:
 def _conduct(
     directory: Path,
     home: Home,
-    conducting: Callable[[Caller[BatchLine]], BatchEnded],
+    conducting: Callable[[SearchCallbacks[BatchLine]], BatchEnded],
     signals: Signals,
     began_ns: int,
     settings: list[str],

@@ -36,7 +36,7 @@ class LastMinute:
             if tick.t_ns - self._joined_ns >= JOIN_EVERY_NS:
                 self._join.add_tick(tick.t_ns, tick.devices)
                 self._joined_ns = tick.t_ns
-        conditions = self._join.window(self._joined_ns - MINUTE_NS, self._joined_ns)
+        conditions = self._join.conditions_between(self._joined_ns - MINUTE_NS, self._joined_ns)
         self._conditions = {device.uuid: device for device in conditions if device.uuid is not None}
         return self._conditions
 

@@ -119,7 +119,7 @@ def threshold_text(condition: Condition) -> str:
     threshold = condition.threshold
     if isinstance(threshold, tuple):
         return f"one of {', '.join(threshold)}"
-    words = {">=": "at least ", "<": "below ", "is": "must be "}.get(condition.is_, "")
+    words = {">=": "at least ", "<": "below ", "is": "must be "}.get(condition.operator, "")
     return f"{words}{figure_text(condition.figure, threshold)}"
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def set_trainer_fields(module: Any, run: ScriptRun) -> None:
     """Set the fields asked for before `TrainingArguments.__post_init__` of `transformers.training_args` reads them."""
-    fields, sandbox = run.settings.get("trainer_fields") or {}, sandbox_fields(run)
+    fields = run.settings.get("trainer_fields") or {}
+    sandbox = sandbox_fields(run)
     if not fields and not sandbox:
         return
     arguments = module.TrainingArguments

@@ -74,7 +74,8 @@ class OptimizerHook:
         if optimizer in self._smaller:
             return False
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        size, steps = sum(parameter.numel() for parameter in parameters), self._steps
+        size = sum(parameter.numel() for parameter in parameters)
+        steps = self._steps
         is_first = self._main() is None
         if not is_first and size <= self._parameters:
             self._smaller.add(optimizer)

@@ -92,9 +92,15 @@ def knobs_of(args: Any) -> dict[str, Any]:
 
 
 def _precision(args: Any) -> str:
-    return "bf16" if args.bf16 else "fp16" if args.fp16 else "tf32" if getattr(args, "tf32", None) else "fp32"
+    if args.bf16:
+        return "bf16"
+    if args.fp16:
+        return "fp16"
+    return "tf32" if getattr(args, "tf32", None) else "fp32"
 
 
 def compute_dtype(args: Any) -> dict[str, str]:
     """The dtype of mixed precision as a field of `actual`; empty without it."""
-    return {"compute_dtype": "bfloat16"} if args.bf16 else {"compute_dtype": "float16"} if args.fp16 else {}
+    if args.bf16:
+        return {"compute_dtype": "bfloat16"}
+    return {"compute_dtype": "float16"} if args.fp16 else {}

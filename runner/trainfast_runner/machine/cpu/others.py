@@ -42,9 +42,9 @@ class CpuWindow:
         return max(0.0, (busy_s - self._busy_s - own_s) / max(self.age_s, MIN_S))
 
 
-def others_cores(seconds: float, looks: int = 3) -> float | None:
-    """Cores that others keep busy over the next `seconds`; None when none of `looks` windows gives a figure."""
-    for _ in range(looks):
+def others_cores(seconds: float, windows: int = 3) -> float | None:
+    """Cores that others keep busy over the next `seconds`; None when none of so many windows gives a figure."""
+    for _ in range(windows):
         window = CpuWindow()
         time.sleep(seconds)
         if (cores := window.others_cores()) is not None:

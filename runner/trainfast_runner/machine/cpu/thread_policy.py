@@ -14,8 +14,8 @@ from trainfast_runner.records.run_file import LaunchThreads
 from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_runner.worker.threads import DEFAULT, PASSIVE, WAIT_SETTINGS, wait_policy
 
-LOOK_S = 1.0
-"""The length of the look at the cores before a launch."""
+OBSERVED_S = 1.0
+"""Seconds for which the cores are observed before a launch."""
 IDLE_CORES = 0.05
 """Chosen, not measured: others that take less than this of one core leave the machine idle."""
 UNUSED = "unused"
@@ -70,7 +70,7 @@ def script_policy(environment: Mapping[str, str], ranks: int) -> ThreadPolicy | 
 
 def choose_policy() -> ThreadPolicy:
     """Choose by the load of others, measured for a second."""
-    return policy_beside(others_cores(LOOK_S))
+    return policy_beside(others_cores(OBSERVED_S))
 
 
 def policy_beside(others: float | None) -> ThreadPolicy:

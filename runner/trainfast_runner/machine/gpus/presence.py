@@ -25,7 +25,8 @@ def pci_card(root: Path = Path("/")) -> str | None:
     """The first NVIDIA display or 3D controller on the PCI bus, with or without a driver; None without one."""
     for entry in _entries(root / "sys/bus/pci/devices"):
         try:
-            vendor, kind = (entry / "vendor").read_text().strip(), (entry / "class").read_text().strip()
+            vendor = (entry / "vendor").read_text().strip()
+            kind = (entry / "class").read_text().strip()
         except OSError:
             continue
         if vendor == NVIDIA and kind.startswith(DISPLAY):

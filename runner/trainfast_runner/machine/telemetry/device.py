@@ -33,14 +33,14 @@ class Device:
         """The reasons of the values that the last sparse reading did not get."""
 
     @property
-    def needs_looks(self) -> bool:
+    def needs_reason_polls(self) -> bool:
         """True if only its throttle reasons, read often, show for how long a cause throttles it."""
         capabilities = self.capabilities
         if self.error is not None or capabilities is None or capabilities.ask_throttle_reasons is None:
             return False
         return capabilities.has_uncounted_cause or self._checks.has_suspect
 
-    def look(self, nv: ModuleType, t_ns: int) -> None:
+    def poll_throttle_reasons(self, nv: ModuleType, t_ns: int) -> None:
         """Read the throttle reasons alone, between two readings. Raises NVMLError."""
         assert self.capabilities is not None
         assert self.capabilities.ask_throttle_reasons is not None
@@ -80,7 +80,7 @@ class Device:
         reasons = self._checks.decode_reasons(values)
         for name, why in self._checks.drop_implausible(values, reasons, t_ns).items():
             capabilities.drop_counter(name, why)
-        if reasons is not None and self.needs_looks:
+        if reasons is not None and self.needs_reason_polls:
             values["throttled_sampled_ns"] = self._checks.throttled_ns(reasons, t_ns)
         values = self._kept | values
         if values.get("degrees_to_slowdown_c") is None:

@@ -75,7 +75,8 @@ class HostReader:
         return self._temperature_c
 
     def _per_core(self, missing: dict[str, str]) -> list[float] | None:
-        before, now = self._cores, _ask("host.cpu_percent", read_cores, missing)
+        before = self._cores
+        now = _ask("host.cpu_percent", read_cores, missing)
         self._cores = now
         if now is None:
             return None
@@ -90,7 +91,8 @@ def busy_percent(before: Sequence[CoreSeconds], now: Sequence[CoreSeconds]) -> l
     percents: list[float] = []
     for earlier, later in zip(before, now, strict=True):
         # The kernel may set waiting times back a little (proc(5)).
-        busy, idle = max(0.0, later.busy - earlier.busy), max(0.0, later.idle - earlier.idle)
+        busy = max(0.0, later.busy - earlier.busy)
+        idle = max(0.0, later.idle - earlier.idle)
         percents.append(round(100 * busy / (busy + idle), 1) if busy + idle else 0.0)
     return percents
 

@@ -40,7 +40,8 @@ def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
     """The instances of one GPU; empty when it does not answer or is not in MIG mode."""
     try:
         gpu = nv.nvmlDeviceGetHandleByIndex(index)
-        slot_count, gpu_uuid = nv.nvmlDeviceGetMaxMigDeviceCount(gpu), as_text(nv.nvmlDeviceGetUUID(gpu))
+        slot_count = nv.nvmlDeviceGetMaxMigDeviceCount(gpu)
+        gpu_uuid = as_text(nv.nvmlDeviceGetUUID(gpu))
     except (nv.NVMLError, AttributeError):
         return []
     instances = []

@@ -79,9 +79,9 @@ class Nvml:
         return self._calls.timed.cut_short
 
     @property
-    def wants_looks(self) -> bool:
-        """True if a GPU has no counter of throttled time, so that `look` is needed between two samples."""
-        return self._driver.is_open and any(device.needs_looks for device in self._gpus.devices)
+    def needs_reason_polls(self) -> bool:
+        """True if a GPU has no counter of throttled time, so that its reasons are polled between two samples."""
+        return self._driver.is_open and any(device.needs_reason_polls for device in self._gpus.devices)
 
     def sample(self, t_ns: int) -> tuple[list[DeviceReading], dict[str, str]]:
         """One reading for each GPU, and the reasons of missing ones. `t_ns` is CLOCK_MONOTONIC and paces retries."""
@@ -106,13 +106,17 @@ class Nvml:
             self._open_when_due(t_ns)
         return readings, missing | self._general_reasons()
 
-    def look(self) -> None:
+    def poll_throttle_reasons(self) -> None:
         """Read the throttle reasons of the GPUs without counters. The next sample reports failures."""
         nv = self._driver.nv
         assert nv is not None
-        due = [device for device in self._gpus.devices if device.needs_looks]
+        due = [device for device in self._gpus.devices if device.needs_reason_polls]
         t_ns = time.monotonic_ns()
-        for _, job in self._calls.run(due, lambda device: device.look(nv, time.monotonic_ns()), self.timeout_s, t_ns):
+
+        def poll(device: Device) -> None:
+            device.poll_throttle_reasons(nv, time.monotonic_ns())
+
+        for _, job in self._calls.run(due, poll, self.timeout_s, t_ns):
             if job.error is not None and not isinstance(job.error, nv.NVMLError):
                 raise job.error
 

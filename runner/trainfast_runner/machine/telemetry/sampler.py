@@ -12,7 +12,7 @@ from trainfast_runner.records.tick import Tick
 
 BUDGET = 0.2
 """The share of the period that taking a tick may cost."""
-LOOK_S = 0.1
+POLL_S = 0.1
 """Interval between two readings of throttle reasons between ticks."""
 _LONGEST_PERIOD_S = 10.0
 _TICKS_TO_SLOW_DOWN = 3
@@ -175,7 +175,7 @@ class Sampler:
                 self._on_tick(tick)
                 due_s = self._cadence.next(due_s)
                 sampled = True
-            # Not as the first one, which would open the driver only to close it.
+            # Skip the last tick if none was taken: it would open the driver only to close it.
             if self._last_tick and sampled and not nvml.cut_short:
                 tick = read_tick(nvml, host)
                 # A tick without time to wait for a GPU would report it lost.
@@ -191,14 +191,14 @@ class Sampler:
     def _is_over_before(self, due_s: float, nvml: Nvml) -> bool:
         """Wait for the next tick, reading throttle reasons meanwhile on GPUs without counters; True if the end came
         first."""
-        look_s = LOOK_S
-        while (left_s := due_s - time.monotonic()) > look_s and nvml.wants_looks:
-            if self._stopping.wait(look_s):
+        poll_s = POLL_S
+        while (left_s := due_s - time.monotonic()) > poll_s and nvml.needs_reason_polls:
+            if self._stopping.wait(poll_s):
                 return True
             began_s = time.monotonic()
-            nvml.look()
+            nvml.poll_throttle_reasons()
             # Never more than a fiftieth of the time, however slow the driver is.
-            look_s = max(LOOK_S, 50 * (time.monotonic() - began_s))
+            poll_s = max(POLL_S, 50 * (time.monotonic() - began_s))
         return self._stopping.wait(max(0.0, left_s))
 
     def _follow(self, host: HostReader) -> None:

@@ -103,7 +103,8 @@ def _read_topology(nv: ModuleType) -> Topology:
             handle = nv.nvmlDeviceGetHandleByIndex(index)
             device = _device(nv, handle, index)
         except nv.NVMLError as error:
-            handle, device = None, TopologyDevice(index=index, error=failures.device(error.value, str(error)))
+            handle = None
+            device = TopologyDevice(index=index, error=failures.device(error.value, str(error)))
         handles.append(handle)
         devices.append(device)
     if not devices:

@@ -36,7 +36,7 @@ def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
 
 def _weight(rule: Rule, finding: Diagnosis) -> tuple[float, float]:
     """The sort key of a rule's finding: its cost, then the figure that the rule compares first."""
-    first_figure = next((condition.figure for condition in rule.when if condition.is_ == ">="), "")
+    first_figure = next((condition.figure for condition in rule.when if condition.operator == ">="), "")
     value = finding.evidence.get(first_figure)
     return finding.cost_ms_per_step or 0.0, float(value) if isinstance(value, float | int) else 0.0
 
@@ -66,7 +66,8 @@ def _finding(rule: Rule, figures: Mapping[str, Figure]) -> Diagnosis | None:
         return None
     if any(figures.get(name) is None for name in (*_fields(rule.line), *_fields(rule.advice))):
         return None
-    cost, step_ms = figures.get(rule.cost) if rule.cost else None, figures["step_ms"]
+    cost = figures.get(rule.cost) if rule.cost else None
+    step_ms = figures["step_ms"]
     cost_ms = float(cost) if isinstance(cost, float | int) else None
     shown = dict.fromkeys([condition.figure for condition in rule.when] + list(rule.evidence))
     device, rank = figures.get("index"), figures.get("rank")

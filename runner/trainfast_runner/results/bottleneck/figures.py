@@ -92,7 +92,9 @@ def _loading(window: MeasuredWindow) -> Figures:
 
 def _exchange(window: MeasuredWindow) -> Figures:
     """The link, and the part of the backward that waits for it."""
-    step_ms, forward, backward = window.mean_ms("step"), window.mean_ms("forward"), window.mean_ms("backward")
+    step_ms = window.mean_ms("step")
+    forward = window.mean_ms("forward")
+    backward = window.mean_ms("backward")
     recomputes = window.run.knobs.get("checkpointing") == "full"
     expected_ratio = BACKWARD_OVER_FORWARD_RECOMPUTED if recomputes else BACKWARD_OVER_FORWARD
     on_gpus = window.run.device == "cuda"
@@ -139,7 +141,8 @@ def _host(window: MeasuredWindow) -> Figures:
     """The host's CPU load, the run's share of the load and its cost, and the host's memory."""
     hosts = window.hosts
     cores = _last_known(host.cpu_count for host in hosts)
-    busy, others_percent = _busy_percent(window), others_cpu_percent(window)
+    busy = _busy_percent(window)
+    others_percent = others_cpu_percent(window)
     available = lowest(host.memory_available_bytes for host in hosts)
     total = _last_known(host.memory_total_bytes for host in hosts)
     swaps = [host.swap_used_bytes for host in hosts if host.swap_used_bytes is not None]
@@ -170,7 +173,8 @@ def _devices(window: MeasuredWindow) -> list[Figures]:
 
 
 def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | None) -> Figures:
-    samples, averaged = window.samples.get(device.uuid or "", ()), window.averaged(device.uuid or "")
+    samples = window.samples.get(device.uuid or "", ())
+    averaged = window.averaged(device.uuid or "")
     hottest = highest(sample.temperature_c for sample in samples)
     limit = _last_known(slows_down_at_c(sample) for sample in samples)
     width = _last_known(sample.pcie_width for sample in samples)
@@ -224,7 +228,9 @@ def _throttling(device: DeviceConditions, window: MeasuredWindow, *, trains: boo
     Pauses between steps are as throttled as the steps. A wait for data cannot be lost to a slow clock. Without clocks
     all of the throttled time counts as lost. A run loses nothing to a GPU that it only watches.
     """
-    span, step_ms, working_ms = window_of(window.first_rank), window.mean_ms("step"), window.working_ms
+    span = window_of(window.first_rank)
+    step_ms = window.mean_ms("step")
+    working_ms = window.working_ms
     steps_share = None if span is None or step_ms is None else step_ms / span.ms
     figures: Figures = {}
     for cause in CAUSES:
@@ -262,7 +268,12 @@ def _temperature_words(hottest: float | None, limit: float | None) -> str:
     over = hottest - limit
     if over <= -FAR_UNDER_C:
         return f"though its chip is at {hottest:.0f} °C, {-over:.0f} °C under the {limit:.0f} °C at which it slows down"
-    side = f"{over:.0f} °C over" if over > 0 else f"{-over:.0f} °C under" if over < 0 else "exactly"
+    if over > 0:
+        side = f"{over:.0f} °C over"
+    elif over < 0:
+        side = f"{-over:.0f} °C under"
+    else:
+        side = "exactly"
     return f"at {hottest:.0f} °C, {side} the {limit:.0f} °C at which it slows down"
 
 

@@ -61,7 +61,7 @@ class LiveDiagnosis:
                 MeasuredWindow(
                     run=run,
                     steps=steps,
-                    devices=join.window(window.begin_ns, window.end_ns),
+                    devices=join.conditions_between(window.begin_ns, window.end_ns),
                     samples=_by_device(within),
                     averages=_by_device(tick for tick in within if tick.t_ns >= window.begin_ns + AVERAGED_NS),
                     hosts=[tick.host for tick in within],

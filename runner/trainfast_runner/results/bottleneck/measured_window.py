@@ -98,7 +98,9 @@ def foreign_processes(run: RunFile, events: Iterable[Event], window: Window) -> 
     """Foreign processes that used the run's devices at some time in the window, each once."""
     by_identity: dict[tuple[int, int], ForeignProcess] = {}
     for process in run.foreign_processes:
-        pid, device, used = process.get("pid"), process.get("device"), process.get("memory_used_bytes")
+        pid = process.get("pid")
+        device = process.get("device")
+        used = process.get("memory_used_bytes")
         if isinstance(pid, int) and isinstance(device, int):
             by_identity[device, pid] = ForeignProcess(device, pid, used if isinstance(used, int) else None)
     for event in events:

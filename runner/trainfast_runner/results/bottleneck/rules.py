@@ -40,7 +40,7 @@ class Condition:
     """One figure against one threshold."""
 
     figure: str
-    is_: Literal[">=", "<", "is", "in"]
+    operator: Literal[">=", "<", "is", "in"]
     threshold: float | str | tuple[str, ...]
 
     def holds(self, value: Figure) -> bool:
@@ -48,9 +48,9 @@ class Condition:
         threshold = self.threshold
         if isinstance(threshold, tuple):
             return value in threshold
-        if self.is_ == "is" or isinstance(value, str) or isinstance(threshold, str):
+        if self.operator == "is" or isinstance(value, str) or isinstance(threshold, str):
             return value == threshold
-        return value is not None and (value >= threshold if self.is_ == ">=" else value < threshold)
+        return value is not None and (value >= threshold if self.operator == ">=" else value < threshold)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ def steady_state(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[in
     half = len(blocks) // 2
     for start in range(half + 1):
         tail = blocks[start:]
-        drift, slope = _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail])
+        drift = _step_drift(tail)
+        slope = _slope([(b.at_s, b.temperature_c) for b in tail])
         if _is_at_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
             # A larger drift without a trend is scatter of the blocks.
             shown_drift = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
@@ -77,7 +78,8 @@ def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, fl
     blocks = []
     for index in range(count):
         part = steps[len(steps) * index // count : len(steps) * (index + 1) // count]
-        begin_ns, end_ns = part[0].t_ns - round(part[0].step_ms * 1e6), part[-1].t_ns
+        begin_ns = part[0].t_ns - round(part[0].step_ms * 1e6)
+        end_ns = part[-1].t_ns
         of_devices = [[c for t_ns, c in device if begin_ns <= t_ns <= end_ns] for device in temperatures]
         blocks.append(
             _Block(

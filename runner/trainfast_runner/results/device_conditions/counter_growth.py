@@ -91,6 +91,6 @@ def _union_ns(
 
 
 def _sampled_ns(cause: Cause, before: Reading, now: Reading) -> float | None:
-    """Nanoseconds summed from looks between two samples; None without any."""
+    """Nanoseconds summed from polls between two samples; None without any."""
     first, last = (sample.throttled_sampled_ns.get(cause.name) for sample in (before, now))
     return None if first is None or last is None or last < first else float(last - first)

@@ -59,7 +59,9 @@ class DeviceRates:
 
     def _grow_throttling(self, cause: Cause, before: Reading, now: Reading, began_ns: int, t_ns: int) -> int | None:
         """Add the throttling for one cause between two samples; return when it began or ended, if one shows that."""
-        throttled, lost, ns = self.throttled[cause.name], self.lost[cause.name], t_ns - began_ns
+        throttled = self.throttled[cause.name]
+        lost = self.lost[cause.name]
+        ns = t_ns - began_ns
         throttled_ns, source = self._growth.throttled(cause, before, now, ns)
         self.sources[cause.name].append(source)
         share = None if throttled_ns is None else throttled_ns / ns

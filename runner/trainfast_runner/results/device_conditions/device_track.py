@@ -86,7 +86,10 @@ class DeviceTrack:
 
         With `whole_outages` only outages within the two moments count so: others may not have ended yet.
         """
-        rates, begin, end, ns = self._rates, self._within(begin_ns), self._within(end_ns), end_ns - begin_ns
+        rates = self._rates
+        begin = self._within(begin_ns)
+        end = self._within(end_ns)
+        ns = end_ns - begin_ns
         outages = [
             (covered, part, outage.grown)
             for outage in self._outages.ended
@@ -109,7 +112,8 @@ class DeviceTrack:
         # The samples around the window: the intervals that they bound overlap it.
         low = max(0, bisect_right(self.times, begin_ns) - 1)
         high = min(bisect_left(self.times, end_ns), len(self.times) - 1)
-        joules, is_integrated = amount(rates.energy, ENERGY), any(rates.integrated[low + 1 : high + 1])
+        joules = amount(rates.energy, ENERGY)
+        is_integrated = any(rates.integrated[low + 1 : high + 1])
         return DeviceConditions(
             index=self.index,
             uuid=self.uuid,

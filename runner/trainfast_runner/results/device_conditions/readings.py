@@ -32,7 +32,8 @@ def shows_cause(cause: Cause, sample: Reading) -> bool | None:
 
 def clock_loss(sample: Reading) -> float | None:
     """1 - SM clock / its maximum."""
-    clock, max_clock = reading_of(sample, "sm_clock_mhz"), reading_of(sample, "sm_clock_max_mhz")
+    clock = reading_of(sample, "sm_clock_mhz")
+    max_clock = reading_of(sample, "sm_clock_max_mhz")
     return max(0.0, 1 - clock / max_clock) if clock is not None and max_clock else None
 
 

@@ -78,7 +78,7 @@ class StepJoin:
             conditions.append(self._join_step(self._waiting.popleft()))
         return conditions
 
-    def window(self, begin_ns: int, end_ns: int) -> list[DeviceConditions]:
+    def conditions_between(self, begin_ns: int, end_ns: int) -> list[DeviceConditions]:
         """The conditions of each device with samples between two moments, in the order of the UUIDs."""
         return [track.conditions_between(begin_ns, end_ns) for track in self.tracks.values() if track.times]
 
@@ -107,7 +107,7 @@ class StepJoin:
 
 
 def join_of(
-    devices: Mapping[str, Sequence[tuple[int, DeviceSample]]], uuids: Sequence[str], samples_factor: float
+    devices: Mapping[str, Sequence[tuple[int, DeviceSample]]], uuids: Sequence[str], *, samples_factor: float = 1.0
 ) -> StepJoin:
     """A `StepJoin` with all samples of ended records, without the counters that the records refute."""
     distrusted = {uuid: distrusted_counters(samples) for uuid, samples in devices.items()}

@@ -31,7 +31,7 @@ COUNTS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-proc
 DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScriptCommand:
     """A command of the user's own, as `typed` and as started (`argv`). `interpreter` is None when it is unknown."""
 
@@ -60,8 +60,10 @@ class ScriptCommand:
     @property
     def title(self) -> str:
         """The script's name and its own arguments, without interpreter, launcher and folders."""
-        first, *arguments = (self.script[1:] if self.script[:1] == ("-m",) else self.script) or ("",)
-        return shlex.join((self.name, *arguments) if Path(first).name == self.name else self.typed)
+        words = self.script[1:] if self.script[:1] == ("-m",) else self.script
+        if words and Path(words[0]).name == self.name:
+            return shlex.join((self.name, *words[1:]))
+        return shlex.join(self.typed)
 
     @property
     def door_closed(self) -> str | None:
@@ -96,17 +98,24 @@ def read_command(typed: Sequence[str], python: str | None = None, cwd: str = "")
         script = argv if interpreter is not None else ()
         place = next((n for n, word in enumerate(typed) if n and word.endswith(".py")), 0)
         count = _count(typed[:place] if place else typed)
-        return ScriptCommand(tuple(typed), argv, Path(typed[place]).name, python or interpreter, count, script=script)
+        return ScriptCommand(
+            typed=tuple(typed),
+            argv=argv,
+            name=Path(typed[place]).name,
+            interpreter=python or interpreter,
+            processes=count,
+            script=script,
+        )
     argv = (_command_path(typed[0], cwd), *typed[1:]) if python is None else (python, "-m", module, *typed[1:])
     script = _launched_script(typed[1:], cwd)
     count, accelerate = _asked_ranks(module, typed[1 : len(typed) - len(script)], cwd)
     return ScriptCommand(
-        tuple(typed),
-        argv,
-        _name_of(script) or first,
-        python or _shebang(argv[0]),
-        count,
-        accelerate,
+        typed=tuple(typed),
+        argv=argv,
+        name=_name_of(script) or first,
+        interpreter=python or _shebang(argv[0]),
+        processes=count,
+        accelerate=accelerate,
         script=script,
         launched=True,
     )
@@ -134,13 +143,13 @@ def _python(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand
         raise UserError(f"{typed[0]} has no script to run", key="--", advice=f"run -- {typed[0]} train.py")
     argv = (interpreter, *typed[1:])
     return ScriptCommand(
-        tuple(typed),
-        argv,
-        name.replace("/", "-"),
-        interpreter,
-        count,
-        accelerate,
-        isolated,
+        typed=tuple(typed),
+        argv=argv,
+        name=name.replace("/", "-"),
+        interpreter=interpreter,
+        processes=count,
+        accelerate=accelerate,
+        isolated=isolated,
         script=script,
         launched=launched,
     )
@@ -159,7 +168,11 @@ def _launched_script(arguments: Sequence[str], cwd: str) -> tuple[str, ...]:
 
 def _name_of(script: Sequence[str]) -> str:
     """The name of a script or of a module; empty for neither."""
-    return (script[1] if script[0] == "-m" and len(script) > 1 else Path(script[0]).name) if script else ""
+    if not script:
+        return ""
+    if script[0] == "-m" and len(script) > 1:
+        return script[1]
+    return Path(script[0]).name
 
 
 def _split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -198,7 +211,13 @@ def _deepspeed(typed: Sequence[str], python: str | None, cwd: str) -> ScriptComm
     torchrun = (interpreter, "-m", TORCHRUN_MODULES[0], "--standalone", f"--nproc-per-node={count}")
     argv = (*torchrun, *arguments)
     return ScriptCommand(
-        tuple(typed), argv, Path(arguments[0]).name, interpreter, count, script=tuple(arguments), launched=True
+        typed=tuple(typed),
+        argv=argv,
+        name=Path(arguments[0]).name,
+        interpreter=interpreter,
+        processes=count,
+        script=tuple(arguments),
+        launched=True,
     )
 
 
@@ -214,7 +233,8 @@ def _count(options: Sequence[str], default: int | None = 1) -> int | None:
     for index, word in enumerate(options):
         option, equals, value = word.partition("=")
         if option in COUNTS:
-            value = value if equals else options[index + 1] if index + 1 < len(options) else ""
+            if not equals:
+                value = options[index + 1] if index + 1 < len(options) else ""
             return None if value in EACH_DEVICE else _process_count(option, value)
     return default
 

@@ -29,7 +29,7 @@ LIMIT_S = 30.0
 """Time for a script's imports; one that has not reached a parser by then is asked for nothing."""
 END_S = 2.0
 """Time to end the processes that a script started; one that keeps starting new ones wins."""
-LOOK_EVERY_S = 0.2
+POLL_S = 0.2
 READ_BYTES, MAX_SHOWN = 1 << 20, 300
 """Bytes from the end of the output in which its last line is looked for, and the characters of that in an error."""
 NO_TORCH = "No module named 'torch'"
@@ -114,7 +114,7 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, cancelled: threading
     deadline = time.monotonic() + limit_s
     while not cancelled.is_set() and (left_s := deadline - time.monotonic()) > 0:
         with suppress(subprocess.TimeoutExpired):
-            return process.wait(min(left_s, LOOK_EVERY_S))
+            return process.wait(min(left_s, POLL_S))
     return None
 
 

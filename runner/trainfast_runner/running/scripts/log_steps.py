@@ -36,7 +36,7 @@ def step_pattern(pattern: str) -> re.Pattern[str]:
 class LogSteps:
     """Follows `output.log` and appends the steps to `steps.jsonl`.
 
-    A line carries no time: steps seen at one look share the time since the last look with any.
+    A line carries no time: steps read at one poll share the time since the last poll with any.
     """
 
     def __init__(self, run: RunFile, directory: Path, output: Path) -> None:

@@ -39,7 +39,7 @@ class ScriptWatch:
         """Record the steps printed since the last call, by a script that `has_ended` all of them. Raises OSError."""
         self._log_steps.follow(to_the_end=has_ended)
 
-    def look(self, in_training: bool) -> None:
+    def poll(self, in_training: bool) -> None:
         """Notify that no step has come, once with the ways to report steps; `in_training` is True after the first.
 
         While compilers run, that alone is told, and the ways when they have ended.

@@ -33,7 +33,8 @@ def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation:
 
 def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advice | None:
     """The linear rule (Goyal et al. 2017) whenever the global batch is not the preset's."""
-    now, before = total_batch(spec, spec.knobs, machine), total_batch(spec, preset_knobs, machine)
+    now = total_batch(spec, spec.knobs, machine)
+    before = total_batch(spec, preset_knobs, machine)
     rate = preset_knobs["lr"]
     if now is None or before is None or now == before or not isinstance(rate, float):
         return None
@@ -95,7 +96,8 @@ def model_advice(situation: Situation) -> Advice | None:
 
 def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
     """Accumulation is of no use where the batch fits in one piece."""
-    batch, pieces = whole_number(spec.knobs, "batch_size"), whole_number(spec.knobs, "grad_accum")
+    batch = whole_number(spec.knobs, "batch_size")
+    pieces = whole_number(spec.knobs, "grad_accum")
     if pieces == 1:
         return None
     whole = batch * pieces

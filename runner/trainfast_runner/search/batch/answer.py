@@ -138,7 +138,8 @@ def _recommended_why(
 ) -> str:
     if recommended == 1 and max_batch == 1:
         return "there is no smaller one; it may run out of memory in a long run"
-    left_bytes, source = tight.limit_bytes - tight.need_bytes(recommended), " by the fit"
+    left_bytes = tight.limit_bytes - tight.need_bytes(recommended)
+    source = " by the fit"
     if recommended == max_batch:
         # It was run: this is what it left.
         left_bytes, source = float(_headroom(state, tight, max_batch)), ""

@@ -7,9 +7,9 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
-from trainfast_runner.search.batch.preset_probes import PresetBatchConductor
-from trainfast_runner.search.batch.script_probes import ScriptBatchConductor
-from trainfast_runner.search.conductor import Caller, conduct_alone
+from trainfast_runner.search.batch.preset_conductor import PresetBatchConductor
+from trainfast_runner.search.batch.script_conductor import ScriptBatchConductor
+from trainfast_runner.search.conductor import SearchCallbacks, conduct_alone
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.script_runs import TrialPlan
@@ -20,7 +20,7 @@ def conduct_batch(
     plan: RunPlan,
     home: Home,
     options: BatchSearchOptions,
-    caller: Caller[BatchLine],
+    callbacks: SearchCallbacks[BatchLine],
     trial_plan: TrialPlan | None = None,
 ) -> BatchEnded:
     """Conduct the search in `directory` to its end, record that and return it.
@@ -29,9 +29,9 @@ def conduct_batch(
     search, and when its device is in use.
     """
 
-    def make() -> BatchConductor:
+    def make_conductor() -> BatchConductor:
         if trial_plan is None:
-            return PresetBatchConductor(directory, plan, home, options, caller)
-        return ScriptBatchConductor(directory, plan, home, options, caller, trial_plan)
+            return PresetBatchConductor(directory, plan, home, options, callbacks)
+        return ScriptBatchConductor(directory, plan, home, options, callbacks, trial_plan)
 
-    return conduct_alone(directory, make)
+    return conduct_alone(directory, make_conductor)

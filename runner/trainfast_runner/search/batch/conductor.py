@@ -15,7 +15,7 @@ from trainfast_runner.search.batch.answer import answer_of
 from trainfast_runner.search.batch.decide import decide
 from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
-from trainfast_runner.search.conductor import Caller, Conductor
+from trainfast_runner.search.conductor import Conductor, SearchCallbacks
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
@@ -40,7 +40,7 @@ UNTIMED_CONFIRMATION_STEPS = 3
 class BatchConductor(Conductor[BatchLine, BatchEnded]):
     """Conducts a batch search: tries sizes, and confirms the largest that fits in a fresh process.
 
-    A preset's sizes and a script's are tried in different ways: `preset_probes`, `script_probes`.
+    A preset's sizes and a script's are tried in different ways: `preset_conductor`, `script_conductor`.
     """
 
     _options: BatchSearchOptions
@@ -51,11 +51,11 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         plan: RunPlan,
         home: Home,
         options: BatchSearchOptions,
-        caller: Caller[BatchLine],
+        callbacks: SearchCallbacks[BatchLine],
     ) -> None:
         lines = read_batch_journal(directory)
         question = next(line for line in lines if isinstance(line, BatchQuestion))
-        super().__init__(directory, with_limits(plan, tuple(question.limits_bytes)), home, lines, options, caller)
+        super().__init__(directory, with_limits(plan, tuple(question.limits_bytes)), home, lines, options, callbacks)
 
     @abstractmethod
     def predict(self) -> None:
@@ -113,7 +113,8 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         plan = self.plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
         directory = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
         result = self._finished_run(directory)
-        ranks, seconds = self.confirmed_peaks(directory), self._clock_s() - began_s
+        ranks = self.confirmed_peaks(directory)
+        seconds = self._clock_s() - began_s
         self._write(confirmation_record(self._state(), ranks, result, batch_size, seconds))
 
     def _start(self, plan: RunPlan, role: str) -> Path:

@@ -93,7 +93,9 @@ def _first_probe(state: BatchState) -> BatchDecision:
 
 def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryFit, ...]) -> BatchDecision:
     """Something fitted: probe the next size, or confirm when the sizes on both sides are close enough."""
-    best, too_large, points = state.best, state.too_large, len(state.fitting)
+    best = state.best
+    too_large = state.too_large
+    points = len(state.fitting)
     sure = _largest_sure_fit(rank_fits)
     # A single size has no slope of its own, and tells nothing certain of others.
     likely = max(best, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))

@@ -65,7 +65,9 @@ def open_batch(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     earlier = None if options.fresh else unfinished(home, key)
     if earlier is not None and _has_room(plan, earlier):
         return earlier
-    directory, spec, limits = new_search(home, plan.spec.name), plan.spec, limits_of(plan)
+    directory = new_search(home, plan.spec.name)
+    spec = plan.spec
+    limits = limits_of(plan)
     journal = SearchJournal(directory)
     journal.write(
         BatchQuestion(

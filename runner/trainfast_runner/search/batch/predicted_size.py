@@ -58,7 +58,8 @@ def linear_from(traced: Callable[[int], float], max_batch: int) -> int:
 
     A traced peak is convex in the batch, so the sizes off the line are the smallest ones.
     """
-    highest, growth = traced(max_batch), traced(max_batch + 1) - traced(max_batch)
+    highest = traced(max_batch)
+    growth = traced(max_batch + 1) - traced(max_batch)
 
     def is_bent(size: int) -> bool:
         return traced(size) > highest - (max_batch - size) * growth + BEND_BYTES

@@ -11,7 +11,7 @@ from trainfast_runner.search.journal.batch import BatchLine, BatchQuestion, Conf
 from trainfast_runner.search.journal.memory_fit import MemoryFit, fit_memory
 
 LARGEST_BATCH = 1 << 20
-"""No batch size above this is tried."""
+"""The largest batch size that is tried."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def fits_by_rank(state: BatchState) -> tuple[MemoryFit, ...]:
 def _fits(state: BatchState, slope: float | None) -> tuple[MemoryFit, ...]:
     rank_fits = []
     for rank in range(state.world_size):
-        peaks, limit = _counted_peaks(state, rank).by_size, _limit(state, rank)
+        peaks = _counted_peaks(state, rank).by_size
+        limit = _limit(state, rank)
         if peaks and limit is not None:
             rank_fits.append(fit_memory(rank, peaks, limit, state.device, slope))
     return tuple(rank_fits)

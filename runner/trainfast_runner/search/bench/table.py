@@ -108,7 +108,8 @@ def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
 def _row(entry: Entry, outcomes: Sequence[Outcome], baseline: Entry, baseline_outcomes: Sequence[Outcome]) -> Row:
     state, reason = _ending(outcomes)
     result, rates = _middle(outcomes), _rates(outcomes)
-    rate, published_rate = _median(rates), _published_rate(entry.published)
+    rate = _median(rates)
+    published_rate = _published_rate(entry.published)
     is_baseline = entry.id == baseline.id
     baseline_published_rate = _published_rate(baseline.published)
     if not _same_work(entry.spec, baseline.spec):

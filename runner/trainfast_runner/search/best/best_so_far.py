@@ -83,7 +83,8 @@ class BestSoFar(BestJournal):
 
         The 95 % interval of a trial is by its own and the pooled steps; a run in a fresh process has none of its own.
         """
-        measured, joules = measurements(self.lines), self.objective == "samples_per_joule"
+        measured = measurements(self.lines)
+        joules = self.objective == "samples_per_joule"
         rates = {}
         for index, line in enumerate(self.attempts):
             if isinstance(line, ColdRun):

@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.best.preset_trials import PresetBestConductor
+from trainfast_runner.search.best.preset_conductor import PresetBestConductor
 from trainfast_runner.search.best.question.opening import BestPlan
 from trainfast_runner.search.best.question.survey import ModelSurvey
-from trainfast_runner.search.best.script_trials import ScriptBestConductor
-from trainfast_runner.search.conductor import Caller, conduct_alone
+from trainfast_runner.search.best.script_conductor import ScriptBestConductor
+from trainfast_runner.search.conductor import SearchCallbacks, conduct_alone
 from trainfast_runner.search.journal.best import BestEnded, BestLine
 from trainfast_runner.search.options import SearchOptions
 
 
 def conduct_best(
-    directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: Caller[BestLine]
+    directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, callbacks: SearchCallbacks[BestLine]
 ) -> BestEnded:
     """Conduct the search in `directory` to its end, record that and return it.
 
     Raises UserError when another process conducts the search, when its device is in use, and when the budget does not
     pay for the baseline.
     """
-    make = PresetBestConductor if isinstance(best_plan.survey, ModelSurvey) else ScriptBestConductor
-    return conduct_alone(directory, lambda: make(directory, best_plan, home, options, caller))
+    conductor_class = PresetBestConductor if isinstance(best_plan.survey, ModelSurvey) else ScriptBestConductor
+    return conduct_alone(directory, lambda: conductor_class(directory, best_plan, home, options, callbacks))

@@ -20,7 +20,7 @@ from trainfast_runner.search.best.measure.orphaned_best_runs import OrphanedBest
 from trainfast_runner.search.best.person_orders import read_orders
 from trainfast_runner.search.best.question.opening import BestPlan
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit
-from trainfast_runner.search.conductor import Caller, Conductor
+from trainfast_runner.search.conductor import Conductor, SearchCallbacks
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
     BestEnded,
@@ -45,13 +45,18 @@ LIMIT_STEPS = 4
 class BestConductor(Conductor[BestLine, BestEnded]):
     """Conducts a best-fit search: trials, then cold runs in fresh processes.
 
-    The candidates of a preset and of a script are tried in different ways: `preset_trials`, `script_trials`.
+    The candidates of a preset and of a script are tried in different ways: `preset_conductor`, `script_conductor`.
     """
 
     def __init__(
-        self, directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: Caller[BestLine]
+        self,
+        directory: Path,
+        best_plan: BestPlan,
+        home: Home,
+        options: SearchOptions,
+        callbacks: SearchCallbacks[BestLine],
     ) -> None:
-        super().__init__(directory, best_plan.plan, home, read_best_journal(directory), options, caller)
+        super().__init__(directory, best_plan.plan, home, read_best_journal(directory), options, callbacks)
         self._question = next(line for line in self._lines if isinstance(line, BestQuestion))
         self._survey = best_plan.survey
         self._space = best_plan.space

@@ -43,7 +43,7 @@ def gpu_conditions(directory: Path, uuids: Sequence[str], begin_ns: int, end_ns:
     if not uuids:
         return []
     devices = read_records(directory).devices
-    return join_of(devices, list(uuids), 1.0).window(begin_ns, end_ns)
+    return join_of(devices, list(uuids)).conditions_between(begin_ns, end_ns)
 
 
 def why_throttled(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: int) -> str | None:

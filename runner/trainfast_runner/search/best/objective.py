@@ -14,7 +14,7 @@ class LogObjective(NamedTuple):
 
     value: float
     slope: float
-    """Its change per change of the ln rate."""
+    """Derivative of the value by the ln rate."""
 
 
 def log_objective(question: BestQuestion, candidate: Candidate, log_rate: float, start_s: float) -> LogObjective:

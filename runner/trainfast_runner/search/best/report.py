@@ -67,7 +67,8 @@ def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLi
         verdicts = [] if space is None else [_verdict(verdict, space) for verdict in verdicts_without_answer(lines)]
         return {**dict.fromkeys(names), **{name: [] for name in lists}, "verdicts": verdicts}
     is_decided = ended.state == "answered" and answer.within_percent is None
-    best, baseline = space.candidates[answer.best_number], space.candidates[space.baseline_number]
+    best = space.candidates[answer.best_number]
+    baseline = space.candidates[space.baseline_number]
     return {
         "winner": best.knobs if is_decided else None,
         "best": _side(best, answer.best_rate, answer.best_value, answer.best_run_ids),

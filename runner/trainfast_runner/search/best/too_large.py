@@ -47,7 +47,9 @@ def oom_failure(result: Result) -> Failure:
 
 def verdict_of(line: Trial | ColdRun, candidate: Candidate) -> CandidateVerdict:
     """Return the verdict on a candidate that ran out of memory: its excess by the prediction, else as measured."""
-    reason, excess, predicted = line.reason or "ran out of memory", candidate.excess_bytes, candidate.predicted_bytes
+    reason = line.reason or "ran out of memory"
+    excess = candidate.excess_bytes
+    predicted = candidate.predicted_bytes
     if excess is not None and predicted is not None:
         reason = f"{excess_words(predicted, predicted - excess)}; {reason}"
     else:

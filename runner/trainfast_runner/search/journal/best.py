@@ -92,7 +92,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     knobs: KnobValues
     """Every varied and derived knob."""
     process_knobs: KnobValues = msgspec.field(default_factory=dict, name="process")
-    """Those of `knobs` that need a new process."""
+    """The knobs of `knobs` that need a new process."""
     predicted_bytes: int | None = None
     excess_bytes: int | None = None
     least_s_per_sample: float | None = None
@@ -106,7 +106,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch_size(self) -> int:
-        """Its batch_size; 1 where the search gives it none."""
+        """The candidate's batch_size; 1 where the search gives it none."""
         return whole_number(self.knobs, "batch_size") if "batch_size" in self.knobs else 1
 
     @property
@@ -154,8 +154,8 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
     peak_allocated_bytes: int | None = None
     last_loss: float | None = None
     losses: list[float | None] = []
-    """Those of the timed steps, None where not finite. A trial trains as a fresh process does: they compare step by
-    step."""
+    """Losses of the timed steps, None where not finite. A trial trains as a fresh process does, so losses compare step
+    by step."""
     seconds: float
     reason: str = ""
     missing_bytes: int | None = None

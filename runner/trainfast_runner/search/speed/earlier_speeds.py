@@ -126,7 +126,8 @@ def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[Earlie
         measured = measurements(lines)
         newest_trials = {trial.candidate_number: trial for trial in measured.trials if not trial.repeats}
         for trial in reversed(newest_trials.values()):
-            candidate, rate = space.candidates[trial.candidate_number], log_rate(trial)
+            candidate = space.candidates[trial.candidate_number]
+            rate = log_rate(trial)
             try:
                 tried = candidate_spec(spec_of_record(question), candidate.knobs)
             except UserError:

@@ -43,7 +43,7 @@ class Observation:
     variance: float
     visit: str | None = None
 
-    def less_mean(self, mean: float) -> float:
+    def centered_on(self, mean: float) -> float:
         """The value less that expected where every ln rate is `mean`."""
         return self.value - mean * sum(weight for weight, _ in self.terms)
 
@@ -67,7 +67,8 @@ def covariance_parts(levels: Levels, observation: Observation, other: Observatio
     mean = knobs = pairs = all_knobs = 0.0
     for weight, point in observation.terms:
         for other_weight, other_point in other.terms:
-            parts, product = _parts_of_points(levels, point, other_point), weight * other_weight
+            parts = _parts_of_points(levels, point, other_point)
+            product = weight * other_weight
             mean += product * parts.mean
             knobs += product * parts.knobs
             pairs += product * parts.pairs
@@ -93,12 +94,12 @@ class PriorCovariance:
         self._residual = (RESIDUAL_SHARE * scales.pair) ** 2
         self._visit = scales.visit**2
 
-    def of_points(self, point: Point, other: Point) -> float:
+    def between_points(self, point: Point, other: Point) -> float:
         """Return the covariance of two points."""
-        (covariance,) = self.of_parts([_parts_of_points(self._levels, point, other)])
+        (covariance,) = self.from_parts([_parts_of_points(self._levels, point, other)])
         return covariance
 
-    def of_parts(self, pairs: Sequence[CovarianceParts]) -> list[float]:
+    def from_parts(self, pairs: Sequence[CovarianceParts]) -> list[float]:
         """Return the covariance of each two observations by its parts."""
         main, pair, residual, visit = self._main, self._pair, self._residual, self._visit
         return [
@@ -162,7 +163,7 @@ class Posterior:
         self._prior, self._factor = PriorCovariance(levels, scales), Factor()
         self.mean = [center] * len(levels.points)
         # Every point is equally near to itself.
-        self.variance = [self._prior.of_points(point, point) for point in levels.points[:1]] * len(levels.points)
+        self.variance = [self._prior.between_points(point, point) for point in levels.points[:1]] * len(levels.points)
         self._vectors: list[list[float]] = [[] for _ in levels.points]
         self._cached_number: int | None = None
         self._cached_covariances: list[float] = []
@@ -171,8 +172,8 @@ class Posterior:
         """Take one more observation into account: every candidate's vector, mean and variance get one component."""
         self.observations.append(observation)
         parts = [covariance_parts(self.levels, observation, other) for other in self.observations]
-        *covariances, own_variance = self._prior.of_parts(parts)
-        value = observation.less_mean(self.center)
+        *covariances, own_variance = self._prior.from_parts(parts)
+        value = observation.centered_on(self.center)
         row, diagonal, whitened = self._factor.add(covariances, own_variance + observation.variance, value)
         components = [
             (covariance - sum(map(mul, row, vector))) / diagonal
@@ -214,7 +215,7 @@ class Posterior:
 
     def difference(self, number: int, other_number: int) -> tuple[float, float]:
         """Return the mean and variance of the ln rate of candidate `number` less that of the other."""
-        prior = self._prior.of_points(self.levels.points[number], self.levels.points[other_number])
+        prior = self._prior.between_points(self.levels.points[number], self.levels.points[other_number])
         covariance = prior - sum(map(mul, self._vectors[number], self._vectors[other_number]))
         variance = self.variance[number] + self.variance[other_number] - 2 * covariance
         return self.mean[number] - self.mean[other_number], max(variance, 0.0)
@@ -225,16 +226,16 @@ class Likelihood:
 
     def __init__(self, levels: Levels, observations: Sequence[Observation], center: float) -> None:
         self._levels = levels
-        self._values = [(observation.less_mean(center), observation.variance) for observation in observations]
+        self._values = [(observation.centered_on(center), observation.variance) for observation in observations]
         self._parts = [
             [covariance_parts(levels, observation, earlier) for earlier in observations[: index + 1]]
             for index, observation in enumerate(observations)
         ]
 
-    def log_of(self, scales: Scales) -> float:
+    def log_likelihood(self, scales: Scales) -> float:
         """Return the log of the marginal likelihood, up to a constant."""
         prior, factor = PriorCovariance(self._levels, scales), Factor()
         for row, (value, variance) in zip(self._parts, self._values, strict=True):
-            *covariances, own_variance = prior.of_parts(row)
+            *covariances, own_variance = prior.from_parts(row)
             factor.add(covariances, own_variance + variance, value)
         return factor.log_likelihood

@@ -54,7 +54,7 @@ def _scales(levels: Levels, center: float, seen: Sequence[Observation], measurem
     """Return the scales under which the `seen` observations are most likely."""
     least_visit = _drift_deviation(measurements)
     visits = [visit for visit in VISITS if visit >= least_visit] or [least_visit]
-    score = cache(Likelihood(levels, seen, center).log_of)
+    score = cache(Likelihood(levels, seen, center).log_likelihood)
     best = Scales(visit=min(visits, key=lambda visit: abs(visit - Scales().visit)))
     for _ in range(2):
         best = max((replace(best, main=main) for main in MAINS), key=score)

@@ -160,7 +160,9 @@ class SpeedModel:
     ) -> FactorRow:
         """Add a run to the factor of those before it."""
         runs = [*before, run]
-        by_knobs = prior.of_parts([covariance_parts(levels, run.observation, earlier.observation) for earlier in runs])
+        by_knobs = prior.from_parts(
+            [covariance_parts(levels, run.observation, earlier.observation) for earlier in runs]
+        )
         by_work = [
             sum(a * b * spread**2 for a, b, spread in zip(run.shares, earlier.shares, self._parts, strict=True))
             for earlier in runs

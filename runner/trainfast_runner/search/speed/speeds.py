@@ -39,7 +39,7 @@ NOMINAL = {
 
 @dataclass(frozen=True)
 class Speeds:
-    """All that predictions of one training on one device rest on."""
+    """Calibration and fitted model behind the speed predictions of one training on one device."""
 
     ceiling: Ceiling
     cores: int

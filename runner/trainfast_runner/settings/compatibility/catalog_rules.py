@@ -45,7 +45,8 @@ def devices_fill_the_mesh(facts: Facts) -> None:
     axis = entry.model_axis
     if axis is None:
         return
-    degree, devices = whole_number(facts.knobs, f"{axis}_degree"), facts.devices
+    degree = whole_number(facts.knobs, f"{axis}_degree")
+    devices = facts.devices
     requirement = f"strategy={entry.name} with {axis}_degree={degree}"
     if "dp" not in entry.axes and devices != degree:
         raise UserError(
@@ -97,7 +98,9 @@ def engine_runs_the_strategy(facts: Facts) -> None:
 
 def compile_fits(facts: Facts) -> None:
     """The strategy and the engine obey `compile`; the other engines are compared with the loop uncompiled."""
-    mode, engine, strategy = facts.knobs["compile"], facts.engine, facts.strategy
+    mode = facts.knobs["compile"]
+    engine = facts.engine
+    strategy = facts.strategy
     if mode == "off":
         return
     if not strategy.compiles:

@@ -27,7 +27,8 @@ def _warmup_leaves_steps(facts: Facts) -> None:
 
 def devices_exist(facts: Facts) -> None:
     """The devices asked for and those to watch exist, and the strategy takes as many."""
-    devices, strategy = devices_asked(facts.knobs), str(facts.knobs["strategy"])
+    devices = devices_asked(facts.knobs)
+    strategy = str(facts.knobs["strategy"])
     machine = facts.machine
     if machine.refusal is not None:
         raise machine.refusal

@@ -42,7 +42,8 @@ def _family_can_be_cut(facts: Facts) -> None:
 def _layers_for_every_stage(facts: Facts) -> None:
     if not facts.strategy.is_pipeline:
         return
-    degree, schedule = whole_number(facts.knobs, "pp_degree"), str(facts.knobs["pp_schedule"])
+    degree = whole_number(facts.knobs, "pp_degree")
+    schedule = str(facts.knobs["pp_schedule"])
     stages = degree * SCHEDULES[schedule].stages_per_rank
     field, layers = first_size(facts.config, "num_hidden_layers", "n_layer")
     if not layers or stages <= layers:
@@ -65,8 +66,10 @@ def micro_batches_divide(facts: Facts) -> None:
     """A pipeline's batch is cut into equal parts, as many as its schedule takes."""
     if not facts.strategy.is_pipeline:
         return
-    batch, chunks = whole_number(facts.knobs, "batch_size"), whole_number(facts.knobs, "micro_batches")
-    degree, schedule = whole_number(facts.knobs, "pp_degree"), str(facts.knobs["pp_schedule"])
+    batch = whole_number(facts.knobs, "batch_size")
+    chunks = whole_number(facts.knobs, "micro_batches")
+    degree = whole_number(facts.knobs, "pp_degree")
+    schedule = str(facts.knobs["pp_schedule"])
     working = [count for count in range(1, batch + 1) if batch % count == 0 and _runs(schedule, count, degree)]
     nearest = min(working, key=lambda count: abs(count - chunks), default=None)
     advice = f"micro_batches={nearest}" if nearest else f"batch_size={degree}, micro_batches={degree}"

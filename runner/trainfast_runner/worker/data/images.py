@@ -55,7 +55,8 @@ class ImageSamples(Dataset[Batch]):
         from PIL import Image
 
         random = np.random.default_rng((self.seed, index, epoch))
-        path, mode = self.photographs.paths[index], "L" if self.channels == 1 else "RGB"
+        path = self.photographs.paths[index]
+        mode = "L" if self.channels == 1 else "RGB"
         try:
             with Image.open(io.BytesIO(path.read_bytes())) as file:
                 box = crop_box(file.size, random)
@@ -77,7 +78,8 @@ def crop_box(size: tuple[int, int], random: np.random.Generator) -> tuple[int, i
         ratio = math.exp(random.uniform(math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])))
         across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < across <= width and 0 < down <= height:
-            left, top = int(random.integers(width - across + 1)), int(random.integers(height - down + 1))
+            left = int(random.integers(width - across + 1))
+            top = int(random.integers(height - down + 1))
             return left, top, left + across, top + down
     return 0, 0, width, height
 

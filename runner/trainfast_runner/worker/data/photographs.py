@@ -55,7 +55,8 @@ def drawn_photographs(cache_dir: Path, on_make: Callable[[str], None]) -> Photog
             draw_photograph(index).save(half_made / name, quality=QUALITY)
 
     make_once(folder, names[-1], make)
-    paths, source = [folder / name for name in names], f"{files} drawn from a seed"
+    paths = [folder / name for name in names]
+    source = f"{files} drawn from a seed"
     return Photographs(paths, np.arange(COUNT, dtype=np.int64) % CLASSES, source, synthetic=True)
 
 

@@ -61,7 +61,8 @@ class WholeTexts(Dataset[Batch]):
         indices = np.asarray(draws) % len(self)
         lengths = self.pieces.lengths[indices]
         shape = len(indices), self.width or int(lengths.max())
-        inputs, labels = np.full(shape, self.pad_id, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64)
+        inputs = np.full(shape, self.pad_id, dtype=np.int64)
+        labels = np.full(shape, IGNORED, dtype=np.int64)
         for row, index in enumerate(indices.tolist()):
             start, length = self.pieces.starts[index], self.pieces.lengths[index]
             ids = self.ids[start : start + length].astype(np.int64)

@@ -155,7 +155,8 @@ def _restored(model: nn.Module, device: torch.device) -> Iterator[None]:
         (module, dict(vars(module)), dict(module._parameters), dict(module._buffers)) for module in model.modules()
     ]
     numpy = getattr(sys.modules.get("numpy"), "random", None)
-    drawn, drawn_by_numpy = random.getstate(), numpy.get_state() if numpy is not None else None
+    drawn = random.getstate()
+    drawn_by_numpy = numpy.get_state() if numpy is not None else None
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             # An operation that meets a parameter of the script's own must not add to its gradient.

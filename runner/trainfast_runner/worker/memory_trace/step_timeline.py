@@ -90,7 +90,8 @@ def trace_step(request: dict[str, Any], size: int) -> dict[str, Any]:
 
 def _attention(model: nn.Module, knobs: Knobs) -> str:
     """The attention kernel that was traced, with the reason if `attention` is auto."""
-    kernel, reason = attention_of(model) or "", attention_reason(model, knobs)
+    kernel = attention_of(model) or ""
+    reason = attention_reason(model, knobs)
     return f"{kernel}, because {reason}" if reason else kernel
 
 

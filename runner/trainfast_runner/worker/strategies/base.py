@@ -26,7 +26,7 @@ returns this rank's share of the global mean loss."""
 
 
 class Strategy:
-    """All that the loop and the start of a training ask of a strategy, here without communication."""
+    """The interface of a strategy to the loop and the start of a training, here without communication."""
 
     dp_rank = 0
     """Index of this process's slice of the global batch; the processes of one pipeline or tensor group share it."""

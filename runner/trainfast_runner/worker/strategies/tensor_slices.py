@@ -65,7 +65,8 @@ def exchange(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
 
 
 def _at_rest(whole: nn.Parameter, cut: Slice | None, mesh: DeviceMesh) -> nn.Parameter:
-    local, placement = whole.detach(), Replicate() if cut is None else Shard(cut.dim)
+    local = whole.detach()
+    placement = Replicate() if cut is None else Shard(cut.dim)
     if cut is not None:
         rank, degree = mesh.get_local_rank(), mesh.size()
         packed = local.chunk(cut.parts, dim=cut.dim)

@@ -123,7 +123,7 @@ def _beside_best(ranking: ColdRanking, number: int) -> str:
 
 
 def _percent(difference: Difference) -> Interval:
-    low, median, high = (100 * math.expm1(difference.mean + shift * difference.half) for shift in (-1, 0, 1))
+    low, median, high = (100 * math.expm1(difference.mean + shift * difference.half_width) for shift in (-1, 0, 1))
     return Interval(median=median, low=low, high=high)
 
 
@@ -163,7 +163,8 @@ def _value(ranking: ColdRanking, number: int) -> Interval | None:
     values = ranking.speed_runs.log_objectives.get(number)
     if values:
         deviation, quantile = ranking.speed_runs.noise
-        middle, half = statistics.fmean(values), quantile * deviation / math.sqrt(len(values))
+        middle = statistics.fmean(values)
+        half = quantile * deviation / math.sqrt(len(values))
     elif number in state.counted_trials:
         middle, slope = state.log_objective(number)
         half = NORMAL_95 * slope * math.sqrt(max(state.posterior.variance[number], 0.0))
@@ -243,7 +244,8 @@ def _pareto_numbers(ranking: ColdRanking) -> list[int]:
     state = ranking.state
     measured = []
     for number in range(len(state.candidates)):
-        rate, needed_bytes = _log_rate(ranking, number), ranking.memory_bytes(number)
+        rate = _log_rate(ranking, number)
+        needed_bytes = ranking.memory_bytes(number)
         if rate is not None and needed_bytes is not None and number not in state.ruled_out:
             measured.append((-rate[0], needed_bytes, number))
     numbers, least_bytes = [], math.inf
@@ -256,7 +258,9 @@ def _pareto_numbers(ranking: ColdRanking) -> list[int]:
 
 def _notes(ranking: ColdRanking) -> Iterator[str]:
     """Yield sentences on the limits of the claim."""
-    state, best_number, baseline_number = ranking.state, ranking.answer_number, ranking.baseline_number
+    state = ranking.state
+    best_number = ranking.answer_number
+    baseline_number = ranking.baseline_number
     if baseline_number in state.ruled_out:
         problem = "has no figure" if _rate(ranking, baseline_number) is None else "does not fit"
         yield f"the baseline {problem}: {state.ruled_out[baseline_number].reason}"

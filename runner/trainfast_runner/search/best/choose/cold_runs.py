@@ -28,12 +28,12 @@ class Difference:
     """The ln of one candidate's objective less another's, and half of its 95 % interval."""
 
     mean: float
-    half: float
+    half_width: float
 
     @property
     def is_clear(self) -> bool:
         """True if the interval excludes zero."""
-        return abs(self.mean) > self.half
+        return abs(self.mean) > self.half_width
 
 
 class Noise(NamedTuple):
@@ -80,11 +80,12 @@ class MeasuredRuns:
 
     def difference(self, number: int, other_number: int) -> Difference | None:
         """The ln of the objective of candidate `number` less that of the other; None unless both were run."""
-        values, other_values = self.log_objectives.get(number), self.log_objectives.get(other_number)
+        values = self.log_objectives.get(number)
+        other_values = self.log_objectives.get(other_number)
         if not values or not other_values:
             return None
-        half = self.noise.quantile * self.noise.deviation * math.sqrt(1 / len(values) + 1 / len(other_values))
-        return Difference(statistics.fmean(values) - statistics.fmean(other_values), half)
+        half_width = self.noise.quantile * self.noise.deviation * math.sqrt(1 / len(values) + 1 / len(other_values))
+        return Difference(statistics.fmean(values) - statistics.fmean(other_values), half_width)
 
     def mean(self, number: int) -> float:
         """The mean ln of the objective of a candidate that was run."""

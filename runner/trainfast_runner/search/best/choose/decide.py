@@ -140,7 +140,7 @@ def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
 
 
 def _price_words(state: BestState, prospects: Prospects) -> str:
-    """What the search would find beyond its budget, and in how many seconds."""
+    """The gain to expect beyond the search's budget and its seconds, or the values never tried, in words."""
     outlook = prospects.outlook
     if round(100 * outlook.chance) > 0:
         return f"going on for {outlook.price_s:.0f} s finds 2 % more with a chance of {chance_text(outlook.chance)}"
@@ -217,7 +217,8 @@ def _give_up_ms(state: BestState, number: int) -> float | None:
     objective = state.question.objective
     if state.leader_number is None or objective == "samples_per_joule":
         return None
-    candidate, goal = state.candidates[number], HOPELESS * math.exp(state.log_objective(state.leader_number).value)
+    candidate = state.candidates[number]
+    goal = HOPELESS * math.exp(state.log_objective(state.leader_number).value)
     if objective == "time":
         left_s = 1 / goal - state.start_s(number)
         return 1000 * left_s / (state.question.for_steps or 1) if left_s > 0 else None

@@ -120,9 +120,13 @@ def _other_losses(space: Space, attempts: Attempts) -> list[CandidateVerdict]:
         loss = baseline_loss = first_loss = None
         if isinstance(attempt, Trial) and trial is not None and attempt.losses:
             step = min(len(attempt.losses), len(trial.losses)) - 1
-            loss, baseline_loss, first_loss = attempt.losses[step], trial.losses[step], trial.losses[0]
+            loss = attempt.losses[step]
+            baseline_loss = trial.losses[step]
+            first_loss = trial.losses[0]
         elif isinstance(attempt, ColdRun) and isinstance(run, ColdRun) and _has_whole_loss(attempt):
-            loss, baseline_loss, first_loss = attempt.last_loss, run.last_loss, run.first_loss
+            loss = attempt.last_loss
+            baseline_loss = run.last_loss
+            first_loss = run.first_loss
         if loss is None or baseline_loss is None:
             continue
         # A loss that has fallen far is compared by the way it came.

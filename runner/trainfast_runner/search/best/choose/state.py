@@ -33,7 +33,7 @@ WORTHWHILE_LOG_GAIN = math.log(1.02)
 """A gain that is worth going on for, in ln rate."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BestState(BestJournal):
     """The state of a search after `spent_s` seconds; `warm_run_id` is the process that waits for its next trial."""
 
@@ -95,10 +95,10 @@ class BestState(BestJournal):
         """The ln of the objective of a candidate by the effects model."""
         return self._log_objective_at(number, self.posterior.mean[number])
 
-    def _log_objective_at(self, number: int, rate_ln: float) -> LogObjective:
+    def _log_objective_at(self, number: int, candidate_log_rate: float) -> LogObjective:
         # The starts of thousands of candidates are looked up only where they matter.
         start_s = self.start_s(number) if self.question.objective == "time" else 0.0
-        return log_objective(self.question, self.candidates[number], rate_ln, start_s)
+        return log_objective(self.question, self.candidates[number], candidate_log_rate, start_s)
 
     def is_bound(self, number: int, leader_number: int) -> bool:
         """True if a candidate's FLOPs alone take longer than the leader's whole sample."""
@@ -109,8 +109,8 @@ class BestState(BestJournal):
 
     def step_s(self, number: int) -> float:
         """Expected seconds of an optimizer step; at the highest measured rate where the model is of joules."""
-        rate_ln = self.posterior.mean[number] if self._highest_log_rate is None else self._highest_log_rate
-        return self.candidates[number].samples_per_step / math.exp(rate_ln)
+        candidate_log_rate = self.posterior.mean[number] if self._highest_log_rate is None else self._highest_log_rate
+        return self.candidates[number].samples_per_step / math.exp(candidate_log_rate)
 
     @cached_property
     def _highest_log_rate(self) -> float | None:
@@ -184,5 +184,13 @@ def state_of_best_journal(
         None if before is None else before.posterior,
     )
     return BestState(
-        tuple(lines), question, space, measured, posterior, spent_s, warm_run_id, ProcessStarts(lines), keys
+        lines=tuple(lines),
+        question=question,
+        space=space,
+        measured=measured,
+        posterior=posterior,
+        spent_s=spent_s,
+        warm_run_id=warm_run_id,
+        starts=ProcessStarts(lines),
+        process_keys=keys,
     )

@@ -70,7 +70,7 @@ class _StepsTaken:
 
 
 class _Ending(NamedTuple):
-    """How a trial ended, and whether that ended its process."""
+    """The outcome of a trial, and whether its process has ended."""
 
     outcome: str = "measured"
     reason: str = ""
@@ -126,7 +126,9 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
 
     None if the process did not answer.
     """
-    rule, disturbance, count = wanted.rule, CpuDisturbance(), wanted.rule.least
+    rule = wanted.rule
+    disturbance = CpuDisturbance()
+    count = wanted.rule.least
     while True:
         answers = process.trial(wanted.knobs, UNTIMED, count, more=bool(steps.step_ms))
         if answers is None:

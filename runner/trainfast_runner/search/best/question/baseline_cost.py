@@ -44,7 +44,8 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
     starts_s = earlier_starts(home, lambda run: _is_alike(run, plan))
     if not starts_s:
         return
-    shortest_s, speed = min(starts_s), with_predicted_speed(plan, home).predicted_speed
+    shortest_s = min(starts_s)
+    speed = with_predicted_speed(plan, home).predicted_speed
     steps_s = 0.0 if speed is None else STEPS * samples_per_step / speed.high
     cost_s = shortest_s + steps_s
     if cost_s > budget_s:

@@ -29,7 +29,9 @@ class ScriptBestConductor(BestConductor):
         A new run has as many steps as the noise so far asks for.
         """
         self._orphans.end_cold_runs()
-        candidate, rule, began_s = self._space.candidates[number], decision.step_rule, self._clock_s()
+        candidate = self._space.candidates[number]
+        rule = decision.step_rule
+        began_s = self._clock_s()
         deviation = self._state().measured.step_deviation
         steps = UNTIMED + steps_for(deviation, rule.standard_error, rule.least, rule.most)
         plan = self._trial_plan(number, steps=steps, timing_warmup=UNTIMED)

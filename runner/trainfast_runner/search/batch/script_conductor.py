@@ -22,7 +22,7 @@ from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.opening import check_options
 from trainfast_runner.search.batch.predicted_size import predict_script_size
 from trainfast_runner.search.batch.probe_record import highest_peaks, probe_of_ended_run
-from trainfast_runner.search.conductor import Caller
+from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
@@ -55,10 +55,10 @@ class ScriptBatchConductor(BatchConductor):
         plan: RunPlan,
         home: Home,
         options: BatchSearchOptions,
-        caller: Caller[BatchLine],
+        callbacks: SearchCallbacks[BatchLine],
         trial_plan: TrialPlan,
     ) -> None:
-        super().__init__(directory, plan, home, options, caller)
+        super().__init__(directory, plan, home, options, callbacks)
         self._trial_plan = trial_plan
         recorded = {line.run_id for line in self._lines if isinstance(line, Probe)}
         earlier_runs = runs_of_search(home, directory.name) if len(self._lines) > 1 else {}

@@ -21,7 +21,7 @@ from trainfast_runner.search.best.question.opening import BestPlan
 from trainfast_runner.search.best.question.survey import ModelSurvey
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.candidate_spec import candidate_spec, takes_warm_trials
-from trainfast_runner.search.conductor import Caller
+from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.best import (
     BestLine,
     Trial,
@@ -42,9 +42,14 @@ class PresetBestConductor(BestConductor):
     _survey: ModelSurvey
 
     def __init__(
-        self, directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: Caller[BestLine]
+        self,
+        directory: Path,
+        best_plan: BestPlan,
+        home: Home,
+        options: SearchOptions,
+        callbacks: SearchCallbacks[BestLine],
     ) -> None:
-        super().__init__(directory, best_plan, home, options, caller)
+        super().__init__(directory, best_plan, home, options, callbacks)
         self._ceiling = ceiling_here(home, best_plan.plan)
         self._process_knobs: KnobValues = {}
         self._process_uuids: list[str] = []
@@ -69,7 +74,8 @@ class PresetBestConductor(BestConductor):
         process = self._process_for(number)
         if process is None:
             return
-        candidate, began_s = self._space.candidates[number], self._clock_s()
+        candidate = self._space.candidates[number]
+        began_s = self._clock_s()
         knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process_knobs}
         wanted = WantedTrial(
             candidate_number=number,
