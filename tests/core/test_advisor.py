@@ -14,7 +14,7 @@ from trainfast_runner.memory.model_size import ModelSize, bytes_per_parameter, m
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search.advice.advisor import advise
 from trainfast_runner.search.advice.facts import Advice, Measured, Situation
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import resolve
 
 GIB = 2**30
@@ -148,7 +148,7 @@ def test_every_value_advised_is_one_its_knob_takes() -> None:
         values = [(one.knob, one.value) for one in advised if one.value is not None]
         assert values, f"nothing is advised for {place}"
         for name, value in values:
-            knob = BY_NAME[name]
+            knob = KNOBS_BY_NAME[name]
             assert knob.text_of(knob.read(value)) == value, f"{name}={value} is not what the knob would then show"
 
 

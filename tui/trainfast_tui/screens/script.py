@@ -19,7 +19,7 @@ from trainfast_runner.settings.saving import new_preset_path
 from trainfast_runner.settings.saving_script import save_script_preset
 from trainfast_runner.settings.script_mapping import Proposal, propose
 from trainfast_runner.settings.script_preset import place_words
-from trainfast_runner.settings.script_reach import LAUNCH
+from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.typed_mapping import place_typed
 from trainfast_tui.control.messages import DiscoveryRefused, Notified, ScriptDiscovered
 from trainfast_tui.control.typed_command import split_command
@@ -151,7 +151,7 @@ class ScriptScreen(AppScreen):
             self.notify("No script is known yet; c types its command.", severity="warning")
             return
         unmapped = [
-            (knob.name, knob.what) for knob in KNOBS if knob.name not in self._mapping and knob.name not in LAUNCH
+            (knob.name, knob.what) for knob in KNOBS if knob.name not in self._mapping and knob.name not in LAUNCH_KNOBS
         ]
         ask_choice(self.app, "Map which knob", unmapped, self._ask_flag)
 
