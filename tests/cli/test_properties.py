@@ -1,4 +1,4 @@
-"""What must hold for any text after `--set`, and for a record file cut off anywhere."""
+"""Properties of any text after `--set`, and for a record file cut off anywhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STEPS = st.builds(
 
 
 def after_set(text: str) -> RunSpec | UserError:
-    """What `--set TEXT` makes of the preset, or why not. A setting is taken by its name, a refusal is one line."""
+    """Return the spec with `--set TEXT`, or its refusal. A setting is taken by its name, a refusal is one line."""
     answer: RunSpec | UserError
     try:
         answer = with_setting(BASE, text)

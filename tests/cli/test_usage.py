@@ -1,4 +1,4 @@
-"""What the command line says about itself, and to a misspelt word."""
+"""The help of the command line, and its answer to a misspelt word."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_app_needs_a_terminal(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("words", [["presets", "list"], ["--version"]])
-def test_a_full_disk_behind_stdout_is_said(words: list[str]) -> None:
+def test_a_full_disk_behind_stdout_is_printed(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2

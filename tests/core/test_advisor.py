@@ -181,7 +181,7 @@ def test_parameters_follow_from_a_configuration() -> None:
     assert model_size({"model_type": "unheard-of"}) is None
 
 
-def test_fp16_that_the_cpu_does_not_have_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_that_the_cpu_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = tmp_path / "cpuinfo"
     monkeypatch.setattr(devices, "CPU_INFO", flags)
     flags.write_text("flags: avx512f\n")

@@ -181,7 +181,7 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
 
     @property
     def calibrated_by(self) -> str:
-        """What measured the ceiling: the command, or the app in the background."""
+        """The measurer of the ceiling: the command, or the app in the background."""
         in_background = (self.calibration or {}).get("in_background")
         return "calibration in the background" if in_background else "doctor --calibrate"
 

@@ -18,7 +18,7 @@ class MeshStrategy(Strategy):
     """The base of tensor parallelism and pipelines: their mesh, and sums over the ranks whose samples differ."""
 
     mesh: DeviceMesh
-    """Of dp x `degree` ranks, there after `start`; ranks that share a model are neighbours."""
+    """A mesh of dp x `degree` ranks, there after `start`; ranks that share a model are neighbours."""
 
     def __init__(self, knobs: Knobs, device: torch.device, axis: str, degree: int) -> None:
         """`axis` is the mesh axis along which the model is cut, `degree` the number of ranks along it."""

@@ -140,7 +140,7 @@ def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
 
 
 def _price_words(state: BestState, prospects: Prospects) -> str:
-    """What the search would find beyond its budget, and in how many seconds."""
+    """Return the gain that the search expects beyond its budget, and its price in seconds."""
     outlook = prospects.outlook
     if round(100 * outlook.chance) > 0:
         return f"going on for {outlook.price_s:.0f} s finds 2 % more with a chance of {chance_text(outlook.chance)}"
