@@ -323,7 +323,7 @@ async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> Non
     assert GIB == 2**30
 
 
-async def test_a_model_that_was_changed_is_said_above_the_knobs_of_the_next_run(home: Home) -> None:
+async def test_a_model_that_was_changed_is_shown_above_the_knobs_of_the_next_run(home: Home) -> None:
     run = a_run(home, changed=("model.num_hidden_layers", "batch_size"), model={"num_hidden_layers": 1})
     text, app = await shown(home, a_snapshot(run))
     assert "with model.num_hidden_layers=1" in text
