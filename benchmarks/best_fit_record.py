@@ -39,7 +39,7 @@ from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import Space
 from trainfast_runner.search.searches import new_search
 from trainfast_runner.search.warm_process import WarmProcess
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 UNTIMED, ROUNDS = 2, 5
@@ -283,7 +283,7 @@ def _spec_of(spec: RunSpec, space: Space, number: int) -> RunSpec:
 
 def _trial(process: WarmProcess, spec: RunSpec, number: int, steps: int, more: bool = False) -> dict[str, Any]:
     """The steps of one setting, by the slowest rank; `more` takes further steps of the process's last setting."""
-    knobs = {name: value for name, value in spec.knobs.items() if BY_NAME[name].changes_in_warm_process}
+    knobs = {name: value for name, value in spec.knobs.items() if KNOBS_BY_NAME[name].changes_in_warm_process}
     answers = process.trial(knobs, 0 if more else UNTIMED, steps, more)
     if answers is None:
         raise UserError(f"the process of setting {number} ended: {process.result and process.result.reason}")

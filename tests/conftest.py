@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def cli(tmp_path: Path, cache: Path) -> Cli:
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What processes leave behind, such as torchrun its log folders, goes when pytest deletes the test run's folder."""
+    """Files left by processes, such as the log folders of torchrun, go when pytest deletes the test run's folder."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
         yield

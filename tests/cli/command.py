@@ -127,10 +127,10 @@ class Started:
 
     @property
     def err(self) -> str:
-        """What it has said on stderr so far."""
+        """The text on stderr so far."""
         return self._err.read_text()
 
-    def until_said(self, *words: str) -> None:
+    def until_printed(self, *words: str) -> None:
         """Wait until stderr holds one of the words."""
         until(lambda: any(word in self.err for word in words) or self.process.poll() is not None, " or ".join(words))
         assert any(word in self.err for word in words), f"it ended without saying {words}:\n{self.err}"
@@ -147,7 +147,7 @@ class Started:
 
 @functools.cache
 def forks(library_path: str | None) -> Forks:
-    """Where commands are forked; the linker reads its path once, when a process starts."""
+    """The process that forks commands; the linker reads its path once, when a process starts."""
     return Forks(PROGRAM, {**os.environ, **({"LD_LIBRARY_PATH": library_path} if library_path else {})})
 
 

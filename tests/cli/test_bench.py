@@ -87,7 +87,7 @@ def test_a_table_of_real_runs_beside_a_measured_ceiling(cli: Cli, tmp_path: Path
 def test_ctrl_c_stops_the_run_and_the_bench(cli: Cli) -> None:
     (cli.presets / "mine.toml").write_text(TABLE)
     started = cli.start("bench", "mine", "--set", "steps=1000000", "--json")
-    started.until_said("running 1")
+    started.until_printed("running 1")
     started.signal(signal.SIGINT)
     done = started.end()
     assert done.code == 130, done.err

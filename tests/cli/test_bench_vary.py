@@ -61,7 +61,7 @@ def test_cold_rows_are_runs_of_their_own(cli: Cli) -> None:
 @pytest.mark.long
 def test_a_row_that_ends_the_process_leaves_the_next_row_a_new_one(cli: Cli) -> None:
     started = cli.start(*TINY, "--vary", "batch_size=2,4", "--vary", "grad_accum=1,2", "--set", "steps=300")
-    started.until_said("2/4")
+    started.until_printed("2/4")
     run = cli("runs", "list", "--probes", "--json").json["runs"][0]["run_id"]
     cli("stop", run, "--now")
     done = started.end()
@@ -74,7 +74,7 @@ def test_a_row_that_ends_the_process_leaves_the_next_row_a_new_one(cli: Cli) -> 
 @pytest.mark.long
 def test_ctrl_c_ends_a_warm_row_and_its_process(cli: Cli) -> None:
     started = cli.start(*TINY, "--vary", "batch_size=2,4", "--set", "steps=1000000")
-    started.until_said("1/2")
+    started.until_printed("1/2")
     until(lambda: cli("runs", "list", "--probes", "--json").json["runs"], "a run")
     started.signal(signal.SIGINT)
     done = started.end()

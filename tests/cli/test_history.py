@@ -127,7 +127,7 @@ def test_what_was_changed_tells_runs_of_one_preset_apart(cli: Cli) -> None:
     assert "settings: as the preset sets them" in cli("runs", "show", "20261101").out
 
 
-def test_the_steps_of_a_long_run_are_said_to_be_a_share(cli: Cli) -> None:
+def test_the_steps_of_a_long_run_are_printed_as_a_share(cli: Cli) -> None:
     run_id = "20261101-100000-tiny-llama-aaaa"
     thinning = Thinning(steps_looked_at=2, steps_dropped=90_000)
     write(cli.home, result(run_id, steps=100_000, thinning=thinning))
@@ -174,13 +174,13 @@ def test_the_speed_of_one_timed_step_says_so(cli: Cli) -> None:
     assert "measured 1 step: too few" in cli("runs", "compare", "last", "last").out
 
 
-def test_which_adamw_ran_is_said(cli: Cli) -> None:
+def test_which_adamw_ran_is_printed(cli: Cli) -> None:
     ran = Actual(device="cpu", world_size=1, optimizer="AdamW", optimizer_implementation="fused")
     write(cli.home, result("20261101-100000-tiny-llama-aaaa", actual=ran))
     assert "AdamW (fused)" in cli("runs", "show", "last").out
 
 
-def test_why_another_optimizer_ran_is_said(cli: Cli) -> None:
+def test_why_another_optimizer_ran_is_printed(cli: Cli) -> None:
     ran = Actual(device="cpu", world_size=2, optimizer="AdamW", optimizer_reason="torch's AdamW instead of another")
     write(cli.home, result("20261101-100000-tiny-llama-aaaa", actual=ran))
     assert "torch's AdamW instead of another" in cli("runs", "show", "last").out
@@ -351,7 +351,7 @@ def test_prediction_and_measurement_stand_together(cli: Cli) -> None:
     assert rows["peak predicted"] == ["204", "MiB", "255", "MiB"]
 
 
-def test_a_probe_of_a_search_is_said_to_be_one_everywhere(cli: Cli) -> None:
+def test_a_probe_of_a_search_is_shown_as_one_everywhere(cli: Cli) -> None:
     write(cli.home, result("20261101-100000-tiny-llama-aaaa"))
     probe = result(
         "20261102-100000-tiny-llama-bbbb",
@@ -374,7 +374,7 @@ def test_a_probe_of_a_search_is_said_to_be_one_everywhere(cli: Cli) -> None:
     assert "is a search's probe, which tried one batch_size after another: 7, 30, 62" in compared
 
 
-def test_fp16_that_a_cpu_emulates_is_said(cli: Cli) -> None:
+def test_fp16_that_a_cpu_emulates_is_printed(cli: Cli) -> None:
     write(cli.home, result("20261101-100000-tiny-llama-aaaa", knobs={"precision": "fp16"}))
     write(cli.home, result("20261102-100000-tiny-llama-bbbb"))
     said = "fp16 on a CPU without fp16 instructions is emulated"

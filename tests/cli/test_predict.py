@@ -243,7 +243,7 @@ def test_another_length_has_no_published_figures(
     assert (said["published"], said["unpublished"]) == (None, why)
 
 
-def test_the_wait_for_the_imports_is_said(
+def test_the_wait_for_the_imports_is_shown(
     preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "SLOW_S", 0.0)

@@ -96,7 +96,7 @@ def test_new_hides_a_shipped_preset_only_when_told(cli: Cli) -> None:
     assert cli("presets", "new", "tiny-llama", "--overwrite").code == 0
 
 
-def test_a_directory_and_a_preset_without_schema_are_told_in_words(cli: Cli) -> None:
+def test_a_directory_and_a_preset_without_schema_are_refused_in_words(cli: Cli) -> None:
     (cli.presets / "folder.toml").mkdir()
     assert "is a directory, not a preset file" in cli("run", str(cli.presets / "folder.toml")).refused()
     (cli.presets / "mine.toml").write_text('extends = "tiny-llama"\n')

@@ -1,4 +1,4 @@
-"""What must hold for any text after `--set`, and for a record file cut off anywhere."""
+"""Properties of any text after `--set`, and for a record file cut off anywhere."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from trainfast_runner.records.json_lines import Tail, read_all
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.settings.knob_type import Knob
-from trainfast_runner.settings.knobs import BY_NAME, KNOBS
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve, with_setting
 
 BASE = resolve("tiny-llama")
 KEYS = st.one_of(
-    st.sampled_from([*BY_NAME, "model.hidden_size", "data.kind", "data.paths", "data.", ".", "model."]), any_text()
+    st.sampled_from([*KNOBS_BY_NAME, "model.hidden_size", "data.kind", "data.paths", "data.", ".", "model."]),
+    any_text(),
 )
 STEPS = st.builds(
     Step,
@@ -37,7 +38,7 @@ STEPS = st.builds(
 
 
 def after_set(text: str) -> RunSpec | UserError:
-    """What `--set TEXT` makes of the preset, or why not. A setting is taken by its name, a refusal is one line."""
+    """Return the spec with `--set TEXT`, or its refusal. A setting is taken by its name, a refusal is one line."""
     answer: RunSpec | UserError
     try:
         answer = with_setting(BASE, text)
@@ -54,7 +55,7 @@ def after_set(text: str) -> RunSpec | UserError:
 @given(key=KEYS, value=any_text())
 def test_a_setting_is_taken_or_refused_in_one_line(key: str, value: str) -> None:
     answer = after_set(f"{key}={value}")
-    if key in BY_NAME and isinstance(answer, UserError):
+    if key in KNOBS_BY_NAME and isinstance(answer, UserError):
         assert key in answer.line(), "the refusal of a value names its knob"
 
 

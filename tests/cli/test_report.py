@@ -148,7 +148,7 @@ def test_every_picture_is_named_described_and_has_axes_with_units(recorded: Cli,
         assert words in page.text
 
 
-def test_throttled_time_is_shaded_and_said(recorded: Cli, tmp_path: Path) -> None:
+def test_throttled_time_is_shaded_and_named(recorded: Cli, tmp_path: Path) -> None:
     page = page_of(recorded, tmp_path, "last")
     shaded = [one for one in page.with_tag("rect") if one["class"] == "shade error" and float(one["x"]) > 0]
     assert len(shaded) >= 2, "heat held the GPU back twice"
@@ -381,7 +381,7 @@ def test_a_batch_search_has_its_sizes_its_fit_and_its_confirmation_run(recorded:
     assert "Picture left out of this form: peak memory by batch size" in markdown
 
 
-def test_a_search_that_goes_on_is_said_to(recorded: Cli, tmp_path: Path) -> None:
+def test_a_search_that_goes_on_is_reported_as_live(recorded: Cli, tmp_path: Path) -> None:
     write_batch_search(recorded.home)
     with (recorded.home / "searches" / SEARCH_ID / "search.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -203,7 +203,7 @@ def test_its_markdown_has_the_same_tables(home: Cli, tmp_path: Path) -> None:
     assert "<script" not in markdown
 
 
-def test_noise_that_decides_is_said(home: Cli, tmp_path: Path) -> None:
+def test_noise_that_decides_is_reported(home: Cli, tmp_path: Path) -> None:
     found = answer(within_percent=8.0, gain_percent=Interval(median=3.0, low=-5.0, high=11.0))
     write(home, BestEnded(state="answered", answer=found))
     page = page_of(home, tmp_path, SEARCH_ID)

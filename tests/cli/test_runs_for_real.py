@@ -98,7 +98,7 @@ def test_a_second_ctrl_c_kills_at_once(cli: Cli, tmp_path: Path) -> None:
     started = cli.start("run", "--json", "--", sys.executable, str(stubborn))
     until(lambda: any("deaf" in log.read_text() for log in cli.home.glob("runs/*/output.log")), "the script")
     started.signal(signal.SIGINT)
-    started.until_said("stopping the run")
+    started.until_printed("stopping the run")
     started.signal(signal.SIGINT)
     done = started.end()
     assert (done.code, done.json["state"]) == (4, "killed"), done.err
@@ -108,9 +108,9 @@ def test_a_second_ctrl_c_kills_at_once(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_ctrl_c_twice_ends_a_training_that_is_still_importing(cli: Cli) -> None:
     started = cli.start("run", "tiny-llama", *SMALL, "--set", "steps=1000000", "--json")
-    started.until_said("importing the training stack")
+    started.until_printed("importing the training stack")
     started.signal(signal.SIGINT)
-    started.until_said("stopping the run")
+    started.until_printed("stopping the run")
     started.signal(signal.SIGINT)
     done = started.end()
     assert done.code in (4, 130), done.err
@@ -128,13 +128,13 @@ def test_a_detached_run_is_attached_to_and_stopped_and_the_next_one_outlives_its
     assert detached.json["state"] in ("starting", "running")
 
     attached = cli.start("attach", "last")
-    attached.until_said(RUNNING)
+    attached.until_printed(RUNNING)
     attached.signal(signal.SIGINT)
     assert attached.end().code == 130
     assert is_alive(directory)
 
     hung_up = cli.start("attach", run_id)
-    hung_up.until_said("running")
+    hung_up.until_printed("running")
     hung_up.signal(signal.SIGHUP)
     assert hung_up.end().code == 129
     assert is_alive(directory)
@@ -148,14 +148,14 @@ def test_a_detached_run_is_attached_to_and_stopped_and_the_next_one_outlives_its
     assert f"in use by {run_id}" in cli("run", *endless).refused()
 
     waiting = cli.start("run", "--wait", *endless)
-    waiting.until_said(f"waiting for {run_id} to end")
+    waiting.until_printed(f"waiting for {run_id} to end")
     stopped = cli("stop", run_id, "--json")
     assert stopped.code == 0, stopped.err
     assert stopped.json["state"] == "stopped"
     assert not is_alive(directory)
     assert cli("runs", "rm", run_id).code == 0
 
-    waiting.until_said(RUNNING)
+    waiting.until_printed(RUNNING)
     until_measured(cli)
     check_that_a_run_outlives_its_watchers(cli, waiting)
 
@@ -237,7 +237,7 @@ def test_a_run_that_waited_is_recorded_as_it_started(cli: Cli, nvml_library: Pat
     }
     wanted = ["--set", "steps=5", "--set", "watch=0", "--cool-to", "60"]
     started = cli.start("run", "tiny-llama", *SMALL, *wanted, "--json", **machine)
-    started.until_said("cooling GPU 0: 90")
+    started.until_printed("cooling GPU 0: 90")
     cooled = tmp_path / "cooled"
     cooled.write_text("ramp 0 0 30 1 80 345\n")
     cooled.rename(scenario)

@@ -141,7 +141,7 @@ def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(c
     before: list[int] = []
     for said in ("starting", " fits: peak", "confirm "):
         started = Started(cli, command)
-        started.until_said(said)
+        started.until_printed(said)
         started.signal(signal.SIGKILL)
         started.end()
         directory = directory_of(cli)
@@ -174,7 +174,7 @@ def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(c
 def test_a_rank_killed_in_a_probe_ends_the_search_with_a_verdict(cli: Cli) -> None:
     ranks = ("--set", "strategy=ddp", "--set", "devices=2")
     started = Started(cli, ("search", "max-batch", *limited("512MiB", *ranks), "--json"))
-    started.until_said("probe ")
+    started.until_printed("probe ")
     (run,) = live_runs(cli)
     pid = next(json.loads(line)["pid"] for line in (run / "worker.rank1.jsonl").open())
     os.kill(pid, signal.SIGKILL)
@@ -191,7 +191,7 @@ def test_ctrl_c_cancels_and_keeps_the_journal(cli: Cli) -> None:
     # A confirmation that does not end by itself: however slow the other command is, there is something left to cancel.
     endless = ("--proof-steps", "100000")
     started = Started(cli, ("search", "max-batch", *limited("512MiB"), *endless, "--json"))
-    started.until_said("trying", "probe ")
+    started.until_printed("trying", "probe ")
     directory = directory_of(cli)
     # Another one may not conduct the same search beside it.
     other = cli("search", "max-batch", *limited("512MiB"), *endless)
@@ -248,7 +248,9 @@ def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkey
     assert said.getvalue().splitlines()[-1] == f"confirming 37~ 0 s, {steps} steps"
 
 
-def test_a_temperature_that_stands_still_is_said_for_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temperature_that_stands_still_is_printed_with_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = io.StringIO()
     monkeypatch.setattr(journal_printer, "TICK_S", 0.0)
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)

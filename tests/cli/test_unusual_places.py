@@ -118,7 +118,7 @@ def test_a_relative_home_with_spaces_and_letters(cli: Cli, tmp_path: Path) -> No
         assert path.stat().st_mode & 0o077 == 0, path
 
 
-def test_a_user_without_a_home_directory_is_told(cli: Cli) -> None:
+def test_a_user_without_a_home_directory_is_refused(cli: Cli) -> None:
     done = cli("runs", "list", "--json", TRAINFAST_HOME="~nobody-of-this-name/runs")
     assert "set TRAINFAST_HOME" in done.refused()
     assert done.json["error"]["key"] == "TRAINFAST_HOME"

@@ -1,4 +1,4 @@
-"""What the command line says about itself, and to a misspelt word."""
+"""The help of the command line, and its answer to a misspelt word."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from cli.command import COMMAND, Cli
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 
 LISTED = ("run", "runs", "logs", "stop", "attach", "presets", "export", "monitor", "topo", "doctor")
 
@@ -100,7 +100,7 @@ def test_the_app_needs_a_terminal(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("words", [["presets", "list"], ["--version"]])
-def test_a_full_disk_behind_stdout_is_said(words: list[str]) -> None:
+def test_a_full_disk_behind_stdout_is_printed(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
@@ -120,12 +120,12 @@ def test_a_reader_that_leaves_is_no_error(words: str) -> None:
 def test_knobs_are_listed_with_the_values_they_take(cli: Cli) -> None:
     done = cli("knobs")
     assert done.code == 0
-    assert {line.split()[0] for line in done.out.splitlines()[1:]} == set(BY_NAME)
+    assert {line.split()[0] for line in done.out.splitlines()[1:]} == set(KNOBS_BY_NAME)
     assert "a whole number from 1 to 1048576" in done.out
 
 
 def test_a_knob_prints_its_whole_help(cli: Cli) -> None:
-    entry = BY_NAME["reshard"]
+    entry = KNOBS_BY_NAME["reshard"]
     done = cli("knobs", "reshard")
     assert done.code == 0
     for text in (entry.what, entry.speed, entry.memory, entry.training, "on off", "fsdp, fsdp+tp"):

@@ -96,9 +96,7 @@ def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli: Cli, nvml_l
     ]
 
 
-def test_each_of_eight_gpus_is_held_back_by_what_the_scenario_does_to_it(
-    cli: Cli, nvml_library: Path, tmp_path: Path
-) -> None:
+def test_each_of_eight_gpus_has_the_bottleneck_of_its_scenario(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
     """A CPU training joined to eight GPUs: each rule about a GPU names the one that it is true of, and no other."""
 
     def gpu(reasons: int, mhz: int = 1980, degrees: float = 60) -> list[Moment]:

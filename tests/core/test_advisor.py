@@ -14,7 +14,7 @@ from trainfast_runner.memory.model_size import ModelSize, bytes_per_parameter, m
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search.advice.advisor import advise
 from trainfast_runner.search.advice.facts import Advice, Measured, Situation
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import resolve
 
 GIB = 2**30
@@ -148,7 +148,7 @@ def test_every_value_advised_is_one_its_knob_takes() -> None:
         values = [(one.knob, one.value) for one in advised if one.value is not None]
         assert values, f"nothing is advised for {place}"
         for name, value in values:
-            knob = BY_NAME[name]
+            knob = KNOBS_BY_NAME[name]
             assert knob.text_of(knob.read(value)) == value, f"{name}={value} is not what the knob would then show"
 
 
@@ -181,7 +181,7 @@ def test_parameters_follow_from_a_configuration() -> None:
     assert model_size({"model_type": "unheard-of"}) is None
 
 
-def test_fp16_that_the_cpu_does_not_have_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_that_the_cpu_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = tmp_path / "cpuinfo"
     monkeypatch.setattr(devices, "CPU_INFO", flags)
     flags.write_text("flags: avx512f\n")

@@ -1,4 +1,4 @@
-"""What a rank may use: one rule for the memory bar, `predict` and the search."""
+"""The memory that a rank may use: one rule for the memory bar, `predict` and the search."""
 
 from __future__ import annotations
 

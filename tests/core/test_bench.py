@@ -90,7 +90,7 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
     assert "no such \\| unit" in rows[3]
 
 
-def test_a_preset_without_variants_is_told_what_has_some() -> None:
+def test_a_preset_without_variants_is_refused_with_presets_that_have_some() -> None:
     with pytest.raises(UserError) as refused:
         prepare("tiny-llama")
     assert "no variants" in refused.value.line()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.memory.sharding import RULES
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.worker import catalog
 from trainfast_runner.worker.catalog import (
     ENGINES,
@@ -40,7 +40,7 @@ def test_entries_name_what_exists() -> None:
         assert set(strategy.axes) <= {"dp", "tp", "pp", "mp"}
         assert set(strategy.shards) <= {"weights", "gradients", "states"}
         assert strategy.parameter_form in PARAMETER_FORMS
-        assert set(strategy.knobs) <= set(BY_NAME)
+        assert set(strategy.knobs) <= set(KNOBS_BY_NAME)
     for optimizer in OPTIMIZERS.values():
         assert optimizer.fallback in OPTIMIZERS
         assert {given for given, _ in optimizer.refuses} <= set(PARAMETER_FORMS)

@@ -189,7 +189,7 @@ def test_what_a_sharded_model_cannot_do_is_refused(
         (TWO, ["strategy=naive-mp"], 1, 2, 8),
     ],
 )
-def test_processes_devices_and_the_global_batch_are_told_apart(
+def test_processes_devices_and_the_global_batch_are_distinguished(
     where: Machine, settings: list[str], processes: int, devices: int, global_batch: int
 ) -> None:
     asked = Facts(resolve("tiny-llama", settings), where, LLAMA, {}, "python")

@@ -264,7 +264,7 @@ def data_row(a: Result, b: Result) -> ComparisonRow:
     return next(row for row in compare(a, b).rows if row.label == "step: data")
 
 
-def test_a_phase_that_differs_is_told_by_its_own_spread() -> None:
+def test_a_phase_that_differs_is_found_by_its_own_spread() -> None:
     """Steps that scatter for another reason do not hide that loading takes a sixteenth."""
     row = data_row(phase(83.1, 6), phase(5.32, 1))
     assert row.verdict == BETTER

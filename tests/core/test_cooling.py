@@ -46,7 +46,7 @@ def test_it_counts_down_until_every_watched_gpu_is_below() -> None:
     assert [(look.index, look.temperature_c, look.waited_s) for look in seen] == [(1, 63, 1), (1, 61, 2), (1, 60, 3)]
 
 
-def test_a_temperature_that_stands_still_is_said_from_twenty_seconds_on() -> None:
+def test_a_temperature_that_stands_still_is_shown_from_twenty_seconds_on() -> None:
     seen = list(cooling({"GPU-1"}, 50, looks(61, 60, 61, 60, 49), ticking(15)))
     assert [look.stuck_s for look in seen] == [0, 0, 15, 30]
     assert [stuck_words(look.stuck_s) for look in seen] == [

@@ -169,7 +169,7 @@ def test_heat_names_the_gpu_the_degrees_and_the_milliseconds() -> None:
 
 
 def test_a_share_of_the_cpu_is_no_share_of_a_step() -> None:
-    """What others take of the CPU is said in its own unit; what it costs leaves out the wait for data."""
+    """The CPU use of others is shown in its own unit; its cost leaves out the wait for data."""
     busy = {"step": always(data_ms=250.0), "host": always(cpu_percent=99.0, own_percent=144.0)}
     data, host = sorted(Case(device="cpu", **busy).findings(), key=lambda finding: finding.rule)
     assert (data.cost_ms_per_step, data.cost_fraction) == (250, 0.25)

@@ -1,4 +1,4 @@
-"""What an export says of runs that no test can start: several processes, DeepSpeed, GPUs."""
+"""Exports of runs that no test can start: several processes, DeepSpeed, GPUs."""
 
 from __future__ import annotations
 

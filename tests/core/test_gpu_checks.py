@@ -1,4 +1,4 @@
-"""What `benchmarks/gpu.sh` would run on a machine with a GPU: every command of it is one, though none can run here."""
+"""The commands of `benchmarks/gpu.sh` on a machine with a GPU: each one exists, though none can run here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of several GPUs a count takes those joined by NVLink where they have nearly as much free memory."""
+"""A count of several GPUs takes those joined by NVLink where they have nearly as much free memory."""
 
 from __future__ import annotations
 

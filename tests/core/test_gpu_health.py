@@ -1,4 +1,4 @@
-"""What is wrong with a GPU that answers: `doctor` warns of it with a cure, and `monitor` says it below its table."""
+"""Faults of a GPU that answers: `doctor` warns of each with a cure, and `monitor` shows it below its table."""
 
 from __future__ import annotations
 

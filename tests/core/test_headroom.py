@@ -1,4 +1,4 @@
-"""Whether a predicted run fits, the largest batch that does, and what is said of one that cannot run here."""
+"""The fit of a predicted run, the largest batch that fits, and the words for a run that cannot run here."""
 
 from __future__ import annotations
 

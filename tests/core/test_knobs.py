@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from texts import any_text
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import BYTE_UNITS, parse_bytes, parse_bytes_per_rank
-from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults, knob
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, defaults, knob
 
 
 def test_every_default_is_a_value_of_its_knob() -> None:
@@ -85,12 +85,12 @@ def test_a_misspelt_knob_gets_the_nearest() -> None:
 
 
 def test_arrows_stop_at_the_ends_and_find_back_from_an_odd_value() -> None:
-    batch = BY_NAME["batch_size"]
+    batch = KNOBS_BY_NAME["batch_size"]
     assert batch.turn(8, 1) == 16
     assert batch.turn(12, 1) == 16
     assert batch.turn(12, -1) == 8
     assert batch.turn(1, -1) == 1
-    assert BY_NAME["precision"].turn("fp32", -1) == "fp32"
+    assert KNOBS_BY_NAME["precision"].turn("fp32", -1) == "fp32"
 
 
 @given(st.integers(1, 10**6), st.sampled_from(sorted(BYTE_UNITS)))
@@ -125,14 +125,14 @@ def test_figures_of_several_ranks_are_joined_by_a_plus() -> None:
 
 
 def test_a_knob_tells_which_values_train_the_same() -> None:
-    precision, optimizer = BY_NAME["precision"], BY_NAME["optimizer"]
+    precision, optimizer = KNOBS_BY_NAME["precision"], KNOBS_BY_NAME["optimizer"]
     assert precision.keeps_training("fp32", "bf16")
     assert not precision.keeps_training("fp32", "bf16-pure")
     assert precision.keeps_training("bf16-pure", "bf16-pure")
     assert optimizer.keeps_training("adamw", "adamw-fused")
     assert not optimizer.keeps_training("adamw", "sgd")
-    assert BY_NAME["batch_size"].keeps_training(1, 64)
-    assert not BY_NAME["seq_len"].keeps_training(64, 128)
+    assert KNOBS_BY_NAME["batch_size"].keeps_training(1, 64)
+    assert not KNOBS_BY_NAME["seq_len"].keeps_training(64, 128)
     assert "fp32, tf32, fp16, bf16 train alike" in precision.training
 
 
@@ -144,7 +144,7 @@ def test_values_that_a_search_tries_are_values_of_their_knob_and_train_the_same(
 
 
 def test_a_warm_process_turns_a_batch_size_and_no_strategy() -> None:
-    assert not BY_NAME["batch_size"].needs_process(4)
-    assert not BY_NAME["precision"].needs_process("bf16")
-    assert BY_NAME["precision"].needs_process("fp16")
-    assert BY_NAME["strategy"].needs_process("ddp")
+    assert not KNOBS_BY_NAME["batch_size"].needs_process(4)
+    assert not KNOBS_BY_NAME["precision"].needs_process("bf16")
+    assert KNOBS_BY_NAME["precision"].needs_process("fp16")
+    assert KNOBS_BY_NAME["strategy"].needs_process("ddp")

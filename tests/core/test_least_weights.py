@@ -1,4 +1,4 @@
-"""What a memory limit must at least hold: a rank's own part of the weights, not the whole model."""
+"""The least that a memory limit must hold: a rank's own part of the weights, not the whole model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs of a home go on, and waiting for one of them without looking through all of its history."""
+"""The live runs of a home, and waiting for one of them without looking through all of its history."""
 
 from __future__ import annotations
 

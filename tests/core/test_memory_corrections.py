@@ -1,4 +1,4 @@
-"""What measured runs teach the predictions of their device, and which teach nothing."""
+"""The corrections that measured runs give the predictions of their device, and runs that give none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BEYOND = {"forward_backward": 7000, "optimizer": -300}
 
 
 def a_run(spec: RunSpec, beyond: Mapping[str, int] = BEYOND, steps: int = 2, **changes: Any) -> RunRecords:
-    """What a run of MODEL left that took so many bytes beyond its trace."""
+    """Record a run of MODEL that took so many bytes beyond its trace."""
     predicted = MODEL.predict(spec)
     run = RunFile(
         run_id="r1",
@@ -197,7 +197,7 @@ def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_ag
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff"])
-def test_damaged_corrections_are_said_in_a_line_and_written_anew(tmp_path: Path, content: bytes) -> None:
+def test_damaged_corrections_are_printed_in_a_line_and_written_anew(tmp_path: Path, content: bytes) -> None:
     spec, file = spec_with(batch_size=5000), tmp_path / corrections.CORRECTIONS_FILE
     assert corrections.why_unreadable(tmp_path) is None
     file.write_bytes(content)

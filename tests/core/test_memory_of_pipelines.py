@@ -1,4 +1,4 @@
-"""What the stages of a pipeline are predicted to hold: the schedule's order, and the course cut at the blocks."""
+"""The predicted memory of pipeline stages: the schedule's order, and the timeline cut at the blocks."""
 
 from __future__ import annotations
 

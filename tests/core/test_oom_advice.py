@@ -1,4 +1,4 @@
-"""What a person is told to turn when memory ended."""
+"""The advice after an out-of-memory error."""
 
 from trainfast_runner.memory.oom_advice import best_of_each_knob, fixes, useful_first
 from trainfast_runner.settings.spec import resolve

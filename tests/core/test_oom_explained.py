@@ -24,7 +24,7 @@ from trainfast_tui.text.oom import changes_title, oom_sentences
 
 MIB = 2**20
 BEYOND = 33 * MIB
-"""What a limit on a CPU has to have beside what a change is predicted to need, 3 % of itself in it."""
+"""Bytes that a limit on a CPU needs beside the predicted bytes of a change, with 3 % of itself in them."""
 ON_CPU = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 67108864 bytes. Error code 12"
 ON_GPU = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 512.00 MiB is"

@@ -1,4 +1,4 @@
-"""What a card can do by its maker's figures, found by the name its driver gives it."""
+"""The maker's peaks of a card, found by the name that its driver gives it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launch gives its processes: the devices chosen, by UUID, and why these."""
+"""The devices that a launch gives its processes, by UUID, with the reason for the choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search is told of the batch before it tries one."""
+"""The batch that is predicted for a search before its first probe."""
 
 from __future__ import annotations
 

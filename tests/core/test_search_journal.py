@@ -371,7 +371,7 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
     assert not seen.is_live
 
 
-def test_searches_that_cannot_be_listed_are_said_not_taken_for_none(tmp_path: Path) -> None:
+def test_searches_that_cannot_be_listed_are_printed_not_taken_for_none(tmp_path: Path) -> None:
     home = Home(tmp_path)
     assert search_directories(home) == []
     (tmp_path / "searches").write_text("")

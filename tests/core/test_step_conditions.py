@@ -128,7 +128,7 @@ def test_what_held_last_goes_on_for_one_interval_beyond_the_last_sample() -> Non
     assert window(samples, 0, 12).throttled_ms["thermal"] == pytest.approx(4000 * 12 / 9)
 
 
-def test_without_an_energy_counter_power_is_integrated_and_said_so() -> None:
+def test_without_an_energy_counter_power_is_integrated_with_a_note() -> None:
     samples = [(float(t), sample(power_w=100.0 + 100 * t)) for t in range(3)]
     found = window(samples, 0, 2)
     assert (found.energy_joules, found.energy_source) == (pytest.approx(400), "integrated power")

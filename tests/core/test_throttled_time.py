@@ -37,7 +37,7 @@ def policy_counters(scenario: Scenario, t: float) -> dict[str, Any]:
 
 
 def nonsense(sw: Callable[[float], float], hw: Callable[[float], float]) -> Counters:
-    """What other drivers answer with success where the counters of single causes stand in ours."""
+    """The answer of other drivers, with success, where the counters of single causes stand in ours."""
     return lambda _, t: {
         "sw_thermal_slowdown_ns": int(sw(t)),
         "hw_thermal_slowdown_ns": int(hw(t)),

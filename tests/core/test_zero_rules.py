@@ -1,4 +1,4 @@
-"""What ZeRO cannot do is refused before launch, with what does work."""
+"""Settings that ZeRO cannot run are refused before launch, with settings that work."""
 
 from __future__ import annotations
 

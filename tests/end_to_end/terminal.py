@@ -39,7 +39,7 @@ class Terminal:
         self._call("send-keys", *keys)
 
     def screen(self) -> str:
-        """What stands on the screen now."""
+        """The text on the screen now."""
         return self._call("capture-pane", "-p")
 
     def until_shows(self, *words: str, seconds: float = 180.0) -> str:

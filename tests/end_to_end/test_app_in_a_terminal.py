@@ -149,7 +149,7 @@ def test_ascii_has_no_other_sign_on_any_screen(terminal: Terminal) -> None:
 
 
 @pytest.mark.long
-def test_out_of_memory_is_said_with_its_cures(cli: Cli, terminal: Terminal) -> None:
+def test_out_of_memory_is_shown_with_its_cures(cli: Cli, terminal: Terminal) -> None:
     terminal.open([*COMMAND, "--preset", "tiny-llama"])
     terminal.until_shows("No run yet")
     terminal.press("Enter")

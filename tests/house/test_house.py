@@ -31,14 +31,14 @@ PATIENCE_S = 200.0
 ASK = """
 import contextlib, io, json, sys
 from trainfast_tui.cli import main
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 
 answers = []
 for words in json.loads(sys.argv[1]):
     out, err, code = *(io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         if words[0] == "help":
-            knob = BY_NAME[words[1]]
+            knob = KNOBS_BY_NAME[words[1]]
             print(knob.what, knob.speed, knob.memory, knob.values.describe())
         else:
             try:

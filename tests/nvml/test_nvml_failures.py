@@ -18,7 +18,7 @@ from trainfast_runner.machine.telemetry.nvml import Nvml
 RUNNER = Path(next(iter(trainfast_runner.__path__))).parent
 
 
-def test_a_lost_gpu_is_said_the_others_go_on_and_it_comes_back(watch) -> None:
+def test_a_lost_gpu_is_recorded_the_others_go_on_and_it_comes_back(watch) -> None:
     machine = Machine(gpus(3))
     machine.gpus[1].lost = (3, 8)
     look = watch(machine)
@@ -131,7 +131,7 @@ def test_a_driver_that_does_not_start_is_explained_and_tried_again(watch, code: 
     assert missing == {}
 
 
-def test_no_gpu_is_said(watch) -> None:
+def test_no_gpu_is_recorded(watch) -> None:
     assert watch(Machine([]))(0) == ([], {"nvml": "the NVIDIA driver is loaded and lists no GPU"})
 
 

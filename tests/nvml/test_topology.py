@@ -63,7 +63,7 @@ def test_a_narrow_slot_is_a_finding_and_an_idle_generation_is_not() -> None:
     assert "GPU 0: PCIe generation below the maximum while idle" in said
 
 
-def test_peers_that_cannot_read_each_other_are_said() -> None:
+def test_peers_that_cannot_read_each_other_are_named() -> None:
     topology = seen(Machine(two(peer_access=1)))
     assert topology.p2p == [[None, "the chipset does not support it"], ["the chipset does not support it", None]]
     assert "NCCL copies through host memory" in " ".join(link_advice(topology))

@@ -121,7 +121,7 @@ def test_script_with_its_own_signal_handler_is_stopped(cli: Cli, tmp_path: Path)
         "while True:\n    time.sleep(0.05)\n"
     )
     started = cli.start("run", "--json", *written(tmp_path, lines))
-    started.until_said("is starting")
+    started.until_printed("is starting")
     log = until(lambda: next(iter(cli.home.glob("runs/*/output.log")), None), "the run's log")
     until(lambda: "ready" in log.read_text(), "the script's handler")
     started.signal(signal.SIGINT)
@@ -155,7 +155,7 @@ def test_out_of_memory_before_the_first_step_names_its_phase(cli: Cli) -> None:
         ),
     ],
 )
-def test_closed_door_is_said_at_the_start_and_the_end(
+def test_closed_door_is_printed_at_the_start_and_the_end(
     cli: Cli, tmp_path: Path, flags: tuple[str, ...], environment: dict[str, str], why: str
 ) -> None:
     _, python, path = written(tmp_path, "print('trained')\n")
@@ -170,7 +170,7 @@ def test_script_that_reports_no_step_for_a_minute_is_told_the_ways(cli: Cli, tmp
     go = tmp_path / "go"
     lines = f"import os, time, torch\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\n"
     started = cli.start("run", "--json", *written(tmp_path, lines))
-    started.until_said("no optimizer step seen in 60 s")
+    started.until_printed("no optimizer step seen in 60 s")
     go.touch()
     done = started.end()
     no_step(done)

@@ -27,7 +27,7 @@ NOT_IN_A_FORM = {
     "model and data are those of tiny-llama; --from PRESET takes others",
     "to run the script itself: trainfast-tui presets new NAME -- COMMAND",
 }
-"""What an import says of a form that names no model."""
+"""The answer of an import to a form that names no model."""
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 
@@ -185,7 +185,7 @@ def test_proof_is_refused_or_waits_while_another_run_uses_the_device(
     assert f"the CPU is in use by {other}" in said
     assert "or --wait" in said
     waiting = cli.start(*prove, "--wait", "--json")
-    waiting.until_said("waiting for")
+    waiting.until_printed("waiting for")
     cli("stop", other)
     done = waiting.end()
     assert done.code == 0, done.err

@@ -56,7 +56,7 @@ def test_records_that_cannot_be_read_do_not_end_the_run(run: Run) -> None:
     assert read_result(run.directory) == result
 
 
-def test_what_a_rank_could_not_write_is_said_with_the_result(run: Run) -> None:
+def test_what_a_rank_could_not_write_is_noted_with_the_result(run: Run) -> None:
     result = run.result_of("begin(); train(5); say('trouble', detail='steps.jsonl cannot be written'); say('finished')")
     assert result.state == "finished"
     assert result.troubles == ["rank 0: steps.jsonl cannot be written"]

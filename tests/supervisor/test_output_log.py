@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainfast_runner.records import output_log
 from trainfast_runner.records.capped_file import CappedFile
-from trainfast_runner.records.output_log import read_log
+from trainfast_runner.records.output_log import GrowingLog, read_log
 from trainfast_runner.running.supervisor import SupervisorBounds
 
 from .conftest import Run
@@ -102,3 +104,34 @@ def test_last_lines_are_the_last_lines(
     count = data.draw(st.integers(0, 40))
     assert read_log(path, count) == (lines[-count:] if count else [])
     assert read_log(path) == lines
+
+
+def test_a_growing_log_returns_each_line_once_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "output.log"
+    log = GrowingLog(path, last_lines=2)
+    assert log.read() is None, "no file yet"
+    path.write_bytes(b"one\ntwo\nthree\nfo")
+    assert log.read() == ["two", "three"]
+    assert log.read() == []
+    assert log.unfinished() == "fo"
+    with path.open("ab") as file:
+        file.write(b"ur\nfive")
+    assert log.read() == ["four"]
+    assert log.read() is None
+    assert log.unfinished() == "five"
+
+
+def test_a_line_appended_during_the_first_look_is_returned_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "output.log"
+    path.write_bytes(b"one\n")
+
+    def read_after_an_append(*arguments: Any, **options: Any) -> list[str]:
+        with path.open("ab") as file:
+            file.write(b"two\n")
+        return read_log(*arguments, **options)
+
+    monkeypatch.setattr(output_log, "read_log", read_after_an_append)
+    log = GrowingLog(path)
+    assert (log.read(), log.read(), log.read()) == (["one"], ["two"], None)

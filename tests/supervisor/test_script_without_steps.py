@@ -61,7 +61,7 @@ def polled(watch: ScriptWatch, notices: list[str]) -> list[str]:
     return notices
 
 
-def test_script_that_compiles_is_said_to_and_told_the_ways_afterwards(run: Run) -> None:
+def test_script_that_compiles_is_shown_as_compiling_and_shown_the_ways_afterwards(run: Run) -> None:
     notices: list[str] = []
     watch = watch_of(run, notices)
     with child("open('/proc/self/comm', 'w').write('nvcc')"):

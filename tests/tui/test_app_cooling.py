@@ -84,7 +84,7 @@ async def test_s_gives_the_wait_up_and_nothing_is_started(home: Home, warm: Warm
             await pilot.press("s")
             text = await until(pilot, "given up; nothing was started")
             assert "Refused" not in text, "it is what was asked for"
-            assert not app.session.runs.is_starting
+            assert not app.session.run_control.is_starting
             assert not warm.started.is_set()
 
 
@@ -92,7 +92,7 @@ async def test_what_is_no_temperature_is_refused_where_it_is_typed(home: Home) -
     async with running(home, size=(120, 40)) as (app, pilot):
         await asked(pilot, "500")
         assert "500 is no temperature to wait for" in screen_text(app)
-        assert app.session.runs.cool_to_c is None
+        assert app.session.run_control.cool_to_c is None
 
 
 async def test_without_a_temperature_to_wait_for_nothing_starts(home: Home, warm: Warm) -> None:

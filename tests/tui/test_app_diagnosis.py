@@ -48,7 +48,7 @@ async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> N
         assert "next run" in screen_text(app)
 
 
-def test_shares_that_overlap_are_said_to() -> None:
+def test_shares_that_overlap_are_shown_with_a_note() -> None:
     two = [msgspec.structs.replace(HEAT, cost_fraction=0.7, cost_ms_per_step=350.0), HEAT]
     assert [cost_words(one) for one in (*two, SMALL_BATCH)] == ["70 % of a step: 350 ms", "16 % of a step", ""]
     assert overlap_words(two) == ""
@@ -58,7 +58,7 @@ def test_shares_that_overlap_are_said_to() -> None:
     assert "throttled by heat, 70 % of a step: 350 ms" in explained_bottlenecks(two, "nothing")
 
 
-async def test_nothing_found_is_said_and_before_the_first_step_nothing(home: Home) -> None:
+async def test_nothing_found_is_shown_and_before_the_first_step_nothing(home: Home) -> None:
     async with running(home, size=(80, 24)) as (app, pilot):
         await pilot.press("d")
         assert "No step was measured yet" in screen_text(app)
@@ -77,7 +77,9 @@ async def test_nothing_found_is_said_and_before_the_first_step_nothing(home: Hom
         (False, 3, True, "no bottleneck measured"),
     ],
 )
-def test_nothing_found_is_told_from_not_looked_for(live: bool, measured: int, diagnosed: bool, words: str) -> None:
+def test_nothing_found_is_distinguished_from_not_looked_for(
+    live: bool, measured: int, diagnosed: bool, words: str
+) -> None:
     assert nothing_found(live=live, measured=measured, diagnosed=diagnosed).startswith(words)
 
 
@@ -103,7 +105,7 @@ def test_the_newest_steps_say_what_heat_cost_them(home: Home, hold: Callable[[Pa
     assert "87 °C now" in text, "where the run began is another figure, and does not change"
 
 
-def test_of_an_ended_run_all_its_steps_count_and_warming_up_is_said(home: Home) -> None:
+def test_of_an_ended_run_all_its_steps_count_and_warming_up_is_shown(home: Home) -> None:
     text = conditions_text(a_thermal_ramp(home), 120)
     assert "T 2" in text
     assert "   55 °C at start" in text, "the run's start, not its last step's"

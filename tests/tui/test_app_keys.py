@@ -155,16 +155,21 @@ async def test_zooming_says_what_the_charts_show(home: Home) -> None:
 async def test_throughput_is_shown_in_tokens_and_back(home: Home) -> None:
     directory = a_run(home)
 
-    def top_chart(text: str) -> list[str]:
-        rows = text.splitlines()
-        top = next(at for at, row in enumerate(rows) if "throughput" in row)
-        return rows[top : top + 6]
+    async def top_chart(*keys: str) -> list[str]:
+        async with running(home, size=FULL) as (app, pilot):
+            app.post(SnapshotTaken(a_snapshot(directory)))
+            await pilot.pause()
+            for key in keys:
+                await pilot.press(key)
+                await pilot.pause()
+            region = app.screen.query_one("#throughput").region
+            return [row[region.x : region.right] for row in screen_text(app).splitlines()[region.y : region.bottom]]
 
-    samples = top_chart((await shown(home, a_snapshot(directory)))[0])
-    tokens = top_chart((await shown(home, a_snapshot(directory), "t"))[0])
+    samples = await top_chart()
+    tokens = await top_chart("t")
     rate = a_step(30).tokens / a_step(30).step_ms * 1e3
     assert f"tokens/s {rate:,.0f}" in tokens[0], "the newest step's"
-    assert top_chart((await shown(home, a_snapshot(directory), "t", "t"))[0]) == samples, "on its own y axis again"
+    assert await top_chart("t", "t") == samples, "on its own y axis again"
 
 
 async def test_a_model_without_tokens_has_no_token_throughput(home: Home) -> None:
@@ -173,6 +178,14 @@ async def test_a_model_without_tokens_has_no_token_throughput(home: Home) -> Non
     write_lines(directory / "steps.jsonl", steps)
     text, _ = await shown(home, a_snapshot(directory), "t")
     assert "This model has no tokens; t shows samples/s." in text
+
+
+async def test_steps_without_samples_ask_for_the_number_of_samples(home: Home) -> None:
+    directory = a_run(home)
+    steps = [msgspec.structs.replace(a_step(number), samples=None, tokens=None) for number in range(1, 31)]
+    write_lines(directory / "steps.jsonl", steps)
+    text, _ = await shown(home, a_snapshot(directory))
+    assert "The script shows no samples: start it with --samples-per-step N." in text
 
 
 async def test_the_log_opens_closes_and_scrolls(home: Home) -> None:

@@ -24,7 +24,7 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.search.advice.facts import Measured, Situation
 from trainfast_runner.search.advice.situation import gather
 from trainfast_runner.settings.knob_values import Choice
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_tui.control.messages import NextRunRefused, SituationGathered, SnapshotTaken
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
@@ -112,7 +112,7 @@ async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
         app.session.set_next_run(app.session.next_run.with_value("strategy", "ddp"))
         await pilot.pause()
         assert "global batch 16 = 8 x 1 x 2 ranks" in screen_text(app)
-        values = BY_NAME["strategy"].values
+        values = KNOBS_BY_NAME["strategy"].values
         assert isinstance(values, Choice)
         app.session.set_next_run(app.session.next_run.with_value("strategy", values.options[-1]))
         await pilot.press("space")
@@ -323,7 +323,7 @@ async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> Non
     assert GIB == 2**30
 
 
-async def test_a_model_that_was_changed_is_said_above_the_knobs_of_the_next_run(home: Home) -> None:
+async def test_a_model_that_was_changed_is_shown_above_the_knobs_of_the_next_run(home: Home) -> None:
     run = a_run(home, changed=("model.num_hidden_layers", "batch_size"), model={"num_hidden_layers": 1})
     text, app = await shown(home, a_snapshot(run))
     assert "with model.num_hidden_layers=1" in text
@@ -355,7 +355,7 @@ async def test_i_shows_the_whole_text_about_a_knob_and_the_refusal_of_it(home: H
         assert "i: all of it" in screen_text(app)
         await pilot.press("i")
         text = " ".join(screen_text(app).split())
-        entry = BY_NAME["strategy"]
+        entry = KNOBS_BY_NAME["strategy"]
         assert f"Refused: {'because ' * 40}it is so; try strategy=ddp" in text
         assert entry.what in text
         await pilot.press("pagedown")

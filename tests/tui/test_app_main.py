@@ -173,7 +173,7 @@ async def test_text_of_the_training_is_shown_as_text(home: Home) -> None:
     assert "owned" not in text
 
 
-async def test_synthetic_data_is_said_wherever_its_figures_are(home: Home) -> None:
+async def test_synthetic_data_is_shown_wherever_its_figures_are(home: Home) -> None:
     text, _ = await shown(home, a_snapshot(a_run(home, synthetic=True)))
     assert text.count("synthetic data") >= 3, "in the header, over the chart and beside the figures"
 
@@ -186,7 +186,7 @@ async def test_a_terminal_too_small_still_shows_the_essentials(home: Home, hold:
     assert "batch_size" not in text
 
 
-async def test_few_measured_steps_are_said_to_be_few(home: Home) -> None:
+async def test_few_measured_steps_are_shown_to_be_few(home: Home) -> None:
     one, _ = await shown(home, a_snapshot(a_run(home, "20261121-000000-tiny-llama-0001", steps=4)))
     assert "few steps: only 1 measured" in one
     two, _ = await shown(home, a_snapshot(a_run(home, "20261121-000000-tiny-llama-0002", steps=5)))

@@ -98,7 +98,7 @@ async def test_c_on_the_main_screen_compares_with_the_run_before(home: Home) -> 
         await until(pilot, "There is no other ended run")
 
 
-async def test_synthetic_data_is_said_in_a_comparison(home: Home) -> None:
+async def test_synthetic_data_is_shown_in_a_comparison(home: Home) -> None:
     a_run(home, FIRST)
     second = a_run(home, SECOND, synthetic=True)
     async with running(home, size=(120, 40)) as (app, pilot):
@@ -197,7 +197,7 @@ async def test_on_a_narrow_list_the_order_is_one_that_can_be_seen(home: Home) ->
         assert "24.0" in text, "a figure is there whole"
 
 
-async def test_runs_without_a_step_are_told_in_a_line(home: Home) -> None:
+async def test_runs_without_a_step_are_shown_in_a_line(home: Home) -> None:
     a_run(home, FIRST)
     second = an_oom_run(home)
     async with running(home, size=(120, 40)) as (app, pilot):

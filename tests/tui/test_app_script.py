@@ -223,7 +223,7 @@ async def test_r_asks_before_a_script_trains_to_its_own_end(home: Home, work: Pa
         await looked_into(pilot)
         await saved(pilot, "mine")
         started: list[Any] = []
-        app.session.runs.start = lambda spec, run_to_stop=None: started.append(spec)  # type: ignore[method-assign]
+        app.session.run_control.start = lambda spec, run_to_stop=None: started.append(spec)  # type: ignore[method-assign]
         await pilot.press("r")
         assert isinstance(app.screen, Confirm)
         assert "train.py runs to its own end and saves what it saves" in screen_text(app)
@@ -294,7 +294,7 @@ async def test_leaving_the_screen_ends_the_script(home: Home, work: Path) -> Non
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main
-        thread = app.session.scripts._work._thread
+        thread = app.session.script_control._work._thread
         assert thread is not None
         thread.join(60)
         assert not thread.is_alive()
@@ -313,7 +313,7 @@ async def test_looking_again_beside_a_measured_run_ends_the_script(
         app.post(SnapshotTaken(a_snapshot(a_live_run(home, hold), second=23)))
         await pilot.press("f5")
         assert "is being measured, and starting the script would slow it" in screen_text(app)
-        thread = app.session.scripts._work._thread
+        thread = app.session.script_control._work._thread
         assert thread is not None
         thread.join(60)
         assert not thread.is_alive()

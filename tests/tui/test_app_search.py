@@ -187,7 +187,7 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
 
 
 @pytest.mark.parametrize("key", ["b", "escape"])
-async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(
+async def test_leaving_lets_it_go_on_and_its_end_is_notified_on_the_main_screen(
     home: Home, live_search: Path, key: str
 ) -> None:
     async with running(home, size=FULL) as (app, pilot):
@@ -246,7 +246,7 @@ async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home
         assert "the search had other knobs" in screen_text(app)
 
 
-async def test_what_broke_a_search_off_is_said(home: Home, live_search: Path) -> None:
+async def test_what_broke_a_search_off_is_shown(home: Home, live_search: Path) -> None:
     reason = "cpu in use by 20261121-054455-tiny-llama-7f3a"
     async with running(home, size=SMALL) as (app, pilot):
         await opened(pilot, live_search)

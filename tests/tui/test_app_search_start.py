@@ -240,7 +240,7 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
     conduct(starts.directory)
     async with running(home, size=SMALL) as (app, pilot):
         await show(pilot, None)
-        app.session.runs.cool_to_c = 55
+        app.session.run_control.cool_to_c = 55
         await pilot.press("b", "enter")
         while starts.cool_to_c is None or app.session.searches.batch.current is None:
             await show(pilot, starts.directory)

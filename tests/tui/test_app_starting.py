@@ -82,7 +82,9 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
         await pilot.press("r", "r")
         await until(pilot, "A run is starting; press r again")
         launches.go.set()
-        await until_true(pilot, lambda: not app.session.runs.is_starting or (home.runs / NEW).exists(), "the run")
+        await until_true(
+            pilot, lambda: not app.session.run_control.is_starting or (home.runs / NEW).exists(), "the run"
+        )
         # Its supervisor runs, and what is on the screen is still the run before.
         await show(pilot, old)
         await pilot.press("r")
@@ -90,7 +92,7 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
         assert launches.count == 1
         hold(home.directory(NEW))
         await show(pilot, home.directory(NEW))
-        assert not app.session.runs.is_starting
+        assert not app.session.run_control.is_starting
         await pilot.press("r")
         await until(pilot, "y  stop it, then run")
 

@@ -61,7 +61,7 @@ async def test_it_fits_the_smallest_terminal_and_ascii(home: Home) -> None:
     assert "GPU7" in text
 
 
-def test_a_gpu_that_does_not_answer_is_said_whole_and_claimed_for_nothing() -> None:
+def test_a_gpu_that_does_not_answer_is_shown_whole_and_claimed_for_nothing() -> None:
     lost = Gpu(uuid="GPU-2", bus=2)
     lost.lost = (0.0, 9.0)
     with stand_in.installed(Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1", bus=1), lost])):

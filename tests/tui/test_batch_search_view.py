@@ -84,7 +84,7 @@ async def test_on_a_narrow_screen_how_a_size_came_out_still_stands(home: Home, l
     assert "● fits" in text
 
 
-async def test_what_is_not_predicted_is_said_for_the_whole_search(home: Home, conduct: Callable[[Path], None]) -> None:
+async def test_what_is_not_predicted_is_shown_for_the_whole_search(home: Home, conduct: Callable[[Path], None]) -> None:
     reason = "no prediction, the sizes are found by trying: the tracer cannot follow this model: aten.nonzero"
     search = a_search(home, [asked(), CONDUCTED, Predicted(t_ns=START_NS + S, reason=reason), a_probe(1), a_probe(2)])
     conduct(search)

@@ -16,8 +16,8 @@ from trainfast_tui.charts.event_line import EventLine
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.live.event_words import DESCRIPTIONS, events_of_run
 from trainfast_tui.live.machine_events import MachineEvents
+from trainfast_tui.text.event_words import DESCRIPTIONS, events_of_run
 
 
 def words_of(home: Home, *events: Event) -> list[str]:
@@ -66,7 +66,7 @@ def test_a_machine_without_a_run_tells_from_its_samples_and_looks_at_each_once()
     assert [event.words for event in machine.update([*ticks, lost])] == found
 
 
-def test_processes_that_come_and_go_on_a_gpu_are_told_but_not_those_found_there() -> None:
+def test_processes_that_come_and_go_on_a_gpu_are_shown_but_not_those_found_there() -> None:
     def at(second: int, *pids: int) -> Tick:
         held = [DeviceProcess(pid=pid, memory_used_bytes=2**30) for pid in pids]
         return msgspec.structs.replace(a_tick(second), devices=[a_gpu(0, processes=held, throttle_reasons=[])])
@@ -92,7 +92,7 @@ def texts_of(chart: StripChart) -> list[str]:
     return [chart.render_line(y).text for y in range(chart.size.height)]
 
 
-async def test_the_newest_is_told_and_an_earlier_one_can_be_chosen(home: Home) -> None:
+async def test_the_newest_is_shown_and_an_earlier_one_can_be_chosen(home: Home) -> None:
     async with running(home, size=(140, 48)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
         await pilot.pause()
@@ -102,7 +102,7 @@ async def test_the_newest_is_told_and_an_earlier_one_can_be_chosen(home: Home) -
         await pilot.press("e", "e")
         for chart, old in zip(charts, before, strict=True):
             marked = [row for row, was in zip(texts_of(chart), old, strict=True) if row.count("│") > was.count("│")]
-            assert marked, "the event of the event is marked on every chart"
+            assert marked, "the chosen event is marked on every chart"
             assert len({row.rindex("│") for row in marked}) == 1
         assert "t  5 s before the end  GPU 0: no longer: thermal slowdown (software), after 12 s" in screen_text(app)
         await pilot.press("E", "E")
@@ -115,7 +115,7 @@ async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() 
     app = Line()
     async with app.run_test():
         line = app.query_one(EventLine)
-        line.show_events(events, TimeAxis(START_NS, START_NS + 40 * S, "now"))
+        line.show_events(events, TimeAxis(START_NS, START_NS + 40 * S, is_live=True))
         signs, _ = text_of(line, 11 + 80, 2)
         assert signs.startswith("   events ├")
         assert abs(signs.index("T") - 11 - 2 * RAMP.start) <= 1
@@ -125,12 +125,12 @@ async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() 
         assert text_of(line, 91, 1) == ["     P  4 s ago  GPU 0: at the power limit  3 of 3, e earlier"]
 
 
-async def test_what_happened_before_the_span_on_the_axis_is_still_told_and_chosen() -> None:
+async def test_what_happened_before_the_span_on_the_axis_is_still_shown_and_chosen() -> None:
     events = MachineEvents().update([a_ramp_tick(second) for second in range(40)])
     app = Line()
     async with app.run_test():
         line = app.query_one(EventLine)
-        line.show_events(events, TimeAxis(START_NS + 200 * S, START_NS + 320 * S, "now"))
+        line.show_events(events, TimeAxis(START_NS + 200 * S, START_NS + 320 * S, is_live=True))
         signs, words = text_of(line, 91, 2)
         assert set(signs.removeprefix("   events ├")) == {"─"}
         assert words == "     P  4 min 44 s ago  GPU 0: at the power limit  3 of 3, e earlier"
@@ -139,11 +139,11 @@ async def test_what_happened_before_the_span_on_the_axis_is_still_told_and_chose
         assert line.chosen_ns == START_NS + RAMP.stop * S
 
 
-async def test_nothing_happened_is_said() -> None:
+async def test_nothing_happened_is_shown() -> None:
     app = Line()
     async with app.run_test():
         line = app.query_one(EventLine)
-        line.show_events([], TimeAxis(START_NS, START_NS + 40 * S, "now"))
+        line.show_events([], TimeAxis(START_NS, START_NS + 40 * S, is_live=True))
         assert text_of(line, 60, 2)[1].strip() == "no events"
         assert line.move(-1) == "Nothing happened in this stretch of time."
 

@@ -230,7 +230,7 @@ async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(
             assert app.session.requests[-1].may_trace == may_trace, state
 
 
-def test_the_wait_for_the_imports_is_said(tracer: Tracer) -> None:
+def test_the_wait_for_the_imports_is_shown(tracer: Tracer) -> None:
     tracer.importing = "/env/bin/python"
     answers = Answers()
     answers.ask("seq_len=64")

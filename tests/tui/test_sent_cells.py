@@ -71,7 +71,7 @@ def styled(sgr: dict[str, str], codes: str) -> dict[str, str]:
 
 
 def seen(character: str, sgr: dict[str, str]) -> tuple[str, frozenset[str]]:
-    """What a person sees: of a blank the background, and the letters' colour only with a line or reversed."""
+    """The visible part of a cell: of a blank the background, and the letters' colour only with a line or reversed."""
     lined = {"4", "7"} & sgr.keys()
     shown = {f"{code}:{value}" for code, value in sgr.items() if character != " " or lined or code == "48"}
     return character, frozenset(shown)

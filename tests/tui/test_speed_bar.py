@@ -31,7 +31,7 @@ def shown(view: NextRunSpeed, size: tuple[int, int] = FULL) -> list[str]:
     return texts
 
 
-def test_a_prediction_is_said_with_its_interval_under_its_bar() -> None:
+def test_a_prediction_is_shown_with_its_interval_under_its_bar() -> None:
     title, bar, words = shown(PREDICTED)
     assert title.startswith("speed ")
     assert (bar.count("█"), bar.count("▒")) == (38, 8), "the interval's lower end, and the rest of the interval"

@@ -71,7 +71,7 @@ def test_a_search_that_is_started_elsewhere_is_followed(
     assert following.directory == search, "the live one that is shown stays"
 
 
-async def test_it_is_said_once_beside_the_run_on_the_screen(home: Home) -> None:
+async def test_it_is_notified_once_beside_the_run_on_the_screen(home: Home) -> None:
     app = StillApp(home)
     told = replace(a_snapshot(a_run(home, FIRST)), started_elsewhere=SECOND)
     async with app.run_test(size=(120, 40)) as pilot:

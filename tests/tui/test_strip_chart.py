@@ -37,7 +37,7 @@ def a_chart(*series: Series, seconds: float = 120, **changes: Any) -> ChartData:
     fields: dict[str, Any] = {
         "title": "Power",
         "series": series,
-        "axis": TimeAxis(0, int(seconds * S), "now"),
+        "axis": TimeAxis(0, int(seconds * S), is_live=True),
         "gap_ns": 3 * S,
         "unit": fmt.watts,
     }
@@ -228,7 +228,7 @@ def charts(draw: st.DrawFn) -> ChartData:
     return ChartData(
         title=draw(_texts),
         series=tuple(series),
-        axis=TimeAxis(t_min, t_max, "now"),
+        axis=TimeAxis(t_min, t_max, is_live=True),
         gap_ns=draw(st.integers(0, 10**12)),
         unit=draw(st.sampled_from([fmt.watts, fmt.size, fmt.celsius, fmt.number])),
         spans=tuple(spans),

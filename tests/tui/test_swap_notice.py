@@ -25,7 +25,7 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
 ) -> None:
     app = StillApp(home)
     started: list[RunSpec] = []
-    monkeypatch.setattr(app.session.runs, "start", lambda spec, after: started.append(spec))
+    monkeypatch.setattr(app.session.run_control, "start", lambda spec, after: started.append(spec))
     async with app.run_test(size=FULL) as pilot:
         app.post(SnapshotTaken(a_snapshot(None)))
         app.post(NextRunPredicted(replace(PREDICTED, fit=TOO_MUCH)))

@@ -9,7 +9,7 @@ from trainfast_tui.terminal.escape_key import KeyReader, after_escape
 
 
 def keys_of(*reads: str) -> list[str]:
-    """What is typed, by name: an `alt+` key as the two it stands for."""
+    """The typed keys by name: an `alt+` key as the two it stands for."""
     reader = KeyReader()
     names: list[str] = []
     for read in reads:

@@ -98,7 +98,7 @@ def test_without_forks_requests_are_traced_in_turn(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_optimizer_step_of_a_few_blocks_predicts_that_of_all(at_once: bool) -> None:
-    """Of blocks of 10 bytes of weights and 5 of a table; a foreach takes room for all, a loop for one after another."""
+    """Blocks of 10 bytes of weights and 5 of a table; a foreach takes room for all, a loop for one after another."""
 
     def step(blocks: int) -> TracedSegment:
         standing = 10 * blocks + 5

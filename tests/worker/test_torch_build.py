@@ -32,7 +32,9 @@ def ask(folder: Path | None = None) -> dict[str, Any]:
     ("file", "cuda", "hip"),
     [(UNTAGGED_CPU, None, None), (UNTAGGED_CUDA, "13.0", None), (ROCM, None, "7.0.51831"), ("", None, None)],
 )
-def test_rocm_and_untagged_builds_are_told_apart(tmp_path: Path, file: str, cuda: str | None, hip: str | None) -> None:
+def test_rocm_and_untagged_builds_are_distinguished(
+    tmp_path: Path, file: str, cuda: str | None, hip: str | None
+) -> None:
     package = tmp_path / "torch"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('torch is not imported for this')\n")

@@ -1,4 +1,4 @@
-"""What the worker writes as plain dicts, the parent reads as typed records: each kind, and each field of it."""
+"""Plain dicts of the worker, read by the parent as typed records: each kind, and each field of it."""
 
 from __future__ import annotations
 

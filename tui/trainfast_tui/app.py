@@ -200,7 +200,7 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
     watch(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     status = app.run(mouse=False)
-    if (search := session.searches.running) is not None:
+    if (search := session.searches.running_kind) is not None:
         print(f"The {search.label} search keeps running without this screen.")
         print(f"Come back with: trainfast-tui    then {search.key}")
     run = session.shown_run

@@ -65,18 +65,18 @@ class Session:
         self.next_run, self.refusal = _load_next_run(first_preset)
         """The next run, or the reason why its preset could not be loaded."""
         self.snapshot: Snapshot | None = None
-        self.runs = RunControl(home, self.post, python)
+        self.run_control = RunControl(home, self.post, python)
         self.searches = Searches(home, self.post, python)
         self.background = BackgroundWork(home, self.post, python)
-        self.scripts = ScriptControl(python)
+        self.script_control = ScriptControl(python)
         self.reader = Reader(
             home,
             lambda snapshot: self.post(SnapshotTaken(snapshot)),
             on_failure=lambda error: self.post(ThreadFailed(error)),
         )
         self._python = python
-        self._is_chosen = preset is not None
-        """True if the knobs were chosen: a run on the screen and the machine do not replace them then."""
+        self._keeps_knobs = preset is not None
+        """True once knobs were chosen: a run on the screen and the machine do not replace the next run then."""
         self._adopted_run_id: str | None = None
         self._opened_run_id: str | None = None
         """The run that was opened from the list of runs last."""
@@ -95,7 +95,7 @@ class Session:
     def stop(self) -> None:
         """End the threads, and traces, which are processes that would outlive the app."""
         self.background.stop(END_TRACES_S)
-        self.scripts.cancel(END_TRACES_S)
+        self.script_control.cancel(END_TRACES_S)
         self.reader.stop()
 
     @property
@@ -121,17 +121,18 @@ class Session:
             case DeviceCalibrated():
                 self.background.note_calibrated()
                 self.update_background_work()
+            # A late answer for the model before the script is dropped.
             case NextRunPredicted() if self.next_run is None or self.next_run.script is None:
                 self.background.predictions.note(message)
             case OomExplained():
-                self.background.oom.note(message)
+                self.background.oom_explainer.note(message)
             case RunStarted(directory):
-                self.runs.note_started(directory)
+                self.run_control.note_started(directory)
                 self.reader.follow(directory)
             case RunRefused():
-                self.runs.note_not_started()
+                self.run_control.note_not_started()
             case RunGivenUp(text):
-                self.runs.note_not_started()
+                self.run_control.note_not_started()
                 self.post(Notified(text))
             case SearchStarted(directory, kind):
                 self.searches.of(kind).note_started(directory)
@@ -144,10 +145,10 @@ class Session:
         self._adopt(snapshot)
         self.searches.note_snapshot(snapshot)
         self.update_background_work()
-        self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
+        self.run_control.note_shown(snapshot.run.directory if snapshot.run is not None else None)
         elsewhere = snapshot.started_elsewhere
         # A run that this app just started comes onto the screen by itself.
-        if elsewhere is not None and elsewhere != self._notified_run_id and not self.runs.is_starting:
+        if elsewhere is not None and elsewhere != self._notified_run_id and not self.run_control.is_starting:
             self._notified_run_id = elsewhere
             self.post(Notified(f"{elsewhere} was started elsewhere: h lists it, Enter there shows it."))
 
@@ -157,7 +158,7 @@ class Session:
         if run is None or run.run_id == self._adopted_run_id:
             return
         self._adopted_run_id = run.run_id
-        if self._is_chosen and self.next_run is not None:
+        if self._keeps_knobs and self.next_run is not None:
             self.next_run = self.next_run.compared_with(run)
         else:
             is_opened = run.run_id == self._opened_run_id
@@ -166,7 +167,7 @@ class Session:
 
     def _on_machine(self, machine: Machine) -> None:
         self.machine = machine
-        if not self._is_chosen and self._adopted_run_id is None:
+        if not self._keeps_knobs and self._adopted_run_id is None:
             try:
                 self.next_run = next_run_from_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
             except UserError as error:
@@ -176,14 +177,14 @@ class Session:
 
     def show_run(self, directory: Path) -> None:
         """Follow this run on the main screen; its knobs become the next run's."""
-        self._is_chosen, self._adopted_run_id, self._opened_run_id = False, None, directory.name
-        self.runs.note_left()
+        self._keeps_knobs, self._adopted_run_id, self._opened_run_id = False, None, directory.name
+        self.run_control.note_left()
         self.reader.follow(directory)
 
     def set_next_run(self, next_run: NextRun, knob: str = "") -> None:
         """Replace the next run; the cursor goes to `knob`, where one is named."""
         self.next_run = next_run
-        self._is_chosen = True
+        self._keeps_knobs = True
         self.update_background_work()
         self.post(NextRunChanged(knob))
 
@@ -216,7 +217,7 @@ class Session:
     def start_run(self, next_run: NextRun, run_to_stop: Path | None = None) -> None:
         """Start this run, after `run_to_stop` has ended."""
         self.background.calibrator.cancel()
-        self.runs.start(next_run.spec, run_to_stop)
+        self.run_control.start(next_run.spec, run_to_stop)
         self.update_background_work()
 
     def start_search(
@@ -224,8 +225,10 @@ class Session:
     ) -> None:
         """Start a search of `spec`, after `run_to_stop` has ended; unless `fresh` its unfinished one goes on."""
         self.background.calibrator.cancel()
-        stop_run_first = None if run_to_stop is None else partial(self.runs.stop_and_wait, run_to_stop)
-        self.searches.of(kind).start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, stop_run_first=stop_run_first)
+        stop_run_first = None if run_to_stop is None else partial(self.run_control.stop_and_wait, run_to_stop)
+        self.searches.of(kind).start(
+            spec, fresh=fresh, cool_to_c=self.run_control.cool_to_c, stop_run_first=stop_run_first
+        )
         self.update_background_work()
 
     def advice(self) -> dict[str, str]:
@@ -258,13 +261,13 @@ class Session:
     def update_background_work(self) -> None:
         """Begin or give up background work after a change."""
         self.background.update(
-            self.next_run, self.machine, self.snapshot, self.searches.running, is_device_used=self.is_device_used
+            self.next_run, self.machine, self.snapshot, self.searches.running_kind, is_device_used=self.is_device_used
         )
 
     @property
     def is_device_used(self) -> bool:
         """True while a search or a run is going on, or a run is being started."""
-        return self.searches.running is not None or self.runs.is_starting or self.live_run is not None
+        return self.searches.running_kind is not None or self.run_control.is_starting or self.live_run is not None
 
     def _look_at_machine(self) -> MachineSeen:
         """Return the machine as the training Python's torch can use it; without a torch there is no GPU to train on."""

@@ -12,7 +12,7 @@ from trainfast_runner.export.trainer_arguments import overrides
 from trainfast_runner.export.written import Written
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.strategies import strategy_of
 
 FILE = "deepspeed.json"
@@ -49,7 +49,7 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
     left_out = [
         name
         for name in overrides(knobs)
-        if not any(_has_value(config, path) for path in BY_NAME[name].same_as.deepspeed.split(" / "))
+        if not any(_has_value(config, path) for path in KNOBS_BY_NAME[name].same_as.deepspeed.split(" / "))
         and (name != "devices" or run.world_size > 1)
     ]
     return Written(json.dumps(config, indent=2), left_out, FILE)

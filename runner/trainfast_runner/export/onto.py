@@ -17,7 +17,7 @@ from trainfast_runner.export.trainer_arguments import trainer_arguments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES
 from trainfast_runner.settings.script_preset import Place, ScriptPreset
 from trainfast_runner.settings.spec import spec_of_record
@@ -97,10 +97,10 @@ def _knobs_to_write(run: RunFile) -> KnobValues:
     A preset's rate, schedule, seed and steps are of its own training, not of the user's.
     """
     if run.script is not None:
-        return {name: value for name, value in run.knobs.items() if name in BY_NAME and name not in OUR_KNOBS}
+        return {name: value for name, value in run.knobs.items() if name in KNOBS_BY_NAME and name not in OUR_KNOBS}
     knobs = spec_of_record(run).knobs
     trainer_arguments(run, knobs)
-    return {name: value for name, value in knobs.items() if BY_NAME[name].trains_same}
+    return {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].trains_same}
 
 
 def _calls(knobs: KnobValues) -> list[CallFields]:

@@ -15,7 +15,7 @@ from trainfast_runner.export.written import Written
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import BY_NAME, defaults
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_runner.settings.spec import RunSpec, from_preset
 from trainfast_runner.settings.strategies import strategy_of
 
@@ -34,7 +34,7 @@ def preset(run: RunFile, knobs: KnobValues, _directory: Path) -> Written:
     changed_knobs = {
         name: value
         for name, value in knobs.items()
-        if value != default_values[name] and BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
+        if value != default_values[name] and KNOBS_BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
     }
     text = preset_text(run.title or run.preset, run.model, run.data, changed_knobs)
     return Written(text, [], f"{Path(run.preset).stem}.toml")
@@ -68,7 +68,7 @@ def _own_command(run: RunFile, knobs: KnobValues) -> str:
                 words += ["--set", f"{section}{name}={text}"]
     for name, value in knobs.items():
         if value != spec.knobs[name] and not (name in ("devices", "watch") and name not in run.overrides):
-            words += ["--set", f"{name}={BY_NAME[name].text_of(value)}"]
+            words += ["--set", f"{name}={KNOBS_BY_NAME[name].text_of(value)}"]
     return shlex.join(words)
 
 

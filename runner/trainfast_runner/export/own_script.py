@@ -21,7 +21,7 @@ from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
 from trainfast_runner.results.script_figures import script_line
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.saving_script import script_preset_text
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import BY_ENVIRONMENT
@@ -77,7 +77,7 @@ def _variables(run: RunFile, framework: str) -> dict[str, str]:
 def _same_run(run: RunFile, asked: ScriptAsked) -> str:
     """The command line of this program that starts the script with the same settings again."""
     settings = [
-        f"{name}={BY_NAME[name].text_of(run.knobs[name])}" for name in _settings(run) if name not in asked.flagged
+        f"{name}={KNOBS_BY_NAME[name].text_of(run.knobs[name])}" for name in _settings(run) if name not in asked.flagged
     ]
     options = [word for setting in settings for word in ("--set", setting)]
     return shlex.join(["trainfast-tui", "run", *options, *_options(asked), "--", *asked.command])
@@ -111,7 +111,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Writt
         )
     foreign = ForeignKnobs({}, [])
     for name, value in (line.ran or {}).items():
-        if value is not None and name in BY_NAME:
+        if value is not None and name in KNOBS_BY_NAME:
             foreign.take(name, value, f"{name}={value}")
     fields = trainer_fields(foreign.knobs)
     if run.device == "cpu":
@@ -135,7 +135,7 @@ FORMS: dict[str, Callable[[RunFile, ScriptAsked, WorkerLine], Written]] = {
 
 def _settings(run: RunFile) -> list[str]:
     """The knobs that the run was asked for; the memory limit is a trial's alone."""
-    return [name for name in run.overrides if name in BY_NAME and name != "memory_limit"]
+    return [name for name in run.overrides if name in KNOBS_BY_NAME and name != "memory_limit"]
 
 
 def _without_flag(run: RunFile, asked: ScriptAsked) -> KnobValues:

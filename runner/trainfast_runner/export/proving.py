@@ -16,7 +16,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.results.script_figures import script_line
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 
 ENGINES = {"HF Trainer": "trainer", "accelerate": "accelerate", "DeepSpeed": "native", "torch": "native"}
 """The engine whose steps stand for the steps of a script with that framework."""
@@ -60,7 +60,7 @@ def _exported_knobs(run: RunFile, exported: Exported) -> dict[str, Any]:
     """The knobs that the export sets, with their values."""
     if run.script is None or exported.to == "training-args":
         return import_settings(exported.text, exported.to, PLAIN_PRESET).knobs if exported.to != "preset" else {}
-    names = [name for name in run.overrides if name in BY_NAME and name not in (*OUR_KNOBS, *exported.left_out)]
+    names = [name for name in run.overrides if name in KNOBS_BY_NAME and name not in (*OUR_KNOBS, *exported.left_out)]
     return {name: run.knobs[name] for name in names}
 
 
@@ -82,7 +82,7 @@ def _no_comparison(
     if run.script is None and framework is not None and ENGINES.get(framework) != engine:
         return f"{framework} took the steps, and {run.run_id} has engine={engine}"
     for name, value in ran.items():
-        if name in BY_NAME and BY_NAME[name].trains_same and run.knobs.get(name, value) != value:
+        if name in KNOBS_BY_NAME and KNOBS_BY_NAME[name].trains_same and run.knobs.get(name, value) != value:
             return f"{name}={value}, and {run.run_id} has {run.knobs[name]}"
     counts = [side.actual.parameters for side in (before, result) if side.actual.wrapper in WHOLE_PARAMETERS]
     if len(counts) == 2 and None not in counts and counts[0] != counts[1]:

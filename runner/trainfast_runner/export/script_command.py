@@ -16,7 +16,7 @@ from trainfast_runner.export.trainer_arguments import overrides, trainer_argumen
 from trainfast_runner.export.written import Written, comment_lines, malloc_variables
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.strategies import strategy_of
 
 SCRIPT = "train.py"
@@ -77,7 +77,7 @@ def script_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[st
 
 def has_field(name: str, arguments: Mapping[str, object]) -> bool:
     """True if one of these fields of TrainingArguments expresses the knob."""
-    return bool(set(BY_NAME[name].same_as.training_args.split(" / ")) & set(arguments))
+    return bool(set(KNOBS_BY_NAME[name].same_as.training_args.split(" / ")) & set(arguments))
 
 
 def _launcher(run: RunFile) -> list[str]:

@@ -6,7 +6,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, defaults
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, OptimizerEntry
 
@@ -43,7 +43,7 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
     fields = trainer_fields(knobs)
     if run.device == "cpu":
         fields["use_cpu"] = True
-    left_out = [name for name in overrides(knobs) if not BY_NAME[name].same_as.training_args]
+    left_out = [name for name in overrides(knobs) if not KNOBS_BY_NAME[name].same_as.training_args]
     left_out += [] if optimizer.trainer_name else ["optimizer"]
     return fields, left_out
 
@@ -76,7 +76,7 @@ def overrides(knobs: KnobValues) -> list[str]:
         for name, value in knobs.items()
         if value != default_values[name]
         and name not in ("timing_warmup", "watch", "engine")
-        and BY_NAME[name].applies(knobs)
+        and KNOBS_BY_NAME[name].applies(knobs)
     ]
 
 

@@ -13,7 +13,7 @@ from trainfast_runner.export.trainer_arguments import overrides, trainer_argumen
 from trainfast_runner.export.written import Written, comment_lines, malloc_comments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import StrategyEntry
 
@@ -28,7 +28,7 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
     """
     arguments, left_out = trainer_arguments(run, knobs)
     elsewhere = [
-        f"# {name}={BY_NAME[name].text_of(knobs[name])}: {BY_NAME[name].same_as.training_args}"
+        f"# {name}={KNOBS_BY_NAME[name].text_of(knobs[name])}: {KNOBS_BY_NAME[name].same_as.training_args}"
         for name in overrides(knobs)
         if name not in (*left_out, "strategy")
         and not has_field(name, arguments)

@@ -11,13 +11,17 @@ OUTPUT_FILE = "output.log"
 LOG_LINES_KEPT, LOG_LINE_CHARACTERS, LOG_WINDOW_BYTES = 400, 2000, 256 << 10
 """Bounds of the end that a screen keeps."""
 _BLOCK = 1 << 16
+_READ_BYTES = 1 << 20
+"""The most that one look at a growing log reads."""
 
 
-def read_log(path: Path, last_lines: int | None = None, most_bytes: float = math.inf) -> list[str]:
+def read_log(
+    path: Path, last_lines: int | None = None, most_bytes: float = math.inf, *, end: int | None = None
+) -> list[str]:
     """The last lines of the output, or all of it, without line ends; a hole reads as one line with its size.
 
-    About `most_bytes` from the end are read, however few lines that are. Control sequences are left in, to be removed
-    before the text is shown. Empty without a file.
+    About `most_bytes` before `end`, else before the end of the file, are read, however few lines that are. Control
+    sequences are left in, to be removed before the text is shown. Empty without a file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -26,7 +30,7 @@ def read_log(path: Path, last_lines: int | None = None, most_bytes: float = math
     try:
         parts: list[bytes] = []
         lines = length = 0
-        for part in _backwards(fd):
+        for part in _backwards(fd, end):
             parts.append(part)
             lines, length = lines + part.count(b"\n"), length + len(part)
             if (last_lines is not None and lines > last_lines) or length >= most_bytes:
@@ -61,9 +65,63 @@ class LogTail:
         return True
 
 
-def _backwards(fd: int) -> Iterator[bytes]:
+class GrowingLog:
+    """The lines of `output.log` as they are completed, each once; owns the offset up to which they were returned."""
+
+    def __init__(self, path: Path, last_lines: int | None = None) -> None:
+        """Begin with the `last_lines` complete lines that are there now, or with all of them."""
+        self._path = path
+        self._last_lines = last_lines
+        self._offset: int | None = None
+        """None before the file was there."""
+        self._unfinished = b""
+
+    def read(self) -> list[str] | None:
+        """Return the lines completed since the last call; None if nothing was appended, or without a file."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            size = os.fstat(fd).st_size
+            if self._offset is None:
+                self._offset = _end_of_lines(fd, size)
+                return read_log(self._path, self._last_lines, end=self._offset)
+            if size < self._offset:
+                self._offset = size  # the log was compacted at the run's end; its lines were returned before
+            new = os.pread(fd, _READ_BYTES, self._offset)
+        finally:
+            os.close(fd)
+        if not new:
+            return None
+        self._offset += len(new)
+        *complete, self._unfinished = (self._unfinished + new).split(b"\n")
+        return [_text(line) for line in complete]
+
+    def unfinished(self) -> str:
+        """Return the start of a line that was read last; empty if the last line was complete."""
+        return _text(self._unfinished)
+
+
+def _text(line: bytes) -> str:
+    return line.replace(b"\0", b"").decode(errors="replace")
+
+
+def _end_of_lines(fd: int, size: int) -> int:
+    """Return the offset behind the last line end before `size`; 0 without one."""
+    end = size
+    while end > 0:
+        begin = max(0, end - _BLOCK)
+        at = os.pread(fd, end - begin, begin).rfind(b"\n")
+        if at >= 0:
+            return begin + at + 1
+        end = begin
+    return 0
+
+
+def _backwards(fd: int, end: int | None) -> Iterator[bytes]:
     """The file's data in blocks, the last first; each hole as a line of its own."""
-    segments = list(_segments(fd))
+    segments = list(_segments(fd, end))
     for number, (start, end) in reversed(list(enumerate(segments))):
         while end > start:
             begin = max(start, end - _BLOCK)
@@ -73,9 +131,9 @@ def _backwards(fd: int) -> Iterator[bytes]:
             yield f"\n[trainfast-tui: about {hole} bytes of output were dropped here]\n".encode()
 
 
-def _segments(fd: int) -> Iterator[tuple[int, int]]:
-    """Ranges that hold data; the whole file if the file system lists no holes."""
-    size, offset = os.fstat(fd).st_size, 0
+def _segments(fd: int, end: int | None) -> Iterator[tuple[int, int]]:
+    """Ranges that hold data; all bytes before `end` if the file system lists no holes."""
+    size, offset = os.fstat(fd).st_size if end is None else end, 0
     while offset < size:
         try:
             start = os.lseek(fd, offset, os.SEEK_DATA)
@@ -85,4 +143,6 @@ def _segments(fd: int) -> Iterator[tuple[int, int]]:
             if offset == 0:
                 yield 0, size
             return
+        if start >= size:
+            return  # written since `end` was taken
         yield start, min(offset, size)

@@ -375,19 +375,19 @@ KNOBS: tuple[Knob, ...] = (
     ),
 )
 
-BY_NAME: Mapping[str, Knob] = {knob.name: knob for knob in KNOBS}
+KNOBS_BY_NAME: Mapping[str, Knob] = {knob.name: knob for knob in KNOBS}
 
 
 def knob(name: str) -> Knob:
     """The entry of that name. Raises UserError with the nearest name."""
-    if name not in BY_NAME:
+    if name not in KNOBS_BY_NAME:
         raise UserError(
             f"there is no knob {name!r}",
             key=name,
-            allowed=None if nearest(name, BY_NAME) else BY_NAME,
-            nearest=nearest(name, BY_NAME),
+            allowed=None if nearest(name, KNOBS_BY_NAME) else KNOBS_BY_NAME,
+            nearest=nearest(name, KNOBS_BY_NAME),
         )
-    return BY_NAME[name]
+    return KNOBS_BY_NAME[name]
 
 
 def defaults() -> KnobValues:

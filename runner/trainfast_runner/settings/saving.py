@@ -17,7 +17,7 @@ from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, from_preset
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -109,7 +109,7 @@ def _update(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> No
 
 
 def _toml_values(knobs: KnobValues) -> dict[str, Any]:
-    return {name: BY_NAME[name].toml_value(value) for name, value in knobs.items()}
+    return {name: KNOBS_BY_NAME[name].toml_value(value) for name, value in knobs.items()}
 
 
 def _flatten(document: TOMLDocument, preset: presets.Preset) -> None:

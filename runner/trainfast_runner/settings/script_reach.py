@@ -31,7 +31,7 @@ BY_FRAMEWORK: dict[str, dict[str, tuple[str, ...]]] = {
     "torch": {LOADER: BY_LOADER},
 }
 """The knobs that reach a script without a flag, by the framework that trains and the way that they take."""
-LAUNCH = {
+LAUNCH_KNOBS = {
     "steps": "ends the script after so many steps; without it the script runs to its own end",
     "timing_warmup": "first steps that enter no figure",
     "devices": "by CUDA_VISIBLE_DEVICES",
@@ -65,8 +65,8 @@ def reach_of(name: str, preset: ScriptPreset) -> Reach:
     """The way of this knob into the preset's script."""
     if name in preset.places:
         return Reach(Way.FLAG, place_words(preset.places[name]))
-    if name in LAUNCH:
-        return Reach(Way.LAUNCH, LAUNCH[name])
+    if name in LAUNCH_KNOBS:
+        return Reach(Way.LAUNCH, LAUNCH_KNOBS[name])
     if name not in FRAMEWORK_KNOBS:
         return Reach(Way.NONE, "no flag is mapped to it; o maps one")
     if (why := why_unreachable(name, preset.framework, None)) is not None:

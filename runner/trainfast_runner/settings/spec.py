@@ -14,7 +14,7 @@ from trainfast_runner.records.run_file import RecordedSpec, name_of
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults, knob
 from trainfast_runner.settings.presets import Preset
 from trainfast_runner.settings.typed_settings import split_setting
 
@@ -86,7 +86,7 @@ def from_preset(preset: Preset, variant: presets.Variant | None, settings: Itera
 
 def spec_of_record(record: RecordedSpec) -> RunSpec:
     """The settings of a record; knobs that an older version did not have take their defaults."""
-    knobs = {**defaults(), **{name: value for name, value in record.knobs.items() if name in BY_NAME}}
+    knobs = {**defaults(), **{name: value for name, value in record.knobs.items() if name in KNOBS_BY_NAME}}
     data = {**DATA_DEFAULTS, **record.data}
     return RunSpec(record.preset, record.variant, record.title, record.model, data, knobs, tuple(record.overrides))
 

@@ -182,7 +182,7 @@ def test_a_device_in_use_is_refused_and_can_be_waited_for(cli: Cli) -> None:
     assert other in refused.err
     assert "--wait" in refused.err
     waiting = Started(cli, ("search", "best", *words, "--wait"))
-    waiting.until_said("waiting for")
+    waiting.until_printed("waiting for")
     cli("stop", other)
     done = waiting.end()
     assert done.code == 0, done.err

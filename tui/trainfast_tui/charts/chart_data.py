@@ -50,6 +50,7 @@ class ChartData:
     scale_of: str = ""
     """Owner of the y axis, such as a run and its unit: the y range starts anew for another one."""
     unit: Formatter = number
+    """Formats the y labels and the newest value in the title row."""
     spans: tuple[ThrottledSpan, ...] = ()
     limits: tuple[Limit, ...] = ()
     y_min: float | None = 0.0

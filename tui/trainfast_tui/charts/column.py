@@ -12,13 +12,18 @@ from trainfast_tui.charts.device_charts import device_charts
 from trainfast_tui.charts.event_line import EventLine
 from trainfast_tui.charts.readings import reading_names, used_uuids
 from trainfast_tui.charts.strip_chart import StripChart
-from trainfast_tui.charts.throughput_chart import RateNoun, throughput_chart
+from trainfast_tui.charts.throughput_chart import (
+    THROUGHPUT_UNITS,
+    ThroughputUnit,
+    next_throughput_unit,
+    throughput_chart,
+)
 from trainfast_tui.charts.tick_values import TickValuesCache
 from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, WINDOWS_S, TimeAxis, cell_axis, time_axis
-from trainfast_tui.live.event_words import DescribedEvent, events_of_run
 from trainfast_tui.live.machine_events import MachineEvents
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.event_words import DescribedEvent, events_of_run
 
 MAX_DEVICE_CHARTS = 4
 MIN_ROWS = 6
@@ -33,13 +38,13 @@ EVENT_ROWS_FROM = (9, 20)
 """Heights from which there is one row of events, and from which there are two."""
 
 
-class Charts(Vertical):
+class ChartColumn(Vertical):
     """Charts on one time axis."""
 
     DEFAULT_CSS = """
-    Charts { height: 1fr; width: 1fr; }
-    Charts StripChart { height: 1fr; }
-    Charts .-away { display: none; }
+    ChartColumn { height: 1fr; width: 1fr; }
+    ChartColumn StripChart { height: 1fr; }
+    ChartColumn .-away { display: none; }
     """
 
     def __init__(self, *, with_run: bool = True) -> None:
@@ -49,7 +54,7 @@ class Charts(Vertical):
         self._snapshot: Snapshot | None = None
         self._window = DEFAULT_WINDOW
         self._drawn_axis: TimeAxis | None = None
-        self._rate_noun: RateNoun = "samples"
+        self._throughput_unit: ThroughputUnit = THROUGHPUT_UNITS[0]
         self._first_reading = 0
         self._machine_events = MachineEvents()
         self._run_ticks, self._device_ticks = TickValuesCache(), TickValuesCache()
@@ -96,7 +101,7 @@ class Charts(Vertical):
         top.set_class(not self._with_run, "-away")
         if self._with_run:
             uuids = sorted(used_uuids(snapshot.run))
-            throughput = throughput_chart(snapshot, axis, self._rate_noun, uuids, self._run_ticks)
+            throughput = throughput_chart(snapshot, axis, self._throughput_unit, uuids, self._run_ticks)
             top.show_chart(replace(throughput, cursor_ns=cursor_ns))
         for index in range(MAX_DEVICE_CHARTS):
             chart = self.query_one(f"#device{index}", StripChart)
@@ -157,9 +162,9 @@ class Charts(Vertical):
         axis = time_axis(self._snapshot, window)
         return (axis.end_ns - axis.start_ns) / 1e9
 
-    def action_rate(self) -> None:
+    def action_throughput_unit(self) -> None:
         """Switch between samples and tokens per second."""
-        self._rate_noun = "tokens" if self._rate_noun == "samples" else "samples"
+        self._throughput_unit = next_throughput_unit(self._throughput_unit)
         self.repaint()
 
     def action_reading(self) -> None:

@@ -38,18 +38,18 @@ def device_charts(
         charts = cpu_charts(recent, axis, snapshot.run is not None)
         return [charts[number] for number in wanted]
     uuids = charted_uuids(snapshot.run, ticks[-1])
-    values = (cache or TickValuesCache()).values_of(recent, uuids)
+    tick_values = (cache or TickValuesCache()).values_of(recent, uuids)
     by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
     newest = [by_uuid.get(uuid) for uuid in uuids] if recent else []
     times = [tick.t_ns for tick in recent]
-    spans = throttled_spans(values)
-    return [_gpu_chart(number, times, values, newest, spans, axis) for number in wanted]
+    spans = throttled_spans(tick_values)
+    return [_gpu_chart(number, times, tick_values, newest, spans, axis) for number in wanted]
 
 
 def _gpu_chart(
     number: int,
     times: list[int],
-    ticks: list[TickValues],
+    tick_values: list[TickValues],
     newest: list[DeviceReading | None],
     spans: tuple[ThrottledSpan, ...],
     axis: TimeAxis,
@@ -64,7 +64,7 @@ def _gpu_chart(
             for position, device in enumerate(newest)
         ]
     series = tuple(
-        Series(name, times, [tick.values[number][position] for tick in ticks], tone)
+        Series(name, times, [values.values[number][position] for values in tick_values], tone)
         for position, (name, tone) in enumerate(lines)
     )
     limits = _limits(reading, [device for device in newest if device is not None])
@@ -80,7 +80,7 @@ def _gpu_chart(
         y_min=y_min,
         y_max=y_max,
         binary=reading.binary,
-        empty="This GPU does not report it." if ticks else "No samples yet.",
+        empty="This GPU does not report it." if tick_values else "No samples yet.",
     )
 
 

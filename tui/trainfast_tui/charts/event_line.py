@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_tui.charts.time_axis import TimeAxis, cell_axis
-from trainfast_tui.live.event_words import DescribedEvent
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.event_words import DescribedEvent
 from trainfast_tui.text.lines import Line, Piece, joined
 
 WORTH = ("error", "warning", "success", "accent", "primary", "muted")
@@ -79,7 +79,7 @@ class EventLine(Painted):
             return [(f"{indent}no events", "muted")]
         event = self._chosen or self._events[-1]
         ago = fmt.duration(max(0.0, (axis.end_ns - event.t_ns) / 1e9))
-        when = f"{ago} ago" if axis.now_label == "now" else f"{ago} before the end"
+        when = f"{ago} ago" if axis.is_live else f"{ago} before the end"
         number = self._events.index(event) + 1
         return [
             (f"{indent}{event.sign}  ", event.tone),

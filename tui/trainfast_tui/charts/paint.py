@@ -12,7 +12,7 @@ from trainfast_tui.charts.braille import X_BITS
 from trainfast_tui.charts.chart_data import ChartData, Series
 from trainfast_tui.charts.chart_styles import ChartStyles
 from trainfast_tui.charts.plot import (
-    LIMIT_STYLE,
+    AXIS_STYLE,
     MARK_STYLE,
     Frame,
     SeriesColumns,
@@ -63,7 +63,7 @@ def paint(
     if frame.has_title:
         rows.append(_title_row(width, data, drawn, styles))
     if ends:
-        rows += plot_rows(frame, data, drawn, fitted(y_range, data, ends), shades_by_cell, styles)
+        rows += plot_rows(frame, data, drawn, update_y_range(y_range, data, ends), shades_by_cell, styles)
     else:
         rows += _empty_rows(frame, data, styles)
     if frame.has_marks:
@@ -73,8 +73,8 @@ def paint(
     return rows
 
 
-def fitted(y_range: YRange, data: ChartData, ends: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the ends of the y axis: around the limits and the series, which reach to these `ends`."""
+def update_y_range(y_range: YRange, data: ChartData, ends: list[tuple[float, float]]) -> tuple[float, float]:
+    """Fit `y_range` around the limits and the series, which reach to these `ends`; return its ends."""
     reach = [limit.value for limit in data.limits]
     return y_range.fit(
         min([low for low, _ in ends] + reach),
@@ -160,7 +160,7 @@ def _mark_row(frame: Frame, shades_by_cell: list[Shade | None], styles: ChartSty
         label = _MARK_LABEL if any(shades_by_cell) else ""
         text = to_width(label, frame.axis.gutter - 2, "right")
         segments = [Segment(text, styles.mark), Segment(" └", styles.axis)]
-    style_indexes = bytearray(MARK_STYLE if shade else LIMIT_STYLE for shade in shades_by_cell)
+    style_indexes = bytearray(MARK_STYLE if shade else AXIS_STYLE for shade in shades_by_cell)
     letters = [shade.letter if shade else "─" for shade in shades_by_cell]
     return segments + styled_segments(letters, style_indexes, [styles.axis, styles.axis, styles.mark])
 
@@ -171,7 +171,7 @@ def _time_row(frame: Frame, data: ChartData, shades_by_cell: list[Shade | None],
     A cause that is covered by a worse one everywhere is named with a plus.
     """
     room = frame.axis.count
-    right = truncate(plain(data.axis.now_label), room)
+    right = truncate(plain(data.axis.end_label), room)
     left = truncate("-" + duration((data.axis.end_ns - data.axis.start_ns) / 1e9), room - cell_len(right) - 1)
     between = room - cell_len(left) - cell_len(right)
     legend: list[Segment] = []

@@ -18,6 +18,8 @@ from trainfast_tui.text.shades import Shade
 
 BLANK_STYLE, LIMIT_STYLE, MARK_STYLE, FIRST_SERIES_STYLE = range(4)
 """Indexes into the styles of a row; those of the series and the shades follow."""
+AXIS_STYLE = LIMIT_STYLE
+"""The unmarked axis in the row of throttle marks, which has no limits."""
 
 
 @dataclass(frozen=True, slots=True)

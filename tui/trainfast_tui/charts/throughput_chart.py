@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from trainfast_tui.charts.chart_data import ChartData, Series
 from trainfast_tui.charts.tick_values import TickValuesCache, throttled_spans
@@ -16,18 +16,25 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 MIN_STEP_GAP_NS = 5 * SECOND_NS
-RateNoun = Literal["samples", "tokens"]
-"""The unit of work that throughput counts."""
+NO_SAMPLES = "The script shows no samples: start it with --samples-per-step N."
+ThroughputUnit = Literal["samples", "tokens"]
+THROUGHPUT_UNITS: tuple[ThroughputUnit, ...] = get_args(ThroughputUnit)
+"""The units of work that throughput counts, in the order in which the key `t` shows them."""
+
+
+def next_throughput_unit(unit: ThroughputUnit) -> ThroughputUnit:
+    """Return the unit after this one; after the last comes the first."""
+    return THROUGHPUT_UNITS[(THROUGHPUT_UNITS.index(unit) + 1) % len(THROUGHPUT_UNITS)]
 
 
 def throughput_chart(
     snapshot: Snapshot,
     axis: TimeAxis,
-    noun: RateNoun,
+    unit: ThroughputUnit,
     uuids: Sequence[str] = (),
     cache: TickValuesCache | None = None,
 ) -> ChartData:
-    """Return the chart of throughput by step, in samples/s or tokens/s: the key `t` switches `noun`.
+    """Return the chart of throughput by step, in samples/s or tokens/s: the key `t` switches `unit`.
 
     Time in which one of the GPUs `uuids` was throttled, or any GPU if there are none, is shaded.
     """
@@ -36,17 +43,17 @@ def throughput_chart(
     values: Sequence[float | None] = ()
     empty = _waiting_words(run)
     if rates is not None:
-        values = rates.samples_per_s if noun == "samples" else rates.tokens_per_s
+        values = rates.samples_per_s if unit == "samples" else rates.tokens_per_s
         if values and all(value is None for value in values):
-            values, empty = (), "This model has no tokens; t shows samples/s."
+            values, empty = (), f"This model has no {unit}; t shows {next_throughput_unit(unit)}/s."
     synthetic = " (synthetic data)" if run is not None and run.synthetic else ""
     ticks = ticks_on(axis, run.ticks) if run is not None else ()
     return ChartData(
         title=f"throughput{synthetic}",
-        series=(Series(f"{noun}/s", rates.times_ns if rates is not None and values else (), values, "success"),),
+        series=(Series(f"{unit}/s", rates.times_ns if rates is not None and values else (), values, "success"),),
         axis=axis,
         gap_ns=_step_gap(run),
-        scale_of=f"{run.run_id if run is not None else ''} {noun}/s",
+        scale_of=f"{run.run_id if run is not None else ''} {unit}/s",
         unit=fmt.number,
         spans=throttled_spans((cache or TickValuesCache()).values_of(ticks, uuids)),
         empty=empty,
@@ -72,4 +79,8 @@ def _starting_words(run: RunSnapshot) -> str:
 def _waiting_words(run: RunSnapshot | None) -> str:
     if run is None:
         return "Press r to start a run."
-    return _starting_words(run) if not run.steps else "No steps in this stretch of time."
+    if not run.steps:
+        return _starting_words(run)
+    if all(step.samples is None for step in run.steps):
+        return NO_SAMPLES
+    return "No steps in this stretch of time."

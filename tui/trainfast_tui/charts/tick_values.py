@@ -64,15 +64,15 @@ def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
     return TickValues(tick, tuple(values), causes)
 
 
-def throttled_spans(ticks: Sequence[TickValues]) -> tuple[ThrottledSpan, ...]:
+def throttled_spans(tick_values: Sequence[TickValues]) -> tuple[ThrottledSpan, ...]:
     """Return the spans in which a charted GPU was throttled, by cause."""
     spans: list[ThrottledSpan] = []
     begun_ns: dict[str, int] = {}
-    for values in ticks:
+    for values in tick_values:
         if begun_ns.keys() == values.causes:
             continue
         t_ns = values.tick.t_ns
         spans += [ThrottledSpan(begun_ns.pop(cause), t_ns, cause) for cause in begun_ns.keys() - values.causes]
         begun_ns.update(dict.fromkeys(values.causes - begun_ns.keys(), t_ns))
-    spans += [ThrottledSpan(since_ns, ticks[-1].tick.t_ns, cause) for cause, since_ns in begun_ns.items()]
+    spans += [ThrottledSpan(since_ns, tick_values[-1].tick.t_ns, cause) for cause, since_ns in begun_ns.items()]
     return tuple(sorted(spans, key=lambda span: (span.start_ns, span.cause)))

@@ -23,11 +23,17 @@ TICK_GAP_NS = 5 * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """The ends of the axis in CLOCK_MONOTONIC, and the label of its right end."""
+    """The ends of the axis in CLOCK_MONOTONIC."""
 
     start_ns: int
     end_ns: int
-    now_label: str
+    is_live: bool
+    """True if the axis ends now, and not at the end of a run."""
+
+    @property
+    def end_label(self) -> str:
+        """The label of the right end."""
+        return "now" if self.is_live else "end"
 
 
 def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
@@ -39,7 +45,7 @@ def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
             # A young run fills the chart; the axis grows in few steps, since each redraws everything.
             age_s = (snapshot.taken_ns - run.run_file.clock.monotonic_ns) / 1e9
             length_s = next((shorter for shorter in WINDOWS_S[:window] if shorter >= age_s > 0), length_s)
-        return TimeAxis(snapshot.taken_ns - length_s * SECOND_NS, snapshot.taken_ns, "now")
+        return TimeAxis(snapshot.taken_ns - length_s * SECOND_NS, snapshot.taken_ns, is_live=True)
     length_ns = WINDOWS_S[window] * SECOND_NS
     end_ns = max([run.ticks[-1].t_ns] if run.ticks else [], default=0)
     if run.steps:
@@ -49,7 +55,7 @@ def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
     first_ns = min([series[0].t_ns for series in (run.ticks, run.steps) if series], default=end_ns - length_ns)
     # A short run fills the chart; of a long one the end is shown.
     start_ns = max(end_ns - length_ns, min(first_ns, end_ns - 10 * SECOND_NS))
-    return TimeAxis(start_ns, end_ns, "end")
+    return TimeAxis(start_ns, end_ns, is_live=False)
 
 
 def ticks_on(axis: TimeAxis, ticks: Sequence[Tick]) -> Sequence[Tick]:

@@ -11,7 +11,7 @@ import msgspec
 from trainfast_runner.search.bench.report import cells, markdown, process_word, table_notes
 from trainfast_runner.search.bench.table import Row, Table
 from trainfast_runner.search.bench.variants import Bench
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.document import Document, Prose, grid
 from trainfast_tui.text.format import plain, with_sizes
@@ -31,13 +31,13 @@ FIGURES: dict[str, Callable[[Row], float | None]] = {
 
 def _csv(bench: Bench, table: Table, command: str) -> str:
     """Return the table as CSV: unrounded figures, empty if absent, and the knobs by which rows differ."""
-    knobs = [name for name in BY_NAME if len({row.knobs[name] for row in table.rows}) > 1]
+    knobs = [name for name in KNOBS_BY_NAME if len({row.knobs[name] for row in table.rows}) > 1]
     lines = io.StringIO()
     writer = csv.writer(lines)
     writer.writerow(["id", "baseline", "state", "reason", "run_id", "process", *FIGURES, *knobs])
     for row in table.rows:
         figures = ["" if (value := figure(row)) is None else value for figure in FIGURES.values()]
-        shown = [BY_NAME[name].text_of(row.knobs[name]) for name in knobs]
+        shown = [KNOBS_BY_NAME[name].text_of(row.knobs[name]) for name in knobs]
         run_id = row.result.run_id if row.result is not None else ""
         is_baseline = int(row.id == table.baseline_id)
         words = [plain(row.id), is_baseline, row.state, plain(with_sizes(row.reason)), run_id, process_word(row)]

@@ -7,8 +7,17 @@ from collections.abc import Sequence
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.journal import best as journal
-from trainfast_runner.search.journal.best import BestLaunched, BestLine, BestQuestion, BestStep, ColdRun, Space, Trial
+from trainfast_runner.search.journal.best import (
+    BestLaunched,
+    BestLine,
+    BestQuestion,
+    BestStep,
+    ColdRun,
+    Ordered,
+    Space,
+    Trial,
+    Visited,
+)
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.best_figures import knob_words, objective_words
@@ -52,20 +61,20 @@ class BestPrinter(JournalPrinter[BestLine]):
     def words(self, line: BestLine) -> str:
         """Return a line in words."""
         match line:
-            case journal.Space():
+            case Space():
                 return self._space_words(line)
-            case journal.Visited():
+            case Visited():
                 return f"  process {line.run_id} ready after {duration(line.start_s)}"
-            case journal.BestStep(candidate_number=None):
+            case BestStep(candidate_number=None):
                 return ""
-            case journal.BestStep():
+            case BestStep():
                 about = f" {line.knob} of" if line.knob else ""
                 return f"{line.action.replace('_', ' ')}{about} {self._knobs(line.candidate_number)}: {line.why}"
-            case journal.Trial():
+            case Trial():
                 return f"  {self._outcome(line)}"
-            case journal.ColdRun():
+            case ColdRun():
                 return f"  {self._outcome(line)}: {line.run_id}"
-            case journal.Ordered():
+            case Ordered():
                 return f"as you ordered: {order_words(line, self._so_far.space)}"
         return ""
 

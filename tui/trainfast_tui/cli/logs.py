@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
+from trainfast_runner.records.output_log import OUTPUT_FILE, GrowingLog, read_log
 from trainfast_runner.records.run_directory import is_unfinished
 from trainfast_tui.cli.arguments import add_run, directory_of, whole
 from trainfast_tui.cli.exit_codes import INTERRUPTED
@@ -41,32 +41,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _follow(directory: Path, last_lines: int | None) -> int:
     """Print lines as they come, until the run has ended and all are printed."""
-    path = directory / OUTPUT_FILE
-    offset = path.stat().st_size if path.exists() else 0
-    for shown in read_log(path, last_lines):
-        print_line(plain(shown))
-    rest = b""
+    log = GrowingLog(directory / OUTPUT_FILE, last_lines)
     try:
         while True:
             alive = is_unfinished(directory)
-            if path.exists():
-                with path.open("rb") as file:
-                    if file.seek(0, 2) < offset:
-                        offset = file.tell()  # the log was compacted at the run's end; its lines were printed before
-                    file.seek(offset)
-                    new = file.read(1 << 20)
-                offset += len(new)
-                *complete, rest = (rest + new).split(b"\n")
-                for line in complete:
-                    print_line(plain(line.replace(b"\0", b"").decode(errors="replace")))
+            lines = log.read()
+            if lines is not None:
+                print_lines(map(plain, lines))
                 sys.stdout.flush()
-                if new:
-                    continue
-            if not alive:
+            elif alive:
+                time.sleep(0.2)
+            else:
                 break
-            time.sleep(0.2)
     except KeyboardInterrupt:
         return INTERRUPTED
-    if rest:
-        print_line(plain(rest.decode(errors="replace")))
+    if rest := log.unfinished():
+        print_line(plain(rest))
     return 0

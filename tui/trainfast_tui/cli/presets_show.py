@@ -17,7 +17,7 @@ from trainfast_runner.search.advice.facts import Advice
 from trainfast_runner.search.advice.situation import gather
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import Preset, Variant
 from trainfast_runner.settings.spec import RunSpec, from_preset
 from trainfast_tui.cli.output import print_json, print_line, print_lines, terminal_width
@@ -90,7 +90,7 @@ def _print_script(path: Path, as_json: bool) -> None:
     print_line("\nflags of its knobs")
     print_lines(pairs((f"  {name}", plain(script_preset.place_words(place))) for name, place in preset.places.items()))
     print_line("\nknobs")
-    print_lines(pairs((f"  {name}", BY_NAME[name].text_of(value)) for name, value in preset.knobs.items()))
+    print_lines(pairs((f"  {name}", KNOBS_BY_NAME[name].text_of(value)) for name, value in preset.knobs.items()))
 
 
 def _advice(spec: RunSpec) -> list[Advice]:
@@ -106,7 +106,7 @@ def _advice(spec: RunSpec) -> list[Advice]:
 def _knob_rows(knobs: KnobValues, set_by_preset: KnobValues) -> Iterator[tuple[str, str]]:
     """Yield each knob with its value, marked as a default unless the preset sets it."""
     for name, value in knobs.items():
-        yield f"  {name}", BY_NAME[name].text_of(value) + ("" if name in set_by_preset else "  (default)")
+        yield f"  {name}", KNOBS_BY_NAME[name].text_of(value) + ("" if name in set_by_preset else "  (default)")
 
 
 def _variant_lines(preset: Preset, width: int | None) -> list[str]:

@@ -15,7 +15,7 @@ from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.run_state import run_state
 from trainfast_runner.settings import script_preset
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import preset_files
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, positive
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cool_to(parser)
     add_python(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
-    parser.epilog = f"Knobs: {', '.join(BY_NAME)}."
+    parser.epilog = f"Knobs: {', '.join(KNOBS_BY_NAME)}."
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ class BackgroundWork:
         self.predictor = Predictor(post, python, self.tracer.get, home)
         self.predictions = NextRunPredictions(self.predictor)
         self.situations = SituationGatherer(home, post, python)
-        self.oom = OomExplainer(post, python, self.tracer.get)
+        self.oom_explainer = OomExplainer(post, python, self.tracer.get)
         self.calibrator = IdleCalibrator(home, post, python)
         self._calibrations = 0
         """Number of times this app has calibrated the device."""
@@ -37,7 +37,7 @@ class BackgroundWork:
     def stop(self, wait_s: float) -> None:
         """End all work, and wait at most this long for each trace's process to end."""
         self.predictor.cancel(wait_s)
-        self.oom.cancel(wait_s)
+        self.oom_explainer.cancel(wait_s)
         self.calibrator.cancel(wait_s)
         self.tracer.close()
 
@@ -57,7 +57,7 @@ class BackgroundWork:
         """Begin or give up work after a change of any of these."""
         run = snapshot.run if snapshot is not None else None
         self.situations.update(next_run, machine, run)
-        self.oom.explain_if_oom(run, may_trace=not is_device_used)
+        self.oom_explainer.explain_if_oom(run, may_trace=not is_device_used)
         if next_run is not None and next_run.script is not None:
             self.predictions.refuse_script()
         elif next_run is not None and machine is not None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
@@ -35,7 +35,7 @@ def open_values(search: BestSnapshot, do: str) -> dict[tuple[str, str], int]:
             for number, candidate in enumerate(candidates)
             if candidate.ruled_out is None and number not in out
         ]
-        counts = Counter(BY_NAME[name].text_of(candidate.knobs[name]) for candidate in remaining)
+        counts = Counter(KNOBS_BY_NAME[name].text_of(candidate.knobs[name]) for candidate in remaining)
         counts_by_value |= {
             (name, text): count for text, count in counts.items() if do == PIN or count < len(remaining)
         }

@@ -22,7 +22,7 @@ class Searches:
         return self.best if kind is SearchKind.BEST else self.batch
 
     @property
-    def running(self) -> SearchKind | None:
+    def running_kind(self) -> SearchKind | None:
         """The kind of the search that uses the device; None without one."""
         return next((kind for kind in SearchKind if self.of(kind).is_active), None)
 

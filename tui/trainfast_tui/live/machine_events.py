@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from trainfast_tui.live.event_words import EVENTS_KEPT, DescribedEvent, EventDescriber
+from trainfast_tui.text.event_words import EVENTS_KEPT, DescribedEvent, EventDescriber
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.gpus.events import DeviceChanges

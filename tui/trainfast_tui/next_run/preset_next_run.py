@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.knobs import BY_NAME, knob
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 from trainfast_runner.settings.spec import with_setting
 from trainfast_tui.next_run.next_run import NextRun
 
@@ -22,18 +22,18 @@ class PresetNextRun(NextRun):
     """A model's preset with its overrides."""
 
     def text_of(self, name: str) -> str:
-        return BY_NAME[name].text_of(self.spec.knobs[name])
+        return KNOBS_BY_NAME[name].text_of(self.spec.knobs[name])
 
     def headings(self, names: Iterable[str]) -> dict[str, str]:
-        return {name: BY_NAME[name].group for name in names if self.matters(name)}
+        return {name: KNOBS_BY_NAME[name].group for name in names if self.matters(name)}
 
     def matters(self, name: str) -> bool:
         """True if turning the knob changes anything with this strategy and this kind of data."""
         classifies_images = self.spec.data.get("objective") == "image-classification"
-        return BY_NAME[name].applies(self.spec.knobs) and not (name == "seq_len" and classifies_images)
+        return KNOBS_BY_NAME[name].applies(self.spec.knobs) and not (name == "seq_len" and classifies_images)
 
     def turn(self, name: str, by: int, *, around: bool = False) -> Self:
-        entry, current = BY_NAME[name], self.spec.knobs[name]
+        entry, current = KNOBS_BY_NAME[name], self.spec.knobs[name]
         value = entry.turn(current, by)
         if around and value == current:
             ladder = list(entry.values.ladder(current))
@@ -45,7 +45,7 @@ class PresetNextRun(NextRun):
         turned = replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
         if name == "strategy":
             for override in turned.spec.overrides:
-                entry = BY_NAME.get(override)
+                entry = KNOBS_BY_NAME.get(override)
                 if entry is not None and entry.only_with and not entry.applies(turned.spec.knobs):
                     turned = turned.reset(override)
         return turned

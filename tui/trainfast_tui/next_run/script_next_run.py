@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.knobs import BY_NAME, KNOBS, knob
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_runner.settings.spec import with_setting
@@ -33,7 +33,7 @@ class ScriptNextRun(NextRun):
 
     def text_of(self, name: str) -> str:
         values = {**LAUNCH_DEFAULTS, **self.spec.knobs}
-        return BY_NAME[name].text_of(values[name]) if name in values else SCRIPTS_OWN
+        return KNOBS_BY_NAME[name].text_of(values[name]) if name in values else SCRIPTS_OWN
 
     def headings(self, names: Iterable[str]) -> dict[str, str]:
         """Return the way of every knob into the script, by the knob's name: those with a flag first."""
@@ -50,7 +50,7 @@ class ScriptNextRun(NextRun):
 
     def _turned(self, name: str, by: int, *, around: bool) -> str:
         """Return the value `by` stops along those of the script's flag, as typed; the default before any is set."""
-        entry, place = BY_NAME[name], self.script.places.get(name)
+        entry, place = KNOBS_BY_NAME[name], self.script.places.get(name)
         current = self.spec.knobs.get(name, entry.default)
         ladder = [
             value

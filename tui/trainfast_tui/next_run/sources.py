@@ -10,7 +10,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import COLD, CONFIRMATION, RecordedSpec, RunFile
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
@@ -125,9 +125,9 @@ def _repeat_script_run(run: RunFile) -> ScriptNextRun | None:
         recorded_knobs = {
             name: value for name, value in run.knobs.items() if reach_of(name, script).way is not Way.NONE
         }
-    read_knobs = {name: knob(name).read(value) for name, value in recorded_knobs.items() if name in BY_NAME}
+    read_knobs = {name: knob(name).read(value) for name, value in recorded_knobs.items() if name in KNOBS_BY_NAME}
     knobs = {**script.knobs, **read_knobs}
-    if knobs.get("timing_warmup") == BY_NAME["timing_warmup"].default:
+    if knobs.get("timing_warmup") == KNOBS_BY_NAME["timing_warmup"].default:
         knobs.pop("timing_warmup", None)
     overrides = [name for name, value in knobs.items() if script.knobs.get(name) != value]
     return ScriptNextRun(_script_spec(script, knobs, overrides), dict(script.knobs), shown_run_knobs=run.knobs)

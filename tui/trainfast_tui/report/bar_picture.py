@@ -49,11 +49,11 @@ class Whisker:
 
 def stacked_picture(
     title: str, x_title: str, bars: Sequence[StackedBar], unit: Formatter, *, binary: bool = False
-) -> list[Picture]:
-    """Return bars from zero to the sum of their parts as one picture; empty if every bar is."""
+) -> Picture | None:
+    """Return bars from zero to the sum of their parts as one picture; None if every bar is empty."""
     totals = [sum(part.value for part in bar.parts) for bar in bars]
     if not any(totals):
-        return []
+        return None
     # A fifth is left for the words at the end of the longest bar.
     x, axes = _axes(0.0, nice_ceiling(1.25 * max(totals), binary=binary), len(bars), x_title, unit, binary=binary)
     body, sentences = [axes.markup()], []
@@ -67,7 +67,7 @@ def stacked_picture(
         parts = ", ".join(f"{part.name} {unit(part.value)}" for part in bar.parts if part.value)
         sentences.append(f"{bar.label}: {bar.words} ({parts}).")
     markup, legend_height = with_legend("".join(body), _swatches(bars))
-    return [Picture(title, " ".join(sentences), markup, WIDTH, _height(len(bars)) + legend_height)]
+    return Picture(title, " ".join(sentences), markup, WIDTH, _height(len(bars)) + legend_height)
 
 
 def _swatches(bars: Sequence[StackedBar]) -> list[tuple[str, str]]:
@@ -93,10 +93,10 @@ def _part(part: StackedPart, x: Scale, begin: float, top: float, unit: Formatter
     return box + (label(part.name, (left + right) / 2, top + BAR_HEIGHT - 6, "middle") if fits else "")
 
 
-def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], unit: Formatter) -> list[Picture]:
-    """Return a dot and an interval for each figure, on an axis that shows zero; empty without any figure."""
+def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], unit: Formatter) -> Picture | None:
+    """Return a dot and an interval for each figure, on an axis that shows zero; None without any figure."""
     if not whiskers:
-        return []
+        return None
     low, high = min(0.0, *(whisker.low for whisker in whiskers)), max(0.0, *(whisker.high for whisker in whiskers))
     low, high = (-nice_ceiling(-1.05 * low) if low else 0.0), (nice_ceiling(1.25 * high) if high else 0.0)
     x, axes = _axes(low, high, len(whiskers), x_title, unit)
@@ -123,7 +123,7 @@ def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], unit:
         )
         body.append(label(whisker.words, right + 8, middle + 4))
     words = " ".join(f"{whisker.label}: {whisker.words}." for whisker in whiskers)
-    return [Picture(title, words, "".join(body), WIDTH, _height(len(whiskers)))]
+    return Picture(title, words, "".join(body), WIDTH, _height(len(whiskers)))
 
 
 def _axes(

@@ -13,7 +13,7 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     refuted_by,
 )
-from trainfast_tui.report.document import Block, Grid, Heading, Prose, grid, pairs_grid
+from trainfast_tui.report.document import Block, Grid, Heading, Prose, grid, pairs_grid, present
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.reported_run import ReportedRun
@@ -43,13 +43,14 @@ def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Se
     blocks: list[Block] = [*_question(search, question), *(machine_blocks(runs) if runs else ())]
     blocks += [Heading("Answer"), *_answer(search)]
     blocks += [Heading("Sizes tried"), _tried(search.probes, search.confirmations), Prose(ABSENT_NOTE)]
-    blocks += scatter_picture(
+    picture = scatter_picture(
         "peak memory by batch size",
         list(_points(search.probes, search.confirmations)),
         list(_lines(search, question)),
         Axis("batch size, samples a rank", number),
         Axis("peak memory of the tightest rank", size, binary=True),
     )
+    blocks += present(picture)
     if not runs:
         return [*blocks, Prose("No confirmation run is on the disk, so there is no machine, chart or export here.")]
     exports = export_blocks(runs)

@@ -14,7 +14,7 @@ from trainfast_runner.search.journal.best import (
     Trial,
 )
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
-from trainfast_tui.report.document import Block, Heading, Prose, grid, pairs_grid
+from trainfast_tui.report.document import Block, Heading, Prose, grid, pairs_grid, present
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.pareto_blocks import pareto_blocks
@@ -139,7 +139,7 @@ def _effects(answer: BestAnswer) -> Iterator[Block]:
         tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "muted"
         whiskers.append(Whisker(f"{effect.knob}: {before} to {value}", gain.low, gain.median, gain.high, words, tone))
     title, axis = "gain of each value over the baseline's", "percent, with the 95 % CI"
-    yield from whisker_picture(title, axis, whiskers, percent)
+    yield from present(whisker_picture(title, axis, whiskers, percent))
 
 
 def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[Block]:

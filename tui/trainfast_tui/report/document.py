@@ -82,6 +82,11 @@ def grid(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[i
     )
 
 
+def present(picture: Picture | None) -> tuple[Picture, ...]:
+    """Return the picture to unpack among blocks; nothing if there is none."""
+    return () if picture is None else (picture,)
+
+
 def pairs_grid(label: str, rows: Iterable[tuple[str, str]]) -> Grid:
     """Return a table of `label` and value; a row without a label belongs to the row above."""
     return Grid((label, ""), tuple(rows))

@@ -34,13 +34,13 @@ def pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     lines = [*_front_line([(peak, rate) for peak, rate, _ in front]), *_limit_line(so_far, measured)]
     title = "throughput by peak memory of each measured candidate"
     x_axis, y_axis = Axis("peak memory, a rank", size, binary=True), Axis("samples/s", number)
-    pictures = scatter_picture(title, points, lines, x_axis, y_axis)
-    if not pictures:
+    picture = scatter_picture(title, points, lines, x_axis, y_axis)
+    if picture is None:
         return [heading, Prose("No candidate has both a measured throughput and a measured peak.")]
     rows = [(count(candidate), _knobs(so_far, candidate), number(rate), size(peak)) for peak, rate, candidate in front]
     return [
         heading,
-        *pictures,
+        picture,
         Prose("On the front no other candidate is faster with less memory:"),
         grid(("", "settings", "samples/s", "peak memory"), rows, (0, 2, 3)),
     ]

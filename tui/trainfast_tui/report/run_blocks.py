@@ -11,7 +11,7 @@ from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.results.comparison.ranking import OTHER_SAMPLES
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
-from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, grid, pairs_grid
+from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, grid, pairs_grid, present
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.memory_blocks import memory_blocks
@@ -128,7 +128,7 @@ def _throughput_picture(runs: Sequence[ReportedRun]) -> Iterator[Block]:
             low, high = rate.median - (mad or 0.0), rate.median + (mad or 0.0)
             whiskers.append(Whisker(f"run {run.label}", low, rate.median, high, words, "success"))
     title, axis = "throughput of each run, with its MAD", "samples/s, median of the measured steps"
-    yield from whisker_picture(title, axis, whiskers, number)
+    yield from present(whisker_picture(title, axis, whiskers, number))
 
 
 def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:

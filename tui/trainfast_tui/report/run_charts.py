@@ -43,7 +43,7 @@ def _axis(run: ReportedRun) -> TimeAxis:
     """Return the axis from the launch to the last record."""
     rates, ticks = run.snapshot.rates, run.snapshot.ticks
     ends = [*rates.times_ns[-1:], *(tick.t_ns for tick in ticks[-1:])]
-    return TimeAxis(run.origin_ns, max(ends, default=run.origin_ns + 1), "end")
+    return TimeAxis(run.origin_ns, max(ends, default=run.origin_ns + 1), is_live=False)
 
 
 def _gap_ns(chart: ChartData) -> int:

@@ -73,10 +73,10 @@ class Axis:
 
 def scatter_picture(
     title: str, points: Sequence[ScatterPoint], lines: Sequence[ScatterLine], x_axis: Axis, y_axis: Axis
-) -> list[Picture]:
-    """Return the picture; empty without a point."""
+) -> Picture | None:
+    """Return the picture; None without a point."""
     if not points:
-        return []
+        return None
     ends = [(point.x, point.y) for point in points] + [end for line in lines for end in line.points]
     right = nice_ceiling(1.05 * max(max(x for x, _ in ends), 1e-9), binary=x_axis.binary)
     top = nice_ceiling(1.05 * max(max(y for _, y in ends), 1e-9), binary=y_axis.binary)
@@ -99,7 +99,7 @@ def scatter_picture(
     entries += [(element("path", d="M0 0H18", class_=f"line {line.class_}"), line.words) for line in lines]
     words = " ".join(f"{point.words}." for point in points)
     markup, legend_height = with_legend("".join(body), entries)
-    return [Picture(title, words, markup, WIDTH, HEIGHT + legend_height)]
+    return Picture(title, words, markup, WIDTH, HEIGHT + legend_height)
 
 
 def _sign(kind: PointKind, words: str, x: float, y: float) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from trainfast_tui.charts.chart_data import ChartData, ThrottledSpan
-from trainfast_tui.charts.paint import fitted
+from trainfast_tui.charts.paint import update_y_range
 from trainfast_tui.charts.time_columns import ColumnRanges, extremes, time_columns
 from trainfast_tui.charts.y_range import YRange
 from trainfast_tui.report.document import Picture, Prose
@@ -53,7 +53,7 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
     ends = [bounds for columns in drawn if (bounds := extremes(columns)) is not None]
     if not ends:
         return Prose(f"{data.title}: {data.empty}")
-    low, high = fitted(YRange(), data, ends)
+    low, high = update_y_range(YRange(), data, ends)
     y = Scale(low, high, HEIGHT - BOTTOM, TOP)
     names = [series.name for series in data.series]
     axes = Axes(

@@ -75,11 +75,13 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         self.view.show_search(search, now_ns, self.search_control.requested_ns)
         self.show_useful_keys()
 
-    def useless_actions(self) -> Mapping[str, bool]:
-        return {
-            "apply": self.view.offer is None and not self._is_asking,
-            "again": self.search_control.is_active or self._is_asking,
-        }
+    def hidden_actions(self) -> set[str]:
+        hidden = set()
+        if self.view.offer is None and not self._is_asking:
+            hidden.add("apply")
+        if self.search_control.is_active or self._is_asking:
+            hidden.add("again")
+        return hidden
 
     def action_labels(self) -> Mapping[str, str]:
         return {

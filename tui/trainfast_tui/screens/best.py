@@ -21,16 +21,17 @@ from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.same_settings import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
 from trainfast_tui.screens.base import SessionMessage
-from trainfast_tui.screens.best_orders import Orders, pin_orders, skip_orders
+from trainfast_tui.screens.order_choices import Orders, pin_orders, skip_orders
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.batch_question import ENTER_STARTS
 from trainfast_tui.text.best_question import ABOUT, ABOUT_SCRIPT
 from trainfast_tui.text.best_state import settings_of
 from trainfast_tui.text.format import elapsed
+from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY
 from trainfast_tui.text.lines import LabelledText
 from trainfast_tui.text.search_kind import SearchKind
-from trainfast_tui.widgets.best_question import QuestionDialogs, best_question_rows, request_of
+from trainfast_tui.widgets.best_question_dialogs import QuestionDialogs, best_question_rows, request_of
 from trainfast_tui.widgets.best_view import BestView
 from trainfast_tui.widgets.open_dialog import ask_choice
 
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 PLANNING = "Listing the settings that can run here…"
 MAX_NAMED = 3
 """The status line names at most this many knobs."""
-VARY = "ask('vary')"
-QUESTION_ACTIONS = (VARY, "ask('batch')", "ask('objective')", "ask('budget')", "fresh")
+QUESTION_ACTIONS = (ASK_VARY, ASK_BATCH, ASK_OBJECTIVE, ASK_BUDGET, "fresh")
 """The actions that change the question of the next search."""
 
 
@@ -143,25 +143,29 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             rows += [("", text, tone) for text, tone in self._planned.texts]
         self.view.show_plan(next_run.spec.name if next_run is not None else "", rows)
 
-    def useless_actions(self) -> Mapping[str, bool]:
+    def hidden_actions(self) -> set[str]:
         search, is_active = self._search, self.search_control.is_active
         is_live = search is not None and search.is_live
         has_best = search is not None and search.so_far.best is not None
-        return {
-            "apply": not has_best if search is not None else is_active,
-            "pin": not is_live,
-            "skip": not is_live,
-            "again": is_live or search is None,
-            **dict.fromkeys(QUESTION_ACTIONS, is_active or search is not None),
-            VARY: is_active,
-        }
+        hidden: set[str] = set()
+        if (not has_best) if search is not None else is_active:
+            hidden.add("apply")
+        if not is_live:
+            hidden |= {"pin", "skip"}
+        if is_live or search is None:
+            hidden.add("again")
+        if is_active or search is not None:
+            hidden.update(QUESTION_ACTIONS)
+        if not is_active:
+            hidden.discard(ASK_VARY)  # beside an ended search it asks a new question
+        return hidden
 
     def action_labels(self) -> Mapping[str, str]:
         search = self._search
         is_unfinished = search is not None and search.state in UNFINISHED_STATES
         return {
             "apply": "start" if search is None else "take",
-            VARY: "vary" if search is None else "new question",
+            ASK_VARY: "vary" if search is None else "new question",
             "again": "resume" if is_unfinished else "restart",
         }
 

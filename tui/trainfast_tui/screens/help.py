@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.text.keys import KEY_WORDS, actions_of
 from trainfast_tui.text.knob_groups import knobs_by_group
@@ -109,7 +109,7 @@ def help_lines(width: int, scope: str = "main") -> list[Line]:
     for group, names in knobs_by_group().items():
         lines += [[], rule(f"knobs: {group}", width)]
         for name in names:
-            entry = BY_NAME[name]
+            entry = KNOBS_BY_NAME[name]
             lines += _entry(name, entry.what, "title", width)
             for label, text in (("speed", entry.speed), ("memory", entry.memory), ("training", entry.training)):
                 lines += _entry("", f"{label}: {text}", "text", width) if text else []

@@ -16,7 +16,7 @@ from textual.screen import Screen
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.state_words import state_words
-from trainfast_tui.charts.column import Charts
+from trainfast_tui.charts.column import ChartColumn
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.memory_and_speed import swap_notice
 from trainfast_tui.next_run.next_run import NextRun
@@ -72,7 +72,7 @@ class MainScreen(AppScreen):
     MainScreen.-narrow StepPanel { height: 6; }
     MainScreen.-narrow StepPanel.-watched { height: 7; }
     MainScreen.-no-steps StepPanel { display: none; }
-    MainScreen.-first Charts, MainScreen.-first StepPanel { display: none; }
+    MainScreen.-first ChartColumn, MainScreen.-first StepPanel { display: none; }
     """
 
     def __init__(self, session: Session) -> None:
@@ -99,7 +99,7 @@ class MainScreen(AppScreen):
             with Vertical(id="middle"):
                 yield Welcome()
                 yield EndingPanel(self.session)
-                yield Charts()
+                yield ChartColumn()
                 yield DiagnosisLine()
                 yield StepPanel()
             with Vertical(id="side"):
@@ -141,7 +141,7 @@ class MainScreen(AppScreen):
         self.query_one(TooSmall).show_run(run)
         self.query_one(DevicesPanel).show_snapshot(snapshot)
         self.query_one(EndingPanel).show_run(run)
-        self.query_one(Charts).show_snapshot(snapshot)
+        self.query_one(ChartColumn).show_snapshot(snapshot)
         self.query_one(DiagnosisLine).show_run(run)
         self.query_one(StepPanel).show_run(run)
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
@@ -197,10 +197,10 @@ class MainScreen(AppScreen):
         session, next_run, run = self.session, self.session.next_run, self.session.live_run
         if next_run is None:
             self.notify("There is no preset to run; p chooses one.", severity="warning")
-        elif session.runs.is_starting:
+        elif session.run_control.is_starting:
             self.notify("A run is starting; press r again once it is on the screen.", severity="warning")
-        elif session.searches.running is not None:
-            self._refuse_beside(session.searches.running)
+        elif session.searches.running_kind is not None:
+            self._refuse_beside(session.searches.running_kind)
         else:
             risk, name = self._risk(next_run), next_run.spec.name
             if run is not None:
@@ -244,7 +244,7 @@ class MainScreen(AppScreen):
         self._search_wanted = kind if session.snapshot is None else None
         if self._search_wanted is not None:
             self.notify("Looking for a live search…")
-        elif (live := session.searches.running) is not None and live is not kind:
+        elif (live := session.searches.running_kind) is not None and live is not kind:
             self._refuse_beside(live)
         elif session.next_run is None:
             self.notify("There is no preset to search; p chooses one.", severity="warning")
@@ -263,7 +263,7 @@ class MainScreen(AppScreen):
         self.notify(f"{name} is using the device; {search.key} shows it, s there stops it.", severity="warning")
 
     def action_stop(self) -> None:
-        run, runs, search = self.session.live_run, self.session.runs, self.session.searches.running
+        run, runs, search = self.session.live_run, self.session.run_control, self.session.searches.running_kind
         if runs.is_cooling:
             runs.give_up()
         elif search is not None:
@@ -282,7 +282,7 @@ class MainScreen(AppScreen):
 
     def _clean_up(self, directory: Path) -> None:
         self.notify("Stopping the run's processes; SIGKILL after 30 s…")
-        self.session.runs.request_stop(directory)
+        self.session.run_control.request_stop(directory)
 
     def _ask_about(self, run: RunSnapshot, question: str, yes: str, then: Callable[[], object]) -> None:
         """Ask a question that makes sense only while this run is live."""
@@ -303,7 +303,7 @@ class MainScreen(AppScreen):
     def action_cool_to(self) -> None:
         from trainfast_tui.widgets.cool_to_dialog import ask_cool_to
 
-        ask_cool_to(self.app, self.session.runs, self.notify)
+        ask_cool_to(self.app, self.session.run_control, self.notify)
 
     def action_compare(self) -> None:
         run = self.session.shown_run

@@ -12,7 +12,7 @@ from trainfast_runner.machine.processes.identity import Identity, is_running
 from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_runner.machine.processes.signalling import end, refuse
 from trainfast_runner.running.stopping import Membership, run_with
-from trainfast_tui.charts.column import Charts
+from trainfast_tui.charts.column import ChartColumn
 from trainfast_tui.charts.readings import used_uuids
 from trainfast_tui.live.last_minute import LastMinute
 from trainfast_tui.live.snapshot import Snapshot
@@ -54,7 +54,7 @@ class MonitorScreen(AppScreen):
     def compose(self) -> ComposeResult:
         yield MonitorHead()
         yield MonitorDevices()
-        yield Charts(with_run=False)
+        yield ChartColumn(with_run=False)
         yield ProcessTable()
         yield StatusLine(id="status")
         yield self.footer()
@@ -87,7 +87,7 @@ class MonitorScreen(AppScreen):
         self.query_one(ProcessTable).show_rows(snapshot.processes, tick is not None and bool(tick.devices))
         self._divide_rows()
         devices.repaint()
-        charts = self.query_one(Charts)
+        charts = self.query_one(ChartColumn)
         if charts.display:
             charts.show_snapshot(snapshot.without_run())
         self._notify_if_ended(snapshot.processes)
@@ -114,7 +114,7 @@ class MonitorScreen(AppScreen):
             # The words of an event need one row.
             chart_rows = int(left > MIN_ROWS_WITH_EVENTS)
         devices.set_height(device_rows)
-        self.query_one(Charts).set_class(not chart_rows, "-away")
+        self.query_one(ChartColumn).set_class(not chart_rows, "-away")
         table.set_height(left - chart_rows)
 
     def _notify_if_ended(self, rows: tuple[ProcessRow, ...] | None) -> None:
@@ -156,7 +156,7 @@ class MonitorScreen(AppScreen):
             return
         question = f"Stop the run {run_id}?\nProcess {row.pid} is {member.place}.\n{_described(row)}"
         yes = "stop the run: it is asked to end, and killed after a countdown"
-        ask_yes(self.app, question, yes, partial(self.session.runs.request_stop, member.directory))
+        ask_yes(self.app, question, yes, partial(self.session.run_control.request_stop, member.directory))
 
     def _end(self, identity: Identity, kill: bool) -> None:
         try:

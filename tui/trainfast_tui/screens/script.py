@@ -19,7 +19,7 @@ from trainfast_runner.settings.saving import new_preset_path
 from trainfast_runner.settings.saving_script import save_script_preset
 from trainfast_runner.settings.script_mapping import Proposal, propose
 from trainfast_runner.settings.script_preset import place_words
-from trainfast_runner.settings.script_reach import LAUNCH
+from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.typed_mapping import place_typed
 from trainfast_tui.control.messages import DiscoveryRefused, Notified, ScriptDiscovered
 from trainfast_tui.control.typed_command import split_command
@@ -72,7 +72,7 @@ class ScriptScreen(AppScreen):
         self._show_findings()
 
     def on_unmount(self) -> None:
-        self.session.scripts.cancel()
+        self.session.script_control.cancel()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the time that discovery has taken."""
@@ -100,13 +100,16 @@ class ScriptScreen(AppScreen):
         findings = ScriptFindings(self._command, os.getcwd(), self._discovered, mapping, waiting, self._refusal)
         self.view.show_findings(findings, knob)
         is_known, footer = self._discovered is not None, self.query_one(Footer)
-        useless = {
-            **dict.fromkeys(("save", "add"), not is_known),
-            "remove": not self._mapping,
-            "map": bool(self._command) and not self._mapping,
-            **dict.fromkeys(("command", "again"), not self._command),
-        }
-        footer.leave_out(useless)
+        hidden: set[str] = set()
+        if not is_known:
+            hidden |= {"save", "add"}
+        if not self._mapping:
+            hidden.add("remove")
+            if self._command:
+                hidden.add("map")
+        if not self._command:
+            hidden |= {"command", "again"}
+        footer.hide(hidden)
         footer.relabel("map", "flag" if self._command else "command")
 
     def action_command(self) -> None:
@@ -127,14 +130,14 @@ class ScriptScreen(AppScreen):
     def _look_into(self, command: tuple[str, ...]) -> None:
         """Have the flags of this command's script found, unless a run or a search is being measured."""
         session = self.session
-        session.scripts.cancel()
+        session.script_control.cancel()
         self._command, self._discovered, self._mapping, self._refusal = command, None, {}, ""
         if session.is_device_used:
             busy = session.live_run.run_id if session.live_run is not None else "a search"
             self._refusal = f"{busy} is being measured, and starting the script would slow it; look again when it ends"
         else:
             self._since_ns = time.monotonic_ns()
-            session.scripts.discover(command, self.post)
+            session.script_control.discover(command, self.post)
         self.notify("")
         self._show_findings()
 
@@ -151,7 +154,7 @@ class ScriptScreen(AppScreen):
             self.notify("No script is known yet; c types its command.", severity="warning")
             return
         unmapped = [
-            (knob.name, knob.what) for knob in KNOBS if knob.name not in self._mapping and knob.name not in LAUNCH
+            (knob.name, knob.what) for knob in KNOBS if knob.name not in self._mapping and knob.name not in LAUNCH_KNOBS
         ]
         ask_choice(self.app, "Map which knob", unmapped, self._ask_flag)
 

@@ -39,8 +39,8 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         """Start or continue the search once `run_to_stop` has ended."""
         raise NotImplementedError
 
-    def useless_actions(self) -> Mapping[str, bool]:
-        """Return True by action id for what does nothing now, without the actions of this base class."""
+    def hidden_actions(self) -> set[str]:
+        """Return the ids of the actions that do nothing now, without those of this base class."""
         raise NotImplementedError
 
     def action_labels(self) -> Mapping[str, str]:
@@ -57,7 +57,12 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         """Leave out of the footer the keys that do nothing now, and label the others by what they do."""
         search, is_active, footer = self._search, self.search_control.is_active, self.query_one(Footer)
         is_live = search is not None and search.is_live
-        footer.leave_out({"pause": not is_live, "cancel": not is_active, **self.useless_actions()})
+        hidden = self.hidden_actions()
+        if not is_live:
+            hidden.add("pause")
+        if not is_active:
+            hidden.add("cancel")
+        footer.hide(hidden)
         footer.relabel("pause", "resume" if search is not None and search.state in PAUSE_STATES else "pause")
         footer.relabel("leave", "leave" if is_active else "back")
         for action_id, label in self.action_labels().items():
@@ -74,12 +79,12 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
 
     def start_search(self) -> None:
         """Start or continue the search; a live run is stopped first if the person agrees."""
-        run, kind, running = self.session.live_run, self.search_control.KIND, self.session.searches.running
+        run, kind, running = self.session.live_run, self.search_control.KIND, self.session.searches.running_kind
         if running is not None and running is not kind:
             self.notify("Another search is using the device.", severity="warning")
         elif self.search_control.is_active:
             self.notify("The search is starting.", severity="warning")
-        elif self.session.runs.is_starting:
+        elif self.session.run_control.is_starting:
             self.notify("A run is starting; press Enter again once it is on the screen.", severity="warning")
         elif run is None:
             self.start_after(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_figures import (
     budget_words,
@@ -105,7 +105,7 @@ def _shortened(label: str, listed: Sequence[str]) -> Iterator[tuple[str, str]]:
 def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
     """Yield the gain of each value over the baseline's, below `EFFECT_HEADER`."""
     for effect in answer.effects:
-        show = BY_NAME[effect.knob].text_of
+        show = KNOBS_BY_NAME[effect.knob].text_of
         by = "turned back in a run" if effect.measured else "earlier searches" if effect.earlier else "the trials"
         yield f"{effect.knob}={show(effect.value)}", show(effect.before), gain_words(effect.gain_percent), by
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.tables import pairs
 
@@ -27,7 +27,7 @@ BY_KEYS = "Enter on it in the list of knobs types one"
 
 def varied_line(vary: Mapping[str, list[Any]], global_batch: int | None) -> str:
     """Return the knobs that a search varies, with their values."""
-    varied = "; ".join(f"{name} {', '.join(map(BY_NAME[name].text_of, values))}" for name, values in vary.items())
+    varied = "; ".join(f"{name} {', '.join(map(KNOBS_BY_NAME[name].text_of, values))}" for name, values in vary.items())
     at = f" at a global batch of {global_batch:,}" if global_batch is not None else ""
     return f"varying {varied or 'nothing'}{at}"
 

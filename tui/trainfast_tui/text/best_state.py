@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_figures import budget_words, gain_words, knob_words, noise_words, objective_words
@@ -132,4 +132,4 @@ def chance_words(so_far: BestSoFar) -> str:
 
 def settings_of(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
     """Return the knobs of a candidate as they are typed."""
-    return tuple((name, BY_NAME[name].text_of(value)) for name, value in so_far.candidates[number].knobs.items())
+    return tuple((name, KNOBS_BY_NAME[name].text_of(value)) for name, value in so_far.candidates[number].knobs.items())

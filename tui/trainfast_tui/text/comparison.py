@@ -6,7 +6,7 @@ from typing import Any
 
 from trainfast_runner.results.comparison.difference import NOISE, Comparison, ComparisonRow
 from trainfast_runner.results.comparison.ranking import OTHER_SAMPLES, OTHER_SEQ_LEN, STRICT_THRESHOLDS
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.text import format as fmt
 
 
@@ -22,8 +22,12 @@ def setting_text(name: str, value: Any) -> str:
 
     A knob that is left to the user's own script, or that is newer than the run, is not set.
     """
-    if name in BY_NAME:
-        return "not set" if value is None and BY_NAME[name].default is not None else BY_NAME[name].text_of(value)
+    if name in KNOBS_BY_NAME:
+        return (
+            "not set"
+            if value is None and KNOBS_BY_NAME[name].default is not None
+            else KNOBS_BY_NAME[name].text_of(value)
+        )
     return "the preset's" if value is None else str(value)
 
 

@@ -7,6 +7,9 @@ from enum import Enum, auto
 
 from textual.binding import Binding
 
+ASK_VARY, ASK_BATCH, ASK_OBJECTIVE, ASK_BUDGET = "ask('vary')", "ask('batch')", "ask('objective')", "ask('budget')"
+"""The actions that change one part of the question of a best-fit search."""
+
 
 class Shown(Enum):
     """The places that name an action."""
@@ -107,10 +110,12 @@ def _scroll(*, pages: bool = True, shown: Shown = Shown.IN_HELP) -> tuple[Action
 
 
 _TIME_AXIS = (
-    _in_palette("Charts.event(-1)", ("e",), "earlier event", "An earlier event, in words, marked on the charts."),
-    _in_palette("Charts.event(1)", ("E", "upper_e"), "later event", "A later event; after the last the newest again."),
-    _in_palette("Charts.zoom(-1)", ("plus", "equals_sign"), "shorter time", "Show a shorter time."),
-    _in_palette("Charts.zoom(1)", ("minus",), "longer time", "Show a longer time."),
+    _in_palette("ChartColumn.event(-1)", ("e",), "earlier event", "An earlier event, in words, marked on the charts."),
+    _in_palette(
+        "ChartColumn.event(1)", ("E", "upper_e"), "later event", "A later event; after the last the newest again."
+    ),
+    _in_palette("ChartColumn.zoom(-1)", ("plus", "equals_sign"), "shorter time", "Show a shorter time."),
+    _in_palette("ChartColumn.zoom(1)", ("minus",), "longer time", "Show a longer time."),
 )
 
 _BY_SCREEN: dict[str, tuple[Action, ...]] = {
@@ -160,8 +165,10 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             )
             for at, nth in enumerate(("first", "second", "third"))
         ),
-        _in_palette("Charts.rate", ("t",), "samples or tokens", "Throughput in samples a second or in tokens."),
-        _in_palette("Charts.reading", ("g",), "next reading", "Another device reading in the chart."),
+        _in_palette(
+            "ChartColumn.throughput_unit", ("t",), "samples or tokens", "Throughput in samples a second or in tokens."
+        ),
+        _in_palette("ChartColumn.reading", ("g",), "next reading", "Another device reading in the chart."),
         *_TIME_AXIS,
     ),
     "batch": (
@@ -197,15 +204,15 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("leave", ("escape", "B", "upper_b"), "leave", "Back to the main screen; the search goes on."),
         Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
         Action("again", ("f5",), "resume", "Resume an ended search; one with an answer is started again."),
-        Action("ask('vary')", ("v",), "vary", "Choose the knobs and values that the next search varies."),
-        Action("ask('batch')", ("g",), "batch", "Choose the global batch of the next search."),
+        Action(ASK_VARY, ("v",), "vary", "Choose the knobs and values that the next search varies."),
+        Action(ASK_BATCH, ("g",), "batch", "Choose the global batch of the next search."),
         Action(
-            "ask('objective')",
+            ASK_OBJECTIVE,
             ("o",),
             "objective",
             "Choose what the next search is for: samples, tokens, joules, time.",
         ),
-        Action("ask('budget')", ("t",), "time", "Choose the time in which the next search finds the best."),
+        Action(ASK_BUDGET, ("t",), "time", "Choose the time in which the next search finds the best."),
         Action(
             "fresh",
             ("f",),
@@ -243,7 +250,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("end_process", ("x",), "end", "End the process under the cursor, then kill it; of a run: stop the run."),
         Action("ProcessTable.sort", ("o",), "order", "Order the processes by another column."),
         _in_palette("ProcessTable.reverse", ("O", "upper_o"), "reverse", "Turn the order around."),
-        Action("Charts.reading", ("g",), "next reading", "Another device reading in the first chart."),
+        Action("ChartColumn.reading", ("g",), "next reading", "Another device reading in the first chart."),
         Action("MonitorDevices.choose(1)", ("right",), "next GPU", "All readings of the next GPU."),
         _in_palette("MonitorDevices.choose(-1)", ("left",), "GPU before", "All readings of the GPU before."),
         *_TIME_AXIS,

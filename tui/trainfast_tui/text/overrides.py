@@ -45,10 +45,10 @@ def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
 
 
 def _shown(key: str, value: Any) -> str:
-    from trainfast_runner.settings.knobs import BY_NAME
+    from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 
-    if key in BY_NAME:
-        return BY_NAME[key].text_of(value)
+    if key in KNOBS_BY_NAME:
+        return KNOBS_BY_NAME[key].text_of(value)
     if isinstance(value, list):
         return "+".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

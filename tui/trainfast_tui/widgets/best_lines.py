@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_answer import precision_words
 from trainfast_tui.text.best_figures import count_words, figure_words, gain_words, unit_of
@@ -122,7 +122,7 @@ def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
 
 
 def _effect_name(effect: Effect) -> str:
-    show = BY_NAME[effect.knob].text_of
+    show = KNOBS_BY_NAME[effect.knob].text_of
     return f"{effect.knob}={show(effect.value)} for {show(effect.before)}"
 
 

@@ -49,7 +49,7 @@ class EndingPanel(GrowingPanel):
         """Show how this run ended; nothing while it is live."""
         new_ending = None
         if run is not None:
-            new_ending = ending(run, *self._session.background.oom.explanation_of(run))
+            new_ending = ending(run, *self._session.background.oom_explainer.explanation_of(run))
             if new_ending is not None and self._ending is not None and run.run_id == self._run_id:
                 new_ending = replace(new_ending, changes=with_same_keys(new_ending.changes, self._ending.changes))
             self._run_id, self._run = run.run_id, run.run_file

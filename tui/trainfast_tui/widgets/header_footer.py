@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -96,14 +96,14 @@ class Footer(Painted):
     def __init__(self, actions: Sequence[Action]) -> None:
         super().__init__()
         self._actions = [action for action in actions if action.shown is Shown.IN_FOOTER]
-        self._useless: frozenset[str] = frozenset()
+        self._hidden_ids: frozenset[str] = frozenset()
         self._pace = ""
 
-    def leave_out(self, useless: Mapping[str, bool]) -> None:
-        """Leave out the actions that are `useless` now, by their ids."""
-        action_ids = frozenset(name for name, is_so in useless.items() if is_so)
-        if action_ids != self._useless:
-            self._useless = action_ids
+    def hide(self, ids: Collection[str]) -> None:
+        """Hide the actions with these ids, and show all others."""
+        hidden_ids = frozenset(ids)
+        if hidden_ids != self._hidden_ids:
+            self._hidden_ids = hidden_ids
             self.repaint()
 
     def relabel(self, action_id: str, label: str) -> None:
@@ -121,7 +121,7 @@ class Footer(Painted):
 
     def lines(self, width: int, height: int) -> list[Line]:
         room = width - (len(self._pace) + 1 if self._pace else 0)
-        shown = [action for action in self._actions if action.id not in self._useless]
+        shown = [action for action in self._actions if action.id not in self._hidden_ids]
         # Help and quit matter more than the rarer keys of the screen.
         while len(shown) > 2 and sum(map(_length, shown)) - 2 > room:
             droppable = [action for action in shown if action.scope != "everywhere"] or shown

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.sources import preset_choices
 from trainfast_tui.painting.painted import Painted
@@ -145,7 +145,7 @@ class KnobPanel(Painted, can_focus=True):
             self._change(self._session.next_run.reset(self.current))
 
     def action_type_value(self) -> None:
-        entry, next_run = BY_NAME[self.current], self._session.next_run
+        entry, next_run = KNOBS_BY_NAME[self.current], self._session.next_run
         if next_run is None:
             return
 
@@ -282,7 +282,7 @@ def _knob_row(name: str, next_run: NextRun, is_changed: bool, is_current: bool, 
     before = next_run.shown_run_knobs
     was = ""
     if is_changed and before is not None and name in before:
-        was = f"  was {BY_NAME[name].text_of(before[name])}"
+        was = f"  was {KNOBS_BY_NAME[name].text_of(before[name])}"
     if is_current:
         return [*row, (f"{value}{was}", "cursor")]
     return [*row, (value, "warning" if is_changed else "text"), (was, "muted")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_tui.text.lines import Line, labelled, line_length, paragraph, rule, with_more, wrap
@@ -24,7 +24,7 @@ class KnobText:
 
     def whole(self, width: int, refusal: UserError | None) -> list[Line]:
         """Return all of the text, after the refusal of a value."""
-        entry = BY_NAME[self.name]
+        entry = KNOBS_BY_NAME[self.name]
         return [
             rule(self.name, width),
             *paragraph("" if refusal is None else f"Refused: {refusal.line()}", width, "error"),
@@ -36,7 +36,7 @@ class KnobText:
 
     def cut_to(self, room: int, width: int) -> list[Line]:
         """Return the text in at most `room` lines."""
-        way, trade_off, what = self._way(width), self._trade_off(width), BY_NAME[self.name].what
+        way, trade_off, what = self._way(width), self._trade_off(width), KNOBS_BY_NAME[self.name].what
         # The short texts about speed and memory are worth more than the end of a long description.
         lines_for_what = max(1, room - 1 - len(way) - len(trade_off))
         lines = [*way, *paragraph(what, width, "text", lines_for_what), *trade_off]
@@ -48,7 +48,7 @@ class KnobText:
 
     def _trade_off(self, width: int) -> list[Line]:
         """Return advice, the choice of `auto`, the effects on speed and memory, and the values of the knob."""
-        entry = BY_NAME[self.name]
+        entry = KNOBS_BY_NAME[self.name]
         return [
             *labelled(("advice ", "accent"), self.advice, width),
             *labelled(("here   ", "secondary"), self.auto_choice, width),

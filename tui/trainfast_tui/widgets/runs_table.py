@@ -6,7 +6,7 @@ import time
 
 from trainfast_runner.records.state_words import notable_reason, state_words
 from trainfast_runner.running.history import RunRow
-from trainfast_runner.settings.knobs import BY_NAME, defaults
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, line_length
 from trainfast_tui.text.overrides import field_overrides, short_overrides, typed_overrides, without_search_settings
@@ -161,9 +161,9 @@ def _starred(row: RunRow) -> bool:
 def override_words(row: RunRow) -> list[str]:
     """Return the overrides, then the preset's own knobs that are not at their default, as they are typed."""
     return [fmt.plain(setting) for setting in typed_overrides(row.overrides)] + [
-        f"{name}={BY_NAME[name].text_of(value)}"
+        f"{name}={KNOBS_BY_NAME[name].text_of(value)}"
         for name, value in row.knobs.items()
-        if name in BY_NAME and name not in LEFT_OUT and name not in row.overrides and value != DEFAULTS[name]
+        if name in KNOBS_BY_NAME and name not in LEFT_OUT and name not in row.overrides and value != DEFAULTS[name]
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import flag_names, place_words
 from trainfast_runner.settings.script_reach import ways_without_flag
 from trainfast_tui.text.format import plain, to_width
@@ -133,7 +133,7 @@ def _head(findings: ScriptFindings, width: int) -> list[Line]:
 
 
 def _knob_line(proposal: Proposal, is_current: bool, width: int) -> Line:
-    value = "" if proposal.value is None else f"now {BY_NAME[proposal.knob].text_of(proposal.value)}"
+    value = "" if proposal.value is None else f"now {KNOBS_BY_NAME[proposal.knob].text_of(proposal.value)}"
     room = width - 18 - len(value) - 1
     text = (
         f"{'▸' if is_current else ' '} {proposal.knob:<15} {to_width(plain(place_words(proposal.place)), room)} {value}"

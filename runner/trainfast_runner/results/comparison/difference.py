@@ -39,7 +39,7 @@ from trainfast_runner.results.comparison.significance import (
     relative_noise,
 )
 from trainfast_runner.results.distributions import MAD_TO_SIGMA
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.worker.shared_tables import STEP_PHASES
 
 BETTER, WORSE = "better", "worse"
@@ -104,7 +104,7 @@ def compare(a: Result, b: Result) -> Comparison:
 
 def _settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
     knobs_a, knobs_b = ({**run_knobs(result), **section_overrides(result), **_tried_batch(result)} for result in (a, b))
-    names = dict.fromkeys([*BY_NAME, *a.knobs, *b.knobs, *knobs_a, *knobs_b])
+    names = dict.fromkeys([*KNOBS_BY_NAME, *a.knobs, *b.knobs, *knobs_a, *knobs_b])
     if "auto" in (knobs_a.get("attention"), knobs_b.get("attention")) and a.actual.attention == b.actual.attention:
         # sdpa was the default once, so the same kernel may be named or left open.
         names.pop("attention", None)

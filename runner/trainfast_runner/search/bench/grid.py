@@ -10,7 +10,7 @@ from trainfast_runner.search.bench.variants import Bench, Entry, scaled
 from trainfast_runner.search.candidate_spec import with_knobs
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import from_preset
 from trainfast_runner.settings.vary import Vary, combinations_of, fewest_to_drop
@@ -56,7 +56,7 @@ def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale
 
 def id_of(combination: Combination) -> str:
     """Return the id of a row: its settings as they are typed."""
-    return " ".join(f"{name}={BY_NAME[name].text_of(value)}" for name, value in combination.items())
+    return " ".join(f"{name}={KNOBS_BY_NAME[name].text_of(value)}" for name, value in combination.items())
 
 
 def check_count(vary: Vary, bases: int) -> None:

@@ -8,7 +8,7 @@ from trainfast_runner.results.bottleneck.doubts import marks
 from trainfast_runner.results.comparison.difference import NOISE
 from trainfast_runner.search.bench.table import Row, Table
 from trainfast_runner.search.bench.variants import Bench
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 
 MEASURED = ("samples/s", "vs baseline", "95 % CI", "step ms", "peak MiB", "TFLOP/s", "notebook's TFLOP/s")
@@ -54,12 +54,12 @@ def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[st
     """Yield the settings of a row that differ from the baseline's, as `name=value`, without those of its id."""
     yield from (f"model.{name}={value}" for name, value in row_spec.model.items() if baseline.model.get(name) != value)
     # A script's row has only the knobs that were asked for.
-    named = [name for name in BY_NAME if name in row_spec.knobs]
+    named = [name for name in KNOBS_BY_NAME if name in row_spec.knobs]
     names = (
         ALWAYS if row_spec is baseline else [name for name in named if row_spec.knobs[name] != baseline.knobs.get(name)]
     )
     yield from (
-        f"{name}={BY_NAME[name].text_of(row_spec.knobs[name])}"
+        f"{name}={KNOBS_BY_NAME[name].text_of(row_spec.knobs[name])}"
         for name in names
         if name in row_spec.knobs and name not in bench.varied
     )

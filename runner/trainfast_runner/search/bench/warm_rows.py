@@ -23,10 +23,10 @@ from trainfast_runner.search.run_ends import Interrupted, end_run, wait_for_resu
 from trainfast_runner.search.searches import new_search
 from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.knob_type import whole_number
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 
-WARM_KNOBS = tuple(name for name, entry in BY_NAME.items() if entry.changes_in_warm_process)
+WARM_KNOBS = tuple(name for name, entry in KNOBS_BY_NAME.items() if entry.changes_in_warm_process)
 
 
 def warm_groups(bench: Bench) -> dict[str, str]:
@@ -42,7 +42,7 @@ def _process_key(spec: RunSpec) -> str | None:
     # Under a limit memory is measured in every step, and the speed is marked.
     if not takes_warm_trials(knobs) or knobs["memory_limit"] is not None:
         return None
-    cold = {name: value for name, value in knobs.items() if BY_NAME[name].needs_process(value)}
+    cold = {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].needs_process(value)}
     return msgspec.json.encode((spec.model, spec.data, cold), order="deterministic").decode()
 
 

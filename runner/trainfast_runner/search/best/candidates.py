@@ -14,7 +14,7 @@ from trainfast_runner.search.candidate_spec import BATCH_KNOBS, candidate_spec, 
 from trainfast_runner.search.journal.best import Candidate, Space
 from trainfast_runner.settings.device_counts import world_size
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.vary import Vary, combinations_of, fewest_to_drop
 
@@ -83,7 +83,7 @@ def process_knobs(run_knobs: KnobValues, knobs: KnobValues) -> KnobValues:
     """Return those of a candidate's `knobs` that need a new process, in a run with all of `run_knobs`."""
     if not takes_warm_trials(run_knobs):
         return dict(knobs)
-    return {name: value for name, value in knobs.items() if BY_NAME[name].needs_process(value)}
+    return {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].needs_process(value)}
 
 
 def with_predictions(space: Space, bytes_of: Mapping[int, int | None], limit_bytes: int | None) -> Space:
@@ -110,7 +110,7 @@ def changes_training(candidate: Candidate, baseline: Candidate) -> list[str]:
     changed = [
         name
         for name, value in candidate.knobs.items()
-        if name in BY_NAME and not BY_NAME[name].keeps_training(baseline.knobs[name], value)
+        if name in KNOBS_BY_NAME and not KNOBS_BY_NAME[name].keeps_training(baseline.knobs[name], value)
     ]
     return [*changed, *(["global batch"] if candidate.samples_per_step != baseline.samples_per_step else [])]
 

@@ -8,7 +8,7 @@ from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.config_fields import first_size
 from trainfast_runner.settings.device_counts import chosen_gpus, devices_asked
 from trainfast_runner.settings.knob_values import MAX_CPU_PROCESSES, parse_bytes_per_rank
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.worker.catalog import nearest_strategy
 from trainfast_runner.worker.shared_tables import SMALLEST_VOCAB
 
@@ -110,7 +110,7 @@ def set_knobs_matter(facts: Facts) -> None:
     """A knob that was set and would do nothing is a misunderstanding."""
     strategy = facts.knobs["strategy"]
     for name in facts.spec.overrides:
-        entry = BY_NAME.get(name)
+        entry = KNOBS_BY_NAME.get(name)
         if entry is not None and entry.only_with and strategy not in entry.only_with:
             raise UserError(
                 f"{name} does nothing with strategy={strategy}; it belongs to strategy {' or '.join(entry.only_with)}",

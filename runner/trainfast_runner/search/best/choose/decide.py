@@ -26,7 +26,7 @@ from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, ORDINARY, St
 from trainfast_runner.search.best.too_large import TOO_LARGE
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, BestStep
 from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
 
 HOPELESS = 0.7
@@ -261,4 +261,4 @@ def _unseen_values(state: BestState, number: int) -> Iterable[str]:
 
 
 def _value_text(name: str, value: KnobValue) -> str:
-    return BY_NAME[name].text_of(value) if name in BY_NAME else str(value)
+    return KNOBS_BY_NAME[name].text_of(value) if name in KNOBS_BY_NAME else str(value)

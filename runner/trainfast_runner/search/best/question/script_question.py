@@ -18,7 +18,7 @@ from trainfast_runner.search.journal.best import UNNAMED
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.script_runs import trial_plan_of
-from trainfast_runner.settings.knobs import BY_NAME, knob
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
@@ -44,7 +44,7 @@ def plan_script_best(
     _check_answerable(request, survey.named, preset)
     preset_batch = default_global_batch(survey.spec, machine)
     has_batch = all(name in survey.named for name in BATCH_KNOBS)
-    entries = [BY_NAME[name] for name in survey.named if has_batch or name not in BATCH_KNOBS]
+    entries = [KNOBS_BY_NAME[name] for name in survey.named if has_batch or name not in BATCH_KNOBS]
     batch = request.global_batch or preset_batch
     vary, left_alone = vary_of(survey.spec, request.vary, machine, batch, survey.refuse, entries)
     if not request.vary:
@@ -90,7 +90,7 @@ def _check_answerable(request: BestRequest, named: Sequence[str], preset: Script
 
 def _unnamed_knobs(preset: ScriptPreset, named: Sequence[str], has_batch: bool) -> dict[str, str]:
     """The mapped knobs that are left alone because a present value is missing, each with the reason."""
-    unnamed = {name: UNNAMED for name in preset.places if name not in named and BY_NAME[name].search_values}
+    unnamed = {name: UNNAMED for name in preset.places if name not in named and KNOBS_BY_NAME[name].search_values}
     if not has_batch:
         others = {"batch_size": "grad_accum", "grad_accum": "batch_size"}
         unnamed |= {

@@ -12,7 +12,7 @@ from trainfast_runner.search.best.global_batch import MAX_CANDIDATES, GlobalBatc
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import BY_NAME, KNOBS, knob
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import STRATEGIES
@@ -105,7 +105,7 @@ def _drop_illegal(
                 if all(refusals):
                     reason = next(refusal.message for refusal in refusals if refusal is not None)
             if reason is not None:
-                left_alone[f"{name}={BY_NAME[name].text_of(value)}"] = reason
+                left_alone[f"{name}={KNOBS_BY_NAME[name].text_of(value)}"] = reason
                 values.remove(value)
 
 

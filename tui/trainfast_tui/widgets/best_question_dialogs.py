@@ -13,7 +13,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.search.best.question.request import BestRequest, read_budget
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_figures import OBJECTIVES
@@ -34,7 +34,7 @@ Fields = dict[str, object]
 
 def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:
     """Return the varied knobs as they are typed: `batch_size=4,8 precision=fp32,bf16`."""
-    return " ".join(f"{name}={','.join(map(BY_NAME[name].text_of, values))}" for name, values in vary.items())
+    return " ".join(f"{name}={','.join(map(KNOBS_BY_NAME[name].text_of, values))}" for name, values in vary.items())
 
 
 def request_of(question: BestQuestion) -> BestRequest:

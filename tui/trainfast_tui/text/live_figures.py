@@ -55,11 +55,13 @@ def _figures_of_steps(run: RunSnapshot) -> Figures:
     warming_up = bool(last) and last[-1].warmup
     numbers = {step.step for step in last}
     # A step has no rate before all ranks have written it.
-    rates = [index for index in range(len(run.rates.steps))[-2 * RECENT_STEPS :] if run.rates.steps[index] in numbers]
+    rated = run.rates.steps
+    recent_indexes = range(max(0, len(rated) - 2 * RECENT_STEPS), len(rated))
+    rate_indexes = [index for index in recent_indexes if rated[index] in numbers]
     words = "warming up" if warming_up else _basis_words(len(last), "the last ")
     return Figures(
-        _median([run.rates.samples_per_s[index] for index in rates], median_rate),
-        _median([run.rates.tokens_per_s[index] for index in rates], median_rate),
+        _median([run.rates.samples_per_s[index] for index in rate_indexes], median_rate),
+        _median([run.rates.tokens_per_s[index] for index in rate_indexes], median_rate),
         _median([step.step_ms for step in last]),
         {name: _median([getattr(step, f"{name}_ms") for step in last]) for name in STEP_PHASES},
         words if last else "",
