@@ -31,8 +31,8 @@ STATES = (
 END_STATES = STATES[3:]
 PROBE, CONFIRMATION = "probe", "proof"
 """Roles of a batch search's runs: the process in which it tries batch sizes, and the run that confirms one."""
-CONFIRM = "prove"
-"""The step of a batch search that starts a confirmation run, as its journal names it."""
+CONFIRM_STEP = "prove"
+"""The action of a batch search's journal that starts a confirmation run. A best-fit search has its own `CONFIRM` role."""
 TRIAL, COLD = "trial", "cold"
 """The roles of a best-fit search's runs: a process that tries candidates (of a script: one), and a run of one
 candidate in a fresh process, to race, to confirm, under the limit, or with a knob turned back."""
