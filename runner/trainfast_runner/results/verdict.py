@@ -33,9 +33,9 @@ class Evidence:
 
     `exit_code` is the direct child's, negative for a signal, None when it never started (`spawn_error` says why).
     `lost_ranks` are ranks that exited unasked without recording their end, first seen first. `oom_kills` counts the
-    kernel's out-of-memory kills during the run. `stop_ns` is the time of a requested stop; `sigkill` is True if it took SIGKILL,
-    after `grace_s` (0: at once, as asked). `why_torn_down` is why the supervisor ended the remaining ranks.
-    `full_disk_words` names the disk that the run offloads to and its free space, if that disk is full.
+    kernel's out-of-memory kills during the run. `stop_ns` is the time of a requested stop; `sigkill` is True if
+    it took SIGKILL, after `grace_s` (0: at once, as asked). `why_torn_down` is why the supervisor ended the
+    remaining ranks. `full_disk_words` names the disk that the run offloads to and its free space, if that disk is full.
     """
 
     run: RunFile | None = None
