@@ -51,7 +51,7 @@ def test_kernel_oom_killer_took_a_rank() -> None:
         exit_code=1,
         worker={0: life("exception", **PEER_LOST), 1: life()},
         last_step={0: 7, 1: 7},
-        gone=(1,),
+        lost_ranks=(1,),
         oom_kills=1,
         output_tail=TORCHRUN_REPORT.format(code=-9),
     )
@@ -82,7 +82,7 @@ def test_lost_rank_is_blamed_and_not_the_one_that_noticed() -> None:
         run=RUN,
         exit_code=1,
         worker={0: life("exception", **PEER_LOST), 1: life()},
-        gone=(1,),
+        lost_ranks=(1,),
         output_tail=TORCHRUN_REPORT.format(code=-9),
     )
     verdict = judge(evidence)
@@ -94,7 +94,7 @@ def test_lost_rank_is_blamed_although_torchrun_saw_the_other_one_first() -> None
         "rank      : 1 (local_rank: 1)", "rank      : 0 (local_rank: 0)"
     ).format(code=1)
     worker = {0: life("exception", **PEER_LOST), 1: life()}
-    verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker, gone=(1,), output_tail=report))
+    verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker, lost_ranks=(1,), output_tail=report))
     assert verdict.reason == "rank 1 died of SIGKILL (phase train)"
 
 
@@ -105,7 +105,7 @@ def test_ranks_that_torchrun_ended_are_not_blamed() -> None:
         run=RUN,
         exit_code=1,
         worker={0: life(), 1: life("exception", **error)},
-        gone=(0,),
+        lost_ranks=(0,),
         output_tail=TORCHRUN_REPORT.format(code=1),
     )
     verdict = judge(evidence)
@@ -147,7 +147,7 @@ def test_sigterm_from_a_stranger() -> None:
 
 def test_a_training_that_could_not_end_after_it_had_finished() -> None:
     worker = {0: life("finished"), 1: life("finished")}
-    verdict = judge(Evidence(run=RUN, exit_code=-15, worker=worker, torn_down="every rank finished, but ..."))
+    verdict = judge(Evidence(run=RUN, exit_code=-15, worker=worker, why_torn_down="every rank finished, but ..."))
     assert (verdict.state, verdict.reason) == ("failed", "every rank finished, but ...")
 
 

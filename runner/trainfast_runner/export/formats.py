@@ -41,7 +41,8 @@ class Exported:
     """The text in the form asked for, and the overridden knobs that this form cannot express.
 
     `files` are the texts that `-o` writes, by file name. `proof` is the proof line, None for a form that has never been
-    run; it is a comment in the text too, except in JSON, which has none. So is `oom_warning`.
+    run; it is a comment in the text too, except in JSON, which has none. The text of a run that ran out of memory also
+    begins with `oom_warning` as a comment, below the proof line, except in JSON.
     """
 
     run_id: str

@@ -12,14 +12,14 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.export import onto_defaults, onto_python, onto_shell
 from trainfast_runner.export.call_fields import CallFields, trainer_call
-from trainfast_runner.export.onto_defaults import flags_of_knobs
+from trainfast_runner.export.onto_defaults import flags_by_knob
 from trainfast_runner.export.trainer_arguments import trainer_arguments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES
-from trainfast_runner.settings.script_preset import Place, ScriptPreset
+from trainfast_runner.settings.script_preset import FlagWords, ScriptPreset
 from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.settings.strategies import strategy_or_single
 
@@ -60,9 +60,9 @@ def onto(run: RunFile, file: Path) -> OntoFile:
     return OntoFile(run.run_id, name, diff, (*notes, *_launch_notes(run)))
 
 
-def _in_python(text: str, file: str, knobs: KnobValues, places: Mapping[str, Place]) -> tuple[str, list[str]]:
+def _in_python(text: str, file: str, knobs: KnobValues, places: Mapping[str, FlagWords]) -> tuple[str, list[str]]:
     """The script with settings as defaults of its own flags and the others in its calls; and the notes."""
-    flags = flags_of_knobs(places, knobs)
+    flags = flags_by_knob(places, knobs)
     text, notes, declared = onto_defaults.edit_defaults(text, file, dict(flags.values()))
     undeclared = {name: value for name, value in knobs.items() if name not in flags or flags[name][0] not in declared}
     if declared and not undeclared:
@@ -76,7 +76,7 @@ def _in_python(text: str, file: str, knobs: KnobValues, places: Mapping[str, Pla
     return text, [*notes, *call_notes]
 
 
-def _in_shell(text: str, file: str, knobs: KnobValues, places: Mapping[str, Place]) -> tuple[str, list[str]]:
+def _in_shell(text: str, file: str, knobs: KnobValues, places: Mapping[str, FlagWords]) -> tuple[str, list[str]]:
     """The shell file with the settings as flags of its command; and the notes."""
     flagged = {name: value for name, value in knobs.items() if name in places}
     unflagged = {name: value for name, value in knobs.items() if name not in places}

@@ -9,13 +9,13 @@ from trainfast_runner.export.call_fields import CallFields
 from trainfast_runner.export.onto_python import ByteOffsets, Edit, call_edits, calls_of, parsed, with_edits
 from trainfast_runner.export.onto_shell import literal
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.script_preset import Place, words_of
+from trainfast_runner.settings.script_preset import FlagWords, words_of
 
 DECLARING = ("add_argument", "option")
 """Functions that declare a flag: argparse's method and click's decorator."""
 
 
-def flags_of_knobs(places: Mapping[str, Place], knobs: KnobValues) -> dict[str, tuple[str, object]]:
+def flags_by_knob(places: Mapping[str, FlagWords], knobs: KnobValues) -> dict[str, tuple[str, object]]:
     """The script's flag of each knob and its value. A knob that takes no flag with one value is left out."""
     flags: dict[str, tuple[str, object]] = {}
     for name, value in knobs.items():

@@ -31,8 +31,8 @@ STATES = (
 END_STATES = STATES[3:]
 PROBE, CONFIRMATION = "probe", "proof"
 """Roles of a batch search's runs: the process in which it tries batch sizes, and the run that confirms one."""
-CONFIRM = "prove"
-"""The step of a batch search that starts a confirmation run, as its journal names it."""
+CONFIRM_STEP = "prove"
+"""The action in a batch search's journal that starts a confirmation run; best-fit has its own role `CONFIRM`."""
 TRIAL, COLD = "trial", "cold"
 """The roles of a best-fit search's runs: a process that tries candidates (of a script: one), and a run of one
 candidate in a fresh process, to race, to confirm, under the limit, or with a knob turned back."""
@@ -136,6 +136,7 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     start_temperature_c: float | None = None
     foreign_processes: list[dict[str, Any]] = []
     clean: bool = True
+    """True if memory was back to its level before the last run on the same devices, plus 64 MiB."""
     link: str | None = None
     """The slowest path between two of the run's GPUs, as `topo` signs it; None for fewer than two."""
     devices_reason: str | None = None

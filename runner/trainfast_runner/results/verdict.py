@@ -32,10 +32,10 @@ class Evidence:
     """Everything known about a run once its last process is gone.
 
     `exit_code` is the direct child's, negative for a signal, None when it never started (`spawn_error` says why).
-    `gone` are ranks that exited unasked without recording their end, first seen first. `oom_kills` counts the kernel's
-    out-of-memory kills during the run. `stop_ns` is the time of a requested stop; `sigkill` is True if it took SIGKILL,
-    after `grace_s` (0: at once, as asked). `torn_down` is why the supervisor ended the remaining ranks.
-    `full_disk` names the disk that the run offloads to and its free space, if that disk is full.
+    `lost_ranks` are ranks that exited unasked without recording their end, first seen first. `oom_kills` counts the
+    kernel's out-of-memory kills during the run. `stop_ns` is the time of a requested stop; `sigkill` is True if
+    it took SIGKILL, after `grace_s` (0: at once, as asked). `why_torn_down` is why the supervisor ended the
+    remaining ranks. `full_disk_words` names the disk that the run offloads to and its free space, if that disk is full.
     """
 
     run: RunFile | None = None
@@ -43,15 +43,15 @@ class Evidence:
     spawn_error: str | None = None
     worker: dict[int, list[WorkerLine]] = field(default_factory=dict)
     last_step: dict[int, int] = field(default_factory=dict)
-    gone: tuple[int, ...] = ()
+    lost_ranks: tuple[int, ...] = ()
     oom_kills: int = 0
     output_tail: str = ""
     stop_ns: int | None = None
     sigkill: bool = False
     grace_s: float = 0.0
-    torn_down: str | None = None
-    full_disk: str | None = None
-    no_step: str | None = None
+    why_torn_down: str | None = None
+    full_disk_words: str | None = None
+    why_no_step: str | None = None
     """The reason that a user's own script has reported no step; None for a preset's run, and once a step is seen."""
 
 
@@ -70,10 +70,10 @@ def judge(evidence: Evidence) -> Verdict:
     has_failed = verdict.state in ("failed", "failed_to_start") or (
         verdict.state == "killed" and evidence.stop_ns is None
     )
-    if evidence.full_disk is None or not has_failed:
+    if evidence.full_disk_words is None or not has_failed:
         return verdict
     # DeepSpeed's disk extension ignores a write's error, and aborts when it reads the file that is too short.
-    return replace(verdict, reason=f"{evidence.full_disk}: {verdict.reason}")
+    return replace(verdict, reason=f"{evidence.full_disk_words}: {verdict.reason}")
 
 
 def _ruling(evidence: Evidence) -> Verdict:
@@ -89,12 +89,11 @@ def _ruling(evidence: Evidence) -> Verdict:
         _rank_lost,
         _stopped,
         _printed_oom,
-        _ended,
     ):
         verdict = rule(evidence)
         if verdict is not None:
             return verdict
-    return Verdict("failed", "the training ended without saying why")
+    return _ended(evidence)
 
 
 def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
@@ -125,7 +124,7 @@ def _script_finished(evidence: Evidence) -> Verdict | None:
     if evidence.exit_code != 0:
         return _script_aborted(evidence, evidence.run.script.steps)
     return Verdict(
-        "finished", f"took {steps} step{'' if steps == 1 else 's'}" if steps else f"{NO_STEP}: {evidence.no_step}"
+        "finished", f"took {steps} step{'' if steps == 1 else 's'}" if steps else f"{NO_STEP}: {evidence.why_no_step}"
     )
 
 
@@ -162,7 +161,7 @@ def _refused(evidence: Evidence) -> Verdict | None:
 
 def _ended_from_outside(evidence: Evidence) -> Verdict | None:
     """The verdict if a rank got an outside SIGTERM before any other failure."""
-    if evidence.stop_ns is not None or evidence.torn_down or evidence.gone:
+    if evidence.stop_ns is not None or evidence.why_torn_down or evidence.lost_ranks:
         return None
     signalled = next(_lines_before_stop(evidence, "signal"), None)
     failed = next(_lines_before_stop(evidence, "exception"), None)
@@ -229,7 +228,7 @@ def _stopped(evidence: Evidence) -> Verdict | None:
 def _rank_lost(evidence: Evidence) -> Verdict | None:
     """The verdict if a rank exited without recording its end, while the launcher was not killed."""
     rank, code = _lost_rank(evidence)
-    if rank is None or (evidence.exit_code is not None and evidence.exit_code < 0 and not evidence.torn_down):
+    if rank is None or (evidence.exit_code is not None and evidence.exit_code < 0 and not evidence.why_torn_down):
         return None
     words = "exited without reporting an error" if code is None else exit_words(code)
     reason = f"rank {rank} {words} ({_where(evidence, rank, names_rank=False)})"
@@ -251,8 +250,8 @@ def _printed_oom(evidence: Evidence) -> Verdict | None:
 def _ended(evidence: Evidence) -> Verdict:
     """The verdict by the direct child's exit code, when no record tells more."""
     code = evidence.exit_code if evidence.exit_code is not None else 0
-    if evidence.torn_down:
-        return Verdict("failed", evidence.torn_down, RunError(message=evidence.torn_down))
+    if evidence.why_torn_down:
+        return Verdict("failed", evidence.why_torn_down, RunError(message=evidence.why_torn_down))
     where = _where(evidence, 0)
     if code < 0:
         finished = all(_has(lines, "finished") for lines in _all_ranks(evidence))
@@ -321,9 +320,9 @@ def _lost_rank(evidence: Evidence) -> tuple[int | None, int | None]:
     """The first rank that exited unasked, and its exit code if torchrun printed one; (None, None) without one."""
     codes = reported_codes(evidence.output_tail)
     if not codes:
-        return (evidence.gone[0], None) if evidence.gone else (None, None)
+        return (evidence.lost_ranks[0], None) if evidence.lost_ranks else (None, None)
     # A rank that is missing in the report was ended by torchrun itself, after another one had failed.
-    failed = [rank for rank in evidence.gone if codes.get(rank, -signal.SIGTERM) != -signal.SIGTERM]
+    failed = [rank for rank in evidence.lost_ranks if codes.get(rank, -signal.SIGTERM) != -signal.SIGTERM]
     return (failed[0], codes[failed[0]]) if failed else (None, None)
 
 

@@ -214,7 +214,7 @@ class Supervisor:
             self._script.poll(ranks.in_training)
         reason = self._reason_to_tear_down(ranks)
         if reason is not None:
-            self._end.torn_down = reason
+            self._end.why_torn_down = reason
             self._enter("stopping", reason)
             self._ladder.tear_down(child, LOST_RANK_GRACE_S)
 
@@ -274,7 +274,7 @@ class Supervisor:
         self._files.compact()
         records = read_records_or_note_trouble(self._directory)
         if self._script is not None:
-            self._end.no_step = self._script.why_no_step()
+            self._end.why_no_step = self._script.why_no_step()
         verdict = self._end.verdict(self._directory, self._run_file, records, self._ladder, self._events)
         self._enter(verdict.state, verdict.reason)
         with suppress(OSError):  # the result itself is tried for longer

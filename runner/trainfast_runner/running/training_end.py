@@ -37,11 +37,11 @@ class TrainingEnd:
     spawn_error: str | None = None
     """The reason that the training did not start."""
     lost_ranks: list[LostRank] = field(default_factory=list)
-    torn_down: str | None = None
+    why_torn_down: str | None = None
     """The reason that the supervisor ended the training without a request."""
     unended: list[UnkillableProcess] = field(default_factory=list)
     """Processes that outlived SIGKILL by more than `unkillable_s`."""
-    no_step: str | None = None
+    why_no_step: str | None = None
     """Why a user's own script has reported no step; None for a preset's run."""
     oom_kills_before: int | None = field(default_factory=oom_kills)
     """The kernel's out-of-memory kills before the training."""
@@ -70,15 +70,15 @@ class TrainingEnd:
             spawn_error=self.spawn_error,
             worker=records.worker,
             last_step={rank: steps[-1].step for rank, steps in records.steps.items() if steps},
-            gone=tuple(lost.rank for lost in self.lost_ranks),
+            lost_ranks=tuple(lost.rank for lost in self.lost_ranks),
             oom_kills=after - before if before is not None and after is not None else 0,
             output_tail="\n".join(read_log(directory / OUTPUT_FILE, TAIL_LINES)),
             stop_ns=ladder.asked_ns,
             sigkill=ladder.killing,
             grace_s=ladder.granted_s,
-            torn_down=self.torn_down,
-            full_disk=full_disk(offload_path(run)),
-            no_step=self.no_step,
+            why_torn_down=self.why_torn_down,
+            full_disk_words=full_disk(offload_path(run)),
+            why_no_step=self.why_no_step,
         )
 
 

@@ -16,7 +16,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES, PRECISIONS
-from trainfast_runner.settings.script_preset import Place
+from trainfast_runner.settings.script_preset import FlagWords
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
 NUMBER_FLAGS = {
@@ -79,7 +79,7 @@ class Proposal:
     """A knob's place among the flags, the value that the script runs with now (None if no knob has it), and why."""
 
     knob: str
-    place: Place
+    place: FlagWords
     value: KnobValue
     reason: str
 
@@ -107,7 +107,7 @@ def _switch_proposal(name: str, names: Sequence[str], flags: Sequence[Flag]) -> 
     return None
 
 
-def on_and_off(name: str, flag: Flag, word: str) -> Place:
+def on_and_off(name: str, flag: Flag, word: str) -> FlagWords:
     """Return the place of a knob that a flag turns on and off, where the flag is typed as `word`."""
     return {ON_VALUES[name]: _switch_words(flag, word, True), "off": _switch_words(flag, word, False)}
 
@@ -143,7 +143,7 @@ def _half_proposal(flags: Sequence[Flag]) -> Proposal | None:
     if not by_precision:
         return None
     off = " ".join(words for settings in by_precision.values() if (words := _switch_words(*settings, False)))
-    place: Place = {
+    place: FlagWords = {
         **{precision: _switch_words(*settings, True) for precision, settings in by_precision.items()},
         "fp32": off,
     }

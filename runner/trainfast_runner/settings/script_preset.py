@@ -38,7 +38,7 @@ FLAG = re.compile(r"-{1,2}[A-Za-z]")
 NOTHING = "nothing"
 """Stands for no words where a place is shown or typed."""
 
-Place = str | dict[str, str]
+FlagWords = str | dict[str, str]
 """Words of the command with {} for the value, or the words by value."""
 
 
@@ -51,7 +51,7 @@ class ScriptPreset:
     """
 
     command: tuple[str, ...] = ()
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, FlagWords] = field(default_factory=dict)
     knobs: KnobValues = field(default_factory=dict)
     name: str = ""
     title: str = ""
@@ -122,14 +122,14 @@ def load(path: str | Path) -> ScriptPreset:
     )
 
 
-def place_words(place: Place) -> str:
+def place_words(place: FlagWords) -> str:
     """A knob's place in one line: `--bs {}`, or `bf16: --bf16, fp32: nothing`."""
     if isinstance(place, str):
         return place
     return ", ".join(f"{value}: {words or NOTHING}" for value, words in place.items())
 
 
-def flag_names(place: Place) -> set[str]:
+def flag_names(place: FlagWords) -> set[str]:
     """The flags in a knob's words."""
     texts = [place] if isinstance(place, str) else place.values()
     return {word.partition("=")[0] for text in texts for word in text.split()}
@@ -143,7 +143,7 @@ def split_words(text: str, key: str) -> list[str]:
         raise UserError(f"a quote is open in {text!r}", key=key) from None
 
 
-def words_of(name: str, place: Place, value: KnobValue) -> list[str]:
+def words_of(name: str, place: FlagWords, value: KnobValue) -> list[str]:
     """The words that give a knob this value. Raises UserError for one that the table of words lacks."""
     shown = knob(name).text_of(value)
     if isinstance(place, str):

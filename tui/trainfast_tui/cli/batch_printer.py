@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION
+from trainfast_runner.records.run_file import CONFIRM_STEP, CONFIRMATION
 from trainfast_runner.search.journal import batch as journal
 from trainfast_runner.search.journal.batch import BatchLaunched, BatchLine, BatchStep
 from trainfast_tui.cli.journal_printer import JournalPrinter
@@ -17,7 +17,7 @@ class BatchPrinter(JournalPrinter[BatchLine]):
         if not isinstance(line, BatchStep):
             return None
         batch = count(line.batch_size)
-        return {CONFIRM: f"confirming {batch}", "end": ""}.get(line.action, f"trying {batch}")
+        return {CONFIRM_STEP: f"confirming {batch}", "end": ""}.get(line.action, f"trying {batch}")
 
     def run_to_count(self, line: BatchLine) -> str | None:
         """Return a started confirmation run: a warm process tries many sizes, so its steps mean little."""
@@ -35,7 +35,9 @@ class BatchPrinter(JournalPrinter[BatchLine]):
             case journal.BatchStep(action="end"):
                 return ""
             case journal.BatchStep():
-                return f"{'confirm' if line.action == CONFIRM else line.action} {count(line.batch_size)}: {line.why}"
+                return (
+                    f"{'confirm' if line.action == CONFIRM_STEP else line.action} {count(line.batch_size)}: {line.why}"
+                )
             case journal.Probe(outcome="fits"):
                 rate = per_second(line.samples_per_s, "samples")
                 peak = size(line.peak_allocated_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.records.run_file import CONFIRM
+from trainfast_runner.records.run_file import CONFIRM_STEP
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.starting import wait_words
 
@@ -47,7 +47,7 @@ def _doing_words(search: BatchSnapshot, now_ns: int | None) -> str:
     step = search.newest_step
     if search.state == "starting" or step is None:
         return ""
-    if step.action in ("probe", CONFIRM):
+    if step.action in ("probe", CONFIRM_STEP):
         verb = "probing" if step.action == "probe" else "confirming in a fresh process"
         return f"{verb}: batch_size {step.batch_size:,}"
     if not any(probe.outcome == "fits" for probe in search.probes):
@@ -81,4 +81,4 @@ def _under_way(search: BatchSnapshot) -> str:
     """Name the process that a pause waits for."""
     if search.newest_step is None:
         return "the model is built and its memory predicted"
-    return "this confirmation run" if search.newest_step.action == CONFIRM else "this probe"
+    return "this confirmation run" if search.newest_step.action == CONFIRM_STEP else "this probe"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.records.run_file import CONFIRM
+from trainfast_runner.records.run_file import CONFIRM_STEP
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import Probe
 from trainfast_runner.search.journal.memory_fit import MemoryFit
@@ -158,7 +158,7 @@ def _time_words(search: BatchSnapshot, now_ns: int) -> str:
     if expected is None or expected < 1 or search.state == "starting" or search.cooling or search.waits_for:
         return elapsed
     about = f"about {fmt.duration(expected)}"
-    if search.newest_step is not None and search.newest_step.action == CONFIRM:
+    if search.newest_step is not None and search.newest_step.action == CONFIRM_STEP:
         # Its process starts first, which takes an unknown time.
         return f"{elapsed}, its steps take {about}"
     is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > 1.5 * expected
@@ -202,7 +202,7 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
     if stands and not search.is_decided:
         return [[("next: decided from these when the search continues", "text")]]
     when = "next" if stands or search.waits_for else "now"
-    what = {"probe": "probe ", CONFIRM: "confirm "}.get(step.action, "")
+    what = {"probe": "probe ", CONFIRM_STEP: "confirm "}.get(step.action, "")
     batch = f"{what}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
     return paragraph(f"{when}: {batch}{step.why}", width, "text", 3)
 

@@ -79,7 +79,7 @@ class OptimizerHook:
         is_first = self._main() is None
         if not is_first and size <= self._parameters:
             self._smaller.add(optimizer)
-            self._run.untraced = "its script has another optimizer"
+            self._run.why_untraced = "its script has another optimizer"
             return False
         if steps.source == OPTIMIZER:
             steps.note_hook("optimizer step hook")

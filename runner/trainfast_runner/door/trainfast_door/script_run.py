@@ -33,7 +33,7 @@ class ScriptRun:
         self.memory_limit = MemoryLimit(limits_bytes or [], str(recorded.get("device")))
         self.seen_step: Any = None
         """The step that is to be traced; None where it cannot be, or is not asked for."""
-        self.untraced: str | None = "no optimizer of torch.optim steps a model"
+        self.why_untraced: str | None = "no optimizer of torch.optim steps a model"
         """The reason for a missing trace, in a trial that is asked for one."""
         self.traced_memory: dict[str, Any] | None = None
         self.suppressed: list[str] = []
@@ -83,9 +83,9 @@ class ScriptRun:
 
     def _unknown(self) -> dict[str, str]:
         """The reason for each null field; for the traced memory once the trial is over."""
-        if not self.settings.get("trace") or not self.steps.stopping or self.untraced is None:
+        if not self.settings.get("trace") or not self.steps.stopping or self.why_untraced is None:
             return self.steps.unknown
-        return {**self.steps.unknown, "traced_memory": self.untraced}
+        return {**self.steps.unknown, "traced_memory": self.why_untraced}
 
     def end_framework(self) -> None:
         """The framework's training is over: the script may go on with the model."""

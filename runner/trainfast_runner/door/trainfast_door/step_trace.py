@@ -28,8 +28,8 @@ def trace_memory(run: ScriptRun) -> None:
         return
     run.memory_limit.lift()
     if not torch.__version__.startswith(TRACED_TORCH):
-        run.untraced = f"its torch is {torch.__version__}, and steps are traced with {TRACED_TORCH}x"
-    if seen is None or run.untraced is not None:
+        run.why_untraced = f"its torch is {torch.__version__}, and steps are traced with {TRACED_TORCH}x"
+    if seen is None or run.why_untraced is not None:
         return
     seen.remove()
     reason = seen.untraceable
@@ -38,7 +38,7 @@ def trace_memory(run: ScriptRun) -> None:
             run.traced_memory = _traced(seen)
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    run.untraced = reason
+    run.why_untraced = reason
 
 
 def _traced(seen: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION, PROBE
+from trainfast_runner.records.run_file import CONFIRM_STEP, CONFIRMATION, PROBE
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.run_state import live_runs
 from trainfast_runner.search.batch.answer import answer_of
@@ -95,7 +95,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         if step.action == "probe" and step.batch_size is not None:
             return self.probe(step.batch_size)
         self._end_process()
-        if step.action == CONFIRM and step.batch_size is not None:
+        if step.action == CONFIRM_STEP and step.batch_size is not None:
             self._confirm(step.batch_size)
             return None
         if decision.end_state == "nothing_fits":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from trainfast_runner.bisection import largest_fitting
-from trainfast_runner.records.run_file import CONFIRM
+from trainfast_runner.records.run_file import CONFIRM_STEP
 from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, fits_by_rank, tightest
 from trainfast_runner.search.journal.batch import BatchStep
 from trainfast_runner.search.journal.memory_fit import MemoryFit
@@ -62,7 +62,7 @@ def _probe(batch_size: int, why: str) -> BatchDecision:
 
 
 def _confirm(batch_size: int, why: str) -> BatchDecision:
-    return BatchDecision(BatchStep(action=CONFIRM, batch_size=batch_size, why=why))
+    return BatchDecision(BatchStep(action=CONFIRM_STEP, batch_size=batch_size, why=why))
 
 
 def _end(end_state: str, why: str, batch_size: int | None = None) -> BatchDecision:

@@ -92,8 +92,8 @@ def _trace(model: nn.Module, optimizer: Any, step: ScriptStep, share: int, lates
             arguments, keywords = tree_map(lambda value: _grown(value, step.rows, share, device), inputs)
             watch.enter("forward")
             outputs = _forward(model, arguments, keywords, step.autocast, device.type)
-            loss = torch.stack([outputs[place].sum().float() for place in step.used]).sum()
-            outputs = [outputs[place] for place in step.kept]
+            loss = torch.stack([outputs[index].sum().float() for index in step.used]).sum()
+            outputs = [outputs[index] for index in step.kept]
             watch.enter("loss")
             live.segments[-1].points.append((*live.live[:TEMPORARY], live.live[TEMPORARY] + share * step.loss_bytes))
             watch.enter("backward")

@@ -55,7 +55,7 @@ class _StepsTaken:
     peak_bytes: int | None = None
     began_ns: int = 0
     ended_ns: int = 0
-    disturbed: str | None = None
+    why_disturbed: str | None = None
     """Why other processes void the trial; None if they do not."""
 
     def add(self, answers: dict[int, TrialLine]) -> None:
@@ -96,7 +96,7 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         return None
     outcome, reason = ending.outcome, ending.reason
     gpus = gpu_conditions(process.directory, uuids, steps.began_ns, steps.ended_ns)
-    void = steps.disturbed or why_throttled(gpus, steps.began_ns, steps.ended_ns)
+    void = steps.why_disturbed or why_throttled(gpus, steps.began_ns, steps.ended_ns)
     if outcome in TIMED_OUTCOMES:
         difference = why_other_than_asked(process.directory, wanted.knobs)
         if difference is not None:
@@ -137,8 +137,8 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
         if failed is not None:
             return _ending_of(failed)
         steps.add(answers)
-        steps.disturbed = disturbance.why_void()
-        if steps.disturbed is not None and not wanted.keep_disturbed:
+        steps.why_disturbed = disturbance.why_void()
+        if steps.why_disturbed is not None and not wanted.keep_disturbed:
             return _Ending()
         judgement = rule.judge(steps.step_ms)
         if judgement == "slow":
