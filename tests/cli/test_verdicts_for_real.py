@@ -67,7 +67,7 @@ def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli: Cli, nvml_l
     ]
     scenario.write(script)
     over_ns = scenario.origin_ns + round((hot + HOT_S + FREE_S) * 1e9)
-    until(lambda: read_records(directory).devices[GPU][-1][0] > over_ns, "a tick after the heat")
+    until(lambda: read_records(directory).device_samples[GPU][-1][0] > over_ns, "a tick after the heat")
     cli("stop", run_id)
     result = cli("runs", "show", run_id, "--json").json
 
@@ -127,7 +127,7 @@ def test_each_of_eight_gpus_has_the_bottleneck_of_its_scenario(cli: Cli, nvml_li
     directory = cli.home / "runs" / run_id
     until(lambda: len(read_all(directory / "steps.jsonl", Step)[0]) > 20, "steps")
     since_ns = read_all(directory / "steps.jsonl", Step)[0][-1].t_ns
-    until(lambda: read_records(directory).devices[GPU][-1][0] > since_ns + 2 * 10**9, "two ticks with steps")
+    until(lambda: read_records(directory).device_samples[GPU][-1][0] > since_ns + 2 * 10**9, "two ticks with steps")
     cli("stop", run_id)
     result = cli("runs", "show", run_id, "--json").json
     found = {finding["rule"]: finding for finding in result["diagnosis"]}

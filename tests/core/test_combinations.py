@@ -22,7 +22,7 @@ def gpu(index: int, free_gib: int = 20, capability: str = "8.6") -> DeviceReadin
     )
 
 
-CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, missing="no driver")
+CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, no_gpu_reason="no driver")
 TWO = Machine(device="cuda", gpus=(gpu(0, 10), gpu(1, 20)), nvml_gpus=(gpu(0), gpu(1)), cores=8)
 OLD = replace(TWO, gpus=(gpu(0, capability="7.0"),), nvml_gpus=(gpu(0),))
 WATCHED = replace(CPU, nvml_gpus=(gpu(0), gpu(1)))

@@ -90,14 +90,14 @@ def test_a_long_record_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: py
     kept = [len(steps) for steps in records.steps.values()]
     assert all(1_000 / 2 <= of_rank <= 1_000 + 2 * ENDS for of_rank in kept)
     assert [step.step for step in records.steps[0]] == [step.step for step in records.steps[1]]
-    assert len(records.devices[GPU]) == len(records.hosts) <= 200 + 2 * ENDS
+    assert len(records.device_samples[GPU]) == len(records.host_samples) <= 200 + 2 * ENDS
     assert result.thinning is not None
     assert (result.thinning.steps_looked_at, result.thinning.steps_dropped) == (kept[0], 0)
-    assert (result.thinning.ticks_looked_at, result.thinning.ticks) == (len(records.hosts), 1_200)
+    assert (result.thinning.ticks_looked_at, result.thinning.ticks) == (len(records.host_samples), 1_200)
     said = [note for note in notes(result) if note.startswith("a long run")]
     assert said == [
         f"a long run: medians are of {kept[0]:,} of its 12,000 steps",
-        f"a long run: device figures are of {len(records.hosts)} of 1,200 samples",
+        f"a long run: device figures are of {len(records.host_samples)} of 1,200 samples",
     ]
 
     # Counts, peaks and what counters say stay exact; so does the median of steps that are mostly alike.

@@ -71,7 +71,7 @@ def test_a_context_is_told_by_samples_from_when_torch_held_the_most(tmp_path: Pa
 
     def context(*samples: tuple[int, int]) -> int | None:
         devices = {"G": [(t_ns, DeviceSample(index=0, uuid="G", memory_used_bytes=used)) for t_ns, used in samples]}
-        corrections.record_correction(tmp_path, replace(records, steps={0: steps}, devices=devices), result)
+        corrections.record_correction(tmp_path, replace(records, steps={0: steps}, device_samples=devices), result)
         return corrections.corrections_of_device("cuda", "H200", tmp_path).context_bytes
 
     assert context((0, 4300)) is None, "it was still growing"

@@ -10,7 +10,7 @@ from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.strategies import pipeline_stages
 
-CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, missing="no driver")
+CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, no_gpu_reason="no driver")
 LLAMA = {"model_type": "llama", "num_hidden_layers": 4, "rope_parameters": {}, "vocab_size": 4096}
 
 

@@ -31,8 +31,8 @@ def test_its_records_are_all_readable(directory: Path) -> None:
     records = read_records(directory)
     assert records.unreadable_lines == 0
     assert len(records.steps[0]) == 24
-    assert [len(samples) for samples in records.devices.values()] == [11]
-    assert len(records.hosts) == 11
+    assert [len(samples) for samples in records.device_samples.values()] == [11]
+    assert len(records.host_samples) == 11
     ticks, unreadable = read_ticks(directory / "telemetry.jsonl")
     assert (len(ticks), unreadable) == (11, 0)
     assert all(tick.devices[0].temperature_c for tick in ticks)

@@ -232,8 +232,8 @@ def test_a_summary_gets_the_same_samples_from_changes_as_from_whole_lines(tmp_pa
     ):
         directory.mkdir()
         (directory / "telemetry.jsonl").write_bytes(b"".join(lines))
-    assert read_records(changes).hosts == read_records(whole).hosts
-    assert len(read_records(changes).hosts) == 5
+    assert read_records(changes).host_samples == read_records(whole).host_samples
+    assert len(read_records(changes).host_samples) == 5
 
 
 def seconds_of(path: Path) -> list[int]:

@@ -105,8 +105,8 @@ def test_the_reason_names_pid_state_and_gpu() -> None:
     )
     records = RunRecords(
         run=run,
-        worker={rank: [WorkerLine(t_ns=1, kind="started", pid=100 + rank)] for rank in range(2)},
-        devices={"GPU-b": [(1, DeviceSample(uuid="GPU-b", index=3))]},
+        worker_lines={rank: [WorkerLine(t_ns=1, kind="started", pid=100 + rank)] for rank in range(2)},
+        device_samples={"GPU-b": [(1, DeviceSample(uuid="GPU-b", index=3))]},
     )
     stuck = [
         UnkillableProcess(101, "python", "D"),

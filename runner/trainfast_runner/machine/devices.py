@@ -43,7 +43,7 @@ class Machine:
     """The devices of this machine; `device` is "cuda" or "cpu".
 
     `gpus` are available to a run, in the order of CUDA_VISIBLE_DEVICES; `nvml_gpus` are all that the driver lists;
-    `missing` is the reason for none.
+    `no_gpu_reason` is there if `gpus` is empty.
     """
 
     device: str
@@ -51,7 +51,7 @@ class Machine:
     nvml_gpus: tuple[DeviceReading, ...]
     cores: int
     driver_version: str | None = None
-    missing: str | None = None
+    no_gpu_reason: str | None = None
     refusal: UserError | None = None
     """The refusal of every run that does not ask for the CPU, when the choice among the GPUs is unknown."""
     instances: tuple[Instance, ...] = ()
@@ -63,7 +63,7 @@ class Machine:
         """The machine as a run with this `devices` knob uses it: without its GPUs if that asks for the CPU."""
         if not asks_for_cpu(devices):
             return self
-        return replace(self, device=CPU, gpus=(), missing=f"devices={devices}", refusal=None)
+        return replace(self, device=CPU, gpus=(), no_gpu_reason=f"devices={devices}", refusal=None)
 
     def limited_to(self, uuids: Sequence[str]) -> Machine:
         """The machine with these of its GPUs alone. Raises UserError when one of them is not there any more."""
@@ -74,9 +74,11 @@ class Machine:
         return replace(self, gpus=gpus)
 
     @property
-    def why_no_gpu(self) -> str:
+    def no_gpu_reason_short(self) -> str:
         """The reason in a few words, for a sentence about something else; `doctor` has the cure."""
-        return self.missing.partition(": ")[0].partition(". ")[0] if self.missing else "torch is a CPU build"
+        return (
+            self.no_gpu_reason.partition(": ")[0].partition(". ")[0] if self.no_gpu_reason else "torch is a CPU build"
+        )
 
     def choose_gpus(self, devices: int | str | None, strategy: str) -> GpuChoice:
         """The GPUs of a run for the `devices` knob, with the reason. Raises UserError naming the GPUs."""
@@ -157,22 +159,22 @@ def detect_machine(
         nvml_gpus=tuple(readings),
         cores=len(os.sched_getaffinity(0)),
         driver_version=sampled.driver_version,
-        missing=missing,
+        no_gpu_reason=missing,
         instances=instances,
     )
     if versions.get(HIP_BUILD) is not None:
-        return replace(machine, missing="torch is a ROCm build", refusal=_rocm_error(versions))
+        return replace(machine, no_gpu_reason="torch is a ROCm build", refusal=_rocm_error(versions))
     if versions.get(CUDA_BUILD) is None:
         return machine
     if hides_all(environment):
         hidden = f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} leaves none"
-        return replace(machine, missing=hidden if readings else missing)
+        return replace(machine, no_gpu_reason=hidden if readings else missing)
     try:
         if not readings:
             return _without_readings(machine, python)
         return _with_gpus(machine, environment, functools.partial(_cuda_order, python, environment))
     except UserError as error:
-        return replace(machine, missing=error.message, refusal=error)
+        return replace(machine, no_gpu_reason=error.message, refusal=error)
 
 
 class SampledGpus(NamedTuple):
@@ -193,7 +195,7 @@ def sample_gpus(instances: Collection[str] = ()) -> SampledGpus:
 
 def _without_readings(machine: Machine, python: str | None) -> Machine:
     """The CPU, if there is no GPU here. Raises UserError if there is one that NVML does not give."""
-    failure = machine.missing or failures.NO_DEVICES
+    failure = machine.no_gpu_reason or failures.NO_DEVICES
     if failures.comes_from_a_driver(failure):
         raise UserError(f"NVML does not answer: {failure}", key="devices", advice=ON_THE_CPU)
     sign = sign_of_a_gpu(python)

@@ -225,7 +225,7 @@ def _context_bytes(records: RunRecords, result: Result) -> int | None:
     used = [
         sample.memory_used_bytes
         for uuid in run.device_uuids
-        for t_ns, sample in records.devices.get(uuid, ())
+        for t_ns, sample in records.device_samples.get(uuid, ())
         if since_ns <= t_ns <= until_ns and sample.memory_used_bytes is not None
     ]
     before = max(run.used_before_bytes.values(), default=0)

@@ -97,14 +97,14 @@ class RunRecords:
     """One run's records.
 
     Steps and worker lines are by rank, device samples by UUID as (t_ns, sample), host samples likewise. In a long run
-    `steps`, `devices` and `hosts` are the share that `thinning` describes.
+    `steps`, `device_samples` and `host_samples` are the share that `thinning` describes.
     """
 
     run: RunFile | None = None
     steps: dict[int, list[Step]] = field(default_factory=dict)
-    worker: dict[int, list[WorkerLine]] = field(default_factory=dict)
-    devices: dict[str, list[tuple[int, DeviceSample]]] = field(default_factory=dict)
-    hosts: list[tuple[int, HostSample]] = field(default_factory=list)
+    worker_lines: dict[int, list[WorkerLine]] = field(default_factory=dict)
+    device_samples: dict[str, list[tuple[int, DeviceSample]]] = field(default_factory=dict)
+    host_samples: list[tuple[int, HostSample]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     tried: list[dict[str, Any]] = field(default_factory=list)
     """Knobs of each setting that a search's warm process tried, the one it was at last."""
@@ -126,14 +126,14 @@ class RunRecords:
 
     def peak_used_bytes(self, uuids: Iterable[str]) -> int | None:
         """The highest used memory of any of these devices."""
-        sampled = (sample.memory_used_bytes for uuid in uuids for _, sample in self.devices.get(uuid, ()))
+        sampled = (sample.memory_used_bytes for uuid in uuids for _, sample in self.device_samples.get(uuid, ()))
         left_out = [self.highest_used_bytes.get(uuid) for uuid in uuids]
         return highest((*sampled, *left_out))
 
     def last_t_ns(self) -> int | None:
         """The time of the last record, telemetry left out."""
         times = [steps[-1].t_ns for steps in self.steps.values() if steps]
-        times += [lines[-1].t_ns for lines in self.worker.values() if lines]
+        times += [lines[-1].t_ns for lines in self.worker_lines.values() if lines]
         times += [event.t_ns for event in self.events[-1:]]
         return max(times, default=None)
 
@@ -141,7 +141,7 @@ class RunRecords:
 def read_records(directory: Path) -> RunRecords:
     """Every readable record of a run, of a long one a share; unreadable lines are counted, never raised."""
     records = RunRecords(run=read_run_file(directory))
-    records.worker = worker_lines(directory, records)
+    records.worker_lines = worker_lines(directory, records)
     records.events = list(_each(Tail(directory / EVENTS_FILE, Event), records))
     records.tried = knobs_tried(directory / CONTROL_FILE, records.run)
     steps = _read_steps(directory, records)
@@ -152,7 +152,7 @@ def read_records(directory: Path) -> RunRecords:
             steps_looked_at=len(records.first_rank_steps),
             steps_dropped=first.dropped,
             ticks=ticks.total,
-            ticks_looked_at=len(records.hosts),
+            ticks_looked_at=len(records.host_samples),
         )
     return records
 
@@ -198,11 +198,11 @@ def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
         ticks.add(ticks.total, _DeviceTick(t_ns=tick.t_ns, devices=wanted_samples, host=tick.host))
     for tick in ticks.records():
         if tick.host is not None:
-            records.hosts.append((tick.t_ns, tick.host))
+            records.host_samples.append((tick.t_ns, tick.host))
         for sample in tick.devices:
             if sample.uuid is not None:
                 taken_ns = tick.t_ns if sample.t_ns is None else sample.t_ns
-                records.devices.setdefault(sample.uuid, []).append((taken_ns, sample))
+                records.device_samples.setdefault(sample.uuid, []).append((taken_ns, sample))
     return ticks
 
 

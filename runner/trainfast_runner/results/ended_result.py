@@ -28,7 +28,7 @@ def read_records_or_note_trouble(directory: Path) -> RunRecords:
     except Exception as error:
         records = RunRecords(run=read_run_file(directory))
         with suppress(Exception):
-            records.worker = worker_lines(directory, records)
+            records.worker_lines = worker_lines(directory, records)
         add_trouble(records, _failure("the records of this run could not be read", error))
         return records
 

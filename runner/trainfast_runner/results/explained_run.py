@@ -52,7 +52,7 @@ def out_of_memory_of(records: RunRecords, run: RunFile, reason: str, error: RunE
         reason,
         error,
         held_bytes_of(records, error),
-        highest(sample.memory_available_bytes for _, sample in records.hosts),
+        highest(sample.memory_available_bytes for _, sample in records.host_samples),
         records.events,
         records.tried,
         in_first_step=run.role not in WARM_ROLES and not any(records.steps.values()),
@@ -74,7 +74,7 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
 def held_bytes_of(records: RunRecords, error: RunError | None) -> int | None:
     """The most bytes that the failed rank held in the phase it failed in, as it recorded them."""
     rank = error.rank if error is not None else None
-    held_bytes = [line.held_bytes for line in records.worker.get(rank or 0, []) if line.kind == "exception"]
+    held_bytes = [line.held_bytes for line in records.worker_lines.get(rank or 0, []) if line.kind == "exception"]
     return held_bytes[-1] if held_bytes else None
 
 

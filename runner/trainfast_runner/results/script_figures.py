@@ -25,7 +25,7 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
     run = records.run
     if run is None or run.script is None:
         return None
-    line = script_line(records.worker)
+    line = script_line(records.worker_lines)
     codes = [event.exit_code for event in records.events if event.kind == "exited"]
     figures = ScriptFigures(
         command=run.script.command,

@@ -57,20 +57,20 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
 
     `ended_ns` is the run's end on CLOCK_MONOTONIC, where it is known.
     """
-    run, ran = records.run, what_ran(records.worker)
+    run, ran = records.run, what_ran(records.worker_lines)
     measured = [step for step in records.first_rank_steps if not step.warmup]
     totals = records.totals(min(records.steps, default=0))
     window = window_of(measured)
     throughput, samples = _throughput(records, ran)
     if measured:
         samples *= totals.taken / len(measured)
-    join = join_of(records.devices, run.watch_uuids if run else [])
+    join = join_of(records.device_samples, run.watch_uuids if run else [])
     devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []
     measured_window = measured_window_of(records, devices, window) if window and run else None
-    watched = [records.devices.get(device.uuid or "", []) for device in devices]
+    watched = [records.device_samples.get(device.uuid or "", []) for device in devices]
     return msgspec.structs.replace(
         without_figures(directory, records, verdict, ended_ns),
-        synthetic_data=_synthetic(records.worker),
+        synthetic_data=_synthetic(records.worker_lines),
         actual=Actual(**{name: getattr(ran, name) for name in Actual.__struct_fields__}) if ran else Actual(),
         steps=StepCount(measured=totals.taken, warmup=totals.warmup),
         loss=_losses(records.first_rank_steps, totals.not_finite),
@@ -154,7 +154,7 @@ def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput
 
 def _cpu_line(records: RunRecords) -> WorkerLine | None:
     """The `cpu` record of the first rank; None before it is written, and on GPUs."""
-    return next((line for lines in records.worker.values() for line in lines if line.kind == "cpu"), None)
+    return next((line for lines in records.worker_lines.values() for line in lines if line.kind == "cpu"), None)
 
 
 def _cpu(records: RunRecords) -> Cpu | None:
@@ -272,7 +272,7 @@ def _loss_scaling(records: RunRecords) -> LossScaling | None:
     scales = [step.loss_scale for step in records.steps.get(0, []) if step.loss_scale is not None]
     if not scales:
         return None
-    skipped = sum(line.kind == "overflow" for line in records.worker.get(0, []))
+    skipped = sum(line.kind == "overflow" for line in records.worker_lines.get(0, []))
     return LossScaling(loss_scale=scales[-1], skipped_steps=skipped)
 
 
@@ -286,7 +286,7 @@ def _conditions(
     run = records.run
     if run is None:
         return Conditions(clean=False)
-    first_samples = (samples[0][1] for uuid in run.watch_uuids if (samples := records.devices.get(uuid)))
+    first_samples = (samples[0][1] for uuid in run.watch_uuids if (samples := records.device_samples.get(uuid)))
     first_temperature = highest(sample.temperature_c for sample in first_samples)
     lost = any(event.kind == "gpu_lost" for event in records.events)
     foreign = _foreign(run, records, measured_window)
@@ -295,7 +295,7 @@ def _conditions(
         [
             [
                 (t_ns, sample.temperature_c)
-                for t_ns, sample in records.devices.get(uuid, ())
+                for t_ns, sample in records.device_samples.get(uuid, ())
                 if sample.temperature_c is not None
             ]
             for uuid in run.watch_uuids
@@ -324,7 +324,7 @@ def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow 
     """
     if measured_window is None:
         return run.foreign_processes
-    devices = {sample.index for uuid in run.gpu_uuids for _, sample in records.devices.get(uuid, ())[:1]}
+    devices = {sample.index for uuid in run.gpu_uuids for _, sample in records.device_samples.get(uuid, ())[:1]}
     return [
         dataclasses.asdict(process) for process in measured_window.foreign if process.device in devices or not devices
     ]

@@ -53,7 +53,7 @@ def _verdict(trial_records: RunRecords, answers: Mapping[int, TrialLine]) -> Ver
         return Verdict("failed", bad.message or "")
     # `run.json` has the settings of the process's first trial; these records have the last trial's.
     expected_run = trial_records.run and msgspec.structs.replace(trial_records.run, role=None)
-    if difference := first_difference(expected_run, trial_records.worker):
+    if difference := first_difference(expected_run, trial_records.worker_lines):
         return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
     return Verdict("finished", "")
 
@@ -93,6 +93,6 @@ def _used_bytes(records: RunRecords, began_ns: int, ended_ns: int) -> int | None
     return highest(
         sample.memory_used_bytes
         for uuid in uuids
-        for t_ns, sample in records.devices.get(uuid, ())
+        for t_ns, sample in records.device_samples.get(uuid, ())
         if began_ns <= t_ns <= ended_ns
     )

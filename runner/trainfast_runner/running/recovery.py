@@ -52,7 +52,7 @@ def lost_verdict(records: RunRecords, why: str) -> Verdict:
     world_size = records.run.world_size if records.run else 1
     ends = {
         rank: line
-        for rank, lines in records.worker.items()
+        for rank, lines in records.worker_lines.items()
         for line in lines
         if line.kind in ("finished", "exception", "invalid")
     }

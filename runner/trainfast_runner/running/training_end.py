@@ -68,7 +68,7 @@ class TrainingEnd:
             run=run,
             exit_code=self.exit_code,
             spawn_error=self.spawn_error,
-            worker=records.worker,
+            worker=records.worker_lines,
             last_step={rank: steps[-1].step for rank, steps in records.steps.items() if steps},
             lost_ranks=tuple(lost.rank for lost in self.lost_ranks),
             oom_kills=after - before if before is not None and after is not None else 0,
@@ -87,7 +87,7 @@ def did_not_end(processes: Iterable[UnkillableProcess], records: RunRecords, wai
 
     A GPU driver that hangs, as after an Xid, keeps a process in the kernel.
     """
-    ranks = {line.pid: rank for rank, lines in records.worker.items() for line in lines if line.kind == "started"}
+    ranks = {line.pid: rank for rank, lines in records.worker_lines.items() for line in lines if line.kind == "started"}
     each = []
     for process in processes:
         rank = ranks.get(process.pid)
@@ -102,5 +102,7 @@ def _gpus(rank: int, records: RunRecords) -> list[str]:
     if run is None:
         return []
     uuids = run.device_uuids if run.world_size == 1 else run.device_uuids[rank : rank + 1]
-    indexes = [next((s.index for _, s in records.devices.get(uuid, []) if s.index is not None), None) for uuid in uuids]
+    indexes = [
+        next((s.index for _, s in records.device_samples.get(uuid, []) if s.index is not None), None) for uuid in uuids
+    ]
     return [uuid if index is None else f"GPU {index}" for uuid, index in zip(uuids, indexes, strict=True)]

@@ -135,7 +135,7 @@ def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
     rows = [
         (run.label, mismatch.field, str(mismatch.asked), f"{mismatch.ran} (rank {mismatch.rank})")
         for run in runs
-        for mismatch in mismatches(run.records.run, run.records.worker)
+        for mismatch in mismatches(run.records.run, run.records.worker_lines)
     ]
     rows += [
         (
@@ -151,7 +151,7 @@ def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
     if rows:
         yield Grid(("", "setting", "asked", "ran"), tuple(rows))
         return
-    if any(lines for run in runs for lines in run.records.worker.values()):
+    if any(lines for run in runs for lines in run.records.worker_lines.values()):
         yield Prose("Every setting that a rank read from its live objects is the one that was asked for.")
     else:
         yield Prose("No rank recorded the settings that it ran.")

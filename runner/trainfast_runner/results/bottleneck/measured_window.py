@@ -87,9 +87,9 @@ def measured_window_of(records: RunRecords, devices: Sequence[DeviceConditions],
             if (measured := [step for step in steps if not step.warmup])
         },
         devices=devices,
-        samples={uuid: within(samples) for uuid, samples in records.devices.items()},
-        averages={uuid: within(samples, AVERAGED_NS) for uuid, samples in records.devices.items()},
-        hosts=within(records.hosts),
+        samples={uuid: within(samples) for uuid, samples in records.device_samples.items()},
+        averages={uuid: within(samples, AVERAGED_NS) for uuid, samples in records.device_samples.items()},
+        hosts=within(records.host_samples),
         foreign=foreign_processes(records.run, records.events, window),
     )
 

@@ -32,7 +32,7 @@ def _conditions(records: RunRecords, steps: list[Step]) -> list[StepConditions]:
     run = records.run
     if run is None or not run.watch_uuids:
         return []
-    join = join_of(records.devices, run.watch_uuids, samples_factor=ranks_with_samples(run))
+    join = join_of(records.device_samples, run.watch_uuids, samples_factor=ranks_with_samples(run))
     for step in steps:
         join.add(step)
     return [_of_run(step, run.device_uuids) for step in join.joined(final=True)]

@@ -184,7 +184,7 @@ def peaks_of(directory: Path, available_bytes: int | None) -> list[RankPeaks]:
     """Return the peaks of each rank that took a step."""
     records = read_records(directory)
     return [
-        _rank_peaks(rank, steps, records.worker.get(rank, []), available_bytes)
+        _rank_peaks(rank, steps, records.worker_lines.get(rank, []), available_bytes)
         for rank, steps in sorted(records.steps.items())
         if steps
     ]

@@ -42,7 +42,7 @@ def gpu_conditions(directory: Path, uuids: Sequence[str], begin_ns: int, end_ns:
     """Throttling and energy of a run's GPUs between two moments (CLOCK_MONOTONIC); empty for a run on the CPU."""
     if not uuids:
         return []
-    devices = read_records(directory).devices
+    devices = read_records(directory).device_samples
     return join_of(devices, list(uuids)).conditions_between(begin_ns, end_ns)
 
 

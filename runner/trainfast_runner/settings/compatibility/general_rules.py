@@ -39,7 +39,7 @@ def devices_exist(facts: Facts) -> None:
         count = len(chosen)
     elif isinstance(devices, str) and not asks_for_cpu(devices):
         raise UserError(
-            f"devices={devices} names GPUs and a run here has none ({machine.why_no_gpu});"
+            f"devices={devices} names GPUs and a run here has none ({machine.no_gpu_reason_short});"
             " without a GPU devices is a count of processes",
             key="devices",
             allowed=[f"1 to {MAX_CPU_PROCESSES}"],
