@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.worker.shared_tables import CONFIRMATION as CONFIRMATION
+from trainfast_runner.worker.shared_tables import PROBE as PROBE
+from trainfast_runner.worker.shared_tables import TRIAL as TRIAL
 
 RecordedKnobs = dict[str, Any]
 """Values of knobs by name, as a file has them: undecoded, and of any version. `spec.spec_of_record` decodes them."""
@@ -29,13 +32,11 @@ STATES = (
     "failed_to_start",
 )
 END_STATES = STATES[3:]
-PROBE, CONFIRMATION = "probe", "proof"
-"""Roles of a batch search's runs: the process in which it tries batch sizes, and the run that confirms one."""
 CONFIRM_STEP = "prove"
 """The action in a batch search's journal that starts a confirmation run; best-fit has its own role `CONFIRM`."""
-TRIAL, COLD = "trial", "cold"
-"""The roles of a best-fit search's runs: a process that tries candidates (of a script: one), and a run of one
-candidate in a fresh process, to race, to confirm, under the limit, or with a knob turned back."""
+COLD = "cold"
+"""Role of a best-fit search's run of one candidate in a fresh process: to race, to confirm, under the limit, or with a
+knob turned back."""
 WARM_ROLES = (PROBE, TRIAL)
 """The roles of processes in which a search tries sizes or candidates: they train none to its end, and no list of runs
 has them."""

@@ -10,6 +10,10 @@ from pathlib import Path
 
 CONTROL_FILE = "control.jsonl"
 """The parent's orders to a warm process, in the run directory."""
+PROBE, CONFIRMATION = "probe", "proof"
+"""Roles of a batch search's runs: the process in which it tries batch sizes, and the run that confirms one."""
+TRIAL = "trial"
+"""Role of a best-fit search's process that tries candidates; of a script, one."""
 STEP_PHASES = ("data", "forward", "backward", "optimizer", "other")
 """Phases of a step, in their order; `other` is the remainder."""
 MEMORY_PHASES = ("forward_backward", "optimizer")

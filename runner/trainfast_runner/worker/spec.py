@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .shared_tables import CONFIRMATION, PROBE, TRIAL
+
 
 @dataclass(frozen=True)
 class Knobs:
@@ -80,7 +82,7 @@ class RankSpec:
         None with a memory limit and in a batch search. 0 with fewer than two warm-up steps: optimizer states exist
         from step 2 on.
         """
-        if self.memory_limit_bytes is not None or self.role in ("probe", "proof"):
+        if self.memory_limit_bytes is not None or self.role in (PROBE, CONFIRMATION):
             return None
         return self.knobs.timing_warmup if self.knobs.timing_warmup >= 2 else 0
 
@@ -95,7 +97,7 @@ def read_spec(run_dir: Path, rank: int) -> RankSpec:
     raw = json.loads((run_dir / "run.json").read_text())
     role = raw.get("role")
     # A trial's speed is measured without the limit: under one, every step has strict malloc thresholds.
-    limits = None if role == "trial" else raw.get("memory_limit_bytes")
+    limits = None if role == TRIAL else raw.get("memory_limit_bytes")
     return RankSpec(
         model=raw["model"],
         data=Data(**raw["data"]),

@@ -24,7 +24,7 @@ from .orders import Orders
 from .probing import Prober
 from .record_file import RecordFile, rank_suffix
 from .recorder import StepRecorder
-from .shared_tables import CONTROL_FILE, search_lock
+from .shared_tables import CONTROL_FILE, PROBE, TRIAL, search_lock
 from .sigterm import STEP_LOG_TIMEOUT_S, keep_last_step_on_sigterm
 from .spec import RankSpec
 from .step_log import StepLog
@@ -59,7 +59,7 @@ class Training:
         self.state = TrainState(spec, self.config, self.device)
         self.strategy = self.state.strategy
         self.samples = open_samples(spec, self.config, log)
-        if spec.role not in ("probe", "trial"):  # these open loaders for settings of their own
+        if spec.role not in (PROBE, TRIAL):  # these open loaders for settings of their own
             worker_init_fn = use_ordinary_thresholds if self.device.type == "cpu" else None
             self.state.load(self.samples, spec.knobs.steps, worker_init_fn)
         self.strategy.start()
@@ -68,12 +68,12 @@ class Training:
     def run(self) -> None:
         """Build the model and train, or try batch sizes or settings. Raises whatever the training raises."""
         try:
-            if self.spec.role == "trial":
+            if self.spec.role == TRIAL:
                 self._try_settings()
             else:
                 self.log.enter("model", f"building {self.config.model_type} with random weights")
                 self.memory.start(self.spec.strict_steps)
-                if self.spec.role == "probe":
+                if self.spec.role == PROBE:
                     self._probe()
                 else:
                     self._train()
@@ -148,12 +148,12 @@ def _record_cpu(spec: RankSpec, log: WorkerLog, allocator: Allocator) -> None:
 
     Raises InvalidInput for a batch search under an allocator whose thresholds are the user's own.
     """
-    if spec.role == "probe" and allocator.kept_because is not None:
+    if spec.role == PROBE and allocator.kept_because is not None:
         raise InvalidInput(
             f"a batch search measures memory by malloc's thresholds, and {allocator.kept_because}", key="LD_PRELOAD"
         )
     strict = {None: "strict", 0: "ordinary"}.get(spec.strict_steps, "strict in warm-up")
-    if spec.role == "trial":
+    if spec.role == TRIAL:
         strict = "strict in warm-up"
     log.write(
         "cpu",

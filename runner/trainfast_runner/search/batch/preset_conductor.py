@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.nothing_fits import nothing_fits
@@ -114,7 +115,7 @@ class PresetBatchConductor(BatchConductor):
         return None
 
     def _warm_process(self) -> WarmProcess:
-        directory = self._start(self._plan, "probe")
+        directory = self._start(self._plan, PROBE)
         self._process = WarmProcess(directory, self._plan.world_size, self._raise_if_cancelled)
         return self._process
 
