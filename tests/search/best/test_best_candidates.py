@@ -14,7 +14,7 @@ from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import RunSpec, resolve
 
-CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, missing="no GPU")
+CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, no_gpu_reason="no GPU")
 GIB = 1 << 30
 
 
