@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting
+from trainfast_tui.text.lines import Line, Piece, first_fitting
 from trainfast_tui.text.shades import SHADES, Shade
 
 if TYPE_CHECKING:
@@ -116,8 +116,7 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> Lin
         return [*begin, ("not throttled", "success")]
     line: Line = []
     for index, (shade, ms) in enumerate(throttled):
-        tone: Tone = "error" if shade.cause in ("thermal", "brake") else "warning"
-        line += [(f"{'  ' if index else ''}{shade.letter} ", tone), (fmt.milliseconds(ms), "text")]
+        line += [(f"{'  ' if index else ''}{shade.letter} ", shade.tone), (fmt.milliseconds(ms), "text")]
         line += [(_worst(counted, shade), "muted")]
     if not wide:
         return line

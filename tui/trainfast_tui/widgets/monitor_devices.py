@@ -19,7 +19,7 @@ from trainfast_tui.text.device_details import (
     is_alarm,
     missing_item,
 )
-from trainfast_tui.text.lines import Line, Tone, labelled, line_length, paragraph
+from trainfast_tui.text.lines import Line, labelled, line_length, paragraph
 from trainfast_tui.text.shades import causes_of, severity_order, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
 
@@ -177,8 +177,7 @@ def _throttled(tick: Tick, *, with_words: bool) -> Line:
     line: Line = []
     for shade in sorted(map(shade_of, by_cause), key=severity_order):
         which = ", ".join(map(str, by_cause[shade.cause]))
-        tone: Tone = "warning" if shade.cause in ("power", "sync_boost") else "error"
-        line.append((f"  {shade.letter} GPU {which}{f' {shade.words}' if with_words else ''}", tone))
+        line.append((f"  {shade.letter} GPU {which}{f' {shade.words}' if with_words else ''}", shade.tone))
     lost = ", ".join(str(device.index) for device in tick.devices if device.error is not None)
     return [*line, (f"  GPU {lost} {'does not answer' if with_words else 'lost'}", "error")] if lost else line
 
