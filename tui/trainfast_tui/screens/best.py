@@ -235,9 +235,9 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             return
 
         def give_chosen(name: str) -> None:
-            in_background("order", orders[name][1], self.session.post)
+            in_background("order", orders[name].give, self.session.post)
 
-        ask_choice(self.app, title, [(name, words) for name, (words, _) in orders.items()], give_chosen)
+        ask_choice(self.app, title, [(name, order.effect) for name, order in orders.items()], give_chosen)
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""
