@@ -71,7 +71,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         super().note_started(directory)
         self.set_options(replace(self._options, is_fresh=False))
 
-    def _best_request(self) -> BestRequest:
+    def _request(self) -> BestRequest:
         from trainfast_runner.search.best.question.request import BestRequest
 
         return self._options.request or BestRequest()
