@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed
 
-Post = Callable[[object], object]
-"""Accepts a message of this module, from any thread."""
 Severity = Literal["information", "warning", "error"]
 
 
@@ -184,6 +182,40 @@ class ThreadFailed:
     """Our own code failed in a thread; the app raises the error where it is seen."""
 
     error: BaseException
+
+
+class ScreenMessage:
+    """The base of messages that one screen takes in, which are defined beside it."""
+
+    __slots__ = ()
+
+
+Message = (
+    SnapshotTaken
+    | MachineSeen
+    | SituationGathered
+    | NextRunPredicted
+    | DeviceCalibrated
+    | NextRunChanged
+    | NextRunRefused
+    | RunStarted
+    | RunRefused
+    | RunGivenUp
+    | OomExplained
+    | SearchStarted
+    | SearchRefused
+    | SearchEnded
+    | BestPlanned
+    | RunsCompared
+    | ScriptDiscovered
+    | DiscoveryRefused
+    | Notified
+    | TerminalLost
+    | ThreadFailed
+    | ScreenMessage
+)
+Post = Callable[[Message], object]
+"""Accepts a message, from any thread."""
 
 
 def as_warning(error: UserError) -> Notified:

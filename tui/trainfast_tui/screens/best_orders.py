@@ -19,7 +19,7 @@ class OrderChoice(NamedTuple):
 
     effect: str
     """Its effect in words."""
-    give: Callable[[], object]
+    give: Callable[[], None]
     """Gives the order to the search."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
 from trainfast_tui.control.background import in_background
+from trainfast_tui.control.messages import ScreenMessage
 from trainfast_tui.screens.base import PageScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.lines import Line, labelled, paragraph, rule
@@ -14,7 +15,7 @@ from trainfast_tui.text.topology import Section, sections
 
 
 @dataclass(frozen=True, slots=True)
-class TopologyRead:
+class TopologyRead(ScreenMessage):
     """NVML has answered."""
 
     topology: Topology
