@@ -16,7 +16,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import listing
 from trainfast_runner.machine.processes.identity import Identity, identify, is_running
 from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow
-from trainfast_runner.machine.processes.signalling import end, refuse
+from trainfast_runner.machine.processes.signalling import check_endable, end_process
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading
@@ -90,11 +90,11 @@ def test_a_process_that_has_gone_is_listed_as_the_driver_has_it(monkeypatch: pyt
 def test_one_of_ones_own_is_ended(other: subprocess.Popen[bytes]) -> None:
     identity = identify(other.pid)
     assert identity is not None
-    assert end(identity) == f"SIGTERM sent to process {other.pid}."
+    assert end_process(identity) == f"SIGTERM sent to process {other.pid}."
     assert other.wait(60) == -signal.SIGTERM
     assert not is_running(identity)
     with pytest.raises(UserError, match="has ended already"):
-        end(identity)
+        end_process(identity)
 
 
 def test_what_ignores_sigterm_gets_sigkill() -> None:
@@ -104,9 +104,9 @@ def test_what_ignores_sigterm_gets_sigkill() -> None:
         process.stdout.readline()
         identity = identify(process.pid)
         assert identity is not None
-        end(identity)
+        end_process(identity)
         assert is_running(identity)
-        end(identity, kill=True)
+        end_process(identity, kill=True)
         assert process.wait(60) == -signal.SIGKILL
 
 
@@ -114,7 +114,7 @@ def test_a_later_process_with_the_pid_is_left_alone(other: subprocess.Popen[byte
     identity = identify(other.pid)
     assert identity is not None
     with pytest.raises(UserError, match="belongs to another process by now"):
-        end(Identity(other.pid, identity.start_ticks - 1))
+        end_process(Identity(other.pid, identity.start_ticks - 1))
     assert other.poll() is None
 
 
@@ -123,9 +123,9 @@ def test_neither_this_program_nor_another_users_process_is_ended(monkeypatch: py
     assert own is not None
     assert first is not None
     with pytest.raises(UserError, match="q leaves"):
-        refuse(own)
+        check_endable(own)
     with pytest.raises(UserError, match="process 1"):
-        refuse(first)
+        check_endable(first)
 
 
 def test_somebody_elses_process_is_refused_by_name(
@@ -135,7 +135,7 @@ def test_somebody_elses_process_is_refused_by_name(
     assert identity is not None
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
     with pytest.raises(UserError, match="not to you: ask them"):
-        end(identity)
+        end_process(identity)
     assert other.poll() is None
 
 

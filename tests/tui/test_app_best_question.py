@@ -31,7 +31,7 @@ from trainfast_runner.search.journal.best import UNNAMED, BestEnded
 from trainfast_runner.search.journal.lines import CANCELLED
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.best_control import BestControl
+from trainfast_tui.control.best_control import BestControl, BestOptions
 from trainfast_tui.control.messages import BestPlanned, SearchStarted, SnapshotTaken
 from trainfast_tui.text.best_question import BY_KEYS, question_lines, varied_line
 from trainfast_tui.text.lines import Piece
@@ -47,9 +47,10 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan without a look at this machine."""
     vary: dict[str, list[KnobValue]] = {"batch_size": [4, 8], "precision": ["fp32", "bf16"]}
 
-    def plan(self: BestControl, spec: RunSpec, question: BestRequest | None) -> BestPlanned:
-        texts: list[Piece] = [(f"{PLAN}{', begun anew' if self.is_fresh else ''}", "text")]
-        return BestPlanned(question, texts, question.vary if question and question.vary else vary, 16)
+    def plan(self: BestControl, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
+        texts: list[Piece] = [(f"{PLAN}{', begun anew' if options.is_fresh else ''}", "text")]
+        asked = options.request.vary if options.request else None
+        return BestPlanned(plan_id, texts, asked or vary, 16)
 
     monkeypatch.setattr(BestControl, "_plan", plan)
 
@@ -185,7 +186,7 @@ async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing
         await until(pilot, words)
         await pilot.press("escape")
         await pilot.pause()
-        assert app.session.searches.best.request is None
+        assert app.session.searches.best.options.request is None
         assert "10 min" in screen_text(app)
 
 
@@ -199,7 +200,7 @@ async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: No
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main
-        assert (app.session.searches.best.request, app.session.searches.best.is_fresh) == (None, False)
+        assert app.session.searches.best.options == BestOptions()
 
 
 async def test_s_while_a_search_starts_stops_it(
@@ -228,7 +229,7 @@ async def test_s_while_a_search_starts_stops_it(
 
 async def test_a_plan_longer_than_the_screen_scrolls(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     long = [(f"left alone: knob {number}", "muted") for number in range(40)]
-    monkeypatch.setattr(BestControl, "_plan", lambda self, spec, question: BestPlanned(question, long))
+    monkeypatch.setattr(BestControl, "_plan", lambda self, spec, options, plan_id: BestPlanned(plan_id, long))
     async with StillApp(home).run_test(size=SMALL) as pilot:
         await best_opened(pilot, None)
         text = await until(pilot, "left alone: knob 1")
@@ -276,7 +277,7 @@ async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None,
         app.post(SearchStarted(search, SearchKind.BEST))
         text = await show_best(pilot, search)
         assert "f fresh" not in text.splitlines()[-1]
-        assert not app.session.searches.best.is_fresh, "the choice was for one search"
+        assert not app.session.searches.best.options.is_fresh, "the choice was for one search"
         await pilot.press("f")
         text = await until(pilot, "f fresh         yes: begins anew")
         assert "v vary          batch_size=4,8,16" in text, "the question of the search that has ended"
@@ -300,7 +301,7 @@ async def test_a_notice_stands_below_a_plan_that_is_longer_than_the_screen(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = [(f"left alone: knob {number}", "muted") for number in range(40)]
-    monkeypatch.setattr(BestControl, "_plan", lambda self, spec, question: BestPlanned(question, long))
+    monkeypatch.setattr(BestControl, "_plan", lambda self, spec, options, plan_id: BestPlanned(plan_id, long))
     async with StillApp(home).run_test(size=SMALL) as pilot:
         await best_opened(pilot, None)
         await until(pilot, "left alone: knob 1")

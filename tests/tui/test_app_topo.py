@@ -11,7 +11,7 @@ from textual import events
 from trainfast_runner.machine.telemetry.topology import read_topology
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.text.topology import device_lines, peer_lines
+from trainfast_tui.text.topology import peer_lines, silent_lines
 
 ISLANDS = Machine(
     [
@@ -67,8 +67,8 @@ def test_a_gpu_that_does_not_answer_is_shown_whole_and_claimed_for_nothing() -> 
     with stand_in.installed(Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1", bus=1), lost])):
         topology = read_topology()
     assert peer_lines(topology) == ["Every GPU that answers can read every other one's memory."]
-    assert device_lines(topology)[-1] == f"GPU2 does not answer: {topology.devices[2].error}"
-    assert device_lines(topology)[-1].endswith("a reboot usually brings it back")
+    assert silent_lines(topology) == [f"GPU2 does not answer: {topology.devices[2].error}"]
+    assert silent_lines(topology)[0].endswith("a reboot usually brings it back")
 
 
 async def test_without_a_gpu_it_says_why(home: Home) -> None:

@@ -16,6 +16,7 @@ from textual.screen import Screen
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import (
+    Message,
     NextRunChanged,
     NextRunPredicted,
     NextRunRefused,
@@ -55,7 +56,7 @@ class TrainfastApp(TerminalApp):
         self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
         """The screen that was on top when a key arrived."""
 
-    def post(self, content: object) -> None:
+    def post(self, content: Message) -> None:
         """Bring a message of the session into the event loop; from any thread."""
         self.post_message(SessionMessage(content))
 

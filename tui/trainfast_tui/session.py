@@ -17,6 +17,7 @@ from trainfast_tui.control.compared_runs import compared_runs, compared_with_pre
 from trainfast_tui.control.messages import (
     DeviceCalibrated,
     MachineSeen,
+    Message,
     NextRunChanged,
     NextRunPredicted,
     NextRunRefused,
@@ -82,7 +83,7 @@ class Session:
         """The run that was opened from the list of runs last."""
         self._notified_run_id: str | None = None
 
-    def post(self, message: object) -> None:
+    def post(self, message: Message) -> None:
         """Hand a message to the listener; from any thread."""
         if self.listener is not None:
             self.listener(message)
@@ -108,7 +109,7 @@ class Session:
         """The run on the screen while it is live."""
         return self.snapshot.live_run if self.snapshot is not None else None
 
-    def receive(self, message: object) -> None:
+    def receive(self, message: Message) -> None:
         """Take in a message of a thread, before the app shows it (`TrainfastApp.on_session_message`)."""
         match message:
             case SnapshotTaken(snapshot):

@@ -11,8 +11,8 @@ from trainfast_tui.charts.readings import (
     GPU_READINGS,
     Reading,
     charted_uuids,
-    charts_cpu,
     device_ticks,
+    has_no_gpu_samples,
     reading_names,
 )
 from trainfast_tui.charts.tick_values import MAX_LINES, TickValues, TickValuesCache, throttled_spans
@@ -34,7 +34,7 @@ def device_charts(
     names = reading_names(snapshot)
     wanted = [(first + number) % len(names) for number in range(count)]
     recent = ticks_on(axis, ticks)
-    if charts_cpu(snapshot):
+    if has_no_gpu_samples(snapshot):
         charts = cpu_charts(recent, axis, snapshot.run is not None)
         return [charts[number] for number in wanted]
     uuids = charted_uuids(snapshot.run, ticks[-1])

@@ -52,15 +52,15 @@ GPU_READINGS: tuple[Reading, ...] = (
 CPU_READING_NAMES = ("CPU of all cores", "memory")
 
 
-def charts_cpu(snapshot: Snapshot) -> bool:
-    """True if the CPU is charted, because no GPU has a sample."""
+def has_no_gpu_samples(snapshot: Snapshot) -> bool:
+    """True if no GPU has a sample: the CPU is charted in its place."""
     ticks = device_ticks(snapshot)
     return not ticks or not ticks[-1].devices
 
 
 def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the names of the readings that can be charted, the most telling first."""
-    return CPU_READING_NAMES if charts_cpu(snapshot) else tuple(reading.name for reading in GPU_READINGS)
+    return CPU_READING_NAMES if has_no_gpu_samples(snapshot) else tuple(reading.name for reading in GPU_READINGS)
 
 
 def device_ticks(snapshot: Snapshot) -> Sequence[Tick]:

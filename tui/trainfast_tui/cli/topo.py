@@ -26,8 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not topology.devices:
         print_line(*link_advice(topology))
         return 0
-    for number, (title, lines) in enumerate(sections(topology)):
-        print_line(f"{chr(10) if number else ''}{title}")
-        for line in lines:
+    for number, section in enumerate(sections(topology)):
+        print_line(f"{chr(10) if number else ''}{section.title}")
+        for line in section.lines:
             print_line(f"  {line}")
     return 0

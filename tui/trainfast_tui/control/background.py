@@ -6,20 +6,20 @@ import threading
 from collections.abc import Callable
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.messages import Post, ThreadFailed, as_warning
+from trainfast_tui.control.messages import Message, Post, ThreadFailed, as_warning
 
 
 def in_background(
     name: str,
-    work: Callable[[], object],
+    work: Callable[[], Message | None],
     post: Post,
-    to_message: Callable[[UserError], object] = as_warning,
+    to_message: Callable[[UserError], Message | None] = as_warning,
 ) -> threading.Thread:
     """Run `work` and post the message that it returns, or what `to_message` makes of its error."""
 
     def call() -> None:
         try:
-            message = work()
+            message: Message | None = work()
         except UserError as error:
             message = to_message(error)
         except OSError as error:
@@ -49,9 +49,9 @@ class CancellableWork:
 
     def start(
         self,
-        work: Callable[[threading.Event], object],
+        work: Callable[[threading.Event], Message | None],
         post: Post,
-        to_message: Callable[[UserError], object] = as_warning,
+        to_message: Callable[[UserError], Message | None] = as_warning,
     ) -> None:
         """Cancel the work under way and start this one after it, as `in_background`.
 
@@ -60,7 +60,7 @@ class CancellableWork:
         self._cancelled.set()
         cancelled, before = threading.Event(), self._thread
 
-        def work_after() -> object:
+        def work_after() -> Message | None:
             if before is not None:
                 before.join()
             return None if cancelled.is_set() else work(cancelled)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import BestPlanned, Post
@@ -19,41 +21,62 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.question.request import BestRequest
 
 
+@dataclass(frozen=True, slots=True)
+class BestOptions:
+    """The options of the next search."""
+
+    request: BestRequest | None = None
+    """The options typed; None for the defaults."""
+    is_fresh: bool = False
+    """True if the search ignores earlier ones: it continues no unfinished one and uses no measured effects."""
+
+
 class BestControl(SearchControl["BestSnapshot"]):
     """Best-fit searches."""
 
     KIND = SearchKind.BEST
 
-    request: BestRequest | None = None
-    """The options typed for the next search; None for the defaults."""
-    is_fresh = False
-    """True if the next search ignores earlier ones: it continues no unfinished one and uses no measured effects."""
+    def __init__(self, home: Home, post: Post, python: str | None = None) -> None:
+        super().__init__(home, post, python)
+        self._options = BestOptions()
+        self._plan_id = 0
+
+    @property
+    def options(self) -> BestOptions:
+        """The options of the next search."""
+        return self._options
+
+    def set_options(self, options: BestOptions) -> None:
+        """Set the options of the next search."""
+        self._options = options
 
     def _describe(self, search: BestSnapshot) -> str:
         from trainfast_tui.text.best_state import best_search_words
 
         return best_search_words(search)
 
-    def plan(self, spec: RunSpec, post: Post) -> None:
-        """Plan a search of `spec`: `post` gets BestPlanned."""
-        request = self.request
+    def plan(self, spec: RunSpec, post: Post) -> int:
+        """Plan a search of `spec` and return the plan's number, with which `post` gets BestPlanned."""
+        self._plan_id += 1
+        plan_id = self._plan_id
 
         def refusal(error: UserError) -> BestPlanned:
-            return BestPlanned(request, [(f"Refused: {error.line()}", "error")])
+            return BestPlanned(plan_id, [(f"Refused: {error.line()}", "error")])
 
-        in_background("plan", partial(self._plan, spec, request), post, refusal)
+        in_background("plan", partial(self._plan, spec, self._options, plan_id), post, refusal)
+        return plan_id
 
     def note_started(self, directory: Path) -> None:
         """Record that the started search holds its lock; the choice of a fresh one was for it alone."""
         super().note_started(directory)
-        self.is_fresh = False
+        self.set_options(replace(self._options, is_fresh=False))
 
-    def _best_request(self) -> BestRequest:
+    def _request(self) -> BestRequest:
         from trainfast_runner.search.best.question.request import BestRequest
 
-        return self.request or BestRequest()
+        return self._options.request or BestRequest()
 
-    def _plan(self, spec: RunSpec, request: BestRequest | None) -> BestPlanned:
+    def _plan(self, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
         from trainfast_runner.search.best.question.estimate import estimate
         from trainfast_runner.search.best.question.request import BestRequest
         from trainfast_runner.search.best.question.spec_question import plan_spec_best
@@ -61,11 +84,11 @@ class BestControl(SearchControl["BestSnapshot"]):
         from trainfast_tui.text.best_question import BY_KEYS, estimate_lines, left_alone_lines, varied_line
         from trainfast_tui.text.format import plain
 
-        options = SearchOptions(fresh=self.is_fresh)
-        plan = plan_spec_best(spec, request or BestRequest(), options, self._python)
-        expected = estimate(plan, self._home, options)
+        search_options = SearchOptions(fresh=options.is_fresh)
+        plan = plan_spec_best(spec, options.request or BestRequest(), search_options, self._python)
+        expected = estimate(plan, self._home, search_options)
         lines = [varied_line(expected.vary, expected.global_batch), *estimate_lines(expected)]
         texts: list[Piece] = [(plain(line), "text") for line in lines]
         # The smallest screen may have no room for the knobs left alone: they come last.
         texts += [(plain(line), "muted") for line in left_alone_lines(expected.left_alone, to_name=BY_KEYS)]
-        return BestPlanned(request, texts, expected.vary, expected.global_batch)
+        return BestPlanned(plan_id, texts, expected.vary, expected.global_batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.person_orders import KnobOrder
     from trainfast_runner.search.journal.best import Candidate, Ordered
 
+ValueOrder = Literal["pin", "skip"]
+"""An order about one value of a knob."""
 
-def open_values(search: BestSnapshot, do: str) -> dict[tuple[str, str], int]:
+
+def open_values(search: BestSnapshot, do: ValueOrder) -> dict[tuple[str, str], int]:
     """Return the values that a knob can be pinned to, or that can be skipped, as typed, with their candidates' number.
 
     Only candidates that the orders so far leave count; an order that would leave none is not among them.

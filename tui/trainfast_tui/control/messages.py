@@ -17,13 +17,10 @@ if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered
     from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.search.advice.facts import Situation
-    from trainfast_runner.search.best.question.request import BestRequest
     from trainfast_runner.settings.knob_values import KnobValue
     from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed
 
-Post = Callable[[object], object]
-"""Accepts a message of this module, from any thread."""
 Severity = Literal["information", "warning", "error"]
 
 
@@ -133,9 +130,10 @@ class SearchEnded:
 
 @dataclass(frozen=True, slots=True)
 class BestPlanned:
-    """The plan of a best-fit search of `request` (None: the default one), in paragraphs with their tones."""
+    """The plan of a best-fit search, in paragraphs with their tones."""
 
-    request: BestRequest | None
+    plan_id: int
+    """The number that `BestControl.plan` gave this plan."""
     texts: list[Piece]
     vary: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)
     """The varied values; empty if the search is refused."""
@@ -184,6 +182,40 @@ class ThreadFailed:
     """Our own code failed in a thread; the app raises the error where it is seen."""
 
     error: BaseException
+
+
+class ScreenMessage:
+    """The base of messages that one screen takes in, which are defined beside it."""
+
+    __slots__ = ()
+
+
+Message = (
+    SnapshotTaken
+    | MachineSeen
+    | SituationGathered
+    | NextRunPredicted
+    | DeviceCalibrated
+    | NextRunChanged
+    | NextRunRefused
+    | RunStarted
+    | RunRefused
+    | RunGivenUp
+    | OomExplained
+    | SearchStarted
+    | SearchRefused
+    | SearchEnded
+    | BestPlanned
+    | RunsCompared
+    | ScriptDiscovered
+    | DiscoveryRefused
+    | Notified
+    | TerminalLost
+    | ThreadFailed
+    | ScreenMessage
+)
+Post = Callable[[Message], object]
+"""Accepts a message, from any thread."""
 
 
 def as_warning(error: UserError) -> Notified:

@@ -18,7 +18,6 @@ from trainfast_tui.live.snapshot import SearchSnapshot
 from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.batch.batch_follower import BatchSnapshot
     from trainfast_runner.search.best.question.request import BestRequest
 
 SearchSnapshotT = TypeVar("SearchSnapshotT", bound=SearchSnapshot)
@@ -105,11 +104,11 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         """
         self._is_starting, self._stop_when_seen, self._dismissed_directory = True, False, None
         self.requested_ns = time.monotonic_ns()
-        start = partial(self._start, spec, self._best_request(), fresh, cool_to_c, stop_run_first)
+        start = partial(self._start, spec, self._request(), fresh, cool_to_c, stop_run_first)
         in_background("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 
-    def _best_request(self) -> BestRequest | None:
-        """Return the options of a best-fit search; None for a batch search."""
+    def _request(self) -> BestRequest | None:
+        """Return the options of this search; None if its kind has none."""
         return None
 
     def _start(
@@ -159,14 +158,3 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         from trainfast_runner.search.control import cancel
 
         return None if cancel(directory) else Notified("The search has already ended.", "warning")
-
-
-class BatchControl(SearchControl["BatchSnapshot"]):
-    """Batch searches."""
-
-    KIND = SearchKind.BATCH
-
-    def _describe(self, search: BatchSnapshot) -> str:
-        from trainfast_tui.text.batch_state import batch_search_words
-
-        return batch_search_words(search)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trainfast_runner.records.home import Home
+from trainfast_tui.control.batch_control import BatchControl
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.messages import Post
-from trainfast_tui.control.search_control import BatchControl
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text.search_kind import SearchKind
 

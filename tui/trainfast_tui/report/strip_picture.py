@@ -33,7 +33,6 @@ COLUMN_WIDTH = 2
 """The width of a column of a line, which keeps its lowest and highest value."""
 DASHES = ("", "6 3", "2 3", "9 3 2 3")
 """Lines differ by their dashes too."""
-TONE_OF_SHADE = {"thermal": "error", "brake": "error", "hardware": "error"}
 STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 MAX_TIME_TICKS = 8
 MIN_SPAN_WIDTH = 2.0
@@ -110,7 +109,6 @@ def _spans(data: ChartData) -> list[ThrottledSpan]:
 def _span(span: ThrottledSpan, data: ChartData, origin_ns: int, x: Scale) -> str:
     shade, begin = shade_of(span.cause), x.at((span.start_ns - origin_ns) / 1e9)
     width = max(MIN_SPAN_WIDTH, x.at((span.end_ns - origin_ns) / 1e9) - begin)
-    tone = TONE_OF_SHADE.get(span.cause, "warning")
     box = element(
         "rect",
         tip(f"{shade.words}, {_when(span, data, origin_ns)}"),
@@ -118,7 +116,7 @@ def _span(span: ThrottledSpan, data: ChartData, origin_ns: int, x: Scale) -> str
         y=TOP,
         width=width,
         height=HEIGHT - BOTTOM - TOP,
-        class_=f"shade {tone}",
+        class_=f"shade {shade.tone}",
     )
     return box + label(shade.letter, begin + width / 2, HEIGHT - BOTTOM - 5, "middle")
 
@@ -144,9 +142,8 @@ def _legend(data: ChartData) -> list[tuple[str, str]]:
             entries.append((line, series.name))
     for cause in dict.fromkeys(span.cause for span in reversed(_spans(data))):
         shade = shade_of(cause)
-        box = element(
-            "rect", x=0, y=-7, width=18, height=14, class_=f"shade {TONE_OF_SHADE.get(cause, 'warning')}"
-        ) + label(shade.letter, 9, 4, "middle")
+        box = element("rect", x=0, y=-7, width=18, height=14, class_=f"shade {shade.tone}")
+        box += label(shade.letter, 9, 4, "middle")
         entries.append((box, shade.words))
     return entries
 

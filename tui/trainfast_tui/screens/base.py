@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import ComposeResult
-from textual.message import Message
+from textual.message import Message as TextualMessage
 from textual.screen import Screen
 
-from trainfast_tui.control.messages import Notified, SnapshotTaken
+from trainfast_tui.control.messages import Message, Notified, SnapshotTaken
 from trainfast_tui.text.keys import actions_of, bindings
 from trainfast_tui.text.lines import Line, Tone
 from trainfast_tui.widgets.header_footer import Footer, StatusLine
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class SessionMessage(Message):
+class SessionMessage(TextualMessage):
     """Brings what a thread has posted into the event loop; of waiting snapshots only the newest is delivered."""
 
-    content: object
+    content: Message
 
-    def can_replace(self, message: Message) -> bool:
+    def can_replace(self, message: TextualMessage) -> bool:
         return all(
             isinstance(each, SessionMessage) and isinstance(each.content, SnapshotTaken) for each in (self, message)
         )
@@ -50,7 +50,7 @@ class AppScreen(Screen[None]):
         super().__init__()
         self.session = session
 
-    def post(self, content: object) -> None:
+    def post(self, content: Message) -> None:
         """Bring `content` to this screen's, else the app's, `on_session_message`; from any thread."""
         self.post_message(SessionMessage(content))
 

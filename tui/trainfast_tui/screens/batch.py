@@ -9,8 +9,8 @@ from textual.app import ComposeResult
 
 from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
+from trainfast_tui.control.batch_control import BatchControl
 from trainfast_tui.control.messages import Notified
-from trainfast_tui.control.search_control import BatchControl
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.same_settings import has_same_settings

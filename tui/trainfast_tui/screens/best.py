@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
@@ -15,7 +15,7 @@ from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.background import in_background
-from trainfast_tui.control.best_control import BestControl
+from trainfast_tui.control.best_control import BestControl, BestOptions
 from trainfast_tui.control.messages import BestPlanned, Notified
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.same_settings import has_same_model
@@ -38,6 +38,8 @@ from trainfast_tui.widgets.open_dialog import ask_choice
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
 
+NO_PLAN = 0
+"""The `plan_id` while no plan was asked for."""
 PLANNING = "Listing the settings that can run here…"
 MAX_NAMED = 3
 """The status line names at most this many knobs."""
@@ -52,7 +54,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._planned = BestPlanned(None, [])
+        self._planned = BestPlanned(NO_PLAN, [])
         self._shows_new_question = False
         """True while a new question is on the screen in place of a search that has ended."""
         self._plan_waits = False
@@ -92,17 +94,19 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         assert next_run is not None
         self._plan_waits = run is not None
         if run is not None:
-            self._planned = BestPlanned(None, [(f"{run.run_id} is using the device: Enter stops it first.", "warning")])
+            self._planned = BestPlanned(
+                NO_PLAN, [(f"{run.run_id} is using the device: Enter stops it first.", "warning")]
+            )
         else:
-            self._planned = BestPlanned(None, [(PLANNING, "muted")])
-            self.search_control.plan(next_run.spec, self.post)
+            plan_id = self.search_control.plan(next_run.spec, self.post)
+            self._planned = BestPlanned(plan_id, [(PLANNING, "muted")])
         self._show_search_or_plan()
 
     def on_session_message(self, message: SessionMessage) -> None:
         """Take in the plan; leave other messages to the app."""
         planned = message.content
         # The plan of an earlier question may come late.
-        if isinstance(planned, BestPlanned) and planned.request is self.search_control.request:
+        if isinstance(planned, BestPlanned) and planned.plan_id == self._planned.plan_id:
             self._planned = planned
             self._show_search_or_plan()
 
@@ -135,8 +139,8 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             waited = elapsed(control.requested_ns, self._now_ns)
             rows: list[LabelledText] = [("", f"The knobs are being checked… {waited}", "text")]
         else:
-            request = control.request or BestRequest()
-            question = best_question_rows(request, self._planned.global_batch, fresh=control.is_fresh)
+            request = control.options.request or BestRequest()
+            question = best_question_rows(request, self._planned.global_batch, fresh=control.options.is_fresh)
             of_script = next_run is not None and next_run.script is not None
             rows = [("", ABOUT_SCRIPT if of_script else ABOUT, "muted"), ("", ENTER_STARTS, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
@@ -176,7 +180,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def action_leave(self) -> None:
         control = self.search_control
         if not control.is_active and self._search is None:
-            control.request, control.is_fresh = None, False
+            control.set_options(BestOptions())
         super().action_leave()
 
     def action_apply(self) -> None:
@@ -235,9 +239,9 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             return
 
         def give_chosen(name: str) -> None:
-            in_background("order", orders[name][1], self.session.post)
+            in_background("order", orders[name].give, self.session.post)
 
-        ask_choice(self.app, title, [(name, words) for name, (words, _) in orders.items()], give_chosen)
+        ask_choice(self.app, title, [(name, order.effect) for name, order in orders.items()], give_chosen)
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""
@@ -253,13 +257,10 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if request is None:
             return
         if self._search is None:
-            control.is_fresh = not control.is_fresh
-            # A copy: the plan of the question as it was may come late.
-            control.request = msgspec.structs.replace(request)
+            control.set_options(BestOptions(request, not control.options.is_fresh))
             self._make_plan()
         else:
-            control.is_fresh = True
-            self._plan_request(request)
+            self._plan_question(BestOptions(request, is_fresh=True))
 
     def _request_to_change(self) -> BestRequest | None:
         """Return the request of the shown search, else of the next one; None with a notice if a search is live."""
@@ -269,11 +270,15 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             return None
         if search is not None and search.so_far.question is not None:
             return request_of(search.so_far.question)
-        return control.request or BestRequest()
+        return control.options.request or BestRequest()
 
     def _plan_request(self, request: BestRequest) -> None:
-        """Show the plan of this request, in place of a search that has ended."""
-        self.search_control.request, self._shows_new_question = request, True
+        self._plan_question(replace(self.search_control.options, request=request))
+
+    def _plan_question(self, options: BestOptions) -> None:
+        """Show the plan of a search with these options, in place of a search that has ended."""
+        self.search_control.set_options(options)
+        self._shows_new_question = True
         self.notify("")
         self._make_plan()
 
@@ -282,15 +287,15 @@ class BestScreen(SearchScreen["BestSnapshot"]):
 
         An unfinished search goes on. Only a question on the screen may be fresh.
         """
-        session, search = self.session, self._search
+        session, search, control = self.session, self._search, self.search_control
         assert session.next_run is not None
         self.notify("")
         spec = session.next_run.spec
         question = search.so_far.question if search is not None else None
         if question is not None and search is not None:
-            self.search_control.request = request_of(question)
+            control.set_options(replace(control.options, request=request_of(question)))
             if search.state in UNFINISHED_STATES:
                 spec = spec_to_continue(question, spec)
-        fresh = search is None and self.search_control.is_fresh
+        fresh = search is None and control.options.is_fresh
         session.start_search(SearchKind.BEST, spec, run_to_stop, fresh=fresh)
         self._show_search_or_plan()

@@ -10,7 +10,7 @@ from textual.geometry import Size
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import Identity, is_running
 from trainfast_runner.machine.processes.listing import ProcessRow
-from trainfast_runner.machine.processes.signalling import end, refuse
+from trainfast_runner.machine.processes.signalling import check_endable, end_process
 from trainfast_runner.running.stopping import Membership, run_with
 from trainfast_tui.charts.column import ChartColumn
 from trainfast_tui.charts.readings import used_uuids
@@ -133,7 +133,7 @@ class MonitorScreen(AppScreen):
             self.notify(words, severity="warning")
             return
         try:
-            refuse(row.identity)
+            check_endable(row.identity)
         except UserError as error:
             self.notify(error.line(), severity="warning")
             return
@@ -160,7 +160,7 @@ class MonitorScreen(AppScreen):
 
     def _end(self, identity: Identity, kill: bool) -> None:
         try:
-            words = end(identity, kill=kill)
+            words = end_process(identity, kill=kill)
         except UserError as error:
             self.notify(error.line(), severity="warning")
             return

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainfast_runner.search.best.person_orders import PIN, SKIP, UNPIN, give_order, skip_candidate
-from trainfast_tui.control.best_orders import open_values, orders_in_force
+from trainfast_tui.control.best_orders import ValueOrder, open_values, orders_in_force
 from trainfast_tui.text.best_state import setting_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
 
-Orders = dict[str, tuple[str, Callable[[], object]]]
-"""Orders by name, each with its effect in words and the function that gives it."""
+
+class OrderChoice(NamedTuple):
+    """An order that a person can choose."""
+
+    effect: str
+    """Its effect in words."""
+    give: Callable[[], None]
+    """Gives the order to the search."""
+
+
+Orders = dict[str, OrderChoice]
+"""Orders by name."""
 
 
 def pin_orders(search: BestSnapshot) -> Orders:
     """Return the orders to unpin a knob, and those to pin one to a value."""
     pinned = [order.knob for order in orders_in_force(search.so_far) if order.do == PIN]
     unpin = partial(give_order, search.directory, UNPIN)
-    orders: Orders = {f"unpin {name}": ("try all its values again", partial(unpin, name)) for name in pinned}
+    orders: Orders = {f"unpin {name}": OrderChoice("try all its values again", partial(unpin, name)) for name in pinned}
     return orders | _value_orders(search, PIN)
 
 
@@ -32,14 +42,14 @@ def skip_orders(search: BestSnapshot) -> Orders:
     if step is not None and step.candidate_number is not None and space is not None:
         words = f"{setting_words(space, step.candidate_number)}, the one under way"
         skip = partial(skip_candidate, search.directory, step.candidate_number)
-        orders[f"setting {step.candidate_number}"] = words, skip
+        orders[f"setting {step.candidate_number}"] = OrderChoice(words, skip)
     return orders | _value_orders(search, SKIP)
 
 
-def _value_orders(search: BestSnapshot, do: str) -> Orders:
+def _value_orders(search: BestSnapshot, do: ValueOrder) -> Orders:
     """Return the orders to pin or skip (`do`) each value that is open to it, with the number of its candidates."""
     give = partial(give_order, search.directory, do)
     return {
-        f"{name}={value}": (f"{count:,} candidates", partial(give, name, value))
+        f"{name}={value}": OrderChoice(f"{count:,} candidates", partial(give, name, value))
         for (name, value), count in open_values(search, do).items()
     }

@@ -14,7 +14,7 @@ from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow, row_of
 from trainfast_tui.control.background import in_background
-from trainfast_tui.control.messages import Notified, as_warning
+from trainfast_tui.control.messages import Notified, ScreenMessage, as_warning
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.keys import actions_of
@@ -27,7 +27,7 @@ REFRESH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class RunsListed:
+class RunsListed(ScreenMessage):
     """The home's runs, newest first, with the warm processes of searches."""
 
     rows: list[RunRow]

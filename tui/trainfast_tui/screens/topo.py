@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
 from trainfast_tui.control.background import in_background
+from trainfast_tui.control.messages import ScreenMessage
 from trainfast_tui.screens.base import PageScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.lines import Line, labelled, paragraph, rule
-from trainfast_tui.text.topology import SILENT, sections
-
-PROSE = ("for training",)
-TABLES = ("links between GPUs", "GPUs")
+from trainfast_tui.text.topology import Section, sections
 
 
 @dataclass(frozen=True, slots=True)
-class TopologyRead:
+class TopologyRead(ScreenMessage):
     """NVML has answered."""
 
     topology: Topology
@@ -47,13 +46,16 @@ class TopoScreen(PageScreen):
         if self._topology is None:
             return [rule("topology", width), [("Asking the driver…", "muted")]]
         body: list[Line] = []
-        for title, lines in sections(self._topology):
-            body += [[], rule(title, width)]
-            for line in lines:
-                if title in PROSE:
-                    body += labelled(("• ", "key"), line, width)
-                elif SILENT in line:
-                    body += paragraph(line, width, "error")
-                else:
-                    body.append([(line, "title" if line is lines[0] and title in TABLES else "text")])
+        for section in sections(self._topology):
+            body += [[], rule(section.title, width), *_section_lines(section, width)]
         return body[1:]
+
+
+def _section_lines(section: Section, width: int) -> Iterator[Line]:
+    for number, line in enumerate(section.lines):
+        if section.kind == "prose":
+            yield from labelled(("• ", "key"), line, width)
+        elif section.kind == "errors":
+            yield from paragraph(line, width, "error")
+        else:
+            yield [(line, "title" if section.kind == "table" and number == 0 else "text")]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting
+from trainfast_tui.text.lines import Line, Tone, first_fitting
 from trainfast_tui.text.shades import SHADES, Shade
 
 if TYPE_CHECKING:
@@ -32,15 +32,14 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
     """Return the line under a run's figures; parts that do not fit in `width` are left out, the least telling first."""
     counted, wide = _counted_steps(run), width >= LONG_WORDS_FROM
     mark = steadiness(run)
-    warming = [(mark[0] if wide else mark[0].split(" up")[0].split(" down")[0], mark[1])] if mark is not None else []
+    warming: Line = [(mark.words if wide else mark.short_words, mark.tone)] if mark is not None else []
     if not counted:
         return warming
     silent = _silent_gpus(run.conditions) if run.is_live else []
     if silent and len(silent) == len(counted[-1].devices):
         return [*_no_reading_line(silent), *([("   " if wide else "  ", "text"), *warming] if warming else [])]
     whose = _watched_gpus(run, counted)
-    throttled = _throttled(counted, wide, whose)
-    names_gpus = bool(whose) and whose in throttled[0][0]
+    throttled, names_gpus = _throttled(counted, wide, whose)
     each_step, each_sample = _energy(counted, "" if names_gpus else whose)
     throttled = [*_no_reading_line(silent), ("  ", "text"), *throttled] if silent else throttled
     clock, degrees = _clock(counted), _temperature(run, counted, wide)
@@ -64,19 +63,29 @@ def _joined(parts: Iterable[Line], gap: str) -> Line:
     return line
 
 
-def steadiness(run: RunSnapshot) -> Piece | None:
+class Steadiness(NamedTuple):
+    """A drift of temperature and step time, or its absence, in words."""
+
+    words: str
+    short_words: str
+    tone: Tone
+
+
+def steadiness(run: RunSnapshot) -> Steadiness | None:
     """Return words for a drift of temperature and step time, now or at the end; None if the steps are too few."""
     steady = run.steady
     if steady.still_warming is None:
         return None
     if steady.still_warming:
         # Importing the runner's diagnosis would delay the first frame, which has no steps.
-        from trainfast_runner.results.bottleneck.steady_state import drift_words
+        from trainfast_runner.results.bottleneck.steady_state import drift_words, is_cooling_down
 
-        words = drift_words(steady.temperature_slope_c_per_min)
-        return (words if run.is_live else f"{words} at the end"), "warning"
+        slope = steady.temperature_slope_c_per_min
+        words, short_words = drift_words(slope), "still cooling" if is_cooling_down(slope) else "still warming"
+        return Steadiness(words if run.is_live else f"{words} at the end", short_words, "warning")
     # A live run may drift again.
-    return f"steady {'so far, ' if run.is_live else ''}from step {steady.steady_from_step}", "success"
+    words = f"steady {'so far, ' if run.is_live else ''}from step {steady.steady_from_step}"
+    return Steadiness(words, words, "success")
 
 
 def _counted_steps(run: RunSnapshot) -> Sequence[StepConditions]:
@@ -101,27 +110,29 @@ def _no_reading_line(indexes: Sequence[int | None]) -> Line:
     return [(f"no reading of GPU {', '.join(map(str, indexes))}", "warning")]
 
 
-def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> Line:
-    """Return the throttled milliseconds of a step by cause, with the most throttled device if there are several."""
+def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> tuple[Line, bool]:
+    """Return the throttled milliseconds of a step by cause, and True if the line names the GPUs as `whose`.
+
+    If there are several devices, it names the most throttled of each cause.
+    """
     known = [
         (shade, ms)
         for shade in SHADES
         if (ms := _mean(step.throttled_ms.get(shade.cause) for step in counted)) is not None
     ]
     if not known:
-        return [("throttling is not known", "muted")]
+        return [("throttling is not known", "muted")], False
     begin: Line = [(f"{whose}: ", "muted")] if whose and wide else []
     throttled = [(shade, ms) for shade, ms in known if ms >= MIN_THROTTLED_MS]
     if not throttled:
-        return [*begin, ("not throttled", "success")]
+        return [*begin, ("not throttled", "success")], bool(begin)
     line: Line = []
     for index, (shade, ms) in enumerate(throttled):
-        tone: Tone = "error" if shade.cause in ("thermal", "brake") else "warning"
-        line += [(f"{'  ' if index else ''}{shade.letter} ", tone), (fmt.milliseconds(ms), "text")]
+        line += [(f"{'  ' if index else ''}{shade.letter} ", shade.tone), (fmt.milliseconds(ms), "text")]
         line += [(_worst(counted, shade), "muted")]
     if not wide:
-        return line
-    return [*(begin or [("throttled ", "muted")]), *line, (" a step", "muted")]
+        return line, False
+    return [*(begin or [("throttled ", "muted")]), *line, (" a step", "muted")], bool(begin)
 
 
 def _worst(counted: Sequence[StepConditions], shade: Shade) -> str:

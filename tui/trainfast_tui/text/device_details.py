@@ -139,9 +139,8 @@ def _throttled(lately: DeviceConditions | None) -> list[Item]:
     for shade in SHADES:
         share = (lately.throttled_ms.get(shade.cause) or 0.0) / 60_000
         if share >= MIN_THROTTLED_SHARE:
-            tone: Tone = "error" if shade.cause in ("thermal", "brake") else "warning"
             text = f"{fmt.fraction(share)} of the last minute"
-            items.append(Item(f"{shade.letter} {shade.words}", text, tone, "100 % of the last minute"))
+            items.append(Item(f"{shade.letter} {shade.words}", text, shade.tone, "100 % of the last minute"))
     return items
 
 

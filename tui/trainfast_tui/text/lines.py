@@ -75,9 +75,17 @@ def scrolled(lines: list[Line], top: int, height: int) -> tuple[list[Line], int]
     if len(lines) <= height:
         return lines, 0
     room = max(0, height - 1)
-    top = max(0, min(top, len(lines) - room))
+    top = held_first(top, len(lines), room)
     words = f"more lines: {out_of_sight(top, len(lines) - top - room)}  ↑ ↓"
     return [*lines[top : top + room], [(words, "key")]], top
+
+
+def held_first(first: int, count: int, room: int) -> int:
+    """Return the first of `count` lines to show in `room`, as near to `first` as the lines allow.
+
+    Counted from the end, it is the number of lines below those in sight.
+    """
+    return max(0, min(first, count - room))
 
 
 def out_of_sight(above: int, below: int) -> str:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 from trainfast_runner.machine.interconnect import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, Topology, TopologyDevice
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_tui.text.format import ABSENT, plain, size
 from trainfast_tui.text.tables import pairs, table
 
-SILENT = "does not answer:"
-"""Marks a line that is a sentence with its cure and not a row of a table."""
+SectionKind = Literal["table", "text", "errors", "prose"]
+"""The first line of a table names its columns; errors and prose are sentences of any length."""
+
+
+class Section(NamedTuple):
+    """A part of the topology: its title and its lines."""
+
+    title: str
+    kind: SectionKind
+    lines: list[str]
 
 
 def matrix_lines(topology: Topology) -> list[str]:
@@ -36,9 +46,12 @@ def device_lines(topology: Topology) -> list[str]:
         ]
         for device in topology.devices
     ]
-    # A sentence with its cure is too long for a cell.
-    silent = [f"GPU{device.index} {SILENT} {device.error}" for device in topology.devices if device.error]
-    return [*table(["", "NAME", "MEMORY", "BUS", "PCIE", "NVLINKS"], rows, right=(2, 5), widest=48), *silent]
+    return table(["", "NAME", "MEMORY", "BUS", "PCIE", "NVLINKS"], rows, right=(2, 5), widest=48)
+
+
+def silent_lines(topology: Topology) -> list[str]:
+    """Return a sentence with its cure, too long for a table's cell, for each GPU that does not answer."""
+    return [f"GPU{device.index} does not answer: {device.error}" for device in topology.devices if device.error]
 
 
 def pcie_link(device: TopologyDevice | DeviceReading) -> str:
@@ -68,14 +81,17 @@ def peer_lines(topology: Topology) -> list[str]:
     ]
 
 
-def sections(topology: Topology) -> list[tuple[str, list[str]]]:
-    """Return titles with their lines; without a GPU only the consequences for training."""
+def sections(topology: Topology) -> list[Section]:
+    """Return the sections of a machine; without a GPU only the consequences for training."""
+    advice = Section("for training", "prose", link_advice(topology))
     if not topology.devices:
-        return [("for training", link_advice(topology))]
+        return [advice]
+    silent = silent_lines(topology)
     return [
-        ("links between GPUs", matrix_lines(topology)),
-        ("GPUs", device_lines(topology)),
-        *([("peer access", peer_lines(topology))] if len(topology.devices) > 1 else []),
-        ("legend", pairs(LEGEND.items())),
-        ("for training", link_advice(topology)),
+        Section("links between GPUs", "table", matrix_lines(topology)),
+        Section("GPUs", "table", device_lines(topology)),
+        *([Section("GPUs without an answer", "errors", silent)] if silent else []),
+        *([Section("peer access", "text", peer_lines(topology))] if len(topology.devices) > 1 else []),
+        Section("legend", "text", pairs(LEGEND.items())),
+        advice,
     ]

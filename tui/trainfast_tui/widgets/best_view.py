@@ -21,6 +21,7 @@ from trainfast_tui.text.lines import (
     LabelledText,
     Line,
     Piece,
+    held_first,
     labelled,
     labelled_lines,
     paragraph,
@@ -117,7 +118,7 @@ class BestView(PaintedWithNotice):
         if room < 2 or len(table) < 2:
             return []
         title, *rows = table
-        end = max(min(len(rows), room - 1), len(rows) - self._rows_below)
+        end = len(rows) - held_first(self._rows_below, len(rows), room - 1)
         return [title, *rows[max(0, end - room + 1) : end]]
 
 

@@ -113,11 +113,17 @@ def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu:
 
 
 def gpu_line(
-    device: DeviceReading, width: int, is_used: bool, lost_s: float | None, missing: Mapping[str, str]
+    device: DeviceReading,
+    width: int,
+    is_used: bool,
+    lost_s: float | None,
+    missing: Mapping[str, str],
+    *,
+    is_chosen: bool = False,
 ) -> Line:
     """Return the row of a GPU; `lost_s` is the time since its last answer, `missing` its tick's."""
     long_words = width >= LONG_WORDS_FROM
-    line: Line = [("▸" if is_used else " ", "primary"), (f"GPU {device.index} ", "title")]
+    line: Line = [("▸" if is_used else " ", "primary"), (f"GPU {device.index} ", "cursor" if is_chosen else "title")]
     if width >= GPU_NAMES_FROM:
         name = (device.name or "").removeprefix("NVIDIA ")
         line.append((fmt.to_width(fmt.plain(name), 18) + " ", "muted"))

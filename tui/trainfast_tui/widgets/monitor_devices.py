@@ -19,7 +19,7 @@ from trainfast_tui.text.device_details import (
     is_alarm,
     missing_item,
 )
-from trainfast_tui.text.lines import Line, Tone, labelled, line_length, paragraph
+from trainfast_tui.text.lines import Line, labelled, line_length, paragraph
 from trainfast_tui.text.shades import causes_of, severity_order, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
 
@@ -106,10 +106,13 @@ class MonitorDevices(Painted):
         if not tick.devices:
             return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
         lost_s = snapshot.lost_s()
-        heads = [
-            gpu_line(device, width, device.uuid in self._used_uuids, lost_s.get(device.index), tick.missing)
-            for device in tick.devices
-        ]
+
+        def head_of(index: int, *, is_chosen: bool = False) -> Line:
+            device = tick.devices[index]
+            is_used, since_s = device.uuid in self._used_uuids, lost_s.get(device.index)
+            return gpu_line(device, width, is_used, since_s, tick.missing, is_chosen=is_chosen)
+
+        heads = [head_of(index) for index in range(len(tick.devices))]
 
         def items_of(index: int) -> list[Item]:
             return self._items(tick.devices[index], before, seconds, tick, width)
@@ -122,9 +125,9 @@ class MonitorDevices(Painted):
         if sum(map(len, details)) > height - len(heads) - len(host):
             host, chosen = host[:1], min(self._chosen, len(heads) - 1)
             alarms = [alarm_items(device) if device.error is None else [] for device in tick.devices]
-            alarms[chosen] = items_of(chosen)
-            details = _most_telling(alarms, chosen, details[chosen], height - len(heads) - len(host), width)
-            heads[chosen][1] = heads[chosen][1][0], "cursor"
+            room = height - len(heads) - len(host)
+            details = _most_telling(alarms, chosen, items_of(chosen), details[chosen], room, width)
+            heads[chosen] = head_of(chosen, is_chosen=True)
         return [line for head, rows in zip(heads, details, strict=True) for line in (head, *rows)] + host
 
     def _items(self, device: DeviceReading, before: Tick | None, seconds: float, tick: Tick, width: int) -> list[Item]:
@@ -138,17 +141,16 @@ class MonitorDevices(Painted):
         return items if missing is None else [*items, missing]
 
 
-def _most_telling(items: list[list[Item]], chosen: int, whole: list[Line], room: int, width: int) -> list[list[Line]]:
-    """Return a line of alarms for each GPU, and for the chosen one the `whole` or its alarms first.
-
-    `items` are the alarms of each GPU, of the chosen one all items.
-    """
+def _most_telling(
+    alarms: list[list[Item]], chosen: int, chosen_items: list[Item], whole: list[Line], room: int, width: int
+) -> list[list[Line]]:
+    """Return a line of alarms for each GPU, and for the chosen one the `whole` or its alarms first."""
     rows: list[list[Line]] = []
-    for index, own in enumerate(items):
+    for index, own in enumerate(alarms):
         rows.append(flow(own, width, INDENT)[:1] if index != chosen and room > 0 else [])
         room -= len(rows[-1])
-    if len(whole) > room and items[chosen]:
-        whole = flow(sorted(items[chosen], key=is_alarm, reverse=True), width, INDENT)
+    if len(whole) > room and chosen_items:
+        whole = flow(sorted(chosen_items, key=is_alarm, reverse=True), width, INDENT)
     rows[chosen] = whole[: max(0, room)]
     return rows
 
@@ -177,8 +179,7 @@ def _throttled(tick: Tick, *, with_words: bool) -> Line:
     line: Line = []
     for shade in sorted(map(shade_of, by_cause), key=severity_order):
         which = ", ".join(map(str, by_cause[shade.cause]))
-        tone: Tone = "warning" if shade.cause in ("power", "sync_boost") else "error"
-        line.append((f"  {shade.letter} GPU {which}{f' {shade.words}' if with_words else ''}", tone))
+        line.append((f"  {shade.letter} GPU {which}{f' {shade.words}' if with_words else ''}", shade.tone))
     lost = ", ".join(str(device.index) for device in tick.devices if device.error is not None)
     return [*line, (f"  GPU {lost} {'does not answer' if with_words else 'lost'}", "error")] if lost else line
 

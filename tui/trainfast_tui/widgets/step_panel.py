@@ -95,7 +95,7 @@ def _speed_line(figures: Figures, width: int) -> Line:
 def _steadiness_pieces(run: RunSnapshot, width: int) -> Line:
     """Return the steadiness of the step time, for runs without a line about the devices."""
     mark = steadiness(run) if width >= LONG_WORDS_FROM else None
-    return [("   ", "text"), mark] if mark is not None else []
+    return [("   ", "text"), (mark.words, mark.tone)] if mark is not None else []
 
 
 def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:

@@ -10,7 +10,7 @@ from trainfast_runner.machine.processes.identity import Identity, identify, send
 from trainfast_runner.machine.processes.listing import owner_uid, user_name
 
 
-def refuse(identity: Identity) -> None:
+def check_endable(identity: Identity) -> None:
     """Raise UserError if this process must not be signalled: another user's, this program, or a later one with its
     pid."""
     pid = identity.pid
@@ -30,9 +30,9 @@ def refuse(identity: Identity) -> None:
         raise UserError(f"process {pid} belongs to {user_name(uid)}, not to you: ask them to end it", key="pid")
 
 
-def end(identity: Identity, *, kill: bool = False) -> str:
-    """Send SIGTERM, or SIGKILL with `kill`; returns a sentence about it. Raises UserError when `refuse` does."""
-    refuse(identity)
+def end_process(identity: Identity, *, kill: bool = False) -> str:
+    """Send SIGTERM, or SIGKILL with `kill`; returns a sentence about it. Raises UserError when `check_endable` does."""
+    check_endable(identity)
     signum = signal.SIGKILL if kill else signal.SIGTERM
     if not send(identity, signum):
         raise UserError(f"process {identity.pid} could not be signalled: it has ended meanwhile", key="pid")

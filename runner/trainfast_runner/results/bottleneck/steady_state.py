@@ -60,8 +60,13 @@ def steady_state(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[in
 
 def drift_words(temperature_slope_c_per_min: float | None) -> str:
     """Words for a drifting run: cooling down after harder work of the GPU, else warming up."""
+    return "still cooling down" if is_cooling_down(temperature_slope_c_per_min) else "still warming up"
+
+
+def is_cooling_down(temperature_slope_c_per_min: float | None) -> bool:
+    """True if a drifting run cools down after harder work of the GPU."""
     slope = temperature_slope_c_per_min
-    return "still cooling down" if slope is not None and slope <= -COOLING_C_PER_MIN else "still warming up"
+    return slope is not None and slope <= -COOLING_C_PER_MIN
 
 
 def _as_result(from_step: int | None, warming: bool, drift: float | None, slope: float | None) -> SteadyState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -14,7 +15,9 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 
 ORDERS_FILE = "orders.jsonl"
-SKIP, PIN, UNPIN = "skip", "pin", "unpin"
+SKIP: Final = "skip"
+PIN: Final = "pin"
+UNPIN: Final = "unpin"
 
 
 class KnobOrder(msgspec.Struct, frozen=True, kw_only=True):
