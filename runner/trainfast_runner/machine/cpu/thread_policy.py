@@ -15,7 +15,7 @@ from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_runner.worker.threads import DEFAULT, PASSIVE, WAIT_SETTINGS, wait_policy
 
 OBSERVED_S = 1.0
-"""Seconds for which the cores are observed before a launch."""
+"""Seconds of watching the cores before a launch."""
 IDLE_CORES = 0.05
 """Chosen, not measured: others that take less than this of one core leave the machine idle."""
 UNUSED = "unused"

@@ -148,7 +148,7 @@ def _host(window: MeasuredWindow) -> Figures:
     swaps = [host.swap_used_bytes for host in hosts if host.swap_used_bytes is not None]
     grown = swaps[-1] - swaps[0] if swaps else None
     lost_ms, working_ms = None, window.working_ms
-    # Where no core was free, the training would have had what others took of all cores.
+    # With all cores busy, the training lost the share of the cores that others took.
     if busy is not None and busy >= ALL_CORES_BUSY_PERCENT and others_percent is not None and working_ms is not None:
         lost_ms = others_percent / 100 * working_ms
     return {

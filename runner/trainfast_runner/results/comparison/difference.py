@@ -225,7 +225,7 @@ def _row(
 ) -> ComparisonRow:
     """The row of a figure, whose difference counts above `noise` (a share, None: never) and above `least` of the unit.
 
-    `more_is_better` is None for a figure of which neither is better.
+    `more_is_better` is None for a figure that is neither better high nor low.
     """
     if a is None or b is None:
         return ComparisonRow(label, unit, a, b, None, None, UNKNOWN)
