@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from plans import PLAN
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.search_directories import PAUSE_FILE, conducted_search_of, conductor_lock
+from trainfast_runner.records.search_directories import JOURNAL_FILE, PAUSE_FILE, conducted_search_of, conductor_lock
 from trainfast_runner.running import launch, run_state
 
 
@@ -96,3 +97,28 @@ def test_a_wait_for_a_search_goes_on_between_its_processes_until_it_ends_or_paus
 
         launch.wait_for_devices(PLAN, home, on_wait)
     assert looks == 6
+
+
+def test_a_wait_that_begins_between_two_processes_of_a_search_waits_for_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    search = home.search_directory("20261121-070000-tiny-llama-5ea2")
+    search.mkdir(parents=True)
+    (search / JOURNAL_FILE).touch()
+    ended = started(home, "probe", search_id=search.name)
+    (ended / "result.json").write_text("{}")
+    monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
+    waited: list[str] = []
+    with ExitStack() as conductor:
+        assert conductor.enter_context(conductor_lock(search))
+
+        def on_wait(run: RunFile, seconds: float) -> None:
+            waited.append(run.run_id)
+            if len(waited) == 3:
+                conductor.close()
+
+        launch.wait_for_devices(replace(PLAN, search_id="another"), home, on_wait)
+        assert not waited, "searches that have begun do not wait for each other's gaps"
+        launch.wait_for_devices(PLAN, home, on_wait)
+    assert waited == [ended.name] * 3

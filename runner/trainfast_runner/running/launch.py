@@ -35,7 +35,7 @@ from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_directory import RUN_FILE, is_unfinished, read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import EVENTS_FILE
-from trainfast_runner.records.search_directories import conducted_search_of, may_start_a_run
+from trainfast_runner.records.search_directories import conducted_search_of, may_start_a_run, search_directories
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.run_state import live_runs
@@ -110,10 +110,11 @@ def _write_run_file(run: RunFile, directory: Path) -> None:
 
 def busy_with(plan: RunPlan, home: Home) -> RunFile | None:
     """A live run of this home on one of the plan's devices; the CPU is one device."""
-    for run in live_runs(home):
-        if run.device == plan.device and (plan.device == "cpu" or set(run.device_uuids) & set(plan.device_uuids)):
-            return run
-    return None
+    return next((run for run in live_runs(home) if _shares_a_device(run, plan)), None)
+
+
+def _shares_a_device(run: RunFile, plan: RunPlan) -> bool:
+    return run.device == plan.device and (plan.device == "cpu" or bool(set(run.device_uuids) & set(plan.device_uuids)))
 
 
 def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, float], None]) -> None:
@@ -122,12 +123,28 @@ def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, floa
     A run of a search counts until the search ends or is paused: the search starts one process after another.
     """
     began = time.monotonic()
-    while (run := busy_with(plan, home)) is not None:
+    while (run := busy_with(plan, home) or _newest_run_of_live_search(plan, home)) is not None:
         search = conducted_search_of(home, run)
         # Poll only this run until it has ended: there may be thousands.
         while is_unfinished(home.directory(run.run_id)) or (search is not None and may_start_a_run(search)):
             on_wait(run, time.monotonic() - began)
             time.sleep(0.5)
+
+
+def _newest_run_of_live_search(plan: RunPlan, home: Home) -> RunFile | None:
+    """The newest run of a search that is between two processes on one of the plan's devices.
+
+    None for the plan of a search: two searches would wait for each other.
+    """
+    if plan.search_id is not None:
+        return None
+    live = {directory.name for directory in search_directories(home) if may_start_a_run(directory)}
+    if not live:
+        return None
+    runs = (read_run_file(home.directory(run_id)) for run_id in reversed(home.run_ids()))
+    return next(
+        (run for run in runs if run is not None and run.search_id in live and _shares_a_device(run, plan)), None
+    )
 
 
 def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bool) -> RunFile:
