@@ -12,11 +12,12 @@ import pytest
 
 from cli.command import SMALL, Cli, until, until_measured
 from plans import PLAN
+from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock
 from trainfast_tui.cli import waits
-from trainfast_tui.cli.stop import search_notice
+from trainfast_tui.cli.stop import directory_to_stop, search_notice
 
 RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6", "--json"]
 
@@ -96,3 +97,19 @@ def test_a_run_of_a_search_is_waited_for_and_stopped_by_the_name_of_the_search(
     words = f"{run_id} belongs to search {search.name}, which ends with it; the same search command continues it"
     assert notice == (words if is_search else None)
     assert search_notice(directory) is None, "its conductor is gone"
+
+
+def test_stop_last_is_the_live_process_of_a_search_which_no_list_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
+    home = Home(tmp_path)
+    _, listed = home.new_run("listed")
+    _, probe = home.new_run("probe")
+    clock = ClockAnchor(monotonic_ns=0, wall_ns=0)
+    for directory, role in ((listed, None), (probe, "probe")):
+        run = RunFile(run_id=directory.name, preset="tiny-llama", role=role, clock=clock)
+        (directory / "run.json").write_bytes(msgspec.json.encode(run))
+    with shared_lock(probe):
+        assert directory_to_stop("last") == probe
+    assert directory_to_stop("last") == listed

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_directory import is_unfinished, read_run_file
 from trainfast_runner.records.search_directories import conducted_search_of, has_journal
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
-from trainfast_tui.cli.arguments import add_run, directory_of
+from trainfast_tui.cli.arguments import add_run
 from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import caught_signals, stop
 from trainfast_tui.cli.output import print_json, print_line, print_notice
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Stop the run and wait; return 0 once all its processes have ended."""
-    directory = directory_of(arguments)
+    directory = directory_to_stop(arguments.reference)
     result = result_or_none_while_live(directory)
     if result is not None:
         raise UserError(f"{directory.name} is not running: it is {result.state}", key=directory.name)
@@ -46,6 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_line(headline(result))
     return 0
+
+
+def directory_to_stop(reference: str) -> Path:
+    """Return the directory of RUN; `last` is also a live process of a search, which no list shows. Raises UserError."""
+    home = Home()
+    newest = home.newest_run_ids(1)
+    if reference == "last" and newest and is_unfinished(home.directory(newest[0])):
+        return home.directory(newest[0])
+    return home.directory(home.find(reference))
 
 
 def search_notice(directory: Path) -> str | None:
