@@ -31,7 +31,7 @@ from trainfast_runner.search.journal.lines import CoolingDown
 from trainfast_tui.cli import journal_printer, progress
 from trainfast_tui.cli.batch_printer import BatchPrinter
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.text.batch_answer import without_answer
+from trainfast_tui.text.search.batch_answer import without_answer
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),

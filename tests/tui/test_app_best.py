@@ -30,7 +30,7 @@ from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.person_orders import read_orders
 from trainfast_runner.search.journal.best import ColdRun, Ordered, Trial
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Waiting
-from trainfast_tui.text.best_state import chance_words
+from trainfast_tui.text.search.best_state import chance_words
 
 
 def knob(app: StillApp, name: str) -> object:

@@ -33,9 +33,9 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.best_control import BestControl, BestOptions
 from trainfast_tui.control.messages import BestPlanned, SearchStarted, SnapshotTaken
-from trainfast_tui.text.best_question import BY_KEYS, question_lines, varied_line
 from trainfast_tui.text.lines import Piece
-from trainfast_tui.text.search_kind import SearchKind
+from trainfast_tui.text.search.best_question import BY_KEYS, question_lines, varied_line
+from trainfast_tui.text.search.kind import SearchKind
 
 PLAN = "candidates 12, 11 of them can run here"
 Started = tuple[RunSpec, BestRequest, bool]

@@ -38,7 +38,7 @@ from trainfast_tui.terminal import frame_output, themes
 from trainfast_tui.terminal.pacing import Pacer
 from trainfast_tui.terminal.textual_app import TerminalApp
 from trainfast_tui.text.keys import ACTIONS, Shown, bindings
-from trainfast_tui.text.search_kind import SearchKind
+from trainfast_tui.text.search.kind import SearchKind
 
 
 class TrainfastApp(TerminalApp):

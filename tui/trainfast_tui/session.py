@@ -39,7 +39,7 @@ from trainfast_tui.control.searches import Searches
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.sources import next_run_from_preset, repeat_run
-from trainfast_tui.text.search_kind import SearchKind
+from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine

@@ -13,7 +13,7 @@ from trainfast_runner.search.best.choose.state import state_of_best_journal
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.journal.best import BestEnded, BestLine, read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal
-from trainfast_tui.text.best_answer import answer_lines
+from trainfast_tui.text.search.best_answer import answer_lines
 
 from .synthetic import asking, confirmed, trial, visited
 

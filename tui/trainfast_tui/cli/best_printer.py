@@ -20,10 +20,10 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.text.best_figures import knob_words, objective_words
-from trainfast_tui.text.best_question import question_lines
-from trainfast_tui.text.best_state import best_words, chance_words, doing_words, order_words
 from trainfast_tui.text.format import duration, plain, size, with_sizes
+from trainfast_tui.text.search.best_figures import knob_words, objective_words
+from trainfast_tui.text.search.best_question import question_lines
+from trainfast_tui.text.search.best_state import best_words, chance_words, doing_words, order_words
 
 
 class BestPrinter(JournalPrinter[BestLine]):

@@ -32,10 +32,10 @@ from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.cli.output_file import refuse_unwritable, write_output
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.waits import await_devices
-from trainfast_tui.text.best_answer import answer_lines
-from trainfast_tui.text.best_figures import measurements
-from trainfast_tui.text.best_question import estimate_lines, question_lines
 from trainfast_tui.text.format import plain
+from trainfast_tui.text.search.best_answer import answer_lines
+from trainfast_tui.text.search.best_figures import measurements
+from trainfast_tui.text.search.best_question import estimate_lines, question_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,8 +31,8 @@ from trainfast_tui.cli.journal_printer import print_earlier_search
 from trainfast_tui.cli.output import print_json, print_lines, print_notice
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.waits import await_devices
-from trainfast_tui.text.batch_answer import batch_answer_rows, without_answer
 from trainfast_tui.text.format import plain
+from trainfast_tui.text.search.batch_answer import batch_answer_rows, without_answer
 from trainfast_tui.text.tables import pairs
 
 

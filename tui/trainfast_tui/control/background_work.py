@@ -12,7 +12,7 @@ from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.predictor import Predictor
 from trainfast_tui.control.shared_tracer import SharedTracer
 from trainfast_tui.control.situation_gatherer import SituationGatherer
-from trainfast_tui.text.search_kind import SearchKind
+from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine

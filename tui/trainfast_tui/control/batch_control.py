@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainfast_tui.control.search_control import SearchControl
-from trainfast_tui.text.search_kind import SearchKind
+from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
@@ -17,6 +17,6 @@ class BatchControl(SearchControl["BatchSnapshot"]):
     KIND = SearchKind.BATCH
 
     def _describe(self, search: BatchSnapshot) -> str:
-        from trainfast_tui.text.batch_state import batch_search_words
+        from trainfast_tui.text.search.batch_state import batch_search_words
 
         return batch_search_words(search)

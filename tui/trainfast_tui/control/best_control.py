@@ -14,7 +14,7 @@ from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import BestPlanned, Post
 from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.text.lines import Piece
-from trainfast_tui.text.search_kind import SearchKind
+from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
@@ -51,7 +51,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         self._options = options
 
     def _describe(self, search: BestSnapshot) -> str:
-        from trainfast_tui.text.best_state import best_search_words
+        from trainfast_tui.text.search.best_state import best_search_words
 
         return best_search_words(search)
 
@@ -81,8 +81,8 @@ class BestControl(SearchControl["BestSnapshot"]):
         from trainfast_runner.search.best.question.request import BestRequest
         from trainfast_runner.search.best.question.spec_question import plan_spec_best
         from trainfast_runner.search.options import SearchOptions
-        from trainfast_tui.text.best_question import BY_KEYS, estimate_lines, left_alone_lines, varied_line
         from trainfast_tui.text.format import plain
+        from trainfast_tui.text.search.best_question import BY_KEYS, estimate_lines, left_alone_lines, varied_line
 
         search_options = SearchOptions(fresh=options.is_fresh)
         plan = plan_spec_best(spec, options.request or BestRequest(), search_options, self._python)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trainfast_tui.text.lines import Piece
-from trainfast_tui.text.search_kind import SearchKind
+from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError

@@ -15,7 +15,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import Notified, Post, SearchEnded, SearchRefused, SearchStarted
 from trainfast_tui.live.snapshot import SearchSnapshot
-from trainfast_tui.text.search_kind import SearchKind
+from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.question.request import BestRequest

@@ -15,7 +15,7 @@ from trainfast_runner.records.home import Home
 from trainfast_tui.live.followed import FollowedRun, FollowedSearch, open_batch_journal, open_best_journal
 from trainfast_tui.live.new_runs import NewRuns
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.text.search_kind import SearchKind
+from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow

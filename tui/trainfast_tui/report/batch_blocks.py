@@ -19,8 +19,8 @@ from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, changes_grid, run_sections
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
-from trainfast_tui.text.batch_answer import batch_answer_rows
 from trainfast_tui.text.format import count, duration, milliseconds, number, processes, size, with_sizes
+from trainfast_tui.text.search.batch_answer import batch_answer_rows
 
 POINT_KINDS = {
     "fits": PointKind("fits", "dot", "success"),

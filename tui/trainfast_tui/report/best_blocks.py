@@ -20,8 +20,6 @@ from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.pareto_blocks import pareto_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
-from trainfast_tui.text.best_answer import EFFECT_HEADER, best_answer_rows, count_rows, effect_rows
-from trainfast_tui.text.best_figures import gain_words, knob_words, objective_of
 from trainfast_tui.text.comparison import setting_text
 from trainfast_tui.text.format import (
     ABSENT,
@@ -35,6 +33,8 @@ from trainfast_tui.text.format import (
     size,
     with_sizes,
 )
+from trainfast_tui.text.search.best_answer import EFFECT_HEADER, best_answer_rows, count_rows, effect_rows
+from trainfast_tui.text.search.best_figures import gain_words, knob_words, objective_of
 
 NO_EXPORT = "No run of the best setting is on the disk: its settings are not exported."
 

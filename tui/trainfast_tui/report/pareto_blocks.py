@@ -8,8 +8,8 @@ from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal.best import BestAnswer
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
-from trainfast_tui.text.best_figures import knob_words
 from trainfast_tui.text.format import count, number, size
+from trainfast_tui.text.search.best_figures import knob_words
 
 BEST = PointKind("best", "square", "success")
 BASELINE = PointKind("baseline", "triangle", "secondary")

@@ -16,8 +16,8 @@ from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.same_settings import has_same_settings
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
-from trainfast_tui.text.batch_question import batch_question_rows, limit_notice
-from trainfast_tui.text.search_kind import SearchKind
+from trainfast_tui.text.search.batch_question import batch_question_rows, limit_notice
+from trainfast_tui.text.search.kind import SearchKind
 from trainfast_tui.widgets.batch_search_view import BatchSearchView
 
 

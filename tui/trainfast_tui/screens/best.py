@@ -24,13 +24,13 @@ from trainfast_tui.screens.base import SessionMessage
 from trainfast_tui.screens.order_choices import Orders, pin_orders, skip_orders
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
-from trainfast_tui.text.batch_question import ENTER_STARTS
-from trainfast_tui.text.best_question import ABOUT, ABOUT_SCRIPT
-from trainfast_tui.text.best_state import settings_of
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY
 from trainfast_tui.text.lines import LabelledText
-from trainfast_tui.text.search_kind import SearchKind
+from trainfast_tui.text.search.batch_question import ENTER_STARTS
+from trainfast_tui.text.search.best_question import ABOUT, ABOUT_SCRIPT
+from trainfast_tui.text.search.best_state import settings_of
+from trainfast_tui.text.search.kind import SearchKind
 from trainfast_tui.widgets.best_question_dialogs import QuestionDialogs, best_question_rows, request_of
 from trainfast_tui.widgets.best_view import BestView
 from trainfast_tui.widgets.open_dialog import ask_choice

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainfast_runner.search.best.person_orders import PIN, SKIP, UNPIN, give_order, skip_candidate
 from trainfast_tui.control.best_orders import ValueOrder, open_values, orders_in_force
-from trainfast_tui.text.best_state import setting_words
+from trainfast_tui.text.search.best_state import setting_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot

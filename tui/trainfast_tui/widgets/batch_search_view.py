@@ -8,8 +8,6 @@ from trainfast_runner.search.journal.batch import Probe
 from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.batch_answer import Offer, offers
-from trainfast_tui.text.batch_state import batch_search_words, expected_s
 from trainfast_tui.text.lines import (
     LabelledText,
     Line,
@@ -24,6 +22,8 @@ from trainfast_tui.text.lines import (
     scrolled,
     wrap,
 )
+from trainfast_tui.text.search.batch_answer import Offer, offers
+from trainfast_tui.text.search.batch_state import batch_search_words, expected_s
 from trainfast_tui.text.state_signs import search_sign
 from trainfast_tui.widgets.batch_lines import PROBE_OUTCOMES, table_lines
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice

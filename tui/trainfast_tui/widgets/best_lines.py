@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_answer import precision_words
-from trainfast_tui.text.best_figures import count_words, figure_words, gain_words, unit_of
-from trainfast_tui.text.best_state import setting_words
 from trainfast_tui.text.lines import Line, Piece, Tone, labelled
+from trainfast_tui.text.search.best_answer import precision_words
+from trainfast_tui.text.search.best_figures import count_words, figure_words, gain_words, unit_of
+from trainfast_tui.text.search.best_state import setting_words
 from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_figures import OBJECTIVES
+from trainfast_tui.text.search.best_figures import OBJECTIVES
 from trainfast_tui.widgets.open_dialog import ask_choice, ask_text
 
 if TYPE_CHECKING:

@@ -8,15 +8,6 @@ from typing import TYPE_CHECKING
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
 from trainfast_tui.control.best_orders import orders_in_force
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_figures import measurements, objective_of
-from trainfast_tui.text.best_question import BY_KEYS, question_lines
-from trainfast_tui.text.best_state import (
-    best_search_words,
-    best_words,
-    chance_words,
-    order_words,
-    setting_words,
-)
 from trainfast_tui.text.lines import (
     LabelledText,
     Line,
@@ -27,6 +18,15 @@ from trainfast_tui.text.lines import (
     paragraph,
     rule,
     scrolled,
+)
+from trainfast_tui.text.search.best_figures import measurements, objective_of
+from trainfast_tui.text.search.best_question import BY_KEYS, question_lines
+from trainfast_tui.text.search.best_state import (
+    best_search_words,
+    best_words,
+    chance_words,
+    order_words,
+    setting_words,
 )
 from trainfast_tui.text.state_signs import search_sign
 from trainfast_tui.widgets.best_lines import effect_lines, footnote_lines, trial_lines, waiting_line

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_figures import (
+from trainfast_tui.text.search.best_figures import (
     budget_words,
     count_words,
     gain_words,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_figures import budget_words, gain_words, knob_words, noise_words, objective_words
+from trainfast_tui.text.search.best_figures import budget_words, gain_words, knob_words, noise_words, objective_words
 from trainfast_tui.text.starting import wait_words
 
 if TYPE_CHECKING:

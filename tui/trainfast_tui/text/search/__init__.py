@@ -1,0 +1,1 @@
+"""The words of the two searches, shared by screens, commands and reports: the question, the state, the answer."""
