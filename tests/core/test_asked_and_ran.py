@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.run_lines import WorkerLine
+from trainfast_runner.records.worker_lines import ActualLine, WorkerLine
 from trainfast_runner.results.asked_and_ran import first_difference
 
 
@@ -29,7 +29,7 @@ def asked(world_size: int, **knobs: Any) -> RunFile:
 
 
 def ran(**fields: Any) -> dict[int, list[WorkerLine]]:
-    return {0: [WorkerLine(t_ns=1, kind="actual", **fields)]}
+    return {0: [ActualLine(t_ns=1, **fields)]}
 
 
 @pytest.mark.parametrize(

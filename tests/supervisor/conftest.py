@@ -22,7 +22,7 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, read_result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.run_lines import Event, WorkerLine
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running import supervisor
 from trainfast_runner.running.run_processes import running_ranks
 from trainfast_runner.running.run_state import run_state
@@ -110,10 +110,11 @@ class Run:
         """The events of that kind so far."""
         return [event for event in read_all(self.directory / "events.jsonl", Event)[0] if event.kind == kind]
 
-    def worker(self, kind: str, rank: int = 0) -> list[WorkerLine]:
-        """The worker lines of that kind so far."""
+    def worker(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+        """The worker lines of that kind so far, which may be one of the test's own."""
         name = "worker.jsonl" if rank == 0 else f"worker.rank{rank}.jsonl"
-        return [line for line in read_all(self.directory / name, WorkerLine)[0] if line.kind == kind]
+        lines, _ = read_all(self.directory / name, dict[str, Any])
+        return [line for line in lines if line["kind"] == kind]
 
     def in_training(self) -> None:
         """Wait until the supervisor says that the run is running."""
@@ -127,7 +128,7 @@ class Run:
 
     def pids(self) -> list[int]:
         """Every rank that ever said it started."""
-        return [line.pid for rank in range(8) for line in self.worker("started", rank) if line.pid is not None]
+        return [line["pid"] for rank in range(8) for line in self.worker("started", rank)]
 
     def clean_up(self) -> None:
         """Leave no process behind, whatever the test did."""

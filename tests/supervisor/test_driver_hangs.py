@@ -45,6 +45,6 @@ def test_the_result_comes_while_a_call_hangs(run: Run, tmp_path: Path, hanging: 
     seen = read_ticks(telemetry)[0]
     assert all(tick.host.memory_used_bytes is not None for tick in seen)
     # The training's own end, and the sampler's: not the ten minutes of the call, nor the patience for it.
-    finished_ns = run.worker("finished")[0].t_ns
+    finished_ns = run.worker("finished")[0]["t_ns"]
     ended_ns = run.events("state")[-1].t_ns
     assert (ended_ns - finished_ns) / 1e9 < NEVER_S / 2

@@ -60,7 +60,7 @@ def test_a_rank_of_torchrun_is_killed(run: Run, ended_clean: Callable[[Run], Non
         path = run.directory / name
         until(lambda path=path: path.exists() and path.read_bytes().count(b"\n") > 4, f"five lines in {name}")
     run.in_training()
-    lost = run.worker("started", 1)[0].pid
+    lost = run.worker("started", 1)[0]["pid"]
     assert lost is not None
     os.kill(lost, signal.SIGKILL)
     result = run.end()

@@ -14,8 +14,8 @@ from cli.command import until
 from trainfast_runner.machine.processes.family import UnkillableProcess
 from trainfast_runner.records.run_directory import is_unfinished
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
+from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.running.supervisor import SupervisorBounds
 from trainfast_runner.running.training_end import did_not_end
 
@@ -80,7 +80,7 @@ def test_a_run_whose_ranks_finished_stays_finished_when_a_data_process_cannot_be
         + ("signal.signal(signal.SIGTERM, lambda *_: None)\nos.waitpid(pid, 0)" if waits else ""),
         GIVEN_UP_SOON,
     )
-    pid = int(until(lambda: run.worker("data"), "the data process")[0].detail or 0)
+    pid = int(until(lambda: run.worker("data"), "the data process")[0]["detail"])
     with held_in_the_kernel(pid):
         (run.directory / "go").touch()
         if waits:
@@ -105,7 +105,7 @@ def test_the_reason_names_pid_state_and_gpu() -> None:
     )
     records = RunRecords(
         run=run,
-        worker_lines={rank: [WorkerLine(t_ns=1, kind="started", pid=100 + rank)] for rank in range(2)},
+        worker_lines={rank: [StartedLine(t_ns=1, pid=100 + rank)] for rank in range(2)},
         device_samples={"GPU-b": [(1, DeviceSample(uuid="GPU-b", index=3))]},
     )
     stuck = [

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.records.worker_lines import ActualLine, WorkerLine
 from trainfast_runner.results.verdict import Evidence, Verdict, judge, one_line
 
 RUN = RunFile(run_id="r", preset="p", world_size=2, clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
@@ -35,11 +36,12 @@ Root Cause (first observed failure):
 def life(*kinds: str, t_ns: int = 10, **last: object) -> list[WorkerLine]:
     """A rank's lines: started, in training, then one of each kind, the last with more fields."""
     lines = [
-        WorkerLine(t_ns=1, kind="started"),
-        WorkerLine(t_ns=2, kind="phase", phase="train"),
-        *(WorkerLine(t_ns=t_ns, kind=kind) for kind in kinds[:-1]),
+        {"t_ns": 1, "kind": "started"},
+        {"t_ns": 2, "kind": "phase", "phase": "train"},
+        *({"t_ns": t_ns, "kind": kind} for kind in kinds[:-1]),
+        *({"t_ns": t_ns, "kind": kind, **last} for kind in kinds[-1:]),
     ]
-    return lines + [WorkerLine(t_ns=t_ns, kind=kind, **last) for kind in kinds[-1:]]  # type: ignore[arg-type]
+    return [msgspec.convert(line, WorkerLine) for line in lines]
 
 
 PEER_LOST = {"type": "RuntimeError", "message": "[gloo/transport/tcp/pair.cc:598] Connection closed by peer"}
@@ -166,7 +168,7 @@ def test_what_ran_is_not_what_was_asked(field: str, asked: dict[str, str], ran: 
     run = RunFile(run_id="r", preset="p", world_size=2, knobs=asked, clock=RUN.clock)
     honest = {0: life("actual", "finished"), 1: life("actual", "finished")}
     assert judge(Evidence(run=run, exit_code=0, worker=honest)).state == "finished"
-    actual = WorkerLine(t_ns=5, kind="actual", **ran)  # type: ignore[arg-type]
+    actual = ActualLine(t_ns=5, **ran)  # type: ignore[arg-type]
     verdict = judge(Evidence(run=run, exit_code=0, worker={0: honest[0], 1: [*life("finished"), actual]}))
     assert verdict.state == "failed"
     assert verdict.reason.startswith(field)

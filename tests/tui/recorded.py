@@ -23,8 +23,16 @@ from trainfast_runner.records.result import (
     Throughput,
 )
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.run_lines import Actual, Event, Step, WorkerLine
+from trainfast_runner.records.run_lines import Actual, Event, Step
 from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick
+from trainfast_runner.records.worker_lines import (
+    ActualLine,
+    DataLine,
+    ExceptionLine,
+    PhaseLine,
+    StartedLine,
+    WorkerLine,
+)
 from trainfast_runner.settings.knobs import defaults
 
 S = 1_000_000_000
@@ -221,26 +229,24 @@ def a_run(
     (directory / "alive.lock").touch(mode=0o600)
     all_steps = [a_step(number, step_ms=step_ms, batch=batch) for number in range(1, steps + 1)]
     write_lines(directory / "steps.jsonl", all_steps)
-    lines = [
-        WorkerLine(t_ns=START_NS + S, kind="started", rank=0, world_size=1, pid=1, start_ticks=1),
-        WorkerLine(t_ns=START_NS + 2 * S, kind="phase", phase="data", detail="opening text data"),
-        WorkerLine(t_ns=START_NS + 3 * S, kind="data", synthetic=synthetic, source="text"),
-        WorkerLine(t_ns=START_NS + 4 * S, kind="phase", phase="model", detail=""),
-        WorkerLine(
+    lines: list[WorkerLine] = [
+        StartedLine(t_ns=START_NS + S, rank=0, pid=1, start_ticks=1),
+        PhaseLine(t_ns=START_NS + 2 * S, phase="data", detail="opening text data"),
+        DataLine(t_ns=START_NS + 3 * S, synthetic=synthetic, source="text"),
+        PhaseLine(t_ns=START_NS + 4 * S, phase="model", detail=""),
+        ActualLine(
             t_ns=START_NS + 7 * S,
-            kind="actual",
             wrapper="none",
             compute_dtype="float32",
             device="cuda" if gpus else "cpu",
             world_size=1,
         ),
-        WorkerLine(t_ns=START_NS + 8 * S, kind="phase", phase="train", detail=""),
+        PhaseLine(t_ns=START_NS + 8 * S, phase="train", detail=""),
     ]
     if error is not None:
         lines.append(
-            WorkerLine(
+            ExceptionLine(
                 t_ns=START_NS + 9 * S,
-                kind="exception",
                 rank=error.rank,
                 phase=error.phase,
                 step=steps + 1,

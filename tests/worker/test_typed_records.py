@@ -5,26 +5,28 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from trainfast_runner.records.run_lines import Step, WorkerLine
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.warm_process import ProbeLine, TrialLine, WarmLine
+from trainfast_runner.records.worker_lines import WorkerLine
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.worker_log import WorkerLog
 
 WORKER = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "worker"
 UNREAD = {
-    "started": {"local_rank"},
+    "started": {"local_rank", "world_size"},
     "data": {"data_kind", "samples", "tokens"},
     "actual": {"model_type"},
     "signal": {"signal"},
     "finished": {"steps", "seconds", "scaler"},
 }
 """Fields that stand in the file for a person."""
-TYPES: dict[str, type[msgspec.Struct]] = {"probe": ProbeLine, "trial": TrialLine, "ready": WarmLine}
+WARM: dict[str, type[msgspec.Struct]] = {"probe": ProbeLine, "trial": TrialLine, "ready": WarmLine}
 """The types of the lines that warm processes alone write."""
+TYPES = WARM | {line_type.__struct_config__.tag: line_type for line_type in get_args(WorkerLine)}
 
 
 def kinds_written() -> dict[str, set[str]]:
@@ -42,9 +44,9 @@ def kinds_written() -> dict[str, set[str]]:
 
 def test_every_field_that_the_worker_names_is_typed_or_known_to_be_unread() -> None:
     kinds = kinds_written()
-    assert {"started", "phase", "data", "cpu", "actual", "exception", "invalid", "finished", *TYPES} <= set(kinds)
+    assert {"started", "phase", "data", "cpu", "actual", "exception", "invalid", "finished", *WARM} <= set(kinds)
     for kind, fields in kinds.items():
-        typed = set(TYPES.get(kind, WorkerLine).__struct_encode_fields__)
+        typed = set(TYPES[kind].__struct_encode_fields__)
         assert fields - typed <= UNREAD.get(kind, set()), f"{kind}: {fields - typed}"
 
 
@@ -60,9 +62,9 @@ def test_what_workers_wrote_is_decoded_field_by_field(train: Callable[..., Any],
     log.write("overflow", step=3, scale=1024.0)
     lines += (tmp_path / "worker.jsonl").read_bytes().splitlines()
     for line in lines:
-        assert_same(line, WorkerLine)
+        assert_same(line, TYPES[msgspec.json.decode(line)["kind"]])
     wrote = {msgspec.json.decode(line)["kind"] for line in lines}
-    assert wrote == set(kinds_written()) - {*TYPES}, "warm processes are tested in test_probing and test_trials"
+    assert wrote == set(kinds_written()) - {*WARM}, "warm processes are tested in test_probing and test_trials"
     steps = (run.folder / "steps.jsonl").read_bytes().splitlines()
     assert len(steps) == len(run.losses()) > 0
     for line in steps:

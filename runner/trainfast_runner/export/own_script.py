@@ -16,9 +16,9 @@ from trainfast_runner.export.training_block import FILE, block_text
 from trainfast_runner.export.written import Written, comment_lines
 from trainfast_runner.records.discovered import FRAMEWORKS
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
+from trainfast_runner.records.worker_lines import ScriptLine
 from trainfast_runner.results.script_figures import script_line
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -41,10 +41,10 @@ def own_script(run: RunFile, asked: ScriptAsked, directory: Path, to: str) -> Wr
     if to not in FORMS:
         message = f"{run.run_id} ran a script of your own: {REASONS[to]}"
         raise UserError(message, key="--to", allowed=FORMS)
-    return FORMS[to](run, asked, script_line(worker_lines(directory)) or WorkerLine(t_ns=0, kind="script"))
+    return FORMS[to](run, asked, script_line(worker_lines(directory)) or ScriptLine(t_ns=0))
 
 
-def _command(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
+def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Written:
     """The command that ran, with the variables that its framework reads and the flags that its Trainer takes."""
     unflagged, framework = _without_flag(run, asked), line.framework or ""
     text = shlex.join(asked.command)
@@ -83,7 +83,7 @@ def _same_run(run: RunFile, asked: ScriptAsked) -> str:
     return shlex.join(["trainfast-tui", "run", *options, *_options(asked), "--", *asked.command])
 
 
-def _preset(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
+def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Written:
     """A preset of the script: its command as it ran, the flags of its knobs, and the knobs."""
     stem, framework = Path(run.preset).stem or "script", line.framework or ""
     # A known framework refuses a knob that has no flag and that it does not take itself.
@@ -101,7 +101,7 @@ def _preset(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
     return Written("\n".join([*head, script_preset_text(script, {}).strip()]), left_out, f"{stem}.toml")
 
 
-def _training_block(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
+def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Written:
     """The fields that the script's Trainer had, read from its live TrainingArguments."""
     if line.framework != "HF Trainer":
         raise UserError(
@@ -125,7 +125,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Writt
     return Written(block_text(head, fields), [], FILE)
 
 
-FORMS: dict[str, Callable[[RunFile, ScriptAsked, WorkerLine], Written]] = {
+FORMS: dict[str, Callable[[RunFile, ScriptAsked, ScriptLine], Written]] = {
     "training-args": _training_block,
     "command": _command,
     "preset": _preset,

@@ -1,4 +1,4 @@
-"""The typed shape of the lines that a run appends: steps, what its ranks report, and events of its supervisor.
+"""The typed lines of `steps.jsonl` and `events.jsonl`, and `Actual`, the settings that ran..
 
 Times are CLOCK_MONOTONIC nanoseconds. Unknown fields are ignored, absent ones are None.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-
-from trainfast_runner.records.script_run import TracedMemory
 
 # Figures outside these bounds are damage: the line counts as unreadable, and no arithmetic on it can overflow.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -79,61 +77,6 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     layers: Any = None
     hidden_size: Any = None
     vocab_size: Any = None
-
-
-class WorkerLine(Actual, frozen=True, kw_only=True):
-    """A line of `worker.jsonl`.
-
-    `kind` is started, phase, data, cpu, actual, script, overflow, exception, invalid, trouble (`detail` is a failure
-    beside the training), signal (the rank ends on request), ignored_stop (a script trained on after its last step) or
-    finished; only the fields of its kind are set.
-    """
-
-    t_ns: Count
-    kind: str
-    rank: Count | None = None
-    pid: Count | None = None
-    start_ticks: Count | None = None
-    phase: str | None = None
-    detail: str | None = None
-    step: Count | None = None
-    type: str | None = None
-    message: str | None = None
-    chain: list[dict[str, str]] | None = None
-    traceback: str | None = None
-    is_oom: bool | None = None
-    held_bytes: Count | None = None
-    free_bytes: Count | None = None
-    key: str | None = None
-    allowed: list[str] | None = None
-    nearest: str | None = None
-    synthetic: bool | None = None
-    source: str | None = None
-    scale: float | None = None
-    # Fields of kind `cpu`.
-    allocator: str | None = None
-    thresholds: str | None = None
-    kept_because: str | None = None
-    openmp: str | None = None
-    threads: int | None = None
-    wait_policy: str | None = None
-    # Fields of kind actual that a result does not keep.
-    checkpointing: str | None = None
-    reshard: str | None = None
-    device_name: str | None = None
-    model_flops_per_sample: Bounded | None = None
-    recomputed_flops_per_sample: Bounded | None = None
-    notebook_flops_per_sample: Bounded | None = None
-    loader_workers_alive: int | None = None
-    # Fields of kind `script`.
-    framework: str | None = None
-    hooks: list[str] | None = None
-    samples_from: str | None = None
-    unknown: dict[str, str] | None = None
-    ran: dict[str, Any] | None = None
-    suppressed: list[str] | None = None
-    limit_peak_bytes: Count | None = None
-    traced_memory: TracedMemory | None = None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,12 +17,13 @@ from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.result import Thinning
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_lines import Count, Event, Step, WorkerLine
+from trainfast_runner.records.run_lines import Count, Event, Step
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.step_totals import StepTotals
 from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.warm_process import knobs_tried
+from trainfast_runner.records.worker_lines import WorkerLine, WorkerTail
 from trainfast_runner.units import highest
 from trainfast_runner.worker.shared_tables import CONTROL_FILE
 
@@ -160,9 +161,7 @@ def read_records(directory: Path) -> RunRecords:
 def worker_lines(directory: Path, records: RunRecords | None = None) -> dict[int, list[WorkerLine]]:
     """The worker lines of each rank; unreadable lines are counted in `records`, if given."""
     counted = records or RunRecords()
-    return {
-        rank: list(_each(Tail(path, WorkerLine), counted)) for rank, path in rank_files(directory, "worker").items()
-    }
+    return {rank: list(_each(WorkerTail(path), counted)) for rank, path in rank_files(directory, "worker").items()}
 
 
 def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import TRIAL, RunFile
-from trainfast_runner.records.run_lines import WorkerLine
+from trainfast_runner.records.worker_lines import ActualLine, WorkerLine
 from trainfast_runner.settings.device_counts import expected_mesh, model_degree
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, OptimizerEntry, StrategyEntry
@@ -16,12 +17,12 @@ ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """Attention kernels by knob value; `auto` is absent, because it allows every kernel."""
 
 
-def what_ran(worker: dict[int, list[WorkerLine]]) -> WorkerLine | None:
+def what_ran(worker: dict[int, list[WorkerLine]]) -> ActualLine | None:
     """The last `actual` record of the lowest rank that wrote one; None when no rank did."""
     for rank in sorted(worker):
-        lines = [line for line in worker[rank] if line.kind == "actual"]
-        if lines:
-            return lines[-1]
+        ran = newest(worker[rank], ActualLine)
+        if ran is not None:
+            return ran
     return None
 
 
@@ -59,7 +60,7 @@ def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -
     return None
 
 
-def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
+def _pairs(run: RunFile, ran: ActualLine) -> list[tuple[str, Any, Any]]:
     """Every field's name, its value as asked and as it ran; a strategy or optimizer of a newer version has none."""
     knobs = run.knobs
     strategy = STRATEGIES.get(str(knobs.get("strategy")))
@@ -85,7 +86,7 @@ def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
+def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: ActualLine) -> list[tuple[str, Any, Any]]:
     knobs, name = run.knobs, f"strategy={strategy.name}"
     wrapper, stages = strategy.wrapper, None
     schedule = SCHEDULES.get(str(knobs.get("pp_schedule")))
@@ -103,7 +104,7 @@ def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: WorkerLine) -> l
 
 
 def _optimizer_pairs(
-    optimizer: OptimizerEntry, strategy: StrategyEntry | None, ran: WorkerLine
+    optimizer: OptimizerEntry, strategy: StrategyEntry | None, ran: ActualLine
 ) -> list[tuple[str, Any, Any]]:
     expected_class = optimizer.class_name
     # DeepSpeed has an AdamW of its own for offloaded states.

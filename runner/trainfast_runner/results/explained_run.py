@@ -14,10 +14,12 @@ from trainfast_runner.machine.worker_scripts import ScriptCancelled
 from trainfast_runner.memory.oom_candidates import specs_with_one_change, specs_with_several_changes
 from trainfast_runner.memory.oom_changes import ModelOf, is_enough
 from trainfast_runner.memory.oom_explained import OutOfMemory, explain
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomExplanation, Result, RunError
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.warm_process import batch_sizes
+from trainfast_runner.records.worker_lines import ExceptionLine
 from trainfast_runner.results.script_oom import explain_script
 from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.units import highest
@@ -74,8 +76,8 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
 def held_bytes_of(records: RunRecords, error: RunError | None) -> int | None:
     """The most bytes that the failed rank held in the phase it failed in, as it recorded them."""
     rank = error.rank if error is not None else None
-    held_bytes = [line.held_bytes for line in records.worker_lines.get(rank or 0, []) if line.kind == "exception"]
-    return held_bytes[-1] if held_bytes else None
+    line = newest(records.worker_lines.get(rank or 0, []), ExceptionLine)
+    return None if line is None else line.held_bytes
 
 
 def models_of(run: RunFile, python: str | None = None) -> ModelOf:

@@ -8,9 +8,9 @@ import msgspec
 
 from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.script_run import OUR_KNOBS, DoorLine, Overridden, ScriptFigures
+from trainfast_runner.records.worker_lines import ScriptLine, WorkerLine
 
 DOOR_FILE = "door.jsonl"
 WAYS = (
@@ -46,9 +46,9 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
     )
 
 
-def script_line(worker: dict[int, list[WorkerLine]]) -> WorkerLine | None:
+def script_line(worker: dict[int, list[WorkerLine]]) -> ScriptLine | None:
     """The last `script` record of the first rank that wrote one; None when no rank did."""
-    return next((line for lines in worker.values() for line in lines[::-1] if line.kind == "script"), None)
+    return next((line for lines in worker.values() for line in lines[::-1] if isinstance(line, ScriptLine)), None)
 
 
 def door_troubles(directory: Path) -> list[str]:
@@ -66,7 +66,7 @@ def why_no_step(directory: Path, run: RunFile) -> str:
     return f"no process of the script imported torch 2.5 or newer with trainfast's folder on its path; {WAYS}"
 
 
-def _overridden(run: RunFile, line: WorkerLine | None) -> list[Overridden]:
+def _overridden(run: RunFile, line: ScriptLine | None) -> list[Overridden]:
     """The knobs asked for that the live objects hold otherwise, or that nothing in the script shows."""
     ran, framework = (line.ran or {}, line.framework) if line is not None else ({}, None)
     flagged = run.script.flagged if run.script is not None else []

@@ -27,9 +27,10 @@ from trainfast_runner.records.result import (
     Throughput,
 )
 from trainfast_runner.records.run_file import WARM_ROLES, LaunchThreads, RunFile
-from trainfast_runner.records.run_lines import Actual, Step, WorkerLine
+from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
+from trainfast_runner.records.worker_lines import ActualLine, CpuLine, DataLine, OverflowLine, WorkerLine
 from trainfast_runner.results.asked_and_ran import what_ran
 from trainfast_runner.results.bottleneck.diagnose import can_tell, diagnose
 from trainfast_runner.results.bottleneck.figures import others_cpu_percent
@@ -123,7 +124,7 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
     )
 
 
-def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput, float]:
+def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[Throughput, float]:
     """Rates of the steps that every rank has measured, and the samples of all of those steps."""
     ranks = [
         {step.step: step for step in steps if not step.warmup and step.step_ms > 0} for steps in records.steps.values()
@@ -152,9 +153,9 @@ def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput
     ), samples
 
 
-def _cpu_line(records: RunRecords) -> WorkerLine | None:
+def _cpu_line(records: RunRecords) -> CpuLine | None:
     """The `cpu` record of the first rank; None before it is written, and on GPUs."""
-    return next((line for lines in records.worker_lines.values() for line in lines if line.kind == "cpu"), None)
+    return next((line for lines in records.worker_lines.values() for line in lines if isinstance(line, CpuLine)), None)
 
 
 def _cpu(records: RunRecords) -> Cpu | None:
@@ -216,7 +217,7 @@ def _losses(steps: list[Step], not_finite: int) -> Losses:
     )
 
 
-def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) -> Flops:
+def _flops(run: RunFile | None, ran: ActualLine | None, throughput: Throughput) -> Flops:
     """TFLOP/s of one device, beside the maker's peak on a GPU and the measured ceiling on either."""
     rate = throughput.samples_per_s.median
     if run is None or ran is None or ran.model_flops_per_sample is None or rate is None:
@@ -272,7 +273,7 @@ def _loss_scaling(records: RunRecords) -> LossScaling | None:
     scales = [step.loss_scale for step in records.steps.get(0, []) if step.loss_scale is not None]
     if not scales:
         return None
-    skipped = sum(line.kind == "overflow" for line in records.worker_lines.get(0, []))
+    skipped = sum(isinstance(line, OverflowLine) for line in records.worker_lines.get(0, []))
     return LossScaling(loss_scale=scales[-1], skipped_steps=skipped)
 
 
@@ -331,5 +332,6 @@ def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow 
 
 
 def _synthetic(worker: dict[int, list[WorkerLine]]) -> bool | None:
-    synthetic_values = [line.synthetic for lines in worker.values() for line in lines if line.synthetic is not None]
+    data_lines = [line for lines in worker.values() for line in lines if isinstance(line, DataLine)]
+    synthetic_values = [line.synthetic for line in data_lines if line.synthetic is not None]
     return synthetic_values[-1] if synthetic_values else None

@@ -6,15 +6,28 @@ import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.records.state_words import NO_STEP
+from trainfast_runner.records.worker_lines import (
+    ExceptionLine,
+    FinishedLine,
+    IgnoredStopLine,
+    InvalidLine,
+    PhaseLine,
+    RankLine,
+    SignalLine,
+    WorkerLine,
+    error_of,
+)
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.results.printed_end import error_place, exit_words, last_line, reported_codes, reported_end
 from trainfast_runner.units import gibibytes
 from trainfast_runner.worker.oom import hints_at_memory, is_out_of_memory
+
+LineT = TypeVar("LineT", bound=RankLine)
 
 REASON_CHARACTERS = 300
 
@@ -106,7 +119,7 @@ def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
 
 def _finished(evidence: Evidence) -> Verdict | None:
     """The verdict if the exit status is 0, every rank recorded that it finished, and the asked settings ran."""
-    if evidence.exit_code != 0 or not all(_has(lines, "finished") for lines in _all_ranks(evidence)):
+    if evidence.exit_code != 0 or not all(_has(lines, FinishedLine) for lines in _all_ranks(evidence)):
         return None
     if difference := first_difference(evidence.run, evidence.worker):
         return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
@@ -119,7 +132,7 @@ def _script_finished(evidence: Evidence) -> Verdict | None:
     if evidence.run is None or evidence.run.script is None or evidence.stop_ns is not None:
         return None
     steps = max(evidence.last_step.values(), default=0)
-    if any(_has(lines, "ignored_stop") for lines in evidence.worker.values()):
+    if any(_has(lines, IgnoredStopLine) for lines in evidence.worker.values()):
         return Verdict("finished", f"took the {steps} steps asked for; the script caught SystemExit and was ended")
     if evidence.exit_code != 0:
         return _script_aborted(evidence, evidence.run.script.steps)
@@ -137,7 +150,7 @@ def _script_aborted(evidence: Evidence, asked_steps: int | None) -> Verdict | No
     if asked_steps is None or max(codes) >= 0:
         return None
     for rank, lines in enumerate(_all_ranks(evidence)):
-        if evidence.last_step.get(rank, 0) < asked_steps or not _has(lines, "finished"):
+        if evidence.last_step.get(rank, 0) < asked_steps or not _has(lines, FinishedLine):
             return None
     died = reported_end(evidence.output_tail) or f"its process {exit_words(codes[0])}"
     return Verdict("finished", f"took the {asked_steps} steps asked for; then {died}")
@@ -145,17 +158,9 @@ def _script_aborted(evidence: Evidence, asked_steps: int | None) -> Verdict | No
 
 def _refused(evidence: Evidence) -> Verdict | None:
     """The verdict if the worker refused its input."""
-    for rank, line in _lines_before_stop(evidence, "invalid"):
-        error = RunError(
-            rank=rank,
-            phase=_phase(evidence, rank),
-            type="InvalidInput",
-            message=line.message,
-            key=line.key,
-            allowed=line.allowed,
-            nearest=line.nearest,
-        )
-        return Verdict("failed_to_start", one_line(line.message or "the worker refused its input"), error)
+    for rank, line in _lines_before_stop(evidence, InvalidLine):
+        reason = one_line(line.message or "the worker refused its input")
+        return Verdict("failed_to_start", reason, error_of(line, rank, _phase(evidence, rank)))
     return None
 
 
@@ -163,12 +168,12 @@ def _ended_from_outside(evidence: Evidence) -> Verdict | None:
     """The verdict if a rank got an outside SIGTERM before any other failure."""
     if evidence.stop_ns is not None or evidence.why_torn_down or evidence.lost_ranks:
         return None
-    signalled = next(_lines_before_stop(evidence, "signal"), None)
-    failed = next(_lines_before_stop(evidence, "exception"), None)
+    signalled = next(_lines_before_stop(evidence, SignalLine), None)
+    failed = next(_lines_before_stop(evidence, ExceptionLine), None)
     if signalled is None or (failed is not None and failed[1].t_ns < signalled[1].t_ns):
         return None
     rank, line = signalled
-    all_signalled = all(_has(lines, "signal") for lines in _all_ranks(evidence))
+    all_signalled = all(_has(lines, SignalLine) for lines in _all_ranks(evidence))
     subject = "the training process" if all_signalled else f"rank {rank}"
     where = _where(evidence, rank, line, names_rank=False)
     reason = f"{subject} was ended by SIGTERM, which trainfast-tui did not send ({where})"
@@ -177,11 +182,11 @@ def _ended_from_outside(evidence: Evidence) -> Verdict | None:
 
 def _raised(evidence: Evidence) -> Verdict | None:
     """The verdict on the first exception that a rank recorded; one that only reports a lost rank does not count."""
-    exceptions = list(_lines_before_stop(evidence, "exception"))
+    exceptions = list(_lines_before_stop(evidence, ExceptionLine))
     for rank, line in exceptions:
         if _is_oom(line):
-            where = _where(evidence, rank, line)
-            return Verdict("oom", f"{one_line(_oom_message(line))} ({where})", _error(evidence, rank, line))
+            reason = f"{one_line(_oom_message(line))} ({_where(evidence, rank, line)})"
+            return Verdict("oom", reason, error_of(line, rank, _phase(evidence, rank)))
     lost, _ = _lost_rank(evidence)
     if lost is not None:
         exceptions = [(rank, line) for rank, line in exceptions if not _blames_a_peer(line)]
@@ -189,11 +194,11 @@ def _raised(evidence: Evidence) -> Verdict | None:
         if evidence.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
             where = _where(evidence, rank, line)
             reason = f"the kernel's out-of-memory killer ended a data loader process: host memory was full ({where})"
-            return Verdict("oom", reason, _error(evidence, rank, line))
+            return Verdict("oom", reason, error_of(line, rank, _phase(evidence, rank)))
         where = _where(evidence, rank, line)
         text = f"{line.type}: {one_line(line.message or '')}" if line.message else str(line.type)
         state = "failed" if _in_training(evidence) else "failed_to_start"
-        return Verdict(state, f"{text} ({where}){_hint(evidence, line)}", _error(evidence, rank, line))
+        return Verdict(state, f"{text} ({where}){_hint(evidence, line)}", error_of(line, rank, _phase(evidence, rank)))
     return None
 
 
@@ -254,12 +259,12 @@ def _ended(evidence: Evidence) -> Verdict:
         return Verdict("failed", evidence.why_torn_down, RunError(message=evidence.why_torn_down))
     where = _where(evidence, 0)
     if code < 0:
-        finished = all(_has(lines, "finished") for lines in _all_ranks(evidence))
+        finished = all(_has(lines, FinishedLine) for lines in _all_ranks(evidence))
         note = "after it had recorded its end" if finished else where
         reason = f"the training process {exit_words(code)}, which trainfast-tui did not send ({note})"
         return _verdict(evidence, "killed", reason)
     if code == 0:
-        silent = [rank for rank, lines in enumerate(_all_ranks(evidence)) if not _has(lines, "finished")]
+        silent = [rank for rank, lines in enumerate(_all_ranks(evidence)) if not _has(lines, FinishedLine)]
         reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
         return _verdict(evidence, "failed", reason, silent[0])
     output = evidence.output_tail
@@ -279,31 +284,31 @@ def _all_ranks(evidence: Evidence) -> list[list[WorkerLine]]:
     return [evidence.worker.get(rank, []) for rank in range(world_size)]
 
 
-def _lines_before_stop(evidence: Evidence, kind: str) -> Iterator[tuple[int, WorkerLine]]:
-    """Lines of that kind from before a stop request, the earliest first, each with its rank."""
+def _lines_before_stop(evidence: Evidence, line_type: type[LineT]) -> Iterator[tuple[int, LineT]]:
+    """Lines of that type from before a stop request, the earliest first, each with its rank."""
     matching = [
         (line.t_ns, rank, line)
         for rank, lines in evidence.worker.items()
         for line in lines
-        if line.kind == kind and (evidence.stop_ns is None or line.t_ns <= evidence.stop_ns)
+        if isinstance(line, line_type) and (evidence.stop_ns is None or line.t_ns <= evidence.stop_ns)
     ]
     yield from ((rank, line) for _, rank, line in sorted(matching, key=lambda item: item[:2]))
 
 
-def _has(lines: list[WorkerLine], kind: str) -> bool:
-    return any(line.kind == kind for line in lines)
+def _has(lines: list[WorkerLine], line_type: type[RankLine]) -> bool:
+    return any(isinstance(line, line_type) for line in lines)
 
 
-def _chain_texts(line: WorkerLine) -> list[str]:
+def _chain_texts(line: ExceptionLine) -> list[str]:
     chain = line.chain or [{"type": line.type or "", "message": line.message or ""}]
     return [f"{link.get('type', '')}: {link.get('message', '')}" for link in chain]
 
 
-def _is_oom(line: WorkerLine) -> bool:
+def _is_oom(line: ExceptionLine) -> bool:
     return bool(line.is_oom) or is_out_of_memory(_chain_texts(line))
 
 
-def _oom_message(line: WorkerLine) -> str:
+def _oom_message(line: ExceptionLine) -> str:
     """The allocator's message: the exception in the chain about memory, else the first one's."""
     for link in line.chain or []:
         if is_out_of_memory([f"{link.get('type', '')}: {link.get('message', '')}"], memory_is_low=True):
@@ -312,7 +317,7 @@ def _oom_message(line: WorkerLine) -> str:
     return line.message or line.type or "out of memory"
 
 
-def _blames_a_peer(line: WorkerLine) -> bool:
+def _blames_a_peer(line: ExceptionLine) -> bool:
     return any(_PEER_LOST.search(text) for text in _chain_texts(line))
 
 
@@ -326,29 +331,21 @@ def _lost_rank(evidence: Evidence) -> tuple[int | None, int | None]:
     return (failed[0], codes[failed[0]]) if failed else (None, None)
 
 
-def _error(evidence: Evidence, rank: int, line: WorkerLine) -> RunError:
-    return RunError(
-        rank=rank,
-        phase=line.phase or _phase(evidence, rank),
-        type=line.type,
-        message=line.message,
-        chain=line.chain or [],
-    )
-
-
 def _phase(evidence: Evidence, rank: int) -> str | None:
     """The last phase the rank entered."""
-    phases = [line.phase for line in evidence.worker.get(rank, []) if line.kind == "phase" and line.phase]
+    phases = [line.phase for line in evidence.worker.get(rank, []) if isinstance(line, PhaseLine) and line.phase]
     return phases[-1] if phases else None
 
 
 def _in_training(evidence: Evidence) -> bool:
     lines = [line for lines in evidence.worker.values() for line in lines]
-    trained = any(line.kind == "phase" and line.phase == "train" for line in lines)
+    trained = any(isinstance(line, PhaseLine) and line.phase == "train" for line in lines)
     return trained or any(evidence.last_step.values())
 
 
-def _where(evidence: Evidence, rank: int, line: WorkerLine | None = None, *, names_rank: bool = True) -> str:
+def _where(
+    evidence: Evidence, rank: int, line: ExceptionLine | SignalLine | None = None, *, names_rank: bool = True
+) -> str:
     """The place of a rank's failure as far as known, such as `rank 1, step 3, phase backward`.
 
     Without the rank if there is only one, and without `names_rank`, for a sentence that names it already.
@@ -364,7 +361,7 @@ def _where(evidence: Evidence, rank: int, line: WorkerLine | None = None, *, nam
     return ", ".join(part for part in parts if part) or "before its first record"
 
 
-def _hint(evidence: Evidence, line: WorkerLine) -> str:
+def _hint(evidence: Evidence, line: ExceptionLine) -> str:
     """The command that installs a missing training stack, or how much memory was free at an error that hints at it."""
     if hints_at_memory(_chain_texts(line)):
         if line.free_bytes is None:

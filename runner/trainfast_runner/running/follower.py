@@ -21,12 +21,20 @@ from trainfast_runner.records.output_log import OUTPUT_FILE, LogTail
 from trainfast_runner.records.result import Diagnosis, Result, SteadyState
 from trainfast_runner.records.run_directory import is_listed, read_result, read_run_file
 from trainfast_runner.records.run_file import END_STATES, RunFile
-from trainfast_runner.records.run_lines import Event, Step, WorkerLine
+from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.run_records import EVENTS_FILE, TELEMETRY_FILE, rank_file
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import knobs_tried
+from trainfast_runner.records.worker_lines import (
+    ActualLine,
+    DataLine,
+    ExceptionLine,
+    InvalidLine,
+    PhaseLine,
+    WorkerLine,
+)
 from trainfast_runner.results.bottleneck.live import LiveDiagnosis
 from trainfast_runner.results.device_conditions.step_conditions import StepConditions, StepJoin
 from trainfast_runner.running.growing_files import RankTails, RecentRecords, new_records
@@ -76,10 +84,10 @@ class RunSnapshot:
     phase: str = ""
     detail: str = ""
     synthetic: bool | None = None
-    actual: WorkerLine | None = None
+    actual: ActualLine | None = None
     """The settings that really ran, as rank 0 read them from the live objects."""
-    error: WorkerLine | None = None
-    """The first exception a rank wrote."""
+    error: ExceptionLine | InvalidLine | None = None
+    """The first failure that a rank recorded."""
     log: tuple[str, ...] = ()
     unreadable_lines: int = 0
     conditions: tuple[StepConditions, ...] = ()
@@ -219,18 +227,17 @@ class Follower:
 
     def _add_line(self, rank: int, line: WorkerLine) -> None:
         known = self._known
-        if line.kind in ("exception", "invalid"):
-            if known.error is None:
-                error = msgspec.structs.replace(line, rank=rank if line.rank is None else line.rank)
-                self._known = replace(known, error=error)
-        elif rank != 0:
-            return
-        elif line.kind == "phase":
-            self._known = replace(known, phase=line.phase or "", detail=line.detail or "")
-        elif line.kind == "data":
-            self._known = replace(known, synthetic=line.synthetic)
-        elif line.kind == "actual":
-            self._known = replace(known, actual=line)
+        match line:
+            case ExceptionLine() | InvalidLine():
+                if known.error is None:
+                    error = msgspec.structs.replace(line, rank=rank if line.rank is None else line.rank)
+                    self._known = replace(known, error=error)
+            case PhaseLine() if rank == 0:
+                self._known = replace(known, phase=line.phase or "", detail=line.detail or "")
+            case DataLine() if rank == 0:
+                self._known = replace(known, synthetic=line.synthetic)
+            case ActualLine() if rank == 0:
+                self._known = replace(known, actual=line)
 
 
 def newest_run(home: Home) -> Path | None:

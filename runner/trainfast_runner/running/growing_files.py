@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainfast_runner.records.json_lines import Tail
-from trainfast_runner.records.run_lines import Step, WorkerLine
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import rank_files
 from trainfast_runner.records.step_lines import StepTail
+from trainfast_runner.records.worker_lines import WorkerLine, WorkerTail
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class RankTails:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._steps: dict[int, Tail[Step]] = {}
-        self._lines: dict[int, Tail[WorkerLine]] = {}
+        self._lines: dict[int, WorkerTail] = {}
         self._last_step_ns: dict[int, int] = {}
 
     @property
@@ -71,7 +72,7 @@ class RankTails:
         """The new lines of all ranks, each with its rank."""
         for rank, path in rank_files(self._directory, "worker").items():
             if rank not in self._lines:
-                self._lines[rank] = Tail(path, WorkerLine)
+                self._lines[rank] = WorkerTail(path)
         return [(rank, line) for rank, tail in self._lines.items() for line in new_records(tail)]
 
 

@@ -10,11 +10,20 @@ from pathlib import Path
 
 from trainfast_runner.machine.processes.identity import Identity, is_running
 from trainfast_runner.records.json_lines import Tail
-from trainfast_runner.records.run_lines import Step, WorkerLine
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import rank_file
-
-END_KINDS = ("finished", "exception", "invalid", "signal")
-"""Kinds of worker lines that record the end of a rank."""
+from trainfast_runner.records.worker_lines import (
+    EndLine,
+    ExceptionLine,
+    FinishedLine,
+    IgnoredStopLine,
+    InvalidLine,
+    PhaseLine,
+    SignalLine,
+    StartedLine,
+    TroubleLine,
+    WorkerTail,
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ class Ranks:
     def finished_ns(self) -> int | None:
         """Time at which the last rank recorded that it had finished; None while one has not."""
         ends = [rank.end for rank in self._ranks]
-        if any(end is None or end.kind != "finished" for end in ends):
+        if not all(isinstance(end, FinishedLine) for end in ends):
             return None
         return max(end.t_ns for end in ends if end)
 
@@ -95,28 +104,31 @@ class _FollowedRank:
     def __init__(self, directory: Path, number: int, on_trouble: Callable[[int, str], None]) -> None:
         self.number = number
         self._on_trouble = on_trouble
-        self.end: WorkerLine | None = None
+        self.end: EndLine | None = None
         self.pidfd: int | None = None
-        self._tail = Tail(rank_file(directory, "worker", number), WorkerLine)
+        self._tail = WorkerTail(rank_file(directory, "worker", number))
         self._identity: Identity | None = None
         self.ignored_stop = False
 
     @property
     def failed(self) -> bool:
-        return self.end is not None and self.end.kind in ("exception", "invalid")
+        return isinstance(self.end, ExceptionLine | InvalidLine)
 
     def follow(self) -> bool:
         """Read new lines; True if one of them records that training begins."""
         training = False
         for line in self._tail.new():
-            if line.kind == "started" and line.pid is not None and line.start_ticks is not None:
-                self._begin(Identity(line.pid, line.start_ticks))
-            elif line.kind in END_KINDS:
-                self.end = line
-            elif line.kind == "trouble":
-                self._on_trouble(self.number, line.detail or "")
-            self.ignored_stop |= line.kind == "ignored_stop"
-            training |= line.kind == "phase" and line.phase == "train"
+            match line:
+                case StartedLine(pid=int(pid), start_ticks=int(start_ticks)):
+                    self._begin(Identity(pid, start_ticks))
+                case FinishedLine() | ExceptionLine() | InvalidLine() | SignalLine():
+                    self.end = line
+                case TroubleLine():
+                    self._on_trouble(self.number, line.detail or "")
+                case IgnoredStopLine():
+                    self.ignored_stop = True
+                case PhaseLine(phase="train"):
+                    training = True
         return training
 
     def has_ended(self, direct_pid: int) -> bool:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainfast_runner.records.file_locks import open_lock, try_exclusive_lock
-from trainfast_runner.records.result import Result, RunError
+from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result, read_run_file, read_written_result
 from trainfast_runner.records.run_file import END_STATES
 from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, error_of
 from trainfast_runner.results.ended_result import read_records_or_note_trouble, result_with_figures, write_result
 from trainfast_runner.results.verdict import Verdict, one_line
 from trainfast_runner.running.run_state import LEFT_BEHIND, is_result_newer, is_whole
@@ -54,14 +55,14 @@ def lost_verdict(records: RunRecords, why: str) -> Verdict:
         rank: line
         for rank, lines in records.worker_lines.items()
         for line in lines
-        if line.kind in ("finished", "exception", "invalid")
+        if isinstance(line, FinishedLine | ExceptionLine | InvalidLine)
     }
-    failed = next(((rank, line) for rank, line in ends.items() if line.kind != "finished"), None)
+    failed = next(((rank, line) for rank, line in ends.items() if not isinstance(line, FinishedLine)), None)
     error = None
     if failed is not None:
         rank, line = failed
-        parts.append(f"rank {rank} had recorded {line.type or line.kind}: {one_line(line.message or '')}")
-        error = RunError(rank=rank, phase=line.phase, type=line.type, message=line.message, chain=line.chain or [])
+        error = error_of(line, rank)
+        parts.append(f"rank {rank} had recorded {error.type}: {one_line(error.message or '')}")
     elif len(ends) >= world_size:
         parts.append("every rank had recorded that it finished")
     else:

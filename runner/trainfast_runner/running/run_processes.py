@@ -13,6 +13,7 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import EVENTS_FILE, worker_lines
+from trainfast_runner.records.worker_lines import StartedLine
 
 _KINDS_OF_STATE = frozenset(("supervisor", "launched", "state", "stop_requested"))
 
@@ -69,7 +70,7 @@ def _started_ranks(directory: Path) -> list[Identity]:
         Identity(line.pid, line.start_ticks)
         for lines in worker_lines(directory).values()
         for line in lines
-        if line.kind == "started" and line.pid is not None and line.start_ticks is not None
+        if isinstance(line, StartedLine) and line.pid is not None and line.start_ticks is not None
     ]
 
 

@@ -11,6 +11,7 @@ from trainfast_runner.machine.processes.family import UnkillableProcess
 from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.results.ended_result import add_trouble
 from trainfast_runner.results.verdict import Evidence, Verdict, judge
 from trainfast_runner.running.event_log import EventLog
@@ -87,7 +88,12 @@ def did_not_end(processes: Iterable[UnkillableProcess], records: RunRecords, wai
 
     A GPU driver that hangs, as after an Xid, keeps a process in the kernel.
     """
-    ranks = {line.pid: rank for rank, lines in records.worker_lines.items() for line in lines if line.kind == "started"}
+    ranks = {
+        line.pid: rank
+        for rank, lines in records.worker_lines.items()
+        for line in lines
+        if isinstance(line, StartedLine)
+    }
     each = []
     for process in processes:
         rank = ranks.get(process.pid)

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import WARM_ROLES
+from trainfast_runner.records.worker_lines import ExceptionLine, error_of
 from trainfast_runner.units import highest
 from trainfast_tui.control.background import CancellableWork
 from trainfast_tui.control.messages import OomExplained, Post
@@ -17,7 +17,7 @@ from trainfast_tui.control.messages import OomExplained, Post
 if TYPE_CHECKING:
     from trainfast_runner.memory.oom_explained import OutOfMemory
     from trainfast_runner.memory.warm_tracer import WarmTracer
-    from trainfast_runner.records.result import OomExplanation
+    from trainfast_runner.records.result import OomExplanation, RunError
     from trainfast_runner.running.follower import RunSnapshot
 
 
@@ -120,7 +120,7 @@ def _out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
 
     if run.run_file is None:
         return None
-    held = run.error.held_bytes if run.error is not None else None
+    held = run.error.held_bytes if isinstance(run.error, ExceptionLine) else None
     available = highest(tick.host.memory_available_bytes for tick in run.ticks if tick.host is not None)
     return OutOfMemory(run.run_file, run.reason, _error_of(run), held, available, run.events, run.tried)
 
@@ -130,4 +130,4 @@ def _error_of(run: RunSnapshot) -> RunError | None:
     if run.result is not None and run.result.error is not None:
         return run.result.error
     line = run.error
-    return None if line is None else RunError(rank=line.rank, phase=line.phase, type=line.type, message=line.message)
+    return None if line is None else error_of(line, line.rank or 0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.warm_process import batch_sizes
+from trainfast_runner.records.worker_lines import ExceptionLine
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text import oom
 from trainfast_tui.text.lines import Tone
@@ -107,7 +108,7 @@ def _warm_words(run: RunSnapshot) -> str:
 def _where(run: RunSnapshot) -> str:
     """Name the phase, step and rank of the error."""
     result_error = run.result.error if run.result is not None else None
-    line = run.error
+    line = run.error if isinstance(run.error, ExceptionLine) else None
     phase = (result_error.phase if result_error is not None else None) or (line.phase if line is not None else None)
     rank = result_error.rank if result_error is not None else (line.rank if line is not None else None)
     step = line.step if line is not None else None
@@ -120,4 +121,5 @@ def _where(run: RunSnapshot) -> str:
 
 def _message(run: RunSnapshot) -> str:
     line = run.error
-    return "" if line is None else f"{line.type or ''}: {line.message or ''}".strip(": ")
+    words = f"{line.type or ''}: " if isinstance(line, ExceptionLine) else ""
+    return "" if line is None else f"{words}{line.message or ''}".strip(": ")

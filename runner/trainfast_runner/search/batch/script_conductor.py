@@ -15,8 +15,9 @@ import msgspec
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import PROBE
-from trainfast_runner.records.run_lines import Step, WorkerLine
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.worker_lines import ScriptLine, WorkerLine
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.opening import check_options
@@ -194,7 +195,7 @@ def _rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available
     peaks = highest_peaks(rank, steps)
     allocated = peaks.peak_allocated_bytes or 0
     # What the limit counts is a little more than what is resident: malloc keeps blocks.
-    counted = highest(line.limit_peak_bytes for line in lines)
+    counted = highest(line.limit_peak_bytes for line in lines if isinstance(line, ScriptLine))
     return msgspec.structs.replace(
         peaks,
         phase_peaks={SCRIPT_PHASE: counted or allocated},

@@ -9,6 +9,7 @@ import msgspec
 from trainfast_runner.machine.calibration import Ceiling, cpu_name, read
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_records import worker_lines
+from trainfast_runner.records.worker_lines import ActualLine
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.question.survey import Survey
 from trainfast_runner.search.journal.best import Space
@@ -38,7 +39,7 @@ def with_bounds(space: Space, survey: Survey, flops: float, ceiling: Ceiling) ->
 
 def flops_of(directory: Path) -> float | None:
     """The model's FLOPs of a sample as a run's first rank counted them; None before it has."""
-    lines = worker_lines(directory).get(0, [])
+    lines = [line for line in worker_lines(directory).get(0, []) if isinstance(line, ActualLine)]
     return next((line.model_flops_per_sample for line in reversed(lines) if line.model_flops_per_sample), None)
 
 

@@ -1,0 +1,194 @@
+"""The typed lines of `worker.jsonl`, one type a kind: the reports of one rank, or of the hooks in a user's own script.
+
+Unknown fields and kinds are ignored, absent fields are None.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from trainfast_runner.records.json_lines import NoRecord, Tail
+from trainfast_runner.records.result import RunError
+from trainfast_runner.records.run_lines import Actual, Bounded, Count
+from trainfast_runner.records.script_run import TracedMemory
+
+
+class RankLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """What every kind has: the time (CLOCK_MONOTONIC), and the rank if the line names it."""
+
+    t_ns: Count
+    rank: Count | None = None
+
+
+class StartedLine(RankLine, frozen=True, kw_only=True, tag="started"):
+    """The rank's process."""
+
+    pid: Count | None = None
+    start_ticks: Count | None = None
+
+
+class PhaseLine(RankLine, frozen=True, kw_only=True, tag="phase"):
+    """A phase begins: import, data, model or train."""
+
+    phase: str | None = None
+    detail: str | None = None
+
+
+class DataLine(RankLine, frozen=True, kw_only=True, tag="data"):
+    """The data that is trained on."""
+
+    synthetic: bool | None = None
+    source: str | None = None
+
+
+class CpuLine(RankLine, frozen=True, kw_only=True, tag="cpu"):
+    """The allocator and the threads that a CPU run's figures come from."""
+
+    allocator: str | None = None
+    thresholds: str | None = None
+    kept_because: str | None = None
+    openmp: str | None = None
+    threads: int | None = None
+    wait_policy: str | None = None
+
+
+class ActualLine(Actual, frozen=True, kw_only=True, tag_field="kind", tag="actual"):
+    """The settings that really ran, with those that a result does not keep."""
+
+    t_ns: Count
+    rank: Count | None = None
+    checkpointing: str | None = None
+    reshard: str | None = None
+    device_name: str | None = None
+    model_flops_per_sample: Bounded | None = None
+    recomputed_flops_per_sample: Bounded | None = None
+    notebook_flops_per_sample: Bounded | None = None
+    loader_workers_alive: int | None = None
+
+
+class ScriptLine(RankLine, frozen=True, kw_only=True, tag="script"):
+    """What the hooks in a user's own script know of it."""
+
+    framework: str | None = None
+    hooks: list[str] | None = None
+    samples_from: str | None = None
+    unknown: dict[str, str] | None = None
+    ran: dict[str, Any] | None = None
+    suppressed: list[str] | None = None
+    limit_peak_bytes: Count | None = None
+    traced_memory: TracedMemory | None = None
+
+
+class OverflowLine(RankLine, frozen=True, kw_only=True, tag="overflow"):
+    """A step skipped by fp16's loss scaler, and the scale then."""
+
+    step: Count | None = None
+    scale: float | None = None
+
+
+class TroubleLine(RankLine, frozen=True, kw_only=True, tag="trouble"):
+    """A failure beside the training, which goes on."""
+
+    detail: str | None = None
+
+
+class IgnoredStopLine(RankLine, frozen=True, kw_only=True, tag="ignored_stop"):
+    """A user's own script trained on after the last step asked for."""
+
+    step: Count | None = None
+
+
+class SignalLine(RankLine, frozen=True, kw_only=True, tag="signal"):
+    """The rank ends on request, by SIGTERM."""
+
+    phase: str | None = None
+    step: Count | None = None
+
+
+class ExceptionLine(RankLine, frozen=True, kw_only=True, tag="exception"):
+    """The exception that ended the rank, with the memory it held and what was free then."""
+
+    phase: str | None = None
+    step: Count | None = None
+    type: str | None = None
+    message: str | None = None
+    chain: list[dict[str, str]] | None = None
+    traceback: str | None = None
+    is_oom: bool | None = None
+    held_bytes: Count | None = None
+    free_bytes: Count | None = None
+
+
+class InvalidLine(RankLine, frozen=True, kw_only=True, tag="invalid"):
+    """The input that the worker refused."""
+
+    message: str | None = None
+    key: str | None = None
+    allowed: list[str] | None = None
+    nearest: str | None = None
+
+
+class FinishedLine(RankLine, frozen=True, kw_only=True, tag="finished"):
+    """The rank has finished its training."""
+
+    step: Count | None = None
+
+
+EndLine = FinishedLine | ExceptionLine | InvalidLine | SignalLine
+"""The kinds that record the end of a rank."""
+WorkerLine = (
+    StartedLine
+    | PhaseLine
+    | DataLine
+    | CpuLine
+    | ActualLine
+    | ScriptLine
+    | OverflowLine
+    | TroubleLine
+    | IgnoredStopLine
+    | EndLine
+)
+
+
+def error_of(line: ExceptionLine | InvalidLine, rank: int, phase: str | None = None) -> RunError:
+    """The failure that a rank recorded; in the `phase` that it had entered, if the line names none."""
+    match line:
+        case ExceptionLine():
+            phase, chain = line.phase or phase, line.chain or []
+            return RunError(rank=rank, phase=phase, type=line.type, message=line.message, chain=chain)
+        case InvalidLine(key=key, allowed=allowed, nearest=nearest):
+            return RunError(
+                rank=rank,
+                phase=phase,
+                type="InvalidInput",
+                message=line.message,
+                key=key,
+                allowed=allowed,
+                nearest=nearest,
+            )
+
+
+class WorkerTail(Tail[WorkerLine]):
+    """Follows the lines of one rank. A kind of a newer version, or of a warm process's answers, has no record here."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, WorkerLine)  # type: ignore[arg-type]
+
+    def decode(self, line: bytes) -> WorkerLine:
+        """The typed line. Raises msgspec.DecodeError for a damaged one, NoRecord for one of an unknown kind."""
+        try:
+            return super().decode(line)
+        except msgspec.ValidationError:
+            if msgspec.json.decode(line, type=_Kind).kind not in _KINDS:
+                raise NoRecord from None
+            raise
+
+
+class _Kind(msgspec.Struct):
+    kind: str
+
+
+_KINDS = {line_type.__struct_config__.tag for line_type in get_args(WorkerLine)}
