@@ -1,4 +1,4 @@
-"""The typed lines of `steps.jsonl` and `events.jsonl`, and `Actual`, the settings that ran..
+"""The typed lines of `steps.jsonl` and `events.jsonl`, and `Actual`, the settings that ran.
 
 Times are CLOCK_MONOTONIC nanoseconds. Unknown fields are ignored, absent ones are None.
 """

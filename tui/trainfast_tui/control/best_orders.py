@@ -11,7 +11,6 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.best_so_far import BestSoFar
-    from trainfast_runner.search.best.person_orders import KnobOrder
     from trainfast_runner.search.journal.best import Candidate, Ordered
 
 ValueOrder = Literal["pin", "skip"]
@@ -26,7 +25,7 @@ def open_values(search: BestSnapshot, do: ValueOrder) -> dict[tuple[str, str], i
     from trainfast_runner.search.best.person_orders import PIN, excluded_by_orders
 
     candidates = search.so_far.candidates
-    all_orders: list[Ordered | KnobOrder] = [*search.so_far.orders, *search.waiting]
+    all_orders = [*search.so_far.orders, *search.waiting]
     names = [name for name in (candidates[0].knobs if candidates else ()) if _has_several(candidates, name)]
     counts_by_value: dict[tuple[str, str], int] = {}
     for name in names:

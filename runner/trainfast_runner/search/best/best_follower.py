@@ -8,8 +8,8 @@ from pathlib import Path
 
 from trainfast_runner.records.search_states import LIVE_STATES
 from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.best.person_orders import KnobOrder, read_orders
-from trainfast_runner.search.journal.best import BestLine
+from trainfast_runner.search.best.person_orders import read_orders
+from trainfast_runner.search.journal.best import BestLine, Ordered
 from trainfast_runner.search.journal.followed import FollowedJournal
 from trainfast_runner.search.journal.lines import state_of_search
 
@@ -26,7 +26,7 @@ class BestSnapshot:
     directory: Path
     state: str
     so_far: BestSoFar
-    waiting: tuple[KnobOrder, ...] = ()
+    waiting: tuple[Ordered, ...] = ()
 
     @property
     def is_live(self) -> bool:
@@ -48,7 +48,7 @@ class BestFollower:
         if len(self._journal.lines) > len(self._so_far.lines):
             self._so_far = BestSoFar(self._journal.lines)
         so_far = self._so_far
-        waiting: list[KnobOrder] = []
+        waiting: list[Ordered] = []
         with suppress(OSError):  # unreadable for the moment
             waiting = read_orders(self.directory)[len(so_far.orders) :]
         state = state_of_search(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -204,9 +207,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Record the orders that a person gave since the last step."""
         recorded = sum(isinstance(line, Ordered) for line in self._lines)
         for order in read_orders(self._directory)[recorded:]:
-            self._write(
-                Ordered(do=order.do, knob=order.knob, value=order.value, candidate_number=order.candidate_number)
-            )
+            self._write(msgspec.structs.replace(order, t_ns=time.monotonic_ns()))
 
     def _state(self) -> BestState:
         warm = None if self._process is None else self._process.directory.name

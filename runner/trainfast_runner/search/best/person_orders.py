@@ -6,12 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.search.journal.best import Candidate, Ordered
-from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 
 ORDERS_FILE = "orders.jsonl"
@@ -20,32 +17,20 @@ PIN: Final = "pin"
 UNPIN: Final = "unpin"
 
 
-class KnobOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """`do` is skip (never try this value of the knob), pin (try this value alone) or unpin (of the knob).
-
-    A skip of a candidate, by its number, is about that candidate alone and names no knob.
-    """
-
-    do: str
-    knob: str = ""
-    value: KnobValue = None
-    candidate_number: int | None = msgspec.field(default=None, name="candidate")
-
-
 def give_order(directory: Path, do: str, name: str, value: object = None) -> None:
     """Order a live search; it obeys before its next step. Raises UserError for an unknown order, knob or value."""
     if do not in (SKIP, PIN, UNPIN):
         raise UserError(f"{do}: no such order", key=do, allowed=[SKIP, PIN, UNPIN])
     read = knob(name).read(value) if do != UNPIN else None
-    _append(directory, KnobOrder(do=do, knob=name, value=read))
+    _append(directory, Ordered(do=do, knob=name, value=read))
 
 
 def skip_candidate(directory: Path, number: int) -> None:
     """Order a live search never to try this candidate; it obeys before its next step."""
-    _append(directory, KnobOrder(do=SKIP, candidate_number=number))
+    _append(directory, Ordered(do=SKIP, candidate_number=number))
 
 
-def excluded_by_orders(candidates: Sequence[Candidate], orders: Iterable[Ordered | KnobOrder]) -> dict[int, str]:
+def excluded_by_orders(candidates: Sequence[Candidate], orders: Iterable[Ordered]) -> dict[int, str]:
     """The candidates that the orders leave out, by number, each with the order."""
     out: dict[int, str] = {}
     skipped: set[tuple[str, object]] = set()
@@ -70,13 +55,13 @@ def excluded_by_orders(candidates: Sequence[Candidate], orders: Iterable[Ordered
     return out
 
 
-def _append(directory: Path, order: KnobOrder) -> None:
+def _append(directory: Path, order: Ordered) -> None:
     file = Appender(directory / ORDERS_FILE)
     file.write(order)
     file.close()
 
 
-def read_orders(directory: Path) -> list[KnobOrder]:
+def read_orders(directory: Path) -> list[Ordered]:
     """Every readable order, oldest first; empty when none was given."""
-    orders, _ = read_all(directory / ORDERS_FILE, KnobOrder)
+    orders, _ = read_all(directory / ORDERS_FILE, Ordered)
     return orders

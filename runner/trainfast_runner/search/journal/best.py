@@ -224,7 +224,11 @@ class BestLaunched(Line, frozen=True, kw_only=True, tag="launched-best"):
 
 
 class Ordered(Line, frozen=True, kw_only=True, tag="ordered"):
-    """The person's order: `skip` a value of a knob or one `candidate`, `pin` a knob to a value, or `unpin` it."""
+    """A person's order, in `orders.jsonl` when it was given and in the journal when it was taken.
+
+    `do` is skip (never try this value of the knob), pin (try this value alone) or unpin (of the knob). A skip of a
+    candidate, by its number, is about that candidate alone and names no knob.
+    """
 
     do: str
     knob: str = ""

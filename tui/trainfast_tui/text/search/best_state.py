@@ -13,7 +13,6 @@ from trainfast_tui.text.starting import wait_words
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.best_so_far import BestSoFar
-    from trainfast_runner.search.best.person_orders import KnobOrder
     from trainfast_runner.search.journal.best import Ordered, Space
 
 VERBS = {
@@ -101,7 +100,7 @@ def _answer_words(so_far: BestSoFar) -> str:
     return budget + words
 
 
-def order_words(order: Ordered | KnobOrder, space: Space | None) -> str:
+def order_words(order: Ordered, space: Space | None) -> str:
     """Return an order in words: `pin precision=bf16`, `unpin precision`, `skip the setting batch_size=8`."""
     number = order.candidate_number
     if number is not None:
