@@ -117,7 +117,7 @@ def test_four_devices_where_there_are_two(cli: Cli, nvml_library: Path, tmp_path
     assert done.json["error"]["nearest"] == "devices=2"
 
 
-def test_a_python_without_torch_is_told_how_to_get_it(cli: Cli, tmp_path: Path) -> None:
+def test_a_python_without_torch_gets_the_install_command(cli: Cli, tmp_path: Path) -> None:
     venv.create(tmp_path / "empty", with_pip=False, symlinks=True)
     line = cli("run", "tiny-llama", "--python", str(tmp_path / "empty")).refused()
     assert f"install with: {tmp_path}/empty/bin/python -m pip install torch transformers tokenizers" in line

@@ -83,14 +83,14 @@ def test_new_from_a_path_makes_its_paths_absolute(cli: Cli) -> None:
     assert cli("presets", "show", "mine", "--json").json["data"]["paths"] == [str(source.parent / "notes.txt")]
 
 
-def test_new_refuses_to_overwrite_unless_told(cli: Cli) -> None:
+def test_new_overwrites_only_with_the_flag(cli: Cli) -> None:
     assert cli("presets", "new", "mine").code == 0
     assert "you already have a preset mine" in cli("presets", "new", "mine").refused()
     assert cli("presets", "new", "mine", "--overwrite", "--set", "steps=9").code == 0
     assert cli("presets", "show", "mine", "--json").json["knobs"]["steps"] == 9
 
 
-def test_new_hides_a_shipped_preset_only_when_told(cli: Cli) -> None:
+def test_new_hides_a_shipped_preset_only_with_the_flag(cli: Cli) -> None:
     assert "tiny-llama would hide the shipped preset" in cli("presets", "new", "tiny-llama").refused()
     assert not list(cli.presets.iterdir())
     assert cli("presets", "new", "tiny-llama", "--overwrite").code == 0

@@ -63,7 +63,7 @@ def test_a_limit_beyond_what_is_free_makes_no_more_room() -> None:
     )
 
 
-def test_on_a_cpu_processes_share_what_is_free_and_of_an_unknown_host_nothing_is_said() -> None:
+def test_processes_on_a_cpu_share_free_memory_which_is_none_for_an_unknown_host() -> None:
     assert available_memory(asked(), CPU, 1, 4 * GIB) == RankLimit(4 * GIB, "free")
     assert available_memory(asked("strategy=ddp"), CPU, 2, 4 * GIB) == RankLimit(2 * GIB, "free, shared by 2 processes")
     assert available_memory(asked(), CPU, 1, None) is None

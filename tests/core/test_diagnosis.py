@@ -140,7 +140,7 @@ def test_the_live_view_says_the_same(rule: str, tmp_path: Path) -> None:
             path.unlink()
 
 
-def test_a_script_whose_threads_spin_beside_load_is_told_the_variable() -> None:
+def test_a_script_whose_threads_spin_beside_load_gets_the_variable_as_advice() -> None:
     busy = always(cpu_percent=95.0, own_percent=700.0)
     script = ScriptAsked(command=["python", "train.py"], argv=["python", "train.py"])
     spinning = Case(device="cpu", run={"threads": SPINNING, "script": script}, host=busy)
@@ -237,7 +237,7 @@ def test_a_loader_that_stalls_every_tenth_step_counts_though_the_median_is_zero(
     assert "data-bound" in case.found()
 
 
-def test_of_a_gpu_that_a_run_on_others_only_watches_nothing_is_said_but_its_own_throttling() -> None:
+def test_a_gpu_that_a_run_only_watches_is_diagnosed_for_its_throttling_alone() -> None:
     shared = {"foreign_processes": [{"pid": 7, "device": 1}], "device_uuids": ["GPU-0"]}
     case = Case(gpus={0: always(), 1: always(pcie_width=8, **HOT)}, run=shared)
     (finding,) = case.findings()

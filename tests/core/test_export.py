@@ -34,7 +34,7 @@ def exported(
     return export(run, folder, to)
 
 
-def test_the_trainer_is_told_how_many_processes_it_needs(tmp_path: Path) -> None:
+def test_the_trainer_export_names_the_processes_it_needs(tmp_path: Path) -> None:
     ddp = exported("training-args", tmp_path, strategy="ddp").text
     assert "# strategy=ddp: torchrun --standalone --nproc-per-node 2 SCRIPT" in ddp
     (tmp_path / "deepspeed.json").write_text(json.dumps(RECORDED))

@@ -160,7 +160,7 @@ def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(
     assert min(row.device_memory_bytes or 0 for row in rows) == 256 - 200 // 8
 
 
-def test_what_a_live_run_is_made_of_is_told_from_what_is_not(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:
+def test_the_place_of_a_process_in_a_live_run(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:
     home = Home(tmp_path / "home").create()
     _, directory = home.new_run("tiny")
     events: list[tuple[str, Identity]] = []

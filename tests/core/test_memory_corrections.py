@@ -59,7 +59,7 @@ def known_of(home: Path, device: str = "cpu", gpu: str | None = None) -> MemoryM
     return msgspec.structs.replace(MODEL, device=device, corrections=machine)
 
 
-def test_a_context_is_told_by_samples_from_when_torch_held_the_most(tmp_path: Path) -> None:
+def test_a_context_is_measured_by_samples_from_when_torch_held_the_most(tmp_path: Path) -> None:
     spec = spec_with(batch_size=5000)
     records = a_run(spec, device="cuda", device_uuids=["G"], device_names=["H200"], used_before_bytes={"G": 100})
     steps = [msgspec.structs.replace(step, peak_reserved_bytes=4000) for step in records.steps[0]]
@@ -115,7 +115,7 @@ def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
     assert upgraded.predict(spec).phases == predicted.phases
 
 
-def test_what_a_program_keeps_that_is_not_traced_is_said_until_it_is_measured_and_does_not_shrink(
+def test_untraced_memory_is_noted_until_it_is_measured_and_does_not_shrink(
     tmp_path: Path,
 ) -> None:
     spec = spec_with(batch_size=5000, compile="default", engine="trainer")

@@ -82,7 +82,7 @@ def test_a_user_preset_may_refine_the_shipped_one_it_hides(user_presets: Path) -
         ('schema = 1\nbaseline = "b"\n[model]\nfamily = "llama"\n[[variants]]\nid = "a"\n', 2, "not a variant"),
     ],
 )
-def test_a_broken_preset_is_told_file_line_and_key(user_presets: Path, text: str, line: int, said: str) -> None:
+def test_the_error_of_a_broken_preset_names_file_line_and_key(user_presets: Path, text: str, line: int, said: str) -> None:
     path = user_presets / "mine.toml"
     path.write_text(text)
     problem = refusal("mine")

@@ -42,7 +42,7 @@ def test_a_gpu_lost_and_back_is_two_events_and_only_of_this_run() -> None:
     assert (events.concerns(1), events.concerns(0)) == (True, False)
 
 
-def test_a_gpu_that_was_lost_before_the_first_look_is_told_too() -> None:
+def test_a_gpu_lost_before_the_first_look_gives_an_event() -> None:
     dead = DeviceReading(index=1, error="gone")
     events = DeviceEvents(["GPU-0", "GPU-1"])
     assert told(events.between(tick(gpu(0), dead))) == [("gpu_lost", 1, "gone")]

@@ -9,7 +9,7 @@ from trainfast_runner.machine.telemetry import xid
 from trainfast_runner.machine.telemetry.nvml import Nvml
 
 
-def test_an_xid_is_told_with_its_gpu_and_a_gpu_without_events_is_no_obstacle() -> None:
+def test_an_xid_event_names_its_gpu_also_beside_a_gpu_without_events() -> None:
     silent = Gpu(uuid="GPU-silent", unsupported=frozenset({"nvmlDeviceRegisterEvents"}))
     machine = Machine([silent, Gpu(uuid="GPU-1")])
     told: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()

@@ -29,7 +29,7 @@ def test_script_without_torch_finishes_without_a_step(cli: Cli, tmp_path: Path) 
     assert cli("runs", "show", "last").code == 0
 
 
-def test_script_that_ends_before_its_first_step_is_told_the_ways(cli: Cli, tmp_path: Path) -> None:
+def test_a_script_that_ends_before_its_first_step_lists_the_ways(cli: Cli, tmp_path: Path) -> None:
     done = cli("run", "--json", *written(tmp_path, "import torch\nprint(torch.ones(3).sum())\n"))
     reason = no_step(done)
     assert "torch was imported" in reason
@@ -77,7 +77,7 @@ def test_step_of_two_optimizers_counts_once(cli: Cli, tmp_path: Path) -> None:
     assert result["actual"]["parameters"] == 90
 
 
-def test_script_that_reads_stdin_is_told_that_a_run_has_none(cli: Cli, tmp_path: Path) -> None:
+def test_a_script_that_reads_stdin_fails_with_the_reason(cli: Cli, tmp_path: Path) -> None:
     done = cli("run", "--json", *written(tmp_path, "input('continue? ')\n"))
     assert done.code == 4
     assert "EOFError" in done.json["reason"]
@@ -85,7 +85,7 @@ def test_script_that_reads_stdin_is_told_that_a_run_has_none(cli: Cli, tmp_path:
     assert done.json["script"]["exit_code"] == 1
 
 
-def test_a_script_that_python_cannot_read_is_told_with_its_line(cli: Cli, tmp_path: Path) -> None:
+def test_a_syntax_error_of_a_script_names_its_line(cli: Cli, tmp_path: Path) -> None:
     done = cli("run", "--json", *written(tmp_path, "import sys\ndef broken(:\n"))
     assert done.code == 4
     assert re.search(r"exited with status 1: SyntaxError: .+ \(\w+\.py:2\)", done.json["reason"])
@@ -166,7 +166,7 @@ def test_closed_door_is_printed_at_the_start_and_the_end(
 
 
 @pytest.mark.long
-def test_script_that_reports_no_step_for_a_minute_is_told_the_ways(cli: Cli, tmp_path: Path) -> None:
+def test_a_minute_without_a_step_lists_the_ways(cli: Cli, tmp_path: Path) -> None:
     go = tmp_path / "go"
     lines = f"import os, time, torch\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\n"
     started = cli.start("run", "--json", *written(tmp_path, lines))

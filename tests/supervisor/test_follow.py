@@ -14,7 +14,7 @@ from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.running.follower import Follower
 
 
-def test_a_run_that_said_how_it_ended_is_not_over_before_its_result(run: Run) -> None:
+def test_a_run_that_recorded_its_end_is_live_until_its_result_is_written(run: Run) -> None:
     """Whoever waits for the last snapshot would otherwise wait for a result that it never shows."""
     run.prepare("")
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

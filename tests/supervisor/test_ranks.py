@@ -63,7 +63,7 @@ def test_exception_of_one_rank_ends_the_others_that_wait_for_it(run: Run, ended_
     ended_clean(run)
 
 
-def test_rank_that_was_told_to_end_by_a_stranger_is_named(run: Run) -> None:
+def test_a_rank_ended_by_an_outside_signal_is_named(run: Run) -> None:
     result = run.result_of(
         """
         def life():

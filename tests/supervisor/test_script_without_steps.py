@@ -17,7 +17,7 @@ from trainfast_runner.running.supervisor import SupervisorBounds
 from .conftest import Run
 
 
-def test_script_without_a_step_is_told_the_three_ways_while_it_runs(run: Run) -> None:
+def test_a_live_run_of_a_script_without_steps_lists_the_three_ways(run: Run) -> None:
     result = run.result_of(
         """
         while "no_step" not in open("events.jsonl").read():

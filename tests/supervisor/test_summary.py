@@ -248,7 +248,7 @@ def test_a_gpu_that_was_lost_makes_the_conditions_doubtful(tmp_path: Path) -> No
     assert (conditions.steady_from_step, conditions.still_warming) == (1, False)
 
 
-def test_a_gpu_that_was_silent_is_told_with_its_seconds_and_what_its_counters_grew(tmp_path: Path) -> None:
+def test_a_silent_gpu_is_listed_with_its_seconds_and_the_growth_of_its_counters(tmp_path: Path) -> None:
     write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 11)])
     lines = [device(t, temperature_c=60, power_violation_ns=(6 if t >= 9 else 0) * S) for t in (0, 1, 9, 10)]
     write_lines(tmp_path / "telemetry.jsonl", [*lines[:2], *(device(t) for t in range(2, 9)), *lines[2:]])

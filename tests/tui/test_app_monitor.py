@@ -133,7 +133,7 @@ def test_the_smallest_screen(home: Home, snap_compare: SnapCompare) -> None:
     assert snap_compare(StillApp(home), terminal_size=(80, 24), run_before=before)
 
 
-async def test_every_reading_has_its_unit_and_what_needs_a_person_is_said(home: Home) -> None:
+async def test_every_reading_has_its_unit_and_every_warning_is_shown(home: Home) -> None:
     async with running(home, size=(160, 90)) as (_, pilot):
         text = await opened(pilot, the_machine())
         assert "T GPU 3 throttled by heat" in text.splitlines()[0]
@@ -159,7 +159,7 @@ async def test_every_reading_has_its_unit_and_what_needs_a_person_is_said(home: 
         assert "not visible from here" in text
 
 
-async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_said(home: Home) -> None:
+async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home: Home) -> None:
     async with running(home, ascii=True, size=(80, 24)) as (app, pilot):
         text = await opened(pilot, the_machine(0))
         assert "no GPU: no NVIDIA driver. Training runs on the CPU." in text
@@ -192,7 +192,7 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
         assert "lost for 20 s: GPU is lost" in screen_text(app), "on the main screen as well"
 
 
-async def test_why_a_gpu_does_not_answer_is_said_whole_with_its_cure(home: Home) -> None:
+async def test_the_error_of_a_gpu_is_shown_whole_with_its_cure(home: Home) -> None:
     why = failures.device(failures.GPU_IS_LOST, "")
     ticks = [a_full_tick(second, 8) for second in range(80)]
     ticks[79].devices[0] = a_gpu(0, error=why, throttle_reasons=None)
@@ -202,7 +202,7 @@ async def test_why_a_gpu_does_not_answer_is_said_whole_with_its_cure(home: Home)
         assert " ".join(" ".join(rows[2:5]).split()).startswith(why), "below it all, as the chosen one says all"
 
 
-async def test_events_are_told_where_there_is_no_room_for_charts(home: Home) -> None:
+async def test_events_are_shown_where_charts_do_not_fit(home: Home) -> None:
     ticks = [a_full_tick(second, 8) for second in range(80)]
     gone = a_gpu(5, error="GPU is lost: it no longer answers", throttle_reasons=None)
     ticks[79].devices[5] = gone
