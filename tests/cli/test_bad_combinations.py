@@ -82,13 +82,13 @@ def refused(cli: Cli, *settings: str, seconds: float = SECONDS, **environment: s
     return error
 
 
-@pytest.mark.parametrize(("settings", "key", "said", "instead"), BAD, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("settings", "key", "expected", "instead"), BAD, ids=lambda value: str(value)[:60])
 def test_a_combination_that_cannot_work(
-    warmed: Cli, settings: list[str], key: str, said: list[str], instead: str
+    warmed: Cli, settings: list[str], key: str, expected: list[str], instead: str
 ) -> None:
     error = refused(warmed, *settings)
     assert error["key"] == key
-    for words in said:
+    for words in expected:
         assert words in str(error["message"])
     assert instead in str(error["nearest"])
     assert not (warmed.home / "runs").exists() or not list((warmed.home / "runs").iterdir())

@@ -16,7 +16,7 @@ from cli.command import COMMAND, Cli
 
 
 @pytest.mark.parametrize(
-    ("setting", "said", "key", "nearest"),
+    ("setting", "expected", "key", "nearest"),
     [
         ("batchsize=8", "there is no knob 'batchsize'", "batchsize", "batch_size"),
         ("batch_size=many", "batch_size: must be a whole number, not 'many'", "batch_size", None),
@@ -39,9 +39,9 @@ from cli.command import COMMAND, Cli
         ("model.num_layers=3", "did you mean num_hidden_layers?", "model.num_layers", "num_hidden_layers"),
     ],
 )
-def test_a_setting_that_cannot_be(cli: Cli, setting: str, said: str, key: str, nearest: str | None) -> None:
+def test_a_setting_that_cannot_be(cli: Cli, setting: str, expected: str, key: str, nearest: str | None) -> None:
     done = cli("run", "tiny-llama", "--set", setting, "--json")
-    assert said in done.refused()
+    assert expected in done.refused()
     assert done.json["error"]["key"] == key
     if nearest is not None:
         assert done.json["error"]["nearest"] == nearest
@@ -144,10 +144,10 @@ def test_a_slow_training_python_is_waited_for_in_words(cli: Cli, tmp_path: Path)
         stderr=theirs,
     )
     os.close(theirs)
-    said = os.read(ours, 65536).decode()
+    text = os.read(ours, 65536).decode()
     os.close(ours)
     assert done.returncode == 2
-    assert said.index("checking…") < said.index("\x1b[K") < said.index("it exited without reporting an error")
+    assert text.index("checking…") < text.index("\x1b[K") < text.index("it exited without reporting an error")
 
 
 def test_a_long_list_of_families_begins_with_familiar_ones_and_says_that_it_is_cut(cli: Cli) -> None:

@@ -48,7 +48,7 @@ def test_a_rocm_build_says_what_is_not_supported(cli: Cli, gpus: dict[str, str],
 
 
 @pytest.mark.parametrize(
-    ("variable", "said"),
+    ("variable", "expected"),
     [
         (INSTANCES[0][:-1] + "9", f"names no MIG instance here; did you mean {INSTANCES[0]}?"),
         ("0", f"GPU 0 is in MIG mode, where runs use an instance by its name; try CUDA_VISIBLE_DEVICES={INSTANCES[0]}"),
@@ -56,11 +56,11 @@ def test_a_rocm_build_says_what_is_not_supported(cli: Cli, gpus: dict[str, str],
     ],
 )
 def test_a_device_name_that_no_run_can_use_starts_nothing(
-    cli: Cli, gpus: dict[str, str], python: list[str], tmp_path: Path, variable: str, said: str
+    cli: Cli, gpus: dict[str, str], python: list[str], tmp_path: Path, variable: str, expected: str
 ) -> None:
     (tmp_path / "scenario").write_text("instance 0 7 0 512\ninstance 0 8 0 64\n")
     done = cli("run", "tiny-llama", *python, "--json", **gpus, CUDA_VISIBLE_DEVICES=variable)
-    assert said in done.refused()
+    assert expected in done.refused()
     assert cli("runs", "list", "--json").json["runs"] == []
 
 

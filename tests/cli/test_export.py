@@ -125,9 +125,9 @@ def test_an_export_is_imported_as_a_preset(trained: tuple[Cli, Done], tmp_path: 
     assert cli("import", str(tmp_path / "none.json")).refused().endswith("none.json: No such file or directory")
     command = tmp_path / "go.sh"
     command.write_text("accelerate launch t.py --mixed_precision bf16\n")
-    told = cli("import", str(command)).err
-    assert "model and data are those of tiny-llama; --from PRESET takes others" in told
-    assert "presets new NAME -- COMMAND" in told
+    notice = cli("import", str(command)).err
+    assert "model and data are those of tiny-llama; --from PRESET takes others" in notice
+    assert "presets new NAME -- COMMAND" in notice
 
 
 def test_settings_that_ran_out_of_memory_come_with_a_warning(cli: Cli, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_diff_is_exact_whatever_the_encoding_of_stdout(trained: tuple[Cli, Don
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("--to", "torchrun", "--", "python", "train.py"), "a command behind -- is for --prove"),
         (("--to", "torchrun", "--prove"), "--to torchrun is for a script: which one?; try --prove -- python train.py"),
@@ -172,6 +172,6 @@ def test_a_diff_is_exact_whatever_the_encoding_of_stdout(trained: tuple[Cli, Don
         (("--to", "torchrun", "--wait"), "--wait is for the run of --prove"),
     ],
 )
-def test_a_proof_of_nothing_is_refused(trained: tuple[Cli, Done], words: tuple[str, ...], said: str) -> None:
+def test_a_proof_of_nothing_is_refused(trained: tuple[Cli, Done], words: tuple[str, ...], expected: str) -> None:
     cli, _ = trained
-    assert said in cli("export", "last", *words).refused()
+    assert expected in cli("export", "last", *words).refused()

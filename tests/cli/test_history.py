@@ -377,6 +377,6 @@ def test_a_probe_of_a_search_is_shown_as_one_everywhere(cli: Cli) -> None:
 def test_fp16_that_a_cpu_emulates_is_printed(cli: Cli) -> None:
     write(cli.home, result("20261101-100000-tiny-llama-aaaa", knobs={"precision": "fp16"}))
     write(cli.home, result("20261102-100000-tiny-llama-bbbb"))
-    said = "fp16 on a CPU without fp16 instructions is emulated"
-    assert (said in cli("runs", "show", "20261101").out) == (not cpu_has_fp16())
-    assert said not in cli("runs", "show", "20261102").out
+    text = "fp16 on a CPU without fp16 instructions is emulated"
+    assert (text in cli("runs", "show", "20261101").out) == (not cpu_has_fp16())
+    assert text not in cli("runs", "show", "20261102").out

@@ -38,9 +38,9 @@ def test_everything_that_monitor_cannot_give_has_its_reason(cli: Cli, nvml_libra
         assert absent == {name for name in gpu if tick["missing"].get(f"gpu{gpu['index']}.{name}")}
     assert tick["devices"][3]["error"] == tick["missing"]["gpu3"]
     assert {f"host.{name}" for name, value in tick["host"].items() if value is None} <= tick["missing"].keys()
-    said = cli("doctor", **machine).out
+    text = cli("doctor", **machine).out
     for reason in {reason for key, reason in tick["missing"].items() if key.startswith("gpu")}:
-        assert reason in said
+        assert reason in text
 
 
 def test_doctor_says_why_a_gpu_has_no_energy(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:

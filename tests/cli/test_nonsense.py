@@ -62,7 +62,7 @@ def test_a_digit_that_is_no_decimal_is_no_number_of_processes(cli: Cli, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (b'schema = 1\nextends = "caf\xe9"\n', "can't decode byte 0xe9"),
         (b'schema = 1\nextends = "a\\u0000.toml"\n', ":2: extends must be text, not 'a\\x00.toml'"),
@@ -79,11 +79,11 @@ def test_a_digit_that_is_no_decimal_is_no_number_of_processes(cli: Cli, tmp_path
         ),
     ],
 )
-def test_a_preset_that_cannot_be_is_one_line(cli: Cli, text: bytes, said: str) -> None:
+def test_a_preset_that_cannot_be_is_one_line(cli: Cli, text: bytes, expected: str) -> None:
     path = cli.presets / "mine.toml"
     path.write_bytes(text)
-    assert said in cli("run", "mine").refused()
-    assert said in cli("run", str(path)).refused()
+    assert expected in cli("run", "mine").refused()
+    assert expected in cli("run", str(path)).refused()
 
 
 @pytest.mark.parametrize(

@@ -101,11 +101,11 @@ def test_a_row_waits_for_those_before_it(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["variant", "plain", "half", "many"]
     assert main(["predict", preset, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert said["schema"] == 1
-    assert [row["id"] for row in said["rows"]] == ["plain", "half", "many"]
-    assert said["rows"][0]["predicted"]["total_bytes"] > 0
-    assert said["rows"][2]["predicted"] is None
+    text = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert text["schema"] == 1
+    assert [row["id"] for row in text["rows"]] == ["plain", "half", "many"]
+    assert text["rows"][0]["predicted"]["total_bytes"] > 0
+    assert text["rows"][2]["predicted"] is None
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_a_limit_below_the_weights_ends_with_3_and_says_what_they_need(
     assert main(["predict", str(single), "--set", "memory_limit=60KiB"]) == 0
     assert "not even batch_size 1" in capsys.readouterr().out
     assert main(["predict", str(single), "--set", "memory_limit=48KiB", "--json"]) == 3
-    said = capsys.readouterr()
-    assert json.loads(said.out.splitlines()[-1])["max_batch"] == 0
-    assert said.err == (
+    text = capsys.readouterr()
+    assert json.loads(text.out.splitlines()[-1])["max_batch"] == 0
+    assert text.err == (
         "trainfast-tui: memory_limit=48KiB is below what the 12,500 parameters alone need: 50,000 bytes (0 MiB)\n"
     )
 
@@ -211,10 +211,10 @@ def test_what_cannot_run_here_is_predicted_in_the_words_of_its_refusal(
     single = Path(preset).with_name("single.toml")
     single.write_text(PRESET.partition("[[variants]]")[0])
     assert main(["predict", str(single), "--set", "strategy=ddp", "--set", "devices=99"]) == 0
-    said = capsys.readouterr().out
-    assert "peak memory" in said
-    assert re.search(r"^cannot run here +devices=99: at most 8 processes on a CPU", said, re.MULTILINE)
-    assert "shared by" not in said
+    text = capsys.readouterr().out
+    assert "peak memory" in text
+    assert re.search(r"^cannot run here +devices=99: at most 8 processes on a CPU", text, re.MULTILINE)
+    assert "shared by" not in text
     assert main(["predict", str(single), "--set", "strategy=dp", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["cannot_run"].startswith("strategy=dp copies the model to each of two or more GPUs")
@@ -239,8 +239,8 @@ def test_another_length_has_no_published_figures(
     assert why in text
     assert "\npublished " not in text
     assert main(["predict", f"{preset}/plain", "--set", "seq_len=64", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["published"], said["unpublished"]) == (None, why)
+    words = json.loads(capsys.readouterr().out)
+    assert (words["published"], words["unpublished"]) == (None, why)
 
 
 def test_the_wait_for_the_imports_is_shown(

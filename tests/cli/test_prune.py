@@ -219,7 +219,7 @@ def test_an_extension_is_as_old_as_the_newest_file_in_any_folder_of_it(own: Cli)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("--older-than", "30"), "did you mean 30d?"),
         (("--older-than", "30days"), "did you mean 30d?"),
@@ -229,7 +229,7 @@ def test_an_extension_is_as_old_as_the_newest_file_in_any_folder_of_it(own: Cli)
         (("--kep", "3"), "did you mean --keep?"),
     ],
 )
-def test_bad_limits_are_refused(own: Cli, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_limits_are_refused(own: Cli, arguments: tuple[str, ...], expected: str) -> None:
     write(own.home, result(OLD))
-    assert said in own("runs", "prune", *arguments, "--yes").refused()
+    assert expected in own("runs", "prune", *arguments, "--yes").refused()
     assert runs(own) == [OLD]

@@ -221,9 +221,9 @@ def test_text_of_a_run_stays_text(cli: Cli, tmp_path: Path) -> None:
 
 def test_speed_is_predicted_beside_the_measured_one(cli: Cli, tmp_path: Path) -> None:
     predicted = PredictedSpeed(median=80.0, low=70.0, high=95.0, basis="2 runs of this model")
-    for run_id, told in (("20261101-100000-tiny-llama-aaaa", predicted), ("20261101-100001-tiny-llama-bbbb", None)):
+    for run_id, speed in (("20261101-100000-tiny-llama-aaaa", predicted), ("20261101-100001-tiny-llama-bbbb", None)):
         one = result(run_id)
-        throughput = msgspec.structs.replace(one.throughput, predicted=told)
+        throughput = msgspec.structs.replace(one.throughput, predicted=speed)
         write(cli.home, msgspec.structs.replace(one, throughput=throughput))
     page = page_of(cli, tmp_path, "20261101-100000-tiny-llama-aaaa")
     assert_loads_nothing(page)

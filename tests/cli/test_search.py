@@ -113,11 +113,11 @@ def test_the_maximum_is_exact_on_both_sides(cli: Cli) -> None:
     assert not probes & set(shown)
     assert probes <= {row["run_id"] for row in cli("runs", "list", "--probes", "--json").json["runs"]}
     for probe in found["probes"]:
-        told = cli("runs", "show", probe["run_id"], "--json").json
-        assert probe["batch_size"] in told["tried"]
+        shown = cli("runs", "show", probe["run_id"], "--json").json
+        assert probe["batch_size"] in shown["tried"]
         if probe["outcome"] == "oom":
-            assert told["tried"][-1] == told["oom"]["batch_size"] == probe["batch_size"]
-            assert told["oom"]["changes"] == []
+            assert shown["tried"][-1] == shown["oom"]["batch_size"] == probe["batch_size"]
+            assert shown["oom"]["changes"] == []
 
 
 @pytest.mark.long
@@ -139,16 +139,16 @@ def test_the_tightest_of_two_ranks_decides(cli: Cli) -> None:
 def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(cli: Cli) -> None:
     command = ("search", "max-batch", *limited("512MiB"), "--proof-steps", "2", "--json")
     before: list[int] = []
-    for said in ("starting", " fits: peak", "confirm "):
+    for text in ("starting", " fits: peak", "confirm "):
         started = Started(cli, command)
-        started.until_printed(said)
+        started.until_printed(text)
         started.signal(signal.SIGKILL)
         started.end()
         directory = directory_of(cli)
         assert not is_conducted(directory)
         with (directory / JOURNAL_FILE).open("ab") as journal:
             journal.write(b'{"kind":"probe","batch_')
-        if said != "confirm ":
+        if text != "confirm ":
             # The warm process sees for itself that nobody asks any more; a confirmation goes on.
             until(lambda: not live_runs(cli), "the warm process to end")
         tried = [line.batch_size for line in read_batch_journal(directory) if isinstance(line, Probe)]
@@ -235,49 +235,49 @@ def test_a_change_of_several_knobs_is_printed_as_it_is_typed(tmp_path: Path) -> 
 
 
 def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, said = Home(tmp_path).create(), io.StringIO()
+    home, text = Home(tmp_path).create(), io.StringIO()
     recorded = next((Path(__file__).parents[1] / "recorded_runs").iterdir())
     home.directory("a-proof").symlink_to(recorded)
     monkeypatch.setattr(journal_printer, "TICK_S", 0.0)
-    monkeypatch.setattr(sys, "stderr", said)
+    monkeypatch.setattr(sys, "stderr", text)
     printer = BatchPrinter(Progress(), home)  # without an encoding … is ~
     printer.print_line(BatchStep(action="prove", batch_size=37, why="it is the largest"))
     printer.print_line(BatchLaunched(run_id="a-proof", role="proof"))
     printer.tick()
     steps = len((recorded / "steps.jsonl").read_text().splitlines())
-    assert said.getvalue().splitlines()[-1] == f"confirming 37~ 0 s, {steps} steps"
+    assert text.getvalue().splitlines()[-1] == f"confirming 37~ 0 s, {steps} steps"
 
 
 def test_a_temperature_that_stands_still_is_printed_with_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = io.StringIO()
+    text = io.StringIO()
     monkeypatch.setattr(journal_printer, "TICK_S", 0.0)
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
-    monkeypatch.setattr(sys, "stderr", said)
+    monkeypatch.setattr(sys, "stderr", text)
     printer = BatchPrinter(Progress(), Home(tmp_path))
     printer.print_line(CoolingDown(device=1, temperature_c=71.0, below_c=55.0, waited_s=8.0, stuck_s=19.99999999))
-    assert said.getvalue().splitlines() == ["cooling GPU 1: 71 C, waiting for less than 55 C, 8 s so far"]
+    assert text.getvalue().splitlines() == ["cooling GPU 1: 71 C, waiting for less than 55 C, 8 s so far"]
     printer.tick()
-    assert said.getvalue().splitlines()[-1].endswith("; it has not fallen for 20 s, and is given up after 180 s")
+    assert text.getvalue().splitlines()[-1].endswith("; it has not fallen for 20 s, and is given up after 180 s")
 
 
 def test_sizes_have_their_thousands_separated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", said)
+    text = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", text)
     printer = BatchPrinter(Progress(), Home(tmp_path))
     for line in (
         BatchStep(action="probe", batch_size=4096, why="twice the last"),
         ConfirmationRun(batch_size=65536, run_id="cold", state="oom", seconds=9.0, refutes=[4096]),
     ):
         printer.print_line(line)
-    assert "probe 4,096: twice the last" in said.getvalue()
-    assert "  65,536 oom in a fresh process, 9 s, which refutes that 4,096 fitted: cold" in said.getvalue()
+    assert "probe 4,096: twice the last" in text.getvalue()
+    assert "  65,536 oom in a fresh process, 9 s, which refutes that 4,096 fitted: cold" in text.getvalue()
 
 
 def test_a_proof_that_refutes_a_probe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", said)
+    text = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", text)
     printer = BatchPrinter(Progress(), Home(tmp_path))
     printer.print_line(ConfirmationRun(batch_size=42, run_id="cold", state="oom", seconds=9.0, refutes=[42]))
-    assert said.getvalue() == "  42 oom in a fresh process, 9 s, which refutes that 42 fitted: cold\n"
+    assert text.getvalue() == "  42 oom in a fresh process, 9 s, which refutes that 42 fitted: cold\n"

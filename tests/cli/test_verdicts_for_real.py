@@ -89,8 +89,8 @@ def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli: Cli, nvml_l
     assert finding["device"] == 0
     assert "GPU 0 is throttled by heat" in finding["line"]
     assert "at 90 °C, 3 °C over the 87 °C at which it slows down" in finding["line"]
-    told = [event for event in read_all(directory / "events.jsonl", Event)[0] if event.kind.startswith("throttle")]
-    assert [(event.kind, event.device, event.detail) for event in told] == [
+    throttled = [event for event in read_all(directory / "events.jsonl", Event)[0] if event.kind.startswith("throttle")]
+    assert [(event.kind, event.device, event.detail) for event in throttled] == [
         ("throttle_on", 0, "sw_thermal"),
         ("throttle_off", 0, "sw_thermal"),
     ]

@@ -36,13 +36,13 @@ def gpus(count: int, gib: int = 24) -> Machine:
     return Machine(device="cuda", gpus=found, nvml_gpus=found, cores=8)
 
 
-def told(machine: Machine, situation: Situation, *settings: str, preset: str = "tiny-llama") -> dict[str, Advice]:
+def advice_on(machine: Machine, situation: Situation, *settings: str, preset: str = "tiny-llama") -> dict[str, Advice]:
     spec = resolve(preset, settings)
     return {one.knob: one for one in advise(spec, resolve(preset).knobs, machine, situation)}
 
 
 @pytest.mark.parametrize(
-    ("machine", "size", "links", "value", "said"),
+    ("machine", "size", "links", "value", "expected"),
     [
         (CPU, SMALL, None, "single", "without a GPU the processes of other strategies share these 2 cores"),
         (replace(CPU, nvml_gpus=gpus(2).gpus), SMALL, None, "single", "torch is built without CUDA"),
@@ -58,11 +58,11 @@ def told(machine: Machine, situation: Situation, *settings: str, preset: str = "
     ],
 )
 def test_the_decision_tree(
-    machine: Machine, size: ModelSize, links: Interconnect | None, value: str, said: str
+    machine: Machine, size: ModelSize, links: Interconnect | None, value: str, expected: str
 ) -> None:
-    advice = told(machine, Situation(size=size, links=links), "precision=bf16")["strategy"]
+    advice = advice_on(machine, Situation(size=size, links=links), "precision=bf16")["strategy"]
     assert advice.value == value
-    assert said in advice.text
+    assert expected in advice.text
     assert advice.text.startswith(value) or machine.device == "cpu"
     if machine.device == "cuda" and value != "tp":
         assert "estimate: 18 bytes" in advice.text
@@ -73,7 +73,7 @@ def test_what_was_measured_goes_before_the_tree() -> None:
         Measured(f"run-{strategy}", {"strategy": strategy, "batch_size": 8}, "finished", rate)
         for strategy, rate in (("ddp", 40.0), ("zero2", 44.0), ("single", 25.0))
     )
-    advice = told(gpus(2), Situation(size=SMALL, measured=measured))["strategy"]
+    advice = advice_on(gpus(2), Situation(size=SMALL, measured=measured))["strategy"]
     assert advice.value == "zero2"
     assert "fastest of ddp, single and zero2 measured here, 44 samples/s (run-zero2)" in advice.text
 
@@ -83,45 +83,47 @@ def test_only_runs_that_did_the_same_work_are_compared() -> None:
     others: list[dict[str, object]] = [{"precision": "fp16"}, {"seq_len": 64}, {"batch_size": 32}]
     for other in others:
         faster = Measured("run-zero2", {"strategy": "zero2", "batch_size": 8, **other}, "finished", 90.0)
-        found = told(gpus(2), Situation(size=SMALL, measured=(plain, faster)), "strategy=ddp", "devices=2")["strategy"]
+        found = advice_on(gpus(2), Situation(size=SMALL, measured=(plain, faster)), "strategy=ddp", "devices=2")[
+            "strategy"
+        ]
         assert "run-zero2" not in found.text, other
     # The same global batch on half as many ranks is the same work.
     knobs = {"strategy": "tp", "devices": 2, "batch_size": 16}
     cut = Measured("run-tp", knobs, "finished", 90.0)
-    found = told(gpus(2), Situation(size=SMALL, measured=(plain, cut)), "strategy=ddp", "devices=2")["strategy"]
+    found = advice_on(gpus(2), Situation(size=SMALL, measured=(plain, cut)), "strategy=ddp", "devices=2")["strategy"]
     assert "tp: the fastest of ddp and tp measured here" in found.text
 
 
 def test_what_fitted_with_other_settings_proves_nothing() -> None:
     light = {"strategy": "single", "batch_size": 32, "precision": "bf16-pure"}
     fitted = Measured("run-1", light, "finished", 10.0)
-    text = told(CPU, Situation(measured=(fitted,)), "batch_size=8", "grad_accum=4")["grad_accum"].text
+    text = advice_on(CPU, Situation(measured=(fitted,)), "batch_size=8", "grad_accum=4")["grad_accum"].text
     assert text.startswith("Try 1 first")
 
 
 def test_the_linear_rule_holds_whenever_the_global_batch_is_not_the_presets() -> None:
-    assert "lr" not in told(CPU, Situation()), "nothing has changed"
-    assert "lr" not in told(CPU, Situation(), "batch_size=4", "grad_accum=2"), "the global batch is the same"
-    advice = told(CPU, Situation(), "batch_size=16", "grad_accum=2")["lr"]
+    assert "lr" not in advice_on(CPU, Situation()), "nothing has changed"
+    assert "lr" not in advice_on(CPU, Situation(), "batch_size=4", "grad_accum=2"), "the global batch is the same"
+    advice = advice_on(CPU, Situation(), "batch_size=16", "grad_accum=2")["lr"]
     assert advice.value == "0.004"
     assert "32, 4 x the preset's 8" in advice.text
-    half = told(CPU, Situation(), "batch_size=4")["lr"]
+    half = advice_on(CPU, Situation(), "batch_size=4")["lr"]
     assert half.value == "0.0005"
-    ddp = told(CPU, Situation(), "strategy=ddp", "devices=2")["lr"]
+    ddp = advice_on(CPU, Situation(), "strategy=ddp", "devices=2")["lr"]
     assert ddp.value == "0.002"
     assert "dp divides one batch among the GPUs" in ddp.text
 
 
 def test_shapes_are_aligned_where_there_are_tensor_cores() -> None:
     situation = Situation(shapes={"hidden_size": 1020, "vocab_size": 50257})
-    found = told(gpus(1), situation, "batch_size=12", "seq_len=100")
+    found = advice_on(gpus(1), situation, "batch_size=12", "seq_len=100")
     assert found["batch_size"].value == "8", "more than was chosen may not fit"
     assert found["seq_len"].value in ("96", "104")
     assert "model.vocab_size=50304 instead of 50257" in found["model"].text
     assert "model.hidden_size=1024 instead of 1020" in found["model"].text
-    on_cpu = told(CPU, situation, "batch_size=35", "precision=bf16")["batch_size"]
+    on_cpu = advice_on(CPU, situation, "batch_size=35", "precision=bf16")["batch_size"]
     assert on_cpu.text.startswith("32 instead of 35 where it is to train on a GPU:")
-    assert set(told(CPU, situation, "batch_size=8")) == {"strategy"}, "on a CPU in fp32 they cost nothing"
+    assert set(advice_on(CPU, situation, "batch_size=8")) == {"strategy"}, "on a CPU in fp32 they cost nothing"
 
 
 def test_accumulating_what_fits_is_advised_against_and_what_does_not_fit_is_not() -> None:
@@ -129,11 +131,11 @@ def test_accumulating_what_fits_is_advised_against_and_what_does_not_fit_is_not(
         return Measured("run-1", {"strategy": "single", "batch_size": 32}, state, 10.0 if state == "finished" else None)
 
     settings = ("batch_size=8", "grad_accum=4")
-    assert "fitted here (run-1)" in told(CPU, Situation(measured=(run("finished"),)), *settings)["grad_accum"].text
-    kept = told(CPU, Situation(measured=(run("oom"),)), *settings)["grad_accum"]
+    assert "fitted here (run-1)" in advice_on(CPU, Situation(measured=(run("finished"),)), *settings)["grad_accum"].text
+    kept = advice_on(CPU, Situation(measured=(run("oom"),)), *settings)["grad_accum"]
     assert kept.value is None
     assert "4 is right: batch_size=32 did not fit" in kept.text
-    assert told(CPU, Situation(), *settings)["grad_accum"].value == "1"
+    assert advice_on(CPU, Situation(), *settings)["grad_accum"].value == "1"
 
 
 def test_every_value_advised_is_one_its_knob_takes() -> None:
@@ -185,9 +187,9 @@ def test_fp16_that_the_cpu_does_not_have_is_named(tmp_path: Path, monkeypatch: p
     flags = tmp_path / "cpuinfo"
     monkeypatch.setattr(devices, "CPU_INFO", flags)
     flags.write_text("flags: avx512f\n")
-    advice = told(CPU, Situation(), "precision=fp16")["precision"]
+    advice = advice_on(CPU, Situation(), "precision=fp16")["precision"]
     assert advice.value == "bf16"
     assert "tens of times slower than fp32" in advice.text
-    assert "precision" not in told(gpus(1), Situation(), "precision=fp16")
+    assert "precision" not in advice_on(gpus(1), Situation(), "precision=fp16")
     flags.write_text("flags: avx512f avx512_fp16\n")
-    assert "precision" not in told(CPU, Situation(), "precision=fp16")
+    assert "precision" not in advice_on(CPU, Situation(), "precision=fp16")

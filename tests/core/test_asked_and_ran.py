@@ -46,7 +46,7 @@ def test_a_sharded_run_that_is_what_was_asked(strategy: str, ranks: int, fields:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "fields", "said"),
+    ("strategy", "fields", "expected"),
     [
         ("fsdp", {"wrapper": "DistributedDataParallel"}, "strategy=fsdp (wrapper): asked for FSDPModule, but rank 0"),
         ("fsdp", {"wrapper": "FSDPModule", "reshard": "off"}, "reshard: asked for on, but rank 0 ran off"),
@@ -55,10 +55,10 @@ def test_a_sharded_run_that_is_what_was_asked(strategy: str, ranks: int, fields:
         ("naive-mp", {"wrapper": "none", "mesh": {"mp": 1}}, "mesh: asked for {'mp': 4}"),
     ],
 )
-def test_the_first_field_that_differs_is_named(strategy: str, fields: dict[str, Any], said: str) -> None:
+def test_the_first_field_that_differs_is_named(strategy: str, fields: dict[str, Any], expected: str) -> None:
     difference = first_difference(asked(4, strategy=strategy), ran(**fields))
     assert difference is not None
-    assert said in difference
+    assert expected in difference
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])

@@ -83,7 +83,7 @@ def test_devices_are_joined_by_plus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vary", "said"),
+    ("vary", "expected"),
     [
         (("batchsize=1",), "did you mean batch_size?"),
         (("precision=bf61",), "did you mean bf16?"),
@@ -92,10 +92,10 @@ def test_devices_are_joined_by_plus() -> None:
         (("batch_size=1,2", "batch_size=4"), "try --vary batch_size=1,2,4"),
     ],
 )
-def test_bad_values_name_the_nearest(vary: tuple[str, ...], said: str) -> None:
+def test_bad_values_name_the_nearest(vary: tuple[str, ...], expected: str) -> None:
     with pytest.raises(UserError) as refused:
         read_vary(vary)
-    assert said in refused.value.line()
+    assert expected in refused.value.line()
 
 
 def test_a_grid_of_a_million_rows_names_the_knobs_to_drop() -> None:
@@ -230,10 +230,10 @@ def test_html_is_one_page_with_all_text_escaped(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [("table.htm", "did you mean .html?"), ("table", "allowed: .md, .csv"), ("no/table.md", "there is no folder")],
 )
-def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path, name: str, said: str) -> None:
+def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path, name: str, expected: str) -> None:
     with pytest.raises(UserError) as refused:
         output_path(str(tmp_path / name), tuple(WRITERS))
-    assert said in refused.value.line()
+    assert expected in refused.value.line()

@@ -45,7 +45,7 @@ def test_a_kernel_that_the_model_has_not_is_refused_before_launch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "settings", "key", "said"),
+    ("where", "settings", "key", "expected"),
     [
         (CPU, ["steps=3"], "timing_warmup", "leaves no step of steps=3"),
         (CPU, ["tp_degree=4"], "tp_degree", "does nothing with strategy=single"),
@@ -66,11 +66,11 @@ def test_a_kernel_that_the_model_has_not_is_refused_before_launch() -> None:
         (OLD, ["precision=tf32"], "precision", "has 7.0"),
     ],
 )
-def test_what_cannot_work_is_refused(where: Machine, settings: list[str], key: str, said: str) -> None:
+def test_what_cannot_work_is_refused(where: Machine, settings: list[str], key: str, expected: str) -> None:
     with pytest.raises(UserError) as refused:
         check(facts(where, *settings))
     assert refused.value.key == key
-    assert said in refused.value.line()
+    assert expected in refused.value.line()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ LLAMA = {"model_type": "llama", "vocab_size": 4096, "base_model_tp_plan": {"laye
 
 
 @pytest.mark.parametrize(
-    ("where", "settings", "config", "key", "said"),
+    ("where", "settings", "config", "key", "expected"),
     [
         (CPU, ["strategy=dp"], {}, "strategy", "two or more GPUs from one process, and a run here has none"),
         (CPU, ["strategy=naive-mp"], {}, "strategy", "try strategy=pp"),
@@ -168,12 +168,12 @@ LLAMA = {"model_type": "llama", "vocab_size": 4096, "base_model_tp_plan": {"laye
     ],
 )
 def test_what_a_sharded_model_cannot_do_is_refused(
-    where: Machine, settings: list[str], config: dict[str, object], key: str, said: str
+    where: Machine, settings: list[str], config: dict[str, object], key: str, expected: str
 ) -> None:
     with pytest.raises(UserError) as refused:
         check(Facts(resolve("tiny-llama", settings), where, config, {"bitsandbytes": "0.49"}, "python"))
     assert refused.value.key == key
-    assert said in refused.value.line()
+    assert expected in refused.value.line()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_processes_devices_and_the_global_batch_are_distinguished(
 
 
 @pytest.mark.parametrize(
-    ("settings", "key", "said"),
+    ("settings", "key", "expected"),
     [
         (["engine=trainer", "strategy=fsdp"], "engine", "not strategy=fsdp"),
         (["engine=accelerate", "strategy=fsdp"], "engine", "not strategy=fsdp"),
@@ -209,12 +209,12 @@ def test_processes_devices_and_the_global_batch_are_distinguished(
         (["optimizer=paged-adamw-8bit"], "optimizer", "optimizer=adamw-8bit"),
     ],
 )
-def test_techniques_that_would_do_something_else_are_refused(settings: list[str], key: str, said: str) -> None:
+def test_techniques_that_would_do_something_else_are_refused(settings: list[str], key: str, expected: str) -> None:
     asked = facts(CPU, *settings)
     with pytest.raises(UserError) as refused:
         check(replace(asked, versions={"accelerate": "1", "bitsandbytes": "1"}))
     assert refused.value.key == key
-    assert said in refused.value.line()
+    assert expected in refused.value.line()
 
 
 def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ BERT_CONFIG = {"model_type": "bert", "vocab_size": 1000, "num_hidden_layers": 4}
 
 
 @pytest.mark.parametrize(
-    ("config", "settings", "said"),
+    ("config", "settings", "expected"),
     [
         (LLAMA, ["data.kind=random"], "samples of data.kind=random are all of one length"),
         (
@@ -240,12 +240,12 @@ BERT_CONFIG = {"model_type": "bert", "vocab_size": 1000, "num_hidden_layers": 4}
     ],
 )
 def test_samples_of_varying_length_where_they_cannot_be_are_refused(
-    config: dict[str, object], settings: list[str], said: str
+    config: dict[str, object], settings: list[str], expected: str
 ) -> None:
     settings = [*settings, "data.samples=lines"]
     with pytest.raises(UserError) as refused:
         check(Facts(resolve("tiny-llama", settings), CPU, config, {}, "python"))
     assert refused.value.key == "data.samples"
-    assert said in refused.value.line()
+    assert expected in refused.value.line()
     causal = ["data.samples=lines", "strategy=pp", "devices=2"]
     check(Facts(resolve("tiny-llama", causal), CPU, LLAMA, {}, "python"))

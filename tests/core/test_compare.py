@@ -292,8 +292,8 @@ def test_what_is_left_of_a_busy_cpu_is_what_differs() -> None:
 def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs() -> None:
     row = {"index": 3, "thermal_fraction": 0.481, "thermal_source": "counters"}
     held = Throttle(thermal_fraction=0.481, devices=[{"index": 1, "thermal_fraction": 0.1}, row])
-    said = [next(doubts(result(actual=Actual(device=device), throttle=held))) for device in ("cpu", "cuda")]
-    assert said == [
+    text = [next(doubts(result(actual=Actual(device=device), throttle=held))) for device in ("cpu", "cuda")]
+    assert text == [
         f"was throttled by heat on {gpu} 3 for 48.1 % of the measured time (counters)" for gpu in ("watched GPU", "GPU")
     ]
     assert watched_words(result(actual=Actual(device="cpu"), throttle=held)) == "watched GPUs 1, 3"

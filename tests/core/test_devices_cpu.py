@@ -75,7 +75,7 @@ def test_so_many_processes_run_on_the_cpu_of_a_machine_with_gpus(settings: list[
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
         (["strategy=dp", "devices=cpu"], "devices=cpu asks for the CPU; try strategy=ddp with devices=cpu:2"),
         (["strategy=naive-mp", "devices=cpu:4"], "devices=cpu:4 asks for the CPU; try strategy=pp with devices=cpu:4"),
@@ -84,11 +84,11 @@ def test_so_many_processes_run_on_the_cpu_of_a_machine_with_gpus(settings: list[
         (["optimizer=paged-adamw-8bit", "devices=cpu"], "optimizer=paged-adamw-8bit"),
     ],
 )
-def test_what_needs_a_gpu_is_refused_with_both_named(settings: list[str], said: str) -> None:
+def test_what_needs_a_gpu_is_refused_with_both_named(settings: list[str], expected: str) -> None:
     asked = replace(facts(*settings), versions={"bitsandbytes": "1"})
     with pytest.raises(UserError) as refused:
         check(asked)
-    assert said in refused.value.line()
+    assert expected in refused.value.line()
 
 
 def test_predict_refuses_what_no_cpu_can_run() -> None:

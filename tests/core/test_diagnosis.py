@@ -320,7 +320,7 @@ def test_a_slow_gpu_keeps_ranks_waiting_only_where_there_are_some() -> None:
 
 
 def test_who_shared_the_gpu_in_a_window() -> None:
-    def told(t: int, pid: int, state: str) -> Event:
+    def process_event(t: int, pid: int, state: str) -> Event:
         return Event(t_ns=t * S, kind="foreign_process", device=0, pid=pid, state=state)
 
     run = RunFile(
@@ -330,11 +330,11 @@ def test_who_shared_the_gpu_in_a_window() -> None:
         foreign_processes=[{"pid": 1, "device": 0, "memory_used_bytes": 9}, {"pid": 2, "device": 0}],
     )
     events = [
-        told(3, 1, "left"),
-        told(5, 3, "appeared"),
-        told(6, 2, "left"),
-        told(7, 3, "left"),
-        told(9, 4, "appeared"),
+        process_event(3, 1, "left"),
+        process_event(5, 3, "appeared"),
+        process_event(6, 2, "left"),
+        process_event(7, 3, "left"),
+        process_event(9, 4, "appeared"),
     ]
     assert foreign_processes(run, events, Window(0, 1 * S))[0] == ForeignProcess(0, 1, 9)
     assert [process.pid for process in foreign_processes(run, events, Window(4 * S, 8 * S))] == [2, 3]

@@ -129,7 +129,7 @@ def test_a_shell_file_gets_flags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "expected"),
     [
         ("train.py", "x = (\n", "train.py:1: not Python"),
         ("train.py", f"x = {'-' * 9000}1\n", "train.py: Python's parser cannot read it"),
@@ -140,11 +140,11 @@ def test_a_shell_file_gets_flags(tmp_path: Path) -> None:
         ("train.sh", "python a.py --bs 4\n", "none of the flags of transformers' TrainingArguments"),
     ],
 )
-def test_a_file_without_a_place_is_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_a_file_without_a_place_is_refused(tmp_path: Path, name: str, text: str, expected: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError) as refused:
         onto(a_run(), tmp_path / name)
-    assert said in refused.value.line()
+    assert expected in refused.value.line()
 
 
 def flagged_run(**knobs: object) -> RunFile:

@@ -47,9 +47,9 @@ INSTALLED = {
 
 
 def commands(*arguments: str) -> list[list[str]]:
-    said = subprocess.run(["bash", str(SCRIPT), "-n", *arguments], capture_output=True, text=True, check=True)
-    assert said.stderr == ""
-    return [line.split() for line in said.stdout.splitlines()]
+    words = subprocess.run(["bash", str(SCRIPT), "-n", *arguments], capture_output=True, text=True, check=True)
+    assert words.stderr == ""
+    return [line.split() for line in words.stdout.splitlines()]
 
 
 def test_every_run_it_starts_is_valid_on_the_gpus_it_needs() -> None:

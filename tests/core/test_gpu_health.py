@@ -22,7 +22,7 @@ def gpu(**fields: Any) -> DeviceReading:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said", "cure"),
+    ("fields", "expected", "cure"),
     [
         ({"throttle_reasons": ["hw_slowdown", "hw_thermal"], "temperature_c": 93}, "hardware), at 93 °C", "more air"),
         ({"throttle_reasons": ["hw_power_brake"]}, "power brake from the power supply", "its cables"),
@@ -35,12 +35,12 @@ def gpu(**fields: Any) -> DeviceReading:
         ({"pcie_generation": 1, "gpu_utilization_percent": 90}, "PCIe generation 1 of 4 under load", "reseat"),
     ],
 )
-def test_each_ailment_is_a_warning_with_its_cure(fields: dict[str, Any], said: str, cure: str) -> None:
+def test_each_ailment_is_a_warning_with_its_cure(fields: dict[str, Any], expected: str, cure: str) -> None:
     tick = Tick(t_ns=0, host=HostReading(), devices=[gpu(**fields)], missing={}, sample_us=1)
     (one,) = (check for check in gpu_checks(tick, {}) if check.name == "GPU 2" and check.state == "warn")
-    assert said in one.finding
+    assert expected in one.finding
     assert cure in (one.cure or "")
-    assert any(line.startswith("GPU 2: ") and said in line for line in lines_below([gpu(**fields)]))
+    assert any(line.startswith("GPU 2: ") and expected in line for line in lines_below([gpu(**fields)]))
 
 
 @pytest.mark.parametrize(

@@ -69,18 +69,18 @@ def test_a_limit_of_a_cpu_has_to_have_a_margin_which_a_measured_run_makes_smalle
 
 
 @pytest.mark.parametrize(
-    ("knobs", "said"),
+    ("knobs", "expected"),
     [
         ({"strategy": "dp", "devices": 2}, "strategy=dp copies the model to each of two or more GPUs"),
         ({"strategy": "ddp", "devices": 99}, "devices=99: at most 8 processes on a CPU"),
     ],
 )
 def test_what_has_no_devices_here_says_so_and_is_not_held_against_what_is_free_here(
-    knobs: dict[str, Any], said: str
+    knobs: dict[str, Any], expected: str
 ) -> None:
     found = fit(ranks=knobs["devices"] if knobs["strategy"] == "ddp" else 1, **knobs)
     assert found.cannot_run is not None
-    assert found.cannot_run.message.startswith(said)
+    assert found.cannot_run.message.startswith(expected)
     assert found.predicted.total_bytes > 0, "for somebody who plans for another machine"
     assert (found.available, found.fits, found.max_batch) == (None, None, None)
     limited = fit(**knobs, memory_limit="8GiB")

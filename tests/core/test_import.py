@@ -69,8 +69,8 @@ def test_an_export_comes_back(form: str, knobs: dict[str, Any]) -> None:
     for name, value in imported.knobs.items():
         assert value == run.knobs[name], name
     for name in overrides(run.knobs):
-        told = name in exported.left_out or f"# {name}=" in exported.text
-        assert name in imported.knobs or told or name == "devices", name
+        is_named = name in exported.left_out or f"# {name}=" in exported.text
+        assert name in imported.knobs or is_named or name == "devices", name
 
 
 def test_deepspeeds_json_comes_back(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_values_are_read(name: str, raw: object, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "raw", "said"),
+    ("name", "raw", "expected"),
     [
         ("batch_size", "0", "0 is out of range"),
         ("batch_size", "many", "must be a whole number"),
@@ -69,10 +69,10 @@ def test_values_are_read(name: str, raw: object, value: object) -> None:
         ("lr", "nan", "out of range"),
     ],
 )
-def test_bad_values_are_refused_by_name(name: str, raw: object, said: str) -> None:
+def test_bad_values_are_refused_by_name(name: str, raw: object, expected: str) -> None:
     with pytest.raises(UserError) as refused:
         knob(name).read(raw)
-    assert said in refused.value.line()
+    assert expected in refused.value.line()
     assert refused.value.key == name
     assert refused.value.line().startswith(f"{name}: ")
     assert refused.value.allowed

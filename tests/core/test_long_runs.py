@@ -94,8 +94,8 @@ def test_a_long_record_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: py
     assert result.thinning is not None
     assert (result.thinning.steps_looked_at, result.thinning.steps_dropped) == (kept[0], 0)
     assert (result.thinning.ticks_looked_at, result.thinning.ticks) == (len(records.host_samples), 1_200)
-    said = [note for note in notes(result) if note.startswith("a long run")]
-    assert said == [
+    text = [note for note in notes(result) if note.startswith("a long run")]
+    assert text == [
         f"a long run: medians are of {kept[0]:,} of its 12,000 steps",
         f"a long run: device figures are of {len(records.host_samples)} of 1,200 samples",
     ]
@@ -144,8 +144,8 @@ def test_the_hole_in_capped_steps_is_stepped_over_and_counted(tmp_path: Path, co
     assert (result.steps.measured, result.steps.warmup) == (19_997, 3)
     assert result.thinning is not None
     assert result.thinning.steps_dropped == 20_000 - len(numbers) > 5_000
-    said = f"the records of {result.thinning.steps_dropped:,} steps were dropped: steps.jsonl had reached its cap"
-    assert said in list(notes(result))
+    text = f"the records of {result.thinning.steps_dropped:,} steps were dropped: steps.jsonl had reached its cap"
+    assert text in list(notes(result))
     follower = Follower(tmp_path)
     follower.poll()
     seen = follower.poll()

@@ -119,8 +119,8 @@ def test_untraced_memory_is_noted_until_it_is_measured_and_does_not_shrink(
     tmp_path: Path,
 ) -> None:
     spec = spec_with(batch_size=5000, compile="default", engine="trainer")
-    said = MODEL.predict(spec).basis
-    assert "without what the compiled program and its compiler keep and what the Trainer keeps" in said
+    text = MODEL.predict(spec).basis
+    assert "without what the compiled program and its compiler keep and what the Trainer keeps" in text
     assert "without" not in MODEL.predict(spec_with(batch_size=5000)).basis
     corrections.record_correction(tmp_path, a_run(spec), ended())
     better, small = known_of(tmp_path), spec_with(batch_size=50, compile="default", engine="trainer")
@@ -201,10 +201,10 @@ def test_damaged_corrections_are_printed_in_a_line_and_written_anew(tmp_path: Pa
     spec, file = spec_with(batch_size=5000), tmp_path / corrections.CORRECTIONS_FILE
     assert corrections.why_unreadable(tmp_path) is None
     file.write_bytes(content)
-    said = corrections.why_unreadable(tmp_path)
-    assert said is not None
-    assert said.startswith(f"{file} cannot be read")
-    assert "\n" not in said
+    text = corrections.why_unreadable(tmp_path)
+    assert text is not None
+    assert text.startswith(f"{file} cannot be read")
+    assert "\n" not in text
     assert known_of(tmp_path).predict(spec).phases == MODEL.predict(spec).phases
     corrections.record_correction(tmp_path, a_run(spec), ended())
     assert corrections.why_unreadable(tmp_path) is None

@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("said", "peak", "missing"),
+    ("expected", "peak", "missing"),
     [
         (OomExplanation(missing_bytes=70 * MIB, asked_bytes=MIB, limit_bytes=100 * MIB), 90 * MIB, 70 * MIB),
         (OomExplanation(asked_bytes=MIB, limit_bytes=100 * MIB), 130 * MIB, 30 * MIB),
@@ -22,6 +22,6 @@ MIB = 1 << 20
     ],
     ids=["predicted", "reached beyond the limit", "asked for", "nothing but what was asked for", "nothing"],
 )
-def test_what_is_missing(said: OomExplanation, peak: int | None, missing: int | None) -> None:
+def test_what_is_missing(expected: OomExplanation, peak: int | None, missing: int | None) -> None:
     failed = Probe(batch_size=1, outcome="oom", run_id="r", seconds=1.0, peak_allocated_bytes=peak)
-    assert missing_bytes(said, failed) == missing
+    assert missing_bytes(expected, failed) == missing

@@ -243,9 +243,9 @@ def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_tu
     died = OutOfMemory(run, ON_CPU, error("backward"), 990 * MIB, tried=tried)
     found = explain_run(died, known)
     assert (found.batch_size, found.needed_bytes, found.changes) == (90, 1210 * MIB, [])
-    said = list(oom_sentences(found))
-    assert said[0] == "A search was trying batch_size 90 to see whether it fits: no knob needs a change."
-    assert said[-1] == "The predicted peak, without any margin, is 1.18 GiB of 1,000 MiB: 210 MiB too much."
+    text = list(oom_sentences(found))
+    assert text[0] == "A search was trying batch_size 90 to see whether it fits: no knob needs a change."
+    assert text[-1] == "The predicted peak, without any margin, is 1.18 GiB of 1,000 MiB: 210 MiB too much."
     early = explain_run(OutOfMemory(run, ON_CPU, error("model")), known)
     assert (early.needed_bytes, early.changes) == (None, [])
 
@@ -310,9 +310,9 @@ def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted() 
 
 
 def test_under_a_limit_it_does_not_matter_what_the_gpu_has_free() -> None:
-    said = ON_GPU.replace("512.00 MiB is", "70.00 GiB is")
+    text = ON_GPU.replace("512.00 MiB is", "70.00 GiB is")
     run = a_run(3 << 30, device="cuda")
-    found = explain(run, error("forward"), said, lambda spec: None, held_bytes=2560 * MIB)
+    found = explain(run, error("forward"), text, lambda spec: None, held_bytes=2560 * MIB)
     assert (found.limit_bytes, found.missing_bytes) == (3 << 30, 1536 * MIB)
 
 
@@ -323,8 +323,8 @@ def test_an_end_that_was_not_predicted_says_so() -> None:
 
 
 def test_what_a_limit_counts_beyond_the_memory_held_is_named_and_left_free_by_every_change() -> None:
-    run, said = a_run(512 * MIB), ON_CPU
-    tight = explain(run, error("backward"), said, known, held_bytes=400 * MIB)
+    run, text = a_run(512 * MIB), ON_CPU
+    tight = explain(run, error("backward"), text, known, held_bytes=400 * MIB)
     assert tight.untouched_bytes == 48 * MIB
     assert "at least 48.0 MiB more counted against the limit: address space reserved" in " ".join(oom_sentences(tight))
     assert tight.changes

@@ -19,7 +19,7 @@ def facts(*settings: str, preset: str = "tiny-llama", **config: object) -> Facts
 
 
 @pytest.mark.parametrize(
-    ("settings", "key", "said"),
+    ("settings", "key", "expected"),
     [
         (["strategy=pp", "devices=4"], "devices", "pp_degree=2 runs on 2 devices, not on devices=4; try devices=2"),
         (["strategy=ddp+pp", "devices=3"], "devices", "pipelines of 2 devices"),
@@ -39,11 +39,11 @@ def facts(*settings: str, preset: str = "tiny-llama", **config: object) -> Facts
         (["strategy=pp", "tp_degree=2"], "tp_degree", "does nothing with strategy=pp"),
     ],
 )
-def test_what_cannot_run_is_refused(settings: list[str], key: str, said: str) -> None:
+def test_what_cannot_run_is_refused(settings: list[str], key: str, expected: str) -> None:
     with pytest.raises(UserError) as refused:
         check(facts(*settings))
     assert refused.value.key == key
-    assert said in refused.value.line()
+    assert expected in refused.value.line()
 
 
 def test_a_family_that_cannot_be_cut_is_refused() -> None:

@@ -63,7 +63,7 @@ def test_a_user_preset_may_refine_the_shipped_one_it_hides(user_presets: Path) -
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "expected"),
     [
         ('schema = 1\nextends = "tiny-llama"\n[knobs]\nbatchsize = 3\n', 4, "did you mean batch_size?"),
         ('schema = 1\nextends = "tiny-llama"\n[knobs]\nseed = 1\nbatch_size = "lots"\n', 5, "must be a whole number"),
@@ -82,12 +82,14 @@ def test_a_user_preset_may_refine_the_shipped_one_it_hides(user_presets: Path) -
         ('schema = 1\nbaseline = "b"\n[model]\nfamily = "llama"\n[[variants]]\nid = "a"\n', 2, "not a variant"),
     ],
 )
-def test_the_error_of_a_broken_preset_names_file_line_and_key(user_presets: Path, text: str, line: int, said: str) -> None:
+def test_the_error_of_a_broken_preset_names_file_line_and_key(
+    user_presets: Path, text: str, line: int, expected: str
+) -> None:
     path = user_presets / "mine.toml"
     path.write_text(text)
     problem = refusal("mine")
     assert problem.line().startswith(f"{path}:{line}: ")
-    assert said in problem.line()
+    assert expected in problem.line()
 
 
 def test_invalid_toml_names_the_line(tmp_path: Path) -> None:

@@ -238,8 +238,8 @@ def tick(t_s: int, *processes: tuple[int, int]) -> Tick:
 
 def test_a_process_of_others_that_grows_during_a_probe_voids_it() -> None:
     ours = tick(1, (10, 500), (99, 200))
-    said = why_others_grew([ours, tick(3, (10, 900), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND)
-    assert said == "process 99 took 500 MiB of GPU 0 meanwhile"
+    text = why_others_grew([ours, tick(3, (10, 900), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND)
+    assert text == "process 99 took 500 MiB of GPU 0 meanwhile"
     assert why_others_grew([ours, tick(3, (10, 9000), (99, 210))], {10}, {"GPU-0"}, 2 * SECOND) is None
     # It grew before the probe began.
     assert (
@@ -251,8 +251,8 @@ def test_a_process_of_others_that_grows_during_a_probe_voids_it() -> None:
 
 
 def test_a_process_that_comes_during_a_probe_voids_it() -> None:
-    said = why_others_grew([tick(1, (10, 500)), tick(3, (10, 500), (42, 300))], {10}, {"GPU-0"}, 2 * SECOND)
-    assert said == "process 42 took 300 MiB of GPU 0 meanwhile"
+    text = why_others_grew([tick(1, (10, 500)), tick(3, (10, 500), (42, 300))], {10}, {"GPU-0"}, 2 * SECOND)
+    assert text == "process 42 took 300 MiB of GPU 0 meanwhile"
 
 
 def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

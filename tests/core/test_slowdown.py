@@ -7,7 +7,7 @@ from trainfast_runner.records.tick import DeviceReading
 
 
 @pytest.mark.parametrize(
-    ("now", "driver", "hardware", "told", "limit", "left"),
+    ("now", "driver", "hardware", "degrees", "limit", "left"),
     [
         (60, 87, 92, None, 87, 27),  # the driver comes first
         (60, 92, 87, None, 87, 27),
@@ -21,13 +21,13 @@ from trainfast_runner.records.tick import DeviceReading
     ],
 )
 def test_what_is_known_of_the_limit_is_used(
-    now: int | None, driver: int | None, hardware: int | None, told: int | None, limit: int | None, left: int | None
+    now: int | None, driver: int | None, hardware: int | None, degrees: int | None, limit: int | None, left: int | None
 ) -> None:
     seen = DeviceReading(
         index=0,
         temperature_c=now,
         gpu_max_temperature_c=driver,
         slowdown_temperature_c=hardware,
-        degrees_to_slowdown_c=told,
+        degrees_to_slowdown_c=degrees,
     )
     assert (slows_down_at_c(seen), degrees_left(seen)) == (limit, left)

@@ -70,7 +70,7 @@ def test_rows_of_one_table_train_different_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ('model = { family = "llama", hub = "x" }', "exactly one of hub, path, family"),
         ('data = { kind = "jpg" }', "did you mean jpeg?"),
@@ -78,13 +78,13 @@ def test_rows_of_one_table_train_different_models() -> None:
         ("model = 3", "model must be a table"),
     ],
 )
-def test_a_mistake_in_a_variants_model_names_its_line(tmp_path: Path, line: str, said: str) -> None:
+def test_a_mistake_in_a_variants_model_names_its_line(tmp_path: Path, line: str, expected: str) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(f'schema = 1\nextends = "tiny-llama"\n[[variants]]\nid = "a"\n{line}\n')
     with pytest.raises(UserError) as refused:
         presets.load(str(file))
     assert refused.value.where == f"{file}:5"
-    assert said in refused.value.line()
+    assert expected in refused.value.line()
 
 
 def test_a_folder_of_photographs_is_searched(tmp_path: Path) -> None:

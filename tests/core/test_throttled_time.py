@@ -64,9 +64,9 @@ def fraction_error(scenario: Scenario, times: Sequence[float], begin: float, end
     """How far the result's thermal fraction of a window is from what the scenario did."""
     window = Window(round(begin * S), round(end * S))
     devices = join_of(sampled(scenario, times, *counters), [GPU]).conditions_between(window.begin_ns, window.end_ns)
-    said = throttle(devices, window, 1, [GPU]).thermal_fraction
-    assert said is not None
-    return abs(said - scenario.fraction(0, THERMAL, window.begin_ns, window.end_ns))
+    text = throttle(devices, window, 1, [GPU]).thermal_fraction
+    assert text is not None
+    return abs(text - scenario.fraction(0, THERMAL, window.begin_ns, window.end_ns))
 
 
 def hot(*spells: tuple[float, float], reasons: int = SW_THERMAL) -> Scenario:
@@ -122,9 +122,9 @@ def test_a_step_gets_the_milliseconds_of_its_own_time() -> None:
     join = join_of(sampled(hot((3.4, 9)), ticks(12), cause_counters, policy_counters), [GPU])
     for n in range(1, 61):
         join.add(Step(t_ns=round((n / 10 + 0.05) * S), step=n, samples=1, tokens=1, step_ms=100.0))
-    told = {one.step: one for one in join.joined(final=True)}
-    assert [round(told[n].throttled_ms["thermal"] or 0) for n in (32, 33, 34, 35, 45)] == [0, 0, 50, 100, 100]
-    assert told[40].devices[0].lost_ms["thermal"] == pytest.approx(50), "the clock is at half of its maximum"
+    conditions = {one.step: one for one in join.joined(final=True)}
+    assert [round(conditions[n].throttled_ms["thermal"] or 0) for n in (32, 33, 34, 35, 45)] == [0, 0, 50, 100, 100]
+    assert conditions[40].devices[0].lost_ms["thermal"] == pytest.approx(50), "the clock is at half of its maximum"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def refusal(*settings: str, versions: dict[str, str | None] = INSTALLED) -> User
 
 
 @pytest.mark.parametrize(
-    ("settings", "key", "said", "instead"),
+    ("settings", "key", "expected", "instead"),
     [
         (["strategy=zero3", "optimizer=adamw-8bit"], "optimizer", "strategy=zero3", "strategy=zero2"),
         (["strategy=zero2-offload", "optimizer=adamw-8bit"], "optimizer", "strategy=zero2-offload", "zero2"),
@@ -38,11 +38,11 @@ def refusal(*settings: str, versions: dict[str, str | None] = INSTALLED) -> User
         (["strategy=zero3-offload", f"offload_path={__file__}"], "offload_path", "is a file", ""),
     ],
 )
-def test_what_cannot_work_is_refused(settings: list[str], key: str, said: str, instead: str) -> None:
+def test_what_cannot_work_is_refused(settings: list[str], key: str, expected: str, instead: str) -> None:
     problem = refusal(*settings)
     assert problem.key == key
     assert settings[-1].partition("=")[0] in problem.message
-    assert said in problem.message
+    assert expected in problem.message
     assert instead in (problem.advice or "")
 
 
@@ -55,16 +55,16 @@ def test_an_offload_path_of_somebody_else_is_refused_and_untouched(tmp_path: Pat
         os.chown(theirs, 54321, 54321)
     else:
         theirs.chmod(0o555)
-    said = refusal("strategy=zero3-offload", f"offload_path={theirs}").line()
-    assert said.startswith(f"offload_path={theirs} {'belongs to user 54321' if os.geteuid() == 0 else 'cannot be'}")
-    assert "a directory of your own" in said
+    text = refusal("strategy=zero3-offload", f"offload_path={theirs}").line()
+    assert text.startswith(f"offload_path={theirs} {'belongs to user 54321' if os.geteuid() == 0 else 'cannot be'}")
+    assert "a directory of your own" in text
     assert (theirs / "trainfast-offload-work").is_dir()
 
 
 def test_a_full_offload_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zero_rules, "free_bytes", lambda folder: 3 << 20)
-    said = refusal("strategy=zero3-offload", f"offload_path={tmp_path}").line()
-    assert said == f"offload_path={tmp_path} is full: 3 MiB free; try a directory on a disk with free space"
+    text = refusal("strategy=zero3-offload", f"offload_path={tmp_path}").line()
+    assert text == f"offload_path={tmp_path} is full: 3 MiB free; try a directory on a disk with free space"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_an_offload_path_too_small_for_the_states_is_refused(
 
 
 def test_deepspeed_is_named_with_the_command_that_installs_it() -> None:
-    said = refusal("strategy=zero1", versions={"deepspeed": None}).line()
-    assert "/env/bin/python -m pip install deepspeed" in said
+    text = refusal("strategy=zero1", versions={"deepspeed": None}).line()
+    assert "/env/bin/python -m pip install deepspeed" in text
 
 
 def test_a_disk_needs_a_compiler_and_libaio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ class House:
         assert [answer.code for answer in answers] == [2] * len(runs), answers
         return [answer.json["error"] for answer in answers]
 
-    def told(self, knob: str, *forms: str) -> list[str]:
+    def shown_for(self, knob: str, *forms: str) -> list[str]:
         """The help of a knob, and the last run in some of the forms of export."""
         answers = self.answers(["help", knob], *(["export", "last", "--to", form] for form in forms))
         assert [answer.code for answer in answers] == [0] * len(answers), answers
@@ -199,7 +199,7 @@ class Mirrored(Strategy):
     )
     result = house.trained("strategy=mirror")
     assert (result["actual"]["wrapper"], result["knobs"]["strategy"]) == ("Mirror", "mirror")
-    help, command, accelerate = house.told("strategy", "command", "accelerate")
+    help, command, accelerate = house.shown_for("strategy", "command", "accelerate")
     assert "mirror: one device, the model behind a mirror." in help
     assert "--set strategy=mirror" in command
     assert 'distributed_type: "NO"' in accelerate
@@ -249,7 +249,7 @@ class Signs(torch.optim.Optimizer):
         )
     result = house.trained(f"optimizer={name}")
     assert result["actual"]["optimizer"] == class_name
-    help, command, arguments = house.told("optimizer", "command", "training-args")
+    help, command, arguments = house.shown_for("optimizer", "command", "training-args")
     assert f"{name}: one more way of descending." in help
     assert f"--set optimizer={name}" in command
     assert "optim=" not in arguments, "the Trainer has no name for it"
@@ -293,7 +293,7 @@ def rate_at(step: int, knobs: Knobs) -> float:
     result = house.trained("lr_warmup=4", "lr=1e-3")
     lines = (house.folder / "home" / "runs" / result["run_id"] / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["lr"] for line in lines] == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3])
-    help, command, arguments = house.told("lr_warmup", "command", "training-args")
+    help, command, arguments = house.shown_for("lr_warmup", "command", "training-args")
     assert "Steps in which the learning rate rises to lr." in help
     assert "--set lr_warmup=4" in command
     assert "warmup_steps=4," in arguments

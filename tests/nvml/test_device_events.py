@@ -28,7 +28,7 @@ def gpu(index: int = 0, pids: tuple[int, ...] | None = None, **fields: Any) -> D
     return DeviceReading(index=index, uuid=f"GPU-{index}", processes=processes, **fields)
 
 
-def told(events: list[Event]) -> list[tuple[str, int | None, str | None]]:
+def kinds_and_details(events: list[Event]) -> list[tuple[str, int | None, str | None]]:
     return [(event.kind, event.device, event.detail) for event in events]
 
 
@@ -36,18 +36,18 @@ def test_a_gpu_lost_and_back_is_two_events_and_only_of_this_run() -> None:
     events = DeviceEvents(["GPU-1"])
     assert events.between(tick(gpu(0), gpu(1))) == []
     lost = events.between(tick(gpu(0, error="gone"), gpu(1, error="gone"), second=1))
-    assert told(lost) == [("gpu_lost", 1, "gone")]
+    assert kinds_and_details(lost) == [("gpu_lost", 1, "gone")]
     assert events.between(tick(gpu(0, error="gone"), gpu(1, error="gone"), second=2)) == []
-    assert told(events.between(tick(gpu(0), gpu(1), second=3))) == [("gpu_back", 1, None)]
+    assert kinds_and_details(events.between(tick(gpu(0), gpu(1), second=3))) == [("gpu_back", 1, None)]
     assert (events.concerns(1), events.concerns(0)) == (True, False)
 
 
 def test_a_gpu_lost_before_the_first_look_gives_an_event() -> None:
     dead = DeviceReading(index=1, error="gone")
     events = DeviceEvents(["GPU-0", "GPU-1"])
-    assert told(events.between(tick(gpu(0), dead))) == [("gpu_lost", 1, "gone")]
+    assert kinds_and_details(events.between(tick(gpu(0), dead))) == [("gpu_lost", 1, "gone")]
     assert events.between(tick(gpu(0), dead, second=1)) == []
-    assert told(events.between(tick(gpu(0), gpu(1), second=2))) == [("gpu_back", 1, None)]
+    assert kinds_and_details(events.between(tick(gpu(0), gpu(1), second=2))) == [("gpu_back", 1, None)]
     others = DeviceEvents(["GPU-0"])
     assert others.between(tick(gpu(0), dead)) == [], "it is not of this run"
     assert DeviceEvents(["GPU-1"]).between(tick(dead, DeviceReading(index=0, error="gone"))) == [], "one of the two"
@@ -56,12 +56,14 @@ def test_a_gpu_lost_before_the_first_look_gives_an_event() -> None:
 def test_throttling_begins_and_ends_by_reason_and_idle_is_none() -> None:
     events = DeviceEvents(["GPU-0"])
     assert events.between(tick(gpu(throttle_reasons=["idle"]))) == []
-    assert told(events.between(tick(gpu(throttle_reasons=["sw_thermal", "0x200"])))) == [
+    assert kinds_and_details(events.between(tick(gpu(throttle_reasons=["sw_thermal", "0x200"])))) == [
         ("throttle_on", 0, "0x200"),
         ("throttle_on", 0, "sw_thermal"),
     ]
     assert events.between(tick(gpu(throttle_reasons=None))) == [], "a reading that vanished is no change"
-    assert told(events.between(tick(gpu(throttle_reasons=["0x200"])))) == [("throttle_off", 0, "sw_thermal")]
+    assert kinds_and_details(events.between(tick(gpu(throttle_reasons=["0x200"])))) == [
+        ("throttle_off", 0, "sw_thermal")
+    ]
 
 
 def processes_are(monkeypatch: pytest.MonkeyPatch, own: set[int], *, host_pids: bool) -> None:
@@ -107,7 +109,7 @@ def test_where_the_training_is_on_the_cpu_everybody_on_the_gpu_is_somebody_else(
 def test_a_sampler_that_slows_itself_says_so_once() -> None:
     events = DeviceEvents([])
     slowed = {"sampler.period": "a tick costs 300 ms: sampling every 2 s instead of every 1 s"}
-    assert told(events.between(tick(**slowed))) == [("trouble", None, slowed["sampler.period"])]
+    assert kinds_and_details(events.between(tick(**slowed))) == [("trouble", None, slowed["sampler.period"])]
     assert events.between(tick(**slowed)) == []
     assert events.between(tick()) == []
     assert len(events.between(tick(**slowed))) == 1

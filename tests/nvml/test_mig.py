@@ -57,7 +57,7 @@ def test_of_an_instance_there_is_its_memory_and_its_processes_and_null_for_the_r
     assert (instance.index, instance.uuid, instance.name) == (2, TWO, "A100 MIG 1g.10gb")
     assert instance.memory_total_bytes == 10 * stand_in.MIB
     assert [process.pid for process in instance.processes or []] == [42]
-    told = {
+    read_fields = {
         "index",
         "uuid",
         "name",
@@ -67,7 +67,7 @@ def test_of_an_instance_there_is_its_memory_and_its_processes_and_null_for_the_r
         "memory_free_bytes",
         "processes",
     }
-    assert {name for name in instance.__struct_fields__ if getattr(instance, name) not in (None, {})} == told
+    assert {name for name in instance.__struct_fields__ if getattr(instance, name) not in (None, {})} == read_fields
     for name in ("power_w", "temperature_c", "sm_clock_mhz", "gpu_utilization_percent", "energy_mj"):
         assert missing[f"gpu2.{name}"] == "NVML gives this of a whole GPU only, and this is an instance of one (MIG)"
 

@@ -160,8 +160,8 @@ def test_the_period_doubles_over_budget_up_to_ten_seconds_and_comes_back_when_ti
         return tick
 
     assert after(300, 2).missing == {}, "one slow tick is not yet the machine"
-    said = after(300, 1).missing["sampler.period"]
-    assert said == "a tick costs 300 ms: sampling every 2 s instead of every 1 s"
+    text = after(300, 1).missing["sampler.period"]
+    assert text == "a tick costs 300 ms: sampling every 2 s instead of every 1 s"
     assert (after(300, 20).missing != {}, cadence.period_s) == (True, 2.0), "within the budget of the longer period"
     after(9000, 30)
     assert cadence.period_s == 10.0

@@ -47,10 +47,10 @@ def test_without_nvlink_the_pcie_path_decides_and_pp_is_preferred() -> None:
     assert topology.matrix == [["X", "SYS"], ["SYS", "X"]]
     assert [device.nvlinks for device in topology.devices] == [None, None]
     assert [(device.cpu_affinity, device.numa_node) for device in topology.devices] == [("0-31", 0), ("32-63", 1)]
-    said = " ".join(link_advice(topology))
-    assert "pp beats tp and zero" in said
-    assert "131 s" in said
-    assert "NUMA nodes" in said
+    text = " ".join(link_advice(topology))
+    assert "pp beats tp and zero" in text
+    assert "131 s" in text
+    assert "NUMA nodes" in text
 
 
 def test_a_narrow_slot_is_a_finding_and_an_idle_generation_is_not() -> None:
@@ -58,9 +58,9 @@ def test_a_narrow_slot_is_a_finding_and_an_idle_generation_is_not() -> None:
     narrow = Gpu(uuid="GPU-1", bus=1, pcie=(4, 8))
     topology = seen(Machine([idle, narrow]))
     assert [device.pcie_below_max for device in topology.devices] == ["generation", "width"]
-    said = " ".join(link_advice(topology))
-    assert "GPU 1 uses 8 of 16 PCIe lanes" in said
-    assert "GPU 0: PCIe generation below the maximum while idle" in said
+    text = " ".join(link_advice(topology))
+    assert "GPU 1 uses 8 of 16 PCIe lanes" in text
+    assert "GPU 0: PCIe generation below the maximum while idle" in text
 
 
 def test_peers_that_cannot_read_each_other_are_named() -> None:

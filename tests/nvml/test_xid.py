@@ -12,12 +12,12 @@ from trainfast_runner.machine.telemetry.nvml import Nvml
 def test_an_xid_event_names_its_gpu_also_beside_a_gpu_without_events() -> None:
     silent = Gpu(uuid="GPU-silent", unsupported=frozenset({"nvmlDeviceRegisterEvents"}))
     machine = Machine([silent, Gpu(uuid="GPU-1")])
-    told: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
+    xids: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
     with stand_in.installed(machine):
-        nvml = Nvml(on_xid=lambda *what: told.put(what))
+        nvml = Nvml(on_xid=lambda *what: xids.put(what))
         nvml.sample(0)
         machine.xids.put((1, 79))
-        t_ns, index, code = told.get(timeout=60)
+        t_ns, index, code = xids.get(timeout=60)
         missing = nvml.sample(1)[1]
         nvml.close()
     assert t_ns > 0

@@ -137,7 +137,7 @@ def test_knobs_with_a_named_value_are_varied_at_one_global_batch(cli: Cli) -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ([], "mine names the present value of no knob that keeps its training the same"),
         (["--vary=lr=0.1,0.2"], "mine does not name the present lr of its script; try --set lr=VALUE"),
@@ -146,9 +146,9 @@ def test_knobs_with_a_named_value_are_varied_at_one_global_batch(cli: Cli) -> No
         (["--objective=tokens_per_s", "--vary=batch_size=4,8"], "no hook sees how many tokens a script's sample has"),
     ],
 )
-def test_question_that_trials_cannot_answer_is_refused(cli: Cli, options: list[str], said: str) -> None:
+def test_question_that_trials_cannot_answer_is_refused(cli: Cli, options: list[str], expected: str) -> None:
     preset_of(cli, *script("plain_torch.py"))
-    assert said in cli("search", "best", "mine", *options).refused()
+    assert expected in cli("search", "best", "mine", *options).refused()
 
 
 def planned(cli: Cli) -> BestPlan:
@@ -214,8 +214,8 @@ def test_script_whose_folder_is_gone_is_refused(cli: Cli, tmp_path: Path, monkey
     preset_of(cli, *words)
     monkeypatch.chdir(tmp_path)
     shutil.rmtree(folder)
-    said = cli("run", "mine").refused()
-    assert f"mine.toml: script.cwd: there is no folder {folder}" in said
+    text = cli("run", "mine").refused()
+    assert f"mine.toml: script.cwd: there is no folder {folder}" in text
 
 
 def measured(candidate: int, samples: int, peak: int | None) -> Trial:
@@ -290,8 +290,8 @@ def test_trial_is_not_listed_and_a_refusal_names_its_search(cli: Cli) -> None:
     search_id = "20261121-054455-mine-7f3a"
     directory = launch.start(replace(plan, role=TRIAL, search_id=search_id), Home(cli.home))
     try:
-        said = cli("run", "mine").refused()
-        assert f"the CPU is in use by {directory.name}, a run of search {search_id}" in said
+        text = cli("run", "mine").refused()
+        assert f"the CPU is in use by {directory.name}, a run of search {search_id}" in text
         assert cli("runs", "list", "--json").json["runs"] == []
         assert "there is no run yet" in cli("runs", "show", "last").refused()
     finally:

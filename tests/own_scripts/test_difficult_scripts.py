@@ -178,7 +178,7 @@ def test_a_minute_without_a_step_lists_the_ways(cli: Cli, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["--"], "run -- needs a command"),
         ([], "run needs a preset, or a command behind --"),
@@ -200,7 +200,7 @@ def test_a_minute_without_a_step_lists_the_ways(cli: Cli, tmp_path: Path) -> Non
     ],
 )
 def test_command_that_cannot_start_is_one_line(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str
 ) -> None:
     (tmp_path / "train.py").write_text("")
     bin = tmp_path / "bin"
@@ -210,7 +210,7 @@ def test_command_that_cannot_start_is_one_line(
         (bin / name).chmod(0o755)
     monkeypatch.chdir(tmp_path)
     path = f"{bin}:{Path(sys.executable).parent}:{cli.environment['PATH']}"
-    assert said in cli("run", *words, PATH=path).refused()
+    assert expected in cli("run", *words, PATH=path).refused()
     assert not list(Home(cli.home).path.glob("runs/*"))
 
 

@@ -279,7 +279,7 @@ def test_globals_of_nanogpt_are_flags(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         (["--map", "batch_size=--bss"], "the script has no flag --bss; did you mean --bs?"),
         (["--map", "batchsize=--bs"], "did you mean batch_size?"),
@@ -292,9 +292,9 @@ def test_globals_of_nanogpt_are_flags(cli: Cli, tmp_path: Path) -> None:
     ],
 )
 def test_mapping_that_the_script_does_not_have_is_refused(
-    cli: Cli, tmp_path: Path, options: list[str], said: str
+    cli: Cli, tmp_path: Path, options: list[str], expected: str
 ) -> None:
-    assert said in cli("presets", "new", "mine", *options, *written(tmp_path, ARGPARSE)).refused()
+    assert expected in cli("presets", "new", "mine", *options, *written(tmp_path, ARGPARSE)).refused()
     assert not list(cli.presets.iterdir())
 
 
@@ -327,7 +327,7 @@ def test_a_python_without_torch_is_named_with_the_way_to_name_another(cli: Cli, 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (
             "raise RuntimeError('no \\x1b[31mdata here')",
@@ -340,9 +340,11 @@ def test_a_python_without_torch_is_named_with_the_way_to_name_another(cli: Cli, 
         ("raise RuntimeError('no ' + 'data ' * 100_000)", "RuntimeError: no data data"),
     ],
 )
-def test_script_that_fails_before_its_parser_names_its_error(cli: Cli, tmp_path: Path, text: str, said: str) -> None:
+def test_script_that_fails_before_its_parser_names_its_error(
+    cli: Cli, tmp_path: Path, text: str, expected: str
+) -> None:
     refused = cli("presets", "new", "mine", *written(tmp_path, text)).refused()
-    assert said in refused
+    assert expected in refused
     assert len(refused) < 500
 
 

@@ -181,9 +181,9 @@ def test_proof_is_refused_or_waits_while_another_run_uses_the_device(
     endless.write_text("import time, trainfast_door\nwhile True:\n    trainfast_door.step()\n    time.sleep(0.01)\n")
     other = cli("run", "--detach", "--samples-per-step=2", "--", PYTHON, str(endless)).out.strip()
     prove = ("export", run.run_id, "--to", "command", "--prove")
-    said = cli(*prove).refused()
-    assert f"the CPU is in use by {other}" in said
-    assert "or --wait" in said
+    text = cli(*prove).refused()
+    assert f"the CPU is in use by {other}" in text
+    assert "or --wait" in text
     waiting = cli.start(*prove, "--wait", "--json")
     waiting.until_printed("waiting for")
     cli("stop", other)

@@ -196,7 +196,7 @@ def test_words_by_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("schema = 2", "schema must be 1"),
         ("schema = 1\n[script]\ncomand = []", "mine.toml:3: unknown key 'comand'; did you mean command?"),
@@ -212,9 +212,9 @@ def test_words_by_value() -> None:
         ),
     ],
 )
-def test_mistake_in_the_mapping_names_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_mistake_in_the_mapping_names_its_line(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(UserError) as refused:
         script_preset.load(str(path))
-    assert said in refused.value.line()
+    assert expected in refused.value.line()

@@ -142,17 +142,17 @@ def test_bench_compares_the_values_of_a_script_in_trials(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["bench", "mine"], "mine is a script: name the values to compare; try trainfast-tui bench mine --vary"),
         (["predict", "mine"], "mine is the preset of a script"),
     ],
 )
 def test_command_that_takes_no_script_says_which_do(
-    cli: Cli, parser_alone: tuple[str, ...], words: list[str], said: str
+    cli: Cli, parser_alone: tuple[str, ...], words: list[str], expected: str
 ) -> None:
     preset_of(cli, *parser_alone)
-    assert said in cli(*words).refused()
+    assert expected in cli(*words).refused()
 
 
 def test_memory_limit_is_for_trials(cli: Cli, parser_alone: tuple[str, ...]) -> None:

@@ -90,10 +90,10 @@ class Run:
         """Wait for the supervisor to end; the result it wrote."""
         assert self.supervisor is not None
         status = self.supervisor.wait(seconds)
-        said = (self.directory / "supervisor.log").read_text()
-        assert status == 0, said
+        text = (self.directory / "supervisor.log").read_text()
+        assert status == 0, text
         result = read_result(self.directory)
-        assert result is not None, f"no result.json; the supervisor said: {said}"
+        assert result is not None, f"no result.json; the supervisor said: {text}"
         return result
 
     def result_of(self, body: str, bounds: SupervisorBounds | None = None, **fields: Any) -> Result:

@@ -159,8 +159,10 @@ def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_p
     assert result.memory.device_peak_used_bytes == 12
 
 
-@pytest.mark.parametrize(("counted_w", "said"), [(0, "0 J in 12.0 s"), (150, "1,800 J in 12.0 s"), (900, "10,800 J")])
-def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path: Path, counted_w: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("counted_w", "expected"), [(0, "0 J in 12.0 s"), (150, "1,800 J in 12.0 s"), (900, "10,800 J")]
+)
+def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path: Path, counted_w: int, expected: str) -> None:
     """A GPU that draws 400 W and whose counter stands still does not train for 0 J a step."""
     write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 13)])
     ticks = [device(t, energy_mj=7_000_000 + t * counted_w * 1000, power_w=400.0) for t in range(13)]
@@ -169,7 +171,7 @@ def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path: Path, counte
     assert (energy.joules, energy.joules_per_step, energy.joules_per_sample, energy.source) == (None,) * 4
     assert energy.reason is not None
     assert energy.reason.startswith("GPU 0: the energy counter says ")
-    assert said in energy.reason
+    assert expected in energy.reason
     joined = joined_steps(tmp_path)
     assert {conditions.energy_joules for _, conditions in joined if conditions} == {None}
 
@@ -252,11 +254,11 @@ def test_a_silent_gpu_is_listed_with_its_seconds_and_the_growth_of_its_counters(
     write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 11)])
     lines = [device(t, temperature_c=60, power_violation_ns=(6 if t >= 9 else 0) * S) for t in (0, 1, 9, 10)]
     write_lines(tmp_path / "telemetry.jsonl", [*lines[:2], *(device(t) for t in range(2, 9)), *lines[2:]])
-    told = [
+    events = [
         {"t_ns": 2 * S, "kind": "xid", "device": 0, "detail": "79"},
         {"t_ns": 2 * S, "kind": "gpu_lost", "device": 0, "detail": "GPU is lost"},
     ]
-    write_lines(tmp_path / "events.jsonl", told)
+    write_lines(tmp_path / "events.jsonl", events)
     result = result_of(tmp_path, watch_uuids=[GPU])
     (absence,) = result.conditions.absences
     assert (absence["device"], absence["seconds"], absence["measured_fraction"], absence["back"]) == (0, 7, 0.7, True)

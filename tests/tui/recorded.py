@@ -137,13 +137,13 @@ def a_thermal_ramp(home: Home, **options: Any) -> Path:
     run = msgspec.json.decode((directory / "run.json").read_bytes())
     (directory / "run.json").write_bytes(msgspec.json.encode({**run, "watch_uuids": ["GPU-00000000"]}))
     write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(38)])
-    told = [
+    events = [
         Event(t_ns=START_NS + 8 * S, kind="state", state="running"),
         Event(t_ns=START_NS + RAMP.start * S, kind="throttle_on", device=0, detail="sw_thermal"),
         Event(t_ns=START_NS + RAMP.stop * S, kind="throttle_off", device=0, detail="sw_thermal"),
         Event(t_ns=START_NS + 36 * S, kind="throttle_on", device=0, detail="sw_power_cap"),
     ]
-    write_lines(directory / "events.jsonl", told)
+    write_lines(directory / "events.jsonl", events)
     if (directory / "result.json").exists():
         result = msgspec.json.decode((directory / "result.json").read_bytes(), type=Result)
         conditions = Conditions(start_temperature_c=55, still_warming=True)

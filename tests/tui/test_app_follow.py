@@ -172,15 +172,15 @@ def test_the_reader_follows_and_stops_at_once(home: Home, hold: Callable[[Path],
 
 
 def test_a_reader_that_breaks_says_so(home: Home) -> None:
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def post(snapshot: Snapshot) -> None:
         raise ZeroDivisionError
 
-    reader = Reader(home, post, told.append)
+    reader = Reader(home, post, errors.append)
     reader.start()
     reader.join(60)
-    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert [type(error) for error in errors] == [ZeroDivisionError]
 
 
 def test_a_deleted_run_makes_room_for_the_newest(home: Home) -> None:

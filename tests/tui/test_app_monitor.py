@@ -347,23 +347,23 @@ async def test_a_terminal_without_colours_shows_every_screen(home: Home, monkeyp
 
 
 def test_the_reader_looks_at_processes_only_while_it_is_asked_to(home: Home) -> None:
-    told = threading.Event()
-    untold = threading.Event()
+    with_processes = threading.Event()
+    without_processes = threading.Event()
     reader: Reader
 
     def post(snapshot: Snapshot) -> None:
         if snapshot.processes is not None:
-            told.set()
+            with_processes.set()
             reader.look_at_processes(False)
-        elif told.is_set():
-            untold.set()
+        elif with_processes.is_set():
+            without_processes.set()
 
     reader = Reader(home, post)
     reader.look_at_processes(True)
     reader.start()
     try:
-        assert told.wait(60)
-        assert untold.wait(60)
+        assert with_processes.wait(60)
+        assert without_processes.wait(60)
     finally:
         reader.stop()
 

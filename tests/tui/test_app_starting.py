@@ -116,19 +116,19 @@ async def test_a_started_run_is_followed_beside_a_newer_live_one(home: Home, hol
     live(home, hold, "20991231-000000-tiny-llama-ffff")
     started = live(home, hold, NEW)
     seen: list[Path | None] = []
-    told = threading.Event()
+    seen_often = threading.Event()
 
     def post(snapshot: Any) -> None:
         seen.append(snapshot.run.directory if snapshot.run is not None else None)
         if len(seen) == 1:
             reader.follow(started)
         if len(seen) > 3:
-            told.set()
+            seen_often.set()
 
     reader = Reader(home, post)
     reader.period_s = 0.05
     reader.start()
-    assert told.wait(60)
+    assert seen_often.wait(60)
     reader.stop()
     assert set(seen[1:]) == {started}
 

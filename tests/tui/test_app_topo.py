@@ -34,11 +34,11 @@ async def opened(home: Home, machine: Machine, size: tuple[int, int], **options:
             await pilot.pause()
             await pilot.press("T")
 
-            def told() -> bool:
+            def is_shown() -> bool:
                 text = screen_text(app)
                 return "Asking the driver" not in text and ("for training" in text or size[1] <= 40)
 
-            await until_true(pilot, told, "the topology")
+            await until_true(pilot, is_shown, "the topology")
             text = screen_text(app)
             await pilot.press("T")
             await pilot.pause()

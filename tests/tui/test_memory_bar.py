@@ -68,7 +68,7 @@ def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar(
 
 
 @pytest.mark.parametrize(
-    ("most", "said"),
+    ("most", "expected"),
     [
         (0, "2.00 GiB too much; nor batch 1"),
         (3, "2.00 GiB too much  batch <= 3"),
@@ -76,9 +76,9 @@ def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar(
         (None, "2.00 GiB too much"),
     ],
 )
-def test_on_the_smallest_screen_nothing_of_what_does_not_fit_is_cut(most: int | None, said: str) -> None:
+def test_on_the_smallest_screen_nothing_of_what_does_not_fit_is_cut(most: int | None, expected: str) -> None:
     large = a_fit(4096, LIMITED, activations=4096, max_batch=most)
-    assert shown(NextRunMemory(large), SMALL)[-1] == said
+    assert shown(NextRunMemory(large), SMALL)[-1] == expected
 
 
 def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:

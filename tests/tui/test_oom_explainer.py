@@ -57,12 +57,12 @@ async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_
         app.post(SnapshotTaken(a_snapshot(explained_run(home))))
         await pilot.pause()
         text = screen_text(app)
-        said = " ".join(" ".join(line.split("│")[0] for line in text.splitlines()).split())
-        assert "The activations had grown, to 900 MiB at the predicted peak." in said
-        assert "The predicted peak, without any margin, is 1.17 GiB of 1.00 GiB: 176 MiB too much." in said
-        assert "Others on the device: process 4711 held 2.00 GiB." in said
-        assert "1 batch_size = 64, grad_accum = 64" in said
-        assert "2 checkpointing = full" in said
+        words = " ".join(" ".join(line.split("│")[0] for line in text.splitlines()).split())
+        assert "The activations had grown, to 900 MiB at the predicted peak." in words
+        assert "The predicted peak, without any margin, is 1.17 GiB of 1.00 GiB: 176 MiB too much." in words
+        assert "Others on the device: process 4711 held 2.00 GiB." in words
+        assert "1 batch_size = 64, grad_accum = 64" in words
+        assert "2 checkpointing = full" in words
         await pilot.press("1")
         await pilot.pause()
         assert app.session.next_run is not None

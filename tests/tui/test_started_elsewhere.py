@@ -73,14 +73,14 @@ def test_a_search_that_is_started_elsewhere_is_followed(
 
 async def test_it_is_notified_once_beside_the_run_on_the_screen(home: Home) -> None:
     app = StillApp(home)
-    told = replace(a_snapshot(a_run(home, FIRST)), started_elsewhere=SECOND)
+    snapshot = replace(a_snapshot(a_run(home, FIRST)), started_elsewhere=SECOND)
     async with app.run_test(size=(120, 40)) as pilot:
-        app.post(SnapshotTaken(told))
+        app.post(SnapshotTaken(snapshot))
         await pilot.pause()
         await pilot.pause()
         assert f"{SECOND} was started elsewhere: h lists it, Enter there shows it." in screen_text(app)
         app.main.notify("something newer")
-        app.post(SnapshotTaken(told))
+        app.post(SnapshotTaken(snapshot))
         await pilot.pause()
         await pilot.pause()
         assert "something newer" in screen_text(app)

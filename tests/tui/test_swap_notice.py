@@ -32,8 +32,8 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
         await pilot.pause()
         await pilot.press("r")
         await pilot.pause()
-        said = " ".join(screen_text(app).split())
-        assert "Predicted to need 48.0 GiB of 20.0 GiB (free): 28.0 GiB too much" in said
+        text = " ".join(screen_text(app).split())
+        assert "Predicted to need 48.0 GiB of 20.0 GiB (free): 28.0 GiB too much" in text
         await pilot.press("n")
         assert not started
         await pilot.press("r", "y")

@@ -39,13 +39,13 @@ def lines(path: Path) -> list[dict[str, int]]:
 def test_steps_on_a_full_disk_leave_a_gap_that_is_reported(
     tmp_path: Path, disk: dict[str, int | None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said: list[str] = []
-    file = RecordFile(tmp_path / "steps.jsonl", complain=said.append)
+    text: list[str] = []
+    file = RecordFile(tmp_path / "steps.jsonl", complain=text.append)
     for step in range(1, 7):
         disk["room"] = 0 if 3 <= step <= 5 else None
         file.write({"step": step})
     assert [line["step"] for line in lines(tmp_path / "steps.jsonl")] == [1, 2, 6]
-    assert said == [
+    assert text == [
         "steps.jsonl cannot be written: No space left on device; the training goes on",
         "steps.jsonl can be written again: 3 lines are missing",
     ]

@@ -60,8 +60,8 @@ def test_workers_and_ranks_see_the_same_images(train: Train, photographs: list[s
     assert helped.losses() == alone.losses()
     both = train(**{**VISION, "data": data, "batch_size": 4}, ranks=2, strategy="ddp")
     assert both.losses() == pytest.approx(alone.losses(), rel=1e-4)
-    said = alone.record("data")
-    assert (said["synthetic"], said["samples"]) == (False, 12)
+    text = alone.record("data")
+    assert (text["synthetic"], text["samples"]) == (False, 12)
     # 16 patches and the class token a sample.
     assert [step["tokens"] for step in alone.steps()] == [8 * 17] * 5
 
@@ -97,13 +97,13 @@ def test_pictures_are_drawn_alike_and_once(tmp_path: Path, monkeypatch: pytest.M
     from trainfast_runner.worker.data import photographs
 
     monkeypatch.setattr(photographs, "COUNT", 12)
-    told: list[str] = []
-    drawn = photographs.drawn_photographs(tmp_path, told.append)
+    notices: list[str] = []
+    drawn = photographs.drawn_photographs(tmp_path, notices.append)
     assert drawn.synthetic
     assert [path.read_bytes()[:3] for path in drawn.paths] == [b"\xff\xd8\xff"] * 12
     assert sorted(set(drawn.classes.tolist())) == list(range(10))
-    assert photographs.drawn_photographs(tmp_path, told.append).paths == drawn.paths
-    assert told == ["drawing 12 JPEG files of 320x240, once"]
+    assert photographs.drawn_photographs(tmp_path, notices.append).paths == drawn.paths
+    assert notices == ["drawing 12 JPEG files of 320x240, once"]
     assert photographs.draw_photograph(5).tobytes() == photographs.draw_photograph(5).tobytes()
     # Too smooth a picture would cost nothing to decode.
     assert sum(path.stat().st_size for path in drawn.paths) / 12 > 15_000

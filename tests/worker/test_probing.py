@@ -53,7 +53,7 @@ def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("phase", "reached", "told"),
+    ("phase", "reached", "with_peaks"),
     [
         ("forward", (), {"forward_backward"}),
         ("optimizer", (), {"forward_backward", "optimizer"}),
@@ -61,7 +61,7 @@ def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch: pytest.Mon
     ],
 )
 def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
-    phase: str, reached: tuple[str, ...], told: set[str]
+    phase: str, reached: tuple[str, ...], with_peaks: set[str]
 ) -> None:
     written: dict[str, Any] = {}
     log = SimpleNamespace(phase=phase, rank=0, write=lambda kind, **fields: written.update(fields))
@@ -74,7 +74,7 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
     state = SimpleNamespace(strategy=SimpleNamespace(devices=[torch.device("cpu")]))
     prober(state=state, log=log, memory=memory).record_oom(error, {"number": 1}, reached)
     assert written["outcome"] == "oom"
-    assert set(written["phase_peaks"]) == told
+    assert set(written["phase_peaks"]) == with_peaks
 
 
 def prober(**parts: Any) -> Prober:

@@ -211,7 +211,7 @@ def test_sigterm_leaves_every_finished_step_on_record(
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=120) == 143
-    said = [json.loads(line) for line in (folder / "worker.jsonl").read_text().splitlines()]
-    assert said[-1]["kind"] == "signal"
+    text = [json.loads(line) for line in (folder / "worker.jsonl").read_text().splitlines()]
+    assert text[-1]["kind"] == "signal"
     written = [json.loads(line)["step"] for line in steps.read_text().splitlines()]
-    assert written == list(range(1, said[-1]["step"]))
+    assert written == list(range(1, text[-1]["step"]))

@@ -154,14 +154,14 @@ def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> 
         Ordered(do="skip", knob="checkpointing", value="full"),
     ]
     lines: list[BestLine] = [asking(space), space.space, *orders]
-    told = FakeConductor(space, asking(space), 1, lines).run()
+    result = FakeConductor(space, asking(space), 1, lines).run()
     base = space.space.baseline_number
     for line in lines:
         if isinstance(line, Trial) and line.candidate_number != base:
             knobs = space.space.candidates[line.candidate_number].knobs
             assert (knobs["precision"], knobs["checkpointing"]) == ("bf16", "off")
-    assert told.best_answer is not None
-    reasons = {one.reason for one in told.best_answer.verdicts if one.verdict == "not_tried"}
+    assert result.best_answer is not None
+    reasons = {one.reason for one in result.best_answer.verdicts if one.verdict == "not_tried"}
     assert "you pinned precision=bf16" in reasons
     assert "you skipped checkpointing=full" in reasons
 
@@ -177,9 +177,9 @@ def test_a_skipped_setting_alone_is_left_out(space: Synthetic) -> None:
     first = decide(state_of(space, trial(space.space.baseline_number))).step.candidate_number
     assert first is not None
     order = Ordered(do="skip", candidate_number=first)
-    told = FakeConductor(space, asking(space), 1, [asking(space), space.space, order]).run()
-    assert told.best_answer is not None
-    skipped = [one.candidate_number for one in told.best_answer.verdicts if one.reason == "you skipped it"]
+    result = FakeConductor(space, asking(space), 1, [asking(space), space.space, order]).run()
+    assert result.best_answer is not None
+    skipped = [one.candidate_number for one in result.best_answer.verdicts if one.reason == "you skipped it"]
     assert skipped == [first]
 
 
@@ -244,9 +244,9 @@ def test_effects_of_earlier_searches_are_shown_as_such_and_shorten_none_of_the_c
     mean, variance = begun.posterior.difference(other, base)
     assert mean == pytest.approx(math.log(1.4), abs=0.02)
     assert math.sqrt(variance) > 0.03, "the spread is widened"
-    told = FakeConductor(space, asked, 1).run()
-    assert told.best_answer is not None
-    assert any("earlier" in note for note in told.best_answer.notes)
+    result = FakeConductor(space, asked, 1).run()
+    assert result.best_answer is not None
+    assert any("earlier" in note for note in result.best_answer.notes)
 
 
 def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_slow() -> None:

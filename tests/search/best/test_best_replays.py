@@ -30,46 +30,46 @@ def replayed(request: pytest.FixtureRequest) -> list[tuple[Synthetic, Replayed]]
 
 @replays
 def test_the_answer_is_within_two_percent_of_the_best(replayed: list[tuple[Synthetic, Replayed]]) -> None:
-    answers = [told.answer for _, told in replayed]
+    answers = [result.answer for _, result in replayed]
     assert None not in answers
-    close = [regret(space, told.answer) <= 0.02 for space, told in replayed if told.answer is not None]
-    assert sum(close) >= 0.9 * len(close), [regret(space, told.answer or 0) for space, told in replayed]
+    close = [regret(space, result.answer) <= 0.02 for space, result in replayed if result.answer is not None]
+    assert sum(close) >= 0.9 * len(close), [regret(space, result.answer or 0) for space, result in replayed]
 
 
 @replays
 def test_few_runs_in_fresh_processes_confirm_it(replayed: list[tuple[Synthetic, Replayed]]) -> None:
-    for _, told in replayed:
-        assert sum(told.cold.values()) <= 12
-        assert told.best_answer is not None
-        assert len(told.best_answer.best_run_ids) >= 2
-        assert len(told.best_answer.baseline_run_ids) >= 2
+    for _, result in replayed:
+        assert sum(result.cold.values()) <= 12
+        assert result.best_answer is not None
+        assert len(result.best_answer.best_run_ids) >= 2
+        assert len(result.best_answer.baseline_run_ids) >= 2
 
 
 @replays
 def test_every_candidate_ends_with_a_verdict_and_most_are_never_run(
     replayed: list[tuple[Synthetic, Replayed]],
 ) -> None:
-    for space, told in replayed:
-        assert told.best_answer is not None
-        assert [one.candidate_number for one in told.best_answer.verdicts] == list(range(len(space.space.candidates)))
-        kinds = Counter(one.verdict for one in told.best_answer.verdicts)
+    for space, result in replayed:
+        assert result.best_answer is not None
+        assert [one.candidate_number for one in result.best_answer.verdicts] == list(range(len(space.space.candidates)))
+        kinds = Counter(one.verdict for one in result.best_answer.verdicts)
         assert kinds["measured"] < len(space.truth) / 3
         assert kinds["beaten"] > kinds["measured"]
-        assert all(one.reason for one in told.best_answer.verdicts if one.verdict != "too_large")
-        assert all((one.rate is not None) == (one.verdict == "measured") for one in told.best_answer.verdicts)
+        assert all(one.reason for one in result.best_answer.verdicts if one.verdict != "too_large")
+        assert all((one.rate is not None) == (one.verdict == "measured") for one in result.best_answer.verdicts)
 
 
 @replays
 def test_every_value_of_every_knob_was_run(replayed: list[tuple[Synthetic, Replayed]]) -> None:
-    for space, told in replayed:
-        ran = {line.candidate_number for line in told.lines if isinstance(line, Trial)}
+    for space, result in replayed:
+        ran = {line.candidate_number for line in result.lines if isinstance(line, Trial)}
         for name in space.space.candidates[0].knobs:
             possible = {space.space.candidates[number].knobs[name] for number in space.truth}
             assert {space.space.candidates[number].knobs[name] for number in ran} == possible, name
 
 
 def test_nothing_is_measured_twice_after_a_kill(space: Synthetic) -> None:
-    told = FakeConductor(space, asking(space), 1).run()
+    result = FakeConductor(space, asking(space), 1).run()
     lines: list[BestLine] = [asking(space), space.space]
     for moves in (1, 2, 3, 5, 7, 11, 1000):
         # Each conductor forgets all but the journal, and its warm process is gone.
@@ -77,7 +77,7 @@ def test_nothing_is_measured_twice_after_a_kill(space: Synthetic) -> None:
     void = state_of_best_journal(lines, 0.0).measured.void
     trials = [line for line in lines if isinstance(line, Trial) and not line.repeats and line.run_id not in void]
     assert set(Counter(line.candidate_number for line in trials).values()) == {1}
-    assert regret(space, again.answer or 0) == pytest.approx(regret(space, told.answer or 0), abs=0.02)
+    assert regret(space, again.answer or 0) == pytest.approx(regret(space, result.answer or 0), abs=0.02)
 
 
 def test_the_same_journal_gives_the_same_decision_with_and_without_a_memory(space: Synthetic) -> None:
@@ -92,12 +92,12 @@ def test_the_same_journal_gives_the_same_decision_with_and_without_a_memory(spac
 
 def test_the_budget_ends_the_trials_with_the_price_of_going_on(space: Synthetic) -> None:
     whole = replay(space, 1)
-    told = replay(space, 1, asking(space, budget_s=whole.leader_s / 2))
-    assert told.leader_s < whole.leader_s
-    assert "the budget" in told.stopped_because
-    assert "finds 2 % more with a chance of " in told.stopped_because
-    assert told.best_answer is not None
-    assert len(told.best_answer.best_run_ids) >= 2, "the answer is confirmed all the same"
+    result = replay(space, 1, asking(space, budget_s=whole.leader_s / 2))
+    assert result.leader_s < whole.leader_s
+    assert "the budget" in result.stopped_because
+    assert "finds 2 % more with a chance of " in result.stopped_because
+    assert result.best_answer is not None
+    assert len(result.best_answer.best_run_ids) >= 2, "the answer is confirmed all the same"
 
 
 @replays
@@ -106,18 +106,18 @@ def test_a_budget_that_ends_names_a_chance_or_what_was_never_run(
 ) -> None:
     for seed, (terrain, whole) in enumerate(replayed):
         share = SHARES[seed % len(SHARES)]
-        told = replay(terrain, seed, asking(terrain, budget_s=whole.leader_s * share))
-        if "the budget" in told.stopped_because:
-            assert "under 1 %" not in told.stopped_because
-            assert not told.stopped_because.endswith(" 100 %")
-            assert "2 % more with a chance of " in told.stopped_because or "never run: " in told.stopped_because
+        result = replay(terrain, seed, asking(terrain, budget_s=whole.leader_s * share))
+        if "the budget" in result.stopped_because:
+            assert "under 1 %" not in result.stopped_because
+            assert not result.stopped_because.endswith(" 100 %")
+            assert "2 % more with a chance of " in result.stopped_because or "never run: " in result.stopped_because
 
 
 def test_compilation_loses_a_short_training_and_wins_a_long_one() -> None:
     space = next(space for space in map(Synthetic, range(40)) if space._factors["default"] < 0.8)
     kinds = {}
     for steps in (20, 200_000):
-        told = replay(space, 1, asking(space, "time", steps))
-        assert told.answer is not None
-        kinds[steps] = space.space.candidates[told.answer].knobs["compile"]
+        result = replay(space, 1, asking(space, "time", steps))
+        assert result.answer is not None
+        kinds[steps] = space.space.candidates[result.answer].knobs["compile"]
     assert kinds == {20: "off", 200_000: "default"}

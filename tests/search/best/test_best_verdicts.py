@@ -46,10 +46,10 @@ def test_a_bound_by_flops_labels_candidates_that_are_never_run(space: Synthetic)
     candidates = list(space.space.candidates)
     candidates[bounded] = msgspec.structs.replace(candidates[bounded], least_s_per_sample=1.0)
     space.space = msgspec.structs.replace(space.space, candidates=candidates)
-    told = FakeConductor(space, asking(space), 1).run()
-    assert told.best_answer is not None
+    result = FakeConductor(space, asking(space), 1).run()
+    assert result.best_answer is not None
     assert bounded != base
-    verdict = told.best_answer.verdicts[bounded]
+    verdict = result.best_answer.verdicts[bounded]
     assert verdict.verdict == "bound"
     assert "at most 1 samples/s" in verdict.reason
 

@@ -20,9 +20,9 @@ from .synthetic import asking, confirmed, trial, visited
 from .test_best_for_real import SMALL
 
 
-def replayed_answer(told: Replayed) -> BestAnswer:
-    assert told.best_answer is not None
-    return told.best_answer
+def replayed_answer(result: Replayed) -> BestAnswer:
+    assert result.best_answer is not None
+    return result.best_answer
 
 
 def measured(answer: BestAnswer) -> list[int]:
@@ -47,30 +47,30 @@ def near(space: Synthetic, question: BestQuestion, answer: BestAnswer) -> set[in
 
 def test_the_answer_and_every_measured_setting_near_the_limit_run_under_it_once(space: Synthetic) -> None:
     asked = limited(space)
-    told = FakeConductor(space, asked, 1).run()
-    answer = replayed_answer(told)
-    ran = [one.candidate_number for one in told.lines if isinstance(one, ColdRun) and one.role == "limit"]
+    result = FakeConductor(space, asked, 1).run()
+    answer = replayed_answer(result)
+    ran = [one.candidate_number for one in result.lines if isinstance(one, ColdRun) and one.role == "limit"]
     assert len(ran) == len(set(ran)), "once each"
     expected = near(space, asked, answer)
     assert expected - {answer.best_number}, "a setting near the limit that is not the answer"
     assert set(ran) >= expected | {answer.best_number}
-    last = max(place for place, one in enumerate(told.lines) if isinstance(one, ColdRun) and one.role != "limit")
-    after = {one.candidate_number for one in told.lines[last + 1 :] if isinstance(one, ColdRun)}
+    last = max(place for place, one in enumerate(result.lines) if isinstance(one, ColdRun) and one.role != "limit")
+    after = {one.candidate_number for one in result.lines[last + 1 :] if isinstance(one, ColdRun)}
     assert after <= expected, "far ones need none"
 
 
 def test_a_setting_that_does_not_fit_under_the_limit_is_too_large_and_the_answer_stays(space: Synthetic) -> None:
     asked = limited(space)
-    told = FakeConductor(space, asked, 1).run()
-    answer = replayed_answer(told)
+    result = FakeConductor(space, asked, 1).run()
+    answer = replayed_answer(result)
     beside = min(near(space, asked, answer) - {answer.best_number, space.space.baseline_number, *answer.tied_numbers})
     lines: list[BestLine] = [
         msgspec.structs.replace(one, outcome="oom", reason="an allocation of 8 MiB failed", missing_bytes=2**20)
         if isinstance(one, ColdRun) and (one.candidate_number, one.role) == (beside, "limit")
         else one
-        for one in told.lines
+        for one in result.lines
     ]
-    again = answer_of(state_of_best_journal(lines, told.seconds))
+    again = answer_of(state_of_best_journal(lines, result.seconds))
     assert again is not None
     assert again.best_number == answer.best_number
     verdict = again.verdicts[beside]

@@ -48,11 +48,11 @@ def test_a_search_finds_the_best_of_a_recorded_grid(tmp_path: Path) -> None:
     small = grid(tmp_path)
     assert small.passes == 3
     assert small.worst_winner == pytest.approx(0.0)
-    told = replay(small, 0)
-    assert told.answer is not None
-    assert regret(small, told.answer) <= 0.02
-    assert told.starts == 1
-    assert 0 < told.leader_s < cold_grid_s(small)
+    result = replay(small, 0)
+    assert result.answer is not None
+    assert regret(small, result.answer) <= 0.02
+    assert result.starts == 1
+    assert 0 < result.leader_s < cold_grid_s(small)
 
 
 def test_the_anchor_takes_the_drift_of_the_machine_out_of_the_figures(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ BEST = ("search", "best", "tiny-llama", *SMALL)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("--vary", "batchsize=2,4"), ("no knob 'batchsize'", "did you mean batch_size?")),
         (("--vary", "precision=fp32,bf17"), ("precision", "did you mean bf16?")),
@@ -33,9 +33,9 @@ BEST = ("search", "best", "tiny-llama", *SMALL)
         (("--vary", "batch_size=4,8", "--vary", "grad_accum=1", "--global-batch", "7"), ("did you mean 8?",)),
     ],
 )
-def test_a_bad_question_is_one_line(cli: Cli, words: tuple[str, ...], said: tuple[str, ...]) -> None:
+def test_a_bad_question_is_one_line(cli: Cli, words: tuple[str, ...], expected: tuple[str, ...]) -> None:
     line = cli(*BEST, *words).refused()
-    assert all(part in line for part in said), line
+    assert all(part in line for part in expected), line
     assert Home(cli.home).run_ids() == []
 
 
