@@ -92,9 +92,10 @@ def _diff_name(file: Path) -> str:
 
 
 def _knobs_to_write(run: RunFile) -> KnobValues:
-    """The knobs to put into the file: all that a script was run with, of a preset those that train the same.
+    """The knobs to put into the file: all that a script was run with, of a preset those of speed and memory.
 
-    A preset's rate, schedule, seed and steps are of its own training, not of the user's.
+    A preset's rate, schedule, seed and steps belong to its own training, not to the user's. Its optimizer is written:
+    kernels of one optimizer train alike, and another one is chosen for its memory.
     """
     if run.script is not None:
         return {name: value for name, value in run.knobs.items() if name in KNOBS_BY_NAME and name not in OUR_KNOBS}

@@ -136,8 +136,10 @@ class Appender:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        """Close the file; further writes are errors."""
-        os.close(self._fd)
+        """Close the file; further writes are errors. Does nothing when it is closed."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def read_cached(path: Path, type: type[T]) -> T | None:

@@ -137,8 +137,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
 
     def close(self) -> None:
         """End the run that is still live, and close the journal."""
-        if self._live_run is not None:
-            end_run(self._live_run)
+        self._end_at_once()
         self._journal.close()
 
     def _launch(self, plan: RunPlan, role: str) -> Path:
@@ -184,6 +183,14 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             self._process.end()
             self._live_run = self._process = None
 
+    def _end_at_once(self) -> None:
+        """End the run that is still live, if there is one, without waiting for its answers."""
+        if self._live_run is not None:
+            end_run(self._live_run)
+        if self._process is not None:
+            self._process.close()
+        self._live_run = self._process = None
+
     def _ended_process(self) -> Result:
         """Wait for the end of the warm process, which ends by itself, and return its result."""
         assert self._process is not None
@@ -216,9 +223,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
 
     def _write_end(self, ended: EndedT) -> EndedT:
         """End the run that is still live, append the last line with the search's seconds, and return it."""
-        if self._live_run is not None:
-            end_run(self._live_run)
-            self._live_run = self._process = None
+        self._end_at_once()
         ended = msgspec.structs.replace(ended, seconds=worked_seconds([*self._lines, ended]))
         self._write(ended)
         return ended

@@ -61,13 +61,18 @@ class WarmProcess:
         if self.result is None:
             self._control.write(ProbeOrder(do="end"))
             self.wait_for_end()
-        self._control.close()
+        self.close()
 
     def wait_for_end(self) -> Result:
-        """Wait for the run's result and return it."""
+        """Wait for the run's result, and return it; then no order can be given."""
         self._wait(lambda: False)
         assert self.result is not None
+        self.close()
         return self.result
+
+    def close(self) -> None:
+        """Close the file of orders."""
+        self._control.close()
 
     def _answers_to(self, order: ProbeOrder | TrialOrder, answers: dict[int, dict[int, L]]) -> dict[int, L] | None:
         self._orders_written += 1

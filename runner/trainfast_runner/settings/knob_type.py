@@ -43,7 +43,10 @@ class Knob:
     only_with: tuple[str, ...] = ()
     """The strategies that obey it; empty for all."""
     trains_same: bool | tuple[KnobValue, ...] = False
-    """True if every value trains the same at one global batch; a tuple lists the values that train alike."""
+    """True if every value trains the same at one global batch; a tuple lists the values that train alike.
+
+    `keeps_training` compares two values; the truth of this says only that some values train alike.
+    """
     changes_in_warm_process: bool = False
     """True if a warm process can turn it, except to or from one of `needs_new_process_for`."""
     needs_new_process_for: tuple[KnobValue, ...] = ()

@@ -47,7 +47,7 @@ def _process_key(spec: RunSpec) -> str | None:
 
 
 class WarmRows:
-    """The warm process of one group of rows; a row of another group ends it and starts the next.
+    """The warm process of one group of rows; to start that of another group ends it.
 
     `raise_if_cancelled` is called while a row trains and may raise Interrupted.
     """
@@ -64,6 +64,7 @@ class WarmRows:
 
     def start(self, plan: RunPlan, group: str) -> None:
         """Start the process of a group by the plan of its first row. Raises UserError, as when a device is busy."""
+        self.end()
         if self._search_id is None:
             search = new_search(self._home, plan.spec.preset)
             self._locks.callback(shutil.rmtree, search, ignore_errors=True)
@@ -88,6 +89,7 @@ class WarmRows:
         except Interrupted:
             end_run(process.directory)
             result = wait_for_result(process.directory, lambda: None)
+            process.close()
         self._process = None
         return msgspec.structs.replace(result, knobs=knobs)
 
@@ -99,6 +101,7 @@ class WarmRows:
             self._process.end()
         except Interrupted:
             end_run(self._process.directory)
+            self._process.close()
         self._process = None
 
 
