@@ -14,10 +14,10 @@ from pathlib import Path
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.export.accelerate_yaml import accelerate_yaml
 from trainfast_runner.export.deepspeed_json import deepspeed_json
-from trainfast_runner.export.own_command import command, preset
-from trainfast_runner.export.own_script import own_script
 from trainfast_runner.export.script_command import torchrun
+from trainfast_runner.export.trainfast_command import command, preset
 from trainfast_runner.export.training_block import training_block
+from trainfast_runner.export.user_script import user_script_export
 from trainfast_runner.export.written import Written
 from trainfast_runner.records.export_proof import last_proof
 from trainfast_runner.records.run_directory import read_result
@@ -85,7 +85,7 @@ def oom_warning(run: RunFile, directory: Path) -> str | None:
 
 def _written(run: RunFile, directory: Path, to: str) -> Written:
     if run.script is not None:
-        return own_script(run, run.script, directory, to)
+        return user_script_export(run, run.script, directory, to)
     return FORMS[to](run, spec_of_record(run).knobs, directory)
 
 

@@ -17,7 +17,7 @@ from trainfast_runner.export.call_fields import TRAINER_CALLS
 from trainfast_runner.export.foreign_settings import ForeignKnobs, from_accelerate, from_deepspeed, from_trainer_fields
 from trainfast_runner.export.onto_python import calls_of
 from trainfast_runner.export.onto_shell import Word, flags_of, literal, script_commands, script_index
-from trainfast_runner.export.own_command import preset_text
+from trainfast_runner.export.trainfast_command import preset_text
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import defaults

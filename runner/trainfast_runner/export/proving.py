@@ -9,7 +9,7 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import Exported
 from trainfast_runner.export.imported import import_settings
-from trainfast_runner.export.own_command import PLAIN_PRESET
+from trainfast_runner.export.trainfast_command import PLAIN_PRESET
 from trainfast_runner.records.export_proof import ExportProof
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import RunFile

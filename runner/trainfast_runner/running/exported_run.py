@@ -39,13 +39,13 @@ def plan_exported(run: RunFile, exported: Exported, typed: Sequence[str], folder
     if typed:
         raise UserError(f"--to {exported.to} starts the run by itself: no command behind --", key="--")
     if run.script is not None:
-        return _plan_own_script(run, run.script, exported, folder)
+        return _plan_user_script(run, run.script, exported, folder)
     spec = spec_of_command(exported.text) if exported.to == "command" else resolve(str(_first_file(exported, folder)))
     assert spec is not None, exported.text
     return plan_run(spec, run.python)
 
 
-def _plan_own_script(run: RunFile, asked: ScriptAsked, exported: Exported, folder: Path) -> RunPlan:
+def _plan_user_script(run: RunFile, asked: ScriptAsked, exported: Exported, folder: Path) -> RunPlan:
     """Plan the script that ran before, by the exported command or preset."""
     variables: dict[str, str] = {}
     if exported.to == "preset":

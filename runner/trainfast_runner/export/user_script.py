@@ -36,7 +36,7 @@ REASONS = {
 """Why a script's run has no export of that form."""
 
 
-def own_script(run: RunFile, asked: ScriptAsked, directory: Path, to: str) -> Written:
+def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: str) -> Written:
     """The run's settings in one of `FORMS`. Raises UserError for another form, and where the script has no Trainer."""
     if to not in FORMS:
         message = f"{run.run_id} ran a script of your own: {REASONS[to]}"

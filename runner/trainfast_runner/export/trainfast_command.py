@@ -1,4 +1,4 @@
-"""A run's settings for this program itself: as a command, and as a preset of its own."""
+"""A run's settings for trainfast-tui: as a command, and as a whole preset."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN_PRESET = "tiny-llama"
 
 def command(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
     """The command that starts the same run again, and as comments those that start a script like it."""
-    return Written("\n".join([_own_command(run, knobs), *script_comments(run, knobs, directory)]), [], "run.sh")
+    return Written("\n".join([_trainfast_command(run, knobs), *script_comments(run, knobs, directory)]), [], "run.sh")
 
 
 def preset(run: RunFile, knobs: KnobValues, _directory: Path) -> Written:
@@ -51,7 +51,7 @@ def preset_text(title: str, model: dict[str, Any], data: dict[str, Any], knobs: 
     return tomlkit.dumps(document).strip()
 
 
-def _own_command(run: RunFile, knobs: KnobValues) -> str:
+def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:
     """The command that starts the same run again; a preset without a name is spelled out field by field."""
     reference, spec = _named_preset(run)
     # Naming the model's source anew drops every field of the preset's model.
