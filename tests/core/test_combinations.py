@@ -159,7 +159,7 @@ LLAMA = {"model_type": "llama", "vocab_size": 4096, "base_model_tp_plan": {"laye
             "does not divide the model's 2 key-value heads",
         ),
         (CPU, ["strategy=tp", "devices=4"], LLAMA, "devices", "try devices=2, or tp_degree=4"),
-        (CPU, ["strategy=ddp+tp", "devices=3"], LLAMA, "devices", "needs two or more groups of 2 devices"),
+        (CPU, ["strategy=ddp+tp", "devices=3"], LLAMA, "devices", "needs a multiple of 2 devices, at least 4"),
         (CPU, ["strategy=fsdp+tp", "devices=2"], LLAMA, "devices", "strategy=tp with devices=2"),
         (CPU, ["reshard=off", "strategy=ddp"], {}, "reshard", "does nothing with strategy=ddp"),
         (TWO, ["p2p=off"], {}, "p2p", "p2p=off does nothing with strategy=single"),

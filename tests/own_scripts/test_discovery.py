@@ -351,7 +351,7 @@ def test_script_that_fails_before_its_parser_names_its_error(
 def test_word_by_value_without_a_colon_is_refused(cli: Cli, tmp_path: Path) -> None:
     mapping = "precision=fp32: --dtype float32, bf16"
     refused = cli("presets", "new", "mine", "--map", mapping, *written(tmp_path, ARGPARSE)).refused()
-    assert "'bf16' of 'fp32: --dtype float32, bf16' is no VALUE: FLAG; try 'bf16: nothing'" in refused
+    assert "'bf16' in 'fp32: --dtype float32, bf16' is not VALUE: FLAG; try 'bf16: nothing'" in refused
 
 
 def test_script_whose_name_is_no_text_is_refused(cli: Cli, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_without_forks_requests_are_traced_in_turn(monkeypatch: pytest.MonkeyPat
     assert found[1]["stacks"][0]["kept"] == 3
     whole = sum(found[1]["parameter_sizes"])
     assert found[0]["before_optimizer"][:2] == [4 * whole + 4 * 8, 4 * whole], "weights and rotary table; gradients"
-    assert found[2]["error"]["message"] == "llama with vocab_size=0 is no model"
+    assert found[2]["error"]["message"] == "vocab_size=0: a size of llama is at least 1"
 
 
 @pytest.mark.parametrize("at_once", [True, False])

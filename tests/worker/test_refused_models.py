@@ -16,7 +16,7 @@ from trainfast_runner.worker.model_config import check_seq_len, resolve_config
     [("llama", "num_hidden_layers", 0), ("llama", "vocab_size", -1), ("gpt2", "n_layer", -3), ("gpt2", "n_embd", 0)],
 )
 def test_a_size_below_one_is_no_model(family: str, field: str, value: int) -> None:
-    with pytest.raises(InvalidInput, match=f"{family} with {field}={value} is no model") as refused:
+    with pytest.raises(InvalidInput, match=f"{field}={value}: a size of {family} is at least 1") as refused:
         resolve_config({"family": family, field: value})
     assert refused.value.key == f"model.{field}"
 

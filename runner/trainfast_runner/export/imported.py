@@ -86,7 +86,7 @@ def _read(text: str, name: str) -> tuple[str, ForeignKnobs]:
         try:
             config = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{name} is no valid JSON: {error}", key=name) from None
+            raise UserError(f"{name} is not valid JSON: {error}", key=name) from None
         return DEEPSPEED_JSON, from_deepspeed(config)
     table = _yaml(text)
     if table is not None:
@@ -96,11 +96,11 @@ def _read(text: str, name: str) -> tuple[str, ForeignKnobs]:
         return SHELL_COMMAND, _command(commands[0])
     if len(commands) > 1:
         raise UserError(f"{name} starts {len(commands)} scripts: name a file with the one that trains", key=name)
-    raise UserError(f"{name} is of no known kind", key=name, allowed=KINDS)
+    raise UserError(f"cannot tell what {name} is", key=name, allowed=KINDS)
 
 
 def _trainer_block(text: str) -> ForeignKnobs | None:
-    """The fields of the only TrainingArguments call; None for a text that is no Python or has none."""
+    """The fields of the only TrainingArguments call; None for a text that is not Python or has none."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):

@@ -150,7 +150,7 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}", key="--onto") from None
     if len(content) > LONGEST_BYTES:
-        raise UserError(f"{file} is longer than 1 MiB, no script", key="--onto")
+        raise UserError(f"{file} is longer than 1 MiB: not a script", key="--onto")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -30,7 +30,7 @@ def flags_by_knob(places: Mapping[str, FlagWords], knobs: KnobValues) -> dict[st
 def edit_defaults(source: str, file: str, values: Mapping[str, object]) -> tuple[str, list[str], set[str]]:
     """The script with `values`, by flag, as defaults; notes for the user; and the flags that it declares.
 
-    Raises UserError for a script that is no Python.
+    Raises UserError for a script that is not Python.
     """
     offsets = ByteOffsets(source)
     edits: list[Edit] = []

@@ -16,7 +16,7 @@ Edit = tuple[int, int, str]
 def edit_calls(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, list[str]]:
     """The script with the settings in the first of `calls` and, where it has none, in all the others.
 
-    Also notes for the user on arguments that are no literal. Raises UserError for a script that is no Python or has
+    Also notes for the user on arguments that are not literals. Raises UserError for a script that is not Python or has
     none of these calls.
     """
     tree = parsed(source, file)
@@ -47,7 +47,7 @@ def edit_calls(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str
 
 
 def parsed(source: str, file: str) -> ast.Module:
-    """The script as a tree. Raises UserError for one that is no Python."""
+    """The script as a tree. Raises UserError for one that is not Python."""
     try:
         return ast.parse(source)
     except SyntaxError as error:
@@ -86,7 +86,7 @@ def _is_shuffle(keyword: ast.keyword) -> bool:
 
 
 def call_edits(node: ast.Call, wanted: CallFields, offsets: ByteOffsets, file: str) -> tuple[list[Edit], list[str]]:
-    """Edits that give a call its arguments, and notes for the user on those that are no literal."""
+    """Edits that give a call its arguments, and notes for the user on those that are not literals."""
     arguments = dict(zip(wanted.order, node.args, strict=False))
     arguments |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
     edits: list[Edit] = []

@@ -164,38 +164,38 @@ def _flags(words: list[str]) -> list[list[str]]:
 
 
 def _with_flag(command: list[str], flag: list[str]) -> list[str]:
-    """`command` with the flag: in place of the same one, else at the end."""
+    """`command` with the flag: in index of the same one, else at the end."""
     name, equals, _ = flag[0].partition("=")
-    place = _place_of(command, name)
-    if place is None:
+    index = _index_of_flag(command, name)
+    if index is None:
         return [*command, *flag]
-    if command[place] != name and not equals and len(flag) == 2:
+    if command[index] != name and not equals and len(flag) == 2:
         flag = [f"{name}={flag[1]}"]
     takes = 1 if equals else len(flag) - 1
-    return [*command[:place], *flag, *command[_end_of(command, place, takes) :]]
+    return [*command[:index], *flag, *command[_end_of_flag(command, index, takes) :]]
 
 
 def _without_flag(command: list[str], flag: list[str]) -> list[str]:
     """`command` without the flag and as many values as it takes."""
-    place = _place_of(command, _flag_name(flag))
-    return command if place is None else [*command[:place], *command[_end_of(command, place, len(flag) - 1) :]]
+    index = _index_of_flag(command, _flag_name(flag))
+    return command if index is None else [*command[:index], *command[_end_of_flag(command, index, len(flag) - 1) :]]
 
 
 def _flag_name(flag: list[str]) -> str:
     return flag[0].partition("=")[0]
 
 
-def _place_of(command: list[str], name: str) -> int | None:
-    """The place of a flag behind the script: a launcher before it may have one of the same name."""
+def _index_of_flag(command: list[str], name: str) -> int | None:
+    """Index of a flag after the script; a launcher before it may have one of the same name."""
     script = next((n for n, word in enumerate(command) if word == "-m" or word.endswith(".py")), 0)
-    places = (n for n, word in enumerate(command) if n >= script and (word == name or word.startswith(f"{name}=")))
-    return next(places, None)
+    indices = (n for n, word in enumerate(command) if n >= script and (word == name or word.startswith(f"{name}=")))
+    return next(indices, None)
 
 
-def _end_of(command: list[str], place: int, values: int) -> int:
-    """The place behind a flag and at most so many values of its own."""
-    end = place + 1
-    while "=" not in command[place] and end < len(command) and end - place <= values and not FLAG.match(command[end]):
+def _end_of_flag(command: list[str], index: int, values: int) -> int:
+    """Index after a flag and at most so many values of its own."""
+    end = index + 1
+    while "=" not in command[index] and end < len(command) and end - index <= values and not FLAG.match(command[end]):
         end += 1
     return end
 

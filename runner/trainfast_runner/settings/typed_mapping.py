@@ -80,7 +80,9 @@ def _words_by_value(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, s
     for part in typed.split(", "):
         value, colon, words = part.partition(":")
         if not colon:
-            raise UserError(f"{part!r} of {typed!r} is no VALUE: FLAG", key=name, advice=f"'{part.strip()}: {NOTHING}'")
+            raise UserError(
+                f"{part!r} in {typed!r} is not VALUE: FLAG", key=name, advice=f"'{part.strip()}: {NOTHING}'"
+            )
         words = "" if words.strip() == NOTHING else words.strip()
         for first in split_words(words, name)[:1]:
             _flag_of(first.partition("=")[0], flags)

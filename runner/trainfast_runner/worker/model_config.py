@@ -50,7 +50,7 @@ def _check_sizes(base: Any, overrides: dict[str, Any]) -> None:
     for name, value in overrides.items():
         if name in size_names and isinstance(value, int) and value < 1:
             raise InvalidInput(
-                f"{base.model_type} with {name}={value} is no model", key=f"model.{name}", allowed=["1 or more"]
+                f"{name}={value}: a size of {base.model_type} is at least 1", key=f"model.{name}", allowed=["1 or more"]
             )
 
 

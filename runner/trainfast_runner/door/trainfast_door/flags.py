@@ -131,5 +131,5 @@ def _text(help: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    """The text's beginning; bytes of a file's name that are no UTF-8 (lone surrogates) become question marks."""
+    """The text's beginning; bytes of a file's name that are not UTF-8 (lone surrogates) become question marks."""
     return text[:MAX_TEXT].encode(errors="replace").decode()

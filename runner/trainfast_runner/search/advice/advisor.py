@@ -81,7 +81,7 @@ def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:
 
 
 def model_advice(situation: Situation) -> Advice | None:
-    """Model dimensions that are no multiple of 8 (tensor cores) or, for the vocabulary, of 64."""
+    """Model dimensions that are not multiples of 8 (tensor cores) or, for the vocabulary, of 64."""
     hints = []
     for name, length in (situation.shapes or {}).items():
         if name == "vocab_size" and length % 64:

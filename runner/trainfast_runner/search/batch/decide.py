@@ -87,7 +87,7 @@ def _first_probe(state: BatchState) -> BatchDecision:
         return _probe(start, why)
     predicted_max = min(predicted_max, LARGEST_BATCH)
     small = max(1, predicted_max // SMALL_SHARE, min(predicted.linear_from, predicted_max // 2))
-    why = f"by the prediction {predicted_max} fits: a small size first, to see how true that is"
+    why = f"by the prediction {predicted_max} fits: a small size first, to check the prediction"
     return _probe(small, why)
 
 
@@ -102,14 +102,7 @@ def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryFit, ...]) -> Ba
     deciding = deciding_size(state, rank_fits, likely)
     if too_large is not None and too_large <= deciding:
         return _confirm(likely, _why_confirm(rank_fits, best, likely, f"{too_large} does not"))
-    if state.tried >= MAX_PROBES or best >= state.largest_allowed:
-        why = f"{state.tried} sizes tried"
-        if best >= state.largest_allowed:
-            why = (
-                f"no size above {LARGEST_BATCH} is tried"
-                if best >= LARGEST_BATCH
-                else f"the script's data fills no batch above {best}"
-            )
+    if (why := _why_no_more_sizes(state, best)) is not None:
         return _confirm(best, f"{why}: a fresh process runs the largest that fitted, {best}")
     target = min(sure, _second_size(state)) if points == 1 else sure
     if best < target < (too_large or LARGEST_BATCH + 1) and (
@@ -118,6 +111,23 @@ def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryFit, ...]) -> Ba
         return _probe(target, _why_up(state, tightest(rank_fits, target), target))
     if too_large is not None:
         return _between(state, rank_fits, best, too_large)
+    return _at_boundary(state, rank_fits, best, likely, deciding)
+
+
+def _why_no_more_sizes(state: BatchState, best: int) -> str | None:
+    """The reason why no further size is probed; None while one may be."""
+    if best >= LARGEST_BATCH:
+        return f"no size above {LARGEST_BATCH} is tried"
+    if best >= state.largest_allowed:
+        return f"the script's data fills no batch above {best}"
+    return f"{state.tried} sizes tried" if state.tried >= MAX_PROBES else None
+
+
+def _at_boundary(
+    state: BatchState, rank_fits: tuple[MemoryFit, ...], best: int, likely: int, deciding: int
+) -> BatchDecision:
+    """The fit leaves one question: confirm `likely`, or probe the size that decides whether it is the largest."""
+    points = len(state.fitting)
     tight = tightest(rank_fits, likely + 1)
     needs = f"{mebibytes(tight.need_bytes(likely + 1))} of {mebibytes(tight.limit_bytes)}"
     if state.no_oom and points > 1:
@@ -125,10 +135,10 @@ def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryFit, ...]) -> Ba
         above = f"by the fit {likely + 1} would need {needs}, {error}"
         return _confirm(likely, _why_confirm(rank_fits, best, likely, above))
     over = max(fit.need_bytes(deciding) - fit.limit_bytes for fit in rank_fits)
-    words = f"{likely} should fit; whether {deciding} does is within the error of the fit"
+    words = f"{likely} should fit; the error of the fit leaves open whether {deciding} does"
     if over > 0:
         too_much = f"by the fit {deciding} is {mebibytes(over)} too large"
-        words = f"{likely} should fit; {too_much}: that it does not fit is to be seen"
+        words = f"{likely} should fit; {too_much}: running it confirms that"
     return _probe(deciding, words)
 
 
@@ -157,7 +167,7 @@ def _between(state: BatchState, rank_fits: tuple[MemoryFit, ...], best: int, too
     """Something fitted and something was too large, further apart than the tolerance."""
     if sum(probe.outcome == "oom" for probe in state.probes) == 1:
         size = largest_fitting(lambda size: deciding_size(state, rank_fits, size) < too_large, too_large - 1) + 1
-        why = f"{too_large} does not fit: {size} needs as much less as decides it"
+        why = f"{too_large} does not fit: if {size} fits, the maximum is known within the tolerance"
     else:
         size = (best + too_large) // 2
         why = f"{too_large} does not fit either: half-way to {best}, which does"
@@ -186,7 +196,7 @@ def _after_confirmation(state: BatchState, rank_fits: tuple[MemoryFit, ...]) -> 
     smaller = max(1, smaller)
     where = "in a fresh process"
     if any(probe.batch_size == last.batch_size for probe in state.fitting):
-        where += ", which loads data and places its blocks otherwise than the trial that it fitted in"
+        where += ", whose data and allocations differ from those of the probe in which it fitted"
     return _confirm(smaller, f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead")
 
 

@@ -8,9 +8,6 @@ from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.worker.catalog import OPTIMIZERS, nearest_optimizer, nearest_strategy
 
-SIDE_BY_SIDE = {"tp": "groups", "pp": "pipelines"}
-"""Name of the devices that share one copy of the model, by its axis."""
-
 
 def strategy_has_gpus(facts: Facts) -> None:
     """One process over several devices needs two GPUs."""
@@ -56,7 +53,7 @@ def devices_fill_the_mesh(facts: Facts) -> None:
         )
     if "dp" in entry.axes and (devices % degree or devices == degree):
         raise UserError(
-            f"{requirement} needs two or more {SIDE_BY_SIDE[axis]} of {degree} devices, and devices={devices} are not",
+            f"{requirement} needs a multiple of {degree} devices, at least {2 * degree}; devices={devices} is not",
             key="devices",
             advice=f"devices={2 * degree}, or strategy={axis} with devices={degree}",
         )
@@ -97,7 +94,7 @@ def engine_runs_the_strategy(facts: Facts) -> None:
 
 
 def compile_fits(facts: Facts) -> None:
-    """The strategy and the engine obey `compile`; the other engines are compared with the loop uncompiled."""
+    """Refuse `compile` for a strategy or an engine that does not compile its model."""
     mode = facts.knobs["compile"]
     engine = facts.engine
     strategy = facts.strategy
@@ -113,7 +110,7 @@ def compile_fits(facts: Facts) -> None:
         )
     if not engine.compiles:
         raise UserError(
-            f"compile={mode} is not handed to engine={engine.name}",
+            f"engine={engine.name} does not take compile={mode}",
             key="compile",
             advice=f"compile=off, or compile={mode} with engine={engine.fallback}",
         )

@@ -20,6 +20,7 @@ from trainfast_runner.settings.compatibility.general_rules import (
     GENERAL_RULES,
     devices_exist,
     limit_for_every_rank,
+    one_device_suffices,
     precision_has_hardware,
     set_knobs_matter,
 )
@@ -42,7 +43,7 @@ RULES: tuple[Rule, ...] = (
     *TECHNIQUE_RULES,
 )
 
-DEVICE_RULES: tuple[Rule, ...] = (devices_exist, strategy_has_gpus, precision_has_hardware)
+DEVICE_RULES: tuple[Rule, ...] = (devices_exist, one_device_suffices, strategy_has_gpus, precision_has_hardware)
 """Rules that look at devices only, and at what they compute with."""
 
 KNOB_RULES: tuple[Rule, ...] = (

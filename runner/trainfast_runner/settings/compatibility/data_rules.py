@@ -15,7 +15,8 @@ def _images_are_classified(facts: Facts) -> None:
         text = "data.kind=jpeg, or data.objective=causal-lm"
         images = "data.kind=jpeg with data.objective=image-classification"
         raise UserError(
-            f"data.kind={kind} cannot serve data.objective={objective}: images are classified, text is not images",
+            f"data.kind={kind} does not work with data.objective={objective}:"
+            " jpeg is for image-classification, text for the others",
             key="data.kind",
             advice=images if kind == "jpeg" else text,
         )
@@ -36,13 +37,13 @@ def _model_takes_the_data(facts: Facts) -> None:
         )
     if data["objective"] == "seq2seq" and not config.get("is_encoder_decoder"):
         raise UserError(
-            f"data.objective=seq2seq needs an encoder and a decoder, and model.family={model} has not both",
+            f"data.objective=seq2seq needs an encoder and a decoder, and {model} does not have both",
             key="data.objective",
             advice="model.family=t5, or data.objective=causal-lm",
         )
     if "vocab_size" not in config and "text_config" not in config:
         raise UserError(
-            f"data.kind={data['kind']} is text and {model} reads none: it has no vocab_size",
+            f"data.kind={data['kind']} is text, and {model} does not read text: it has no vocab_size",
             key="data.kind",
             advice="data.kind=jpeg with data.objective=image-classification",
         )
@@ -61,7 +62,9 @@ def _texts_vary_in_length(facts: Facts) -> None:
     elif strategy.is_pipeline and data["objective"] != "causal-lm":
         why = f"data.objective={data['objective']} needs a padding mask, and strategy={strategy.name} passes none on"
     if why is not None:
-        raise UserError(f"data.samples={samples} does not go: {why}", key="data.samples", advice="data.samples=packed")
+        raise UserError(
+            f"data.samples={samples} cannot be used: {why}", key="data.samples", advice="data.samples=packed"
+        )
 
 
 DATA_RULES: tuple[Rule, ...] = (_images_are_classified, _model_takes_the_data, _texts_vary_in_length)

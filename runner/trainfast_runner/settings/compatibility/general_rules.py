@@ -26,9 +26,8 @@ def _warmup_leaves_steps(facts: Facts) -> None:
 
 
 def devices_exist(facts: Facts) -> None:
-    """The devices asked for and those to watch exist, and the strategy takes as many."""
+    """The devices asked for and those to watch exist."""
     devices = devices_asked(facts.knobs)
-    strategy = str(facts.knobs["strategy"])
     machine = facts.machine
     if machine.refusal is not None:
         raise machine.refusal
@@ -36,28 +35,42 @@ def devices_exist(facts: Facts) -> None:
     watch = facts.knobs["watch"]
     machine.watched(None if watch is None else str(watch), chosen)
     if machine.device == "cuda":
-        count = len(chosen)
-    elif isinstance(devices, str) and not asks_for_cpu(devices):
+        return
+    if isinstance(devices, str) and not asks_for_cpu(devices):
         raise UserError(
             f"devices={devices} names GPUs and a run here has none ({machine.no_gpu_reason_short});"
             " without a GPU devices is a count of processes",
             key="devices",
             allowed=[f"1 to {MAX_CPU_PROCESSES}"],
         )
-    else:
-        asked_count = devices if isinstance(devices, int) else cpu_processes(devices)
-        count = facts.ranks if asked_count is None else asked_count
-        if count > MAX_CPU_PROCESSES:
-            raise UserError(
-                f"devices={count}: at most {MAX_CPU_PROCESSES} processes on a CPU",
-                key="devices",
-                allowed=[f"1 to {MAX_CPU_PROCESSES}"],
-                advice=f"devices={MAX_CPU_PROCESSES}",
-            )
-    if facts.strategy.one_device and count > 1:
+    count = _cpu_processes(facts)
+    if count > MAX_CPU_PROCESSES:
+        raise UserError(
+            f"devices={count}: at most {MAX_CPU_PROCESSES} processes on a CPU",
+            key="devices",
+            allowed=[f"1 to {MAX_CPU_PROCESSES}"],
+            advice=f"devices={MAX_CPU_PROCESSES}",
+        )
+
+
+def _cpu_processes(facts: Facts) -> int:
+    """The processes that a run on the CPU is asked to have."""
+    devices = devices_asked(facts.knobs)
+    count = devices if isinstance(devices, int) else cpu_processes(devices)
+    return facts.ranks if count is None else count
+
+
+def one_device_suffices(facts: Facts) -> None:
+    """A strategy for one device is not asked to use several."""
+    if not facts.strategy.one_device:
+        return
+    on_gpus = facts.machine.device == "cuda"
+    count = len(chosen_gpus(facts.knobs, facts.machine).gpus) if on_gpus else _cpu_processes(facts)
+    if count > 1:
+        devices = devices_asked(facts.knobs)
         several = nearest_strategy(facts.strategy, lambda other: not other.one_device)
         raise UserError(
-            f"strategy={strategy} trains on one device and devices={devices} asks for {count}",
+            f"strategy={facts.strategy.name} trains on one device and devices={devices} asks for {count}",
             key="strategy",
             advice=f"strategy={several} with devices={devices}, or devices=1",
         )
@@ -162,6 +175,7 @@ GENERAL_RULES: tuple[Rule, ...] = (
     _warmup_leaves_steps,
     set_knobs_matter,
     devices_exist,
+    one_device_suffices,
     precision_has_hardware,
     limit_for_every_rank,
     _positions_suffice,

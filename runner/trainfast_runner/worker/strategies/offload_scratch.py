@@ -91,7 +91,7 @@ def _delete(folder: Path) -> None:
 class _Lock:
     """An exclusive flock on a directory, which ends with its process; `taken` is True if this process has it.
 
-    Raises OSError for a link and for anything that is no directory.
+    Raises OSError for a link and for anything that is not a directory.
     """
 
     def __init__(self, folder: Path, wait: bool) -> None:
