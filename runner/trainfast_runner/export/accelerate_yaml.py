@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.deepspeed_json import FILE as DEEPSPEED_FILE
 from trainfast_runner.export.deepspeed_json import recorded_config
 from trainfast_runner.export.trainer_arguments import overrides
-from trainfast_runner.export.written import Written, comment_lines, malloc_comments
+from trainfast_runner.export.written import SAME_RUN_HERE, Written, comment_lines, malloc_comments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES
@@ -62,19 +62,19 @@ def _kind(run: RunFile, knobs: KnobValues) -> str:
         raise UserError(
             f"accelerate has no strategy={strategy.name}: a script started with its file would be another run",
             key="strategy",
-            advice="--to training-args" if strategy.runs_in_trainer else "--to command, which starts the same run here",
+            advice="--to training-args" if strategy.runs_in_trainer else SAME_RUN_HERE,
         )
     if precision == "tf32" or (precision not in ACCELERATE_NAMES and kind != "DEEPSPEED"):
         raise UserError(
             f"accelerate's file has no precision={precision}: a script started with it would be another run",
             key="precision",
-            advice="--to training-args" if precision == "tf32" else "--to command, which starts the same run here",
+            advice="--to training-args" if precision == "tf32" else SAME_RUN_HERE,
         )
     if run.device == "cpu" and (run.world_size > 1 or kind != "NO"):
         raise UserError(
             f"accelerate starts one process on a CPU whatever its file asks, and {run.run_id} had {run.world_size}",
             key="devices",
-            advice="--to torchrun" if strategy.runs_in_trainer else "--to command, which starts the same run here",
+            advice="--to torchrun" if strategy.runs_in_trainer else SAME_RUN_HERE,
         )
     return kind
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.export.written import SAME_RUN_HERE
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
@@ -31,14 +32,14 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
         raise UserError(
             f"the Trainer has no flag for {names}: a script started like this would be another run",
             key=unsupported[0],
-            advice=f"{accelerate}--to command, which starts the same run here",
+            advice=accelerate + SAME_RUN_HERE,
         )
     transformers = run.versions.get("transformers")
     if transformers and transformers.partition(".")[0] not in TRANSFORMERS_MAJORS:
         raise UserError(
             f"{run.run_id} ran with transformers {transformers}; these fields are those of 4 and 5",
             key="transformers",
-            advice="--to command, which starts the same run here",
+            advice=SAME_RUN_HERE,
         )
     fields = trainer_fields(knobs)
     if run.device == "cpu":

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.worker.allocator import ORDINARY_VARIABLES
 
+SAME_RUN_HERE = "--to command, which starts the same run here"
+"""The advice where a form cannot express a run."""
+
 
 @dataclass(frozen=True)
 class Written:

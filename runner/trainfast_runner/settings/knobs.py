@@ -101,7 +101,7 @@ KNOBS: tuple[Knob, ...] = (
         Choice(tuple(OPTIMIZERS)),
         default="adamw",
         group="compute",
-        what=_joined_help("What updates the weights.", OPTIMIZERS, "what"),
+        what=_joined_help("Optimizer that updates the weights.", OPTIMIZERS, "what"),
         speed=_joined_help("", OPTIMIZERS, "speed"),
         memory=_joined_help("", OPTIMIZERS, "memory"),
         same_as=Equivalent("optim", "torch.optim / bitsandbytes", "optimizer.type"),
@@ -128,9 +128,9 @@ KNOBS: tuple[Knob, ...] = (
         Choice(("off", "default", "max-autotune")),
         default="off",
         group="compute",
-        what="torch.compile of the model: a long first step, then faster ones; longer runs gain more. The result says"
-        " after how many steps it has paid for itself. max-autotune replays CUDA graphs, with grad_accum above 1 none."
-        " single and ddp only.",
+        what="torch.compile of the model: a long first step, then faster ones. The result says after how many steps"
+        " the compilation has paid for itself. max-autotune replays CUDA graphs unless grad_accum is above 1."
+        " Works with single and ddp.",
         speed="up to about 2x once compiled; the first step takes tens of seconds",
         memory="fused kernels keep fewer temporaries; on a CPU the compiler itself takes some 100 MiB",
         same_as=Equivalent("torch_compile", "dynamo_backend", ""),
@@ -192,8 +192,8 @@ KNOBS: tuple[Knob, ...] = (
         default=2,
         group="parallel",
         what="Devices that share each layer's matrices in tensor parallelism; must divide the attention heads, the"
-        " key-value"
-        " heads and the MLP's width. With ddp+tp and fsdp+tp devices / tp_degree groups share the global batch.",
+        " key-value heads and the MLP's width. With ddp+tp and fsdp+tp devices / tp_degree groups share the global"
+        " batch.",
         speed="two all-reduces of the activations a layer forward and two backward: only inside one machine with fast"
         " links",
         memory="weights, gradients and states divided by the degree, the vocabulary where it divides; norms whole on"
@@ -270,8 +270,8 @@ KNOBS: tuple[Knob, ...] = (
         group="parallel",
         what="A count (2) or indexes (0+1) into what CUDA_VISIBLE_DEVICES leaves; cpu, or cpu:N for N processes,"
         " trains on the CPU even where there is a GPU. auto: the GPU with most free memory for single, all of them"
-        " otherwise. A count prefers GPUs joined by NVLink to those with up to 10 % more free memory; without a GPU it"
-        " is processes, up to 8.",
+        " otherwise. A count prefers GPUs joined by NVLink to those with up to 10 % more free memory; without a"
+        " GPU a count is a number of processes, up to 8.",
         speed="",
         memory="",
         same_as=Equivalent("CUDA_VISIBLE_DEVICES", "--gpu_ids", "--include", "--nproc-per-node"),
@@ -292,9 +292,8 @@ KNOBS: tuple[Knob, ...] = (
         BytesPerRank(("512MiB", "1GiB", "2GiB", "4GiB", "8GiB", "16GiB", "24GiB", "40GiB")),
         default=None,
         group="memory",
-        what="A real limit for each rank's allocations after its imports: RLIMIT_DATA on a CPU (what the"
-        " libraries take of the process's memory not counted), a cap on the caching allocator on a GPU (its context not"
-        " counted).",
+        what="A real limit on what each rank allocates after its imports: RLIMIT_DATA on a CPU, a cap on the caching"
+        " allocator on a GPU. Memory that the libraries or the CUDA context took before does not count.",
         speed="none until it is near; then the allocator retries",
         memory="what does not fit ends as out of memory",
         trains_same=True,
@@ -304,7 +303,7 @@ KNOBS: tuple[Knob, ...] = (
         Choice(tuple(ENGINES)),
         default="native",
         group="compute",
-        what=_joined_help("What runs the loop.", ENGINES, "what"),
+        what=_joined_help("Library that runs the training loop.", ENGINES, "what"),
         speed=_joined_help("", ENGINES, "speed"),
         trains_same=True,
     ),

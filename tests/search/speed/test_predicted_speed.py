@@ -70,7 +70,7 @@ def shown(runs: Sequence[tuple[str, float]], *settings: str) -> PredictedSpeed:
 
 
 def test_the_time_of_a_step_is_its_work_by_the_calibrated_speeds() -> None:
-    # 1500 calls of 10 us, 16 GFLOP at 0.1 TFLOP/s, 0.9 GB at 10 GB/s, each by its factor of LONGER.
+    # 1500 calls of 10 us, 16 GFLOP at 0.1 TFLOP/s, 0.9 GB at 10 GB/s, each by its factor of SLOWDOWN.
     time = timed("batch_size=8")
     assert time.seconds == pytest.approx(0.8 * 0.015 + 1.2 * 0.16 + 0.5 * 0.09)
     assert time.shares == pytest.approx((0.012 / 0.249, 0.192 / 0.249, 0.045 / 0.249))

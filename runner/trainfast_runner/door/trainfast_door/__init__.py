@@ -2,7 +2,7 @@
 
 `trainfast-tui run -- COMMAND` appends this package's folder to PYTHONPATH and names the run in TRAINFAST_RUN. torch
 calls `open_door` at the end of `import torch`, by the entry points of group `torch.backends` (PyTorch RFC 122468).
-Standard library only, for Python 3.8 and later. No error leaves this package: each is noted in `door.jsonl`.
+Standard library and torch only, for Python 3.8 and later. No error leaves this package: each is noted in `door.jsonl`.
 """
 
 from __future__ import annotations

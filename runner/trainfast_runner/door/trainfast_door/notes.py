@@ -15,7 +15,7 @@ MAX_NOTES = 20
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
-_noted: dict[str, int] = {}
+_noted: set[str] = set()
 
 
 class LineFile:
@@ -48,7 +48,7 @@ def append_line(directory: str, name: str, line: dict[str, Any]) -> None:
 
 
 def never_raises(function: Function) -> Function:
-    """`function`, which notes each Exception instead of raising it. SystemExit, a clean stop, passes."""
+    """Wrap `function` so that each Exception is noted instead of raised; SystemExit, a clean stop, passes."""
 
     @functools.wraps(function)
     def quiet(*arguments: Any, **keywords: Any) -> Any:
@@ -70,7 +70,7 @@ def note(detail: str) -> None:
     """Append a trouble to `door.jsonl`, each once."""
     if detail in _noted or len(_noted) >= MAX_NOTES:
         return
-    _noted[detail] = 1
+    _noted.add(detail)
     line = {"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": "trouble", "detail": detail[:500]}
     try:
         append_line(os.environ.get(VARIABLE, ""), "door.jsonl", line)

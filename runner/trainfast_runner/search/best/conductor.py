@@ -75,12 +75,12 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Measure a candidate in a trial and write the outcome."""
 
     def update_candidates(self) -> None:
-        """Write the candidates anew if the trials tell more of them; a preset's are known before the first one."""
+        """Write the candidates again if trials changed what is known about them. Does nothing for a preset."""
 
     def end_line(self, state: str, reason: str) -> BestEnded:
         """Return an end with the best found so far, if anything was measured."""
-        is_cancelled = state == "cancelled" and any(isinstance(line, Space) for line in self._lines)
-        return BestEnded(state=state, reason=reason, answer=answer_so_far(self._lines) if is_cancelled else None)
+        has_answer = state == "cancelled" and any(isinstance(line, Space) for line in self._lines)
+        return BestEnded(state=state, reason=reason, answer=answer_so_far(self._lines) if has_answer else None)
 
     def open(self) -> None:
         """Take over what an earlier conductor left, and list the candidates with their predictions."""
@@ -111,7 +111,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         return None
 
     def _check_budget(self) -> None:
-        """Raise UserError if the first trial, the baseline's, took more than the budget without others' part in it."""
+        """Raise UserError if the baseline's trial took longer than the budget, unless other processes disturbed it."""
         index, first = next(
             ((index, line) for index, line in enumerate(self._lines) if isinstance(line, Trial)), (0, None)
         )
@@ -184,7 +184,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _follow(self, launched: BestLaunched, directory: Path) -> None:
         """Wait for the end of a cold run and record it."""
         result = self._finished_run(directory)
-        # Others take no memory from a run under its own limit: that it fits counts, whatever its speed.
+        # A run under memory_limit shows only whether the candidate fits: a disturbed one counts.
         keep_disturbed = launched.role == UNDER_LIMIT or is_usually_disturbed(self._lines, launched.candidate_number)
         knobs = self._space.candidates[launched.candidate_number].knobs
         self._write(cold_run_of(launched, directory, result, knobs, keep_disturbed=keep_disturbed))

@@ -101,7 +101,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_step: int = 1
     """The global batch."""
     ruled_out: str | None = None
-    """Verdict of a candidate that is never tried: incompatible, too_large or bound; None for the rest."""
+    """Verdict of a candidate that is never tried: incompatible or too_large; None for the rest."""
     reason: str = ""
 
     @property

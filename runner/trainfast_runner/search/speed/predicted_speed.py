@@ -30,13 +30,13 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec
 
-WIDEST = 3.0
+MAX_SHOWN_RATIO = 3.0
 """An interval whose upper end is this many times its lower end is too wide to be shown."""
-PARTS = (0.35, 0.25, 0.4)
+WORK_DEVIATIONS = (0.35, 0.25, 0.4)
 """Prior deviations, in ln seconds, of how much longer calls, FLOPs and moved bytes take than calibrated."""
-UNCALIBRATED = (1.5, 1.5, 1.5)
-"""`PARTS` of a device that was not calibrated: nominal speeds stand in."""
-WIDTHS = {
+UNCALIBRATED_WORK_DEVIATIONS = (1.5, 1.5, 1.5)
+"""`WORK_DEVIATIONS` of a device that was not calibrated: nominal speeds stand in."""
+KNOB_DEVIATIONS = {
     "precision": 0.15,
     "batch_size": 0.08,
     "grad_accum": 0.03,
@@ -55,7 +55,6 @@ WIDTHS = {
     "pp_degree": 0.2,
     "pp_schedule": 0.1,
     "micro_batches": 0.1,
-    "sequence_parallel": 0.1,
     "reshard": 0.1,
     "p2p": 0.2,
     "grad_clip": 0.02,
@@ -63,9 +62,9 @@ WIDTHS = {
 }
 """Prior deviations, in ln rate, of a knob's effect beyond the work it changes. Other knobs do not change the speed."""
 SCALES = Scales(main=0.1, pair=0.03, visit=0.04)
-WEIGHTS = {name: (width / SCALES.main) ** 2 for name, width in WIDTHS.items()}
+WEIGHTS = {name: (deviation / SCALES.main) ** 2 for name, deviation in KNOB_DEVIATIONS.items()}
 REFERENCE: KnobValues = {
-    **{name: value for name, value in defaults().items() if name in WIDTHS},
+    **{name: value for name, value in defaults().items() if name in KNOB_DEVIATIONS},
     "batch_size": 8,
     "devices": 1,
     "model": "",
@@ -101,7 +100,7 @@ class SpeedModel:
     def __init__(self, spec: RunSpec, measured: Sequence[MeasuredStep], *, calibrated: bool) -> None:
         self._training = training_of(spec)
         self._measured = measured
-        self._parts = PARTS if calibrated else UNCALIBRATED
+        self._parts = WORK_DEVIATIONS if calibrated else UNCALIBRATED_WORK_DEVIATIONS
         self._measured_knobs = [self._speed_knobs(speed.spec, speed.devices) for speed, _ in measured]
         self.own = sum(training_of(speed.spec) == self._training for speed, _ in measured)
         # The next run is as noisy as those before.
@@ -134,7 +133,7 @@ class SpeedModel:
 
     def _interval(self, log_rate: float, deviation: float) -> PredictedSpeed | Unknown:
         factor = math.exp(NORMAL_90 * deviation)
-        if factor * factor >= WIDEST:
+        if factor * factor >= MAX_SHOWN_RATIO:
             if not self._calibrated:
                 return Unknown("this device is not calibrated; doctor --calibrate does it")
             return Unknown(f"known only within a factor of {factor * factor:.1f}; a run tells more")
@@ -151,7 +150,7 @@ class SpeedModel:
 
     def _speed_knobs(self, spec: RunSpec, devices: int) -> KnobValues:
         """The knobs that speed depends on, the number of devices, and which model is trained."""
-        knobs = {name: value for name, value in spec.knobs.items() if name in WIDTHS}
+        knobs = {name: value for name, value in spec.knobs.items() if name in KNOB_DEVIATIONS}
         training = training_of(spec)
         return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
 

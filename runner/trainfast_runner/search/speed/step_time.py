@@ -13,13 +13,13 @@ from trainfast_runner.settings.precisions import peak_precision
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategies import strategy_of
 
-LONGER = {"cpu": (0.8, 1.2, 0.5), "cuda": (1.0, 1.2, 1.0)}
+SLOWDOWN = {"cpu": (0.8, 1.2, 0.5), "cuda": (1.0, 1.2, 1.0)}
 """Factors by which calls, FLOPs and moved bytes of a training step take longer than in the calibration.
 
 Products are smaller than the calibrated one. Tensors of a CPU's step are partly in its cache, where the calibrated copy
 is not. Of a CPU from tiny-llama's steps with one thread and with two; of a GPU assumed.
 """
-OVERLAP = {"cpu": 1.0, "cuda": 4.0}
+OVERLAP_EXPONENT = {"cpu": 1.0, "cuda": 4.0}
 """Exponent by which the host's calls and the device's work add up: 1 one after the other, a large one side by side."""
 
 
@@ -52,14 +52,16 @@ def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceili
         work.flops / tflops / 1e12,
         work.moved_bytes / ceiling.copy_gb_per_s / 1e9,
     ]
-    calls_s, flops_s, moved_s = (longer * seconds for longer, seconds in zip(LONGER[model.device], each, strict=True))
+    calls_s, flops_s, moved_s = (
+        slowdown * seconds for slowdown, seconds in zip(SLOWDOWN[model.device], each, strict=True)
+    )
     if model.device == "cpu":
         calls_s *= max(1.0, devices / cores)
         flops_s, moved_s = devices * flops_s, devices * moved_s
     if strategy_of(spec.knobs).is_pipeline:
         stages = whole_number(spec.knobs, "pp_degree")
         calls_s, flops_s, moved_s = calls_s / stages, flops_s / stages, moved_s / stages
-    power = OVERLAP[model.device]
+    power = OVERLAP_EXPONENT[model.device]
     device_s = flops_s + moved_s
     seconds = (calls_s**power + device_s**power) ** (1 / power)
     by_calls = (calls_s / seconds) ** power
