@@ -124,7 +124,8 @@ def test_batch_search_predicts_all_sizes_from_its_first_trial(cli: Cli, work: Pa
     answer = done.json
     first, second, *_ = [probe for probe in answer["probes"] if probe["outcome"] == "fits"]
     predicted = answer["predicted"]
-    assert predicted["basis"] == f"its step traced in {first['run_id']}, from the peak of {first['batch_size']} there"
+    peak = f"scaled from its measured peak at batch {first['batch_size']}"
+    assert predicted["basis"] == f"the step traced in {first['run_id']}, {peak}"
     needs = predicted["fixed_bytes"] + second["batch_size"] * predicted["bytes_per_sample"]
     grown = second["phase_peaks"][SCRIPT_PHASE] - first["phase_peaks"][SCRIPT_PHASE]
     assert abs(needs - second["phase_peaks"][SCRIPT_PHASE]) < ORDINARY * grown + NOISE_BYTES

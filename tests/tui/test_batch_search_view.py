@@ -85,7 +85,7 @@ async def test_on_a_narrow_screen_how_a_size_came_out_still_stands(home: Home, l
 
 
 async def test_what_is_not_predicted_is_shown_for_the_whole_search(home: Home, conduct: Callable[[Path], None]) -> None:
-    reason = "no prediction, the sizes are found by trying: the tracer cannot follow this model: aten.nonzero"
+    reason = "no prediction (the tracer cannot follow this model: aten.nonzero); sizes are found by trying them"
     search = a_search(home, [asked(), CONDUCTED, Predicted(t_ns=START_NS + S, reason=reason), a_probe(1), a_probe(2)])
     conduct(search)
     async with running(home, size=SMALL) as (_, pilot):

@@ -18,7 +18,7 @@ from trainfast_runner.memory.tracing import trace_anew
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker import trace_memory
 from trainfast_runner.worker.catalog import OPTIMIZERS
-from trainfast_runner.worker.memory_trace.envelope import deeper, envelope
+from trainfast_runner.worker.memory_trace.envelope import envelope, extrapolate_blocks
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
 from trainfast_runner.worker.memory_trace.repeated_blocks import TracedStack, shorten
 from trainfast_runner.worker.memory_trace.step_timeline import keep_pages_aside, library_bytes, trace_optimizer
@@ -105,7 +105,7 @@ def test_the_optimizer_step_of_a_few_blocks_predicts_that_of_all(at_once: bool) 
         scratch = [5, 10 * blocks] if at_once else [5, *[10] * blocks]
         return TracedSegment("optimizer", 0, "", (standing, 0), points=[(standing, one) for one in scratch])
 
-    start, peak = deeper(step(3), step(4), more=20)
+    start, peak = extrapolate_blocks(step(3), step(4), extra_blocks=20)
     assert start == list(step(23).start)
     assert peak == list(max(step(23).points, key=sum))
 
@@ -126,10 +126,10 @@ def test_the_step_of_every_optimizer_finds_the_states_that_its_entry_says(name: 
 
 def test_a_parameter_of_the_repeated_block_stands_for_one_in_each() -> None:
     stack = TracedStack("h", (nn.Linear(1, 1),) * 3, (2,) * 6)
-    assert stack.stood_for("head.weight") == ["head.weight"]
-    assert stack.stood_for("h.0.bias") == ["h.0.bias"]
-    assert stack.stood_for("h.1.bias") == [f"h.{place}.bias" for place in (1, 2, 3, 4)]
-    assert stack.stood_for("h.2.bias") == ["h.5.bias"]
+    assert stack.whole_model_names("head.weight") == ["head.weight"]
+    assert stack.whole_model_names("h.0.bias") == ["h.0.bias"]
+    assert stack.whole_model_names("h.1.bias") == [f"h.{place}.bias" for place in (1, 2, 3, 4)]
+    assert stack.whole_model_names("h.2.bias") == ["h.5.bias"]
 
 
 def test_blocks_that_differ_are_all_kept() -> None:

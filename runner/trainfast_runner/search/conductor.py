@@ -247,9 +247,9 @@ def conduct_alone(directory: Path, make_conductor: Callable[[], Conductor[LineT,
     with conductor_lock(directory) as is_ours:
         if not is_ours:
             raise AlreadyConducted(
-                f"{directory.name} is being conducted by another process",
+                f"another process runs search {directory.name}",
                 key=directory.name,
-                advice="--fresh for another search beside it",
+                advice="--fresh to start a second search",
             )
         conductor = make_conductor()
         try:

@@ -86,7 +86,12 @@ def _conduct(request: SearchRequest) -> dict[str, Any]:
     try:
         return msgspec.json.decode(answer, type=dict[str, Any])
     except msgspec.DecodeError:
-        raise UserError("the search did not start", key="search", exit_code=4) from None
+        raise UserError(
+            "the search process ended before it answered",
+            key="search",
+            advice="the same search as a command, which prints its error",
+            exit_code=4,
+        ) from None
 
 
 def pause(directory: Path) -> None:

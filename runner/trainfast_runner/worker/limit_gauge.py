@@ -10,11 +10,11 @@ from .memory_meter import bytes_in_status
 
 
 class HostLimitGauge:
-    """Reads the peak of VmData, the private writable address space that RLIMIT_DATA counts, touched or not.
+    """Reads the peak of VmData: the private writable address space, touched or not, that RLIMIT_DATA counts.
 
-    VmData has no high-water mark, but all address space has (VmPeak): its growth without the growth of mapped files
-    is the data's. Make the gauge when the limit has just been set. The peak is None until VmPeak passes the mark that
-    address space freed before has left.
+    The kernel keeps a high-water mark of all address space (VmPeak) but none of VmData, so the peak is the growth of
+    VmPeak less the growth of mapped files. Make the gauge when the limit has just been set. The peak is None until
+    VmPeak rises above its value at that moment.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 POLL_S = 0.02
-PARENT_EVERY_S = 1.0
+PARENT_CHECK_S = 1.0
+"""Seconds between two checks that the parent lives."""
 
 
 class Orders:
@@ -30,7 +31,7 @@ class Orders:
         last_check = time.monotonic()
         while True:
             parent_is_gone = False
-            if time.monotonic() - last_check > PARENT_EVERY_S:
+            if time.monotonic() - last_check > PARENT_CHECK_S:
                 last_check = time.monotonic()
                 parent_is_gone = self._parent_is_gone()
             # Read after that check, because the parent may have written its last line just before it ended.

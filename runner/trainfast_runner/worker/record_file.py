@@ -68,7 +68,7 @@ class RecordFile:
             return False
         self._torn = written < len(line)
         if self._torn:
-            self._lose("it took only a part of a line")
+            self._lose("only part of a line was written")
             return False
         if self._lost and self._complain is not None:
             lost, self._lost = self._lost, 0

@@ -13,7 +13,7 @@ CONTROL_FILE = "control.jsonl"
 PROBE, CONFIRMATION = "probe", "proof"
 """Roles of a batch search's runs: the process in which it tries batch sizes, and the run that confirms one."""
 TRIAL = "trial"
-"""Role of a best-fit search's process that tries candidates; of a script, one."""
+"""Role of a best-fit search's warm process, which tries many candidates, or of a script's run, which tries one."""
 STEP_PHASES = ("data", "forward", "backward", "optimizer", "other")
 """Phases of a step, in their order; `other` is the remainder."""
 MEMORY_PHASES = ("forward_backward", "optimizer")

@@ -160,7 +160,7 @@ def _trace(request: dict[str, Any], size: int) -> dict[str, Any]:
 
 def _join(small: dict[str, Any], large: dict[str, Any]) -> dict[str, Any]:
     """Join the traces at both sizes into one answer; the first failure if one failed."""
-    from .memory_trace.envelope import BATCHES, deeper, deeper_work, segment_lines
+    from .memory_trace.envelope import BATCHES, extrapolate_blocks, extrapolate_work, segment_lines
 
     for traced in (small, large):
         if "error" in traced or "untraceable" in traced:
@@ -170,9 +170,9 @@ def _join(small: dict[str, Any], large: dict[str, Any]) -> dict[str, Any]:
             return {**small, "segments": segment_lines(small["segments"], large["segments"], BATCHES)}
         low = small["segment"]
         high = large.get("segment", small["segment"])
-        more = small["left_out"]
-        start, peak = deeper(low, high, more)
-        return {"before_optimizer": start, "optimizer_peak": peak, "work": deeper_work(low, high, more)}
+        extra_blocks = small["left_out"]
+        start, peak = extrapolate_blocks(low, high, extra_blocks)
+        return {"before_optimizer": start, "optimizer_peak": peak, "work": extrapolate_work(low, high, extra_blocks)}
     except Exception as error:
         return _untraceable(error)
 

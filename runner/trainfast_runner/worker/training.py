@@ -1,4 +1,4 @@
-"""One rank's training, put together in the right order: what is not counted as its memory, the model, the steps."""
+"""Assemble one rank's training: first everything that does not count as its memory, then the model, then the steps."""
 
 from __future__ import annotations
 

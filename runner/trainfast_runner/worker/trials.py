@@ -26,7 +26,7 @@ from .clock import make_clock
 from .data.batches import Samples
 from .invalid import InvalidInput
 from .memory_meter import MemoryMeter
-from .orders import Orders
+from .orders import PARENT_CHECK_S, Orders
 from .recorder import StepRecorder
 from .spec import RankSpec
 from .train_state import TrainState
@@ -34,7 +34,6 @@ from .worker_log import WorkerLog, chain_is_oom, exception_chain
 
 MAX_STEPS = 1_000_000
 """Length of a trial's loader: `more` steps may be ordered again and again."""
-PARENT_EVERY_S = 1.0
 
 
 class HeldLoader:
@@ -50,7 +49,7 @@ class HeldLoader:
     def begin(self, number: int) -> None:
         """Wait in a loader process until `release`; end it if the training process is gone."""
         parent = multiprocessing.parent_process()
-        while not self._released.wait(PARENT_EVERY_S):
+        while not self._released.wait(PARENT_CHECK_S):
             if parent is not None and not parent.is_alive():
                 os._exit(0)
         if self._is_on_cpu:

@@ -54,10 +54,10 @@ class MemoryLimit:
             _set_limit(resource.RLIM_INFINITY)
 
     def peak_bytes(self) -> int | None:
-        """The peak of what a limit on a CPU counts, since it was set; once it is lifted, the last one read.
+        """Peak bytes that the limit counts (VmData) since it was set, on a CPU; once it is lifted, the last one read.
 
-        The kernel keeps the peak of all address space (VmPeak): less the growth of the rest it is the data's. None
-        without such a limit, and until address space has passed its peak from before.
+        The kernel keeps a high-water mark of all address space (VmPeak) but none of VmData, so the peak is the growth
+        of VmPeak less that of the rest. None without a limit, and until VmPeak rises above its value at that moment.
         """
         if self._sizes_before is not None:
             peak_before, size_before, data_before = self._sizes_before

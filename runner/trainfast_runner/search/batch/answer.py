@@ -98,7 +98,7 @@ def _margins(state: BatchState, tight: MemoryFit, max_batch: int) -> list[Margin
     margins = [
         Margin(
             margin_bytes=round(SPREAD_SHARE * tight.need_bytes(max_batch)),
-            why=f"a long run, which sees other samples and places its blocks otherwise ({SPREAD_SHARE:.0%})",
+            why=f"a long run, whose samples and allocations differ ({SPREAD_SHARE:.0%})",
         )
     ]
     if state.device == "cuda":
@@ -106,7 +106,7 @@ def _margins(state: BatchState, tight: MemoryFit, max_batch: int) -> list[Margin
         fragments = max(
             ((peak.peak_reserved_bytes or 0) - (peak.peak_allocated_bytes or 0) for peak in peaks), default=0
         )
-        margins.append(Margin(margin_bytes=fragments, why="fragmentation, what the allocator reserved beyond its peak"))
+        margins.append(Margin(margin_bytes=fragments, why="fragmentation (memory reserved beyond the peak)"))
         available = [rank.available_bytes for probe in state.probes for rank in probe.ranks if rank.rank == tight.rank]
         known = [value for value in available if value is not None]
         change = max(known) - min(known) if known else 0
@@ -137,7 +137,7 @@ def _recommended_why(
     state: BatchState, max_batch: int, recommended: int, tight: MemoryFit, margins: list[Margin]
 ) -> str:
     if recommended == 1 and max_batch == 1:
-        return "there is no smaller one; it may run out of memory in a long run"
+        return "there is no smaller batch; a long run may still run out of memory"
     left_bytes = tight.limit_bytes - tight.need_bytes(recommended)
     source = " by the fit"
     if recommended == max_batch:
@@ -147,7 +147,7 @@ def _recommended_why(
     words = f"leaves {mebibytes(left_bytes)}{source} for {reasons}"
     retried = _smallest_retried(state)
     if retried is not None and retried <= max_batch:
-        words += f"; from {retried} on the allocator had to give memory back and ask again, which is slow"
+        words += f"; from {retried} on the allocator had to free its cache and retry, which is slow"
     if state.device == "cuda" and aligned(recommended) == recommended:
         words += "; aligned for tensor cores"
     return words

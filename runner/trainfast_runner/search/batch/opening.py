@@ -63,7 +63,7 @@ def open_batch(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     home.create()
     key = batch_key(plan)
     earlier = None if options.fresh else unfinished(home, key)
-    if earlier is not None and _has_room(plan, earlier):
+    if earlier is not None and _limits_still_fit(plan, earlier):
         return earlier
     directory = new_search(home, plan.spec.name)
     spec = plan.spec
@@ -85,8 +85,8 @@ def open_batch(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     return directory
 
 
-def _has_room(plan: RunPlan, directory: Path) -> bool:
-    """True if the limits that a search began with are still free: with less the machine would swap."""
+def _limits_still_fit(plan: RunPlan, directory: Path) -> bool:
+    """True if the free memory still covers the limits that the search began with: with less the machine would swap."""
     question = read_batch_journal(directory)[0]
     return (
         plan.device == "cuda"

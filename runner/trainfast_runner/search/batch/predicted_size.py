@@ -33,7 +33,7 @@ class SizePrediction:
     def against(self, plan: RunPlan, limit_bytes: int) -> Predicted:
         """Predict the largest batch under a limit of bytes per rank."""
         if self.model is None:
-            return Predicted(reason=f"no prediction, the sizes are found by trying: {self.reason}")
+            return Predicted(reason=f"no prediction ({self.reason}); sizes are found by trying them")
         max_batch = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
         # The growth below the maximum: a correction by an earlier run bends at that run's size.
         below = self._predict_at(plan, max(1, (max_batch or 1) - 1))
@@ -90,5 +90,5 @@ def predict_script_size(peak: TracedPeak, limit_bytes: int, run_id: str) -> Pred
         bytes_per_sample=round(growth),
         max_batch=max_batch,
         linear_from=linear_from(peak.need_bytes, at),
-        basis=f"its step traced in {run_id}, from the peak of {peak.batch_size} there",
+        basis=f"the step traced in {run_id}, scaled from its measured peak at batch {peak.batch_size}",
     )

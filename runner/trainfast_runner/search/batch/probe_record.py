@@ -157,8 +157,8 @@ def why_void_by_others(
         lost = line.available_bytes - line.available_after_bytes
         if lost > TOO_MUCH_BYTES:
             return (
-                f"rank {rank}'s GPU has {mebibytes(lost)} less for it than before: another process took it, or kernels"
-                " that this size is the first to need"
+                f"rank {rank}'s GPU lost {mebibytes(lost)} of free memory during the probe: to another process, or to"
+                " kernels that this size was the first to load"
             )
     try:
         ticks, _ = read_ticks(directory / TELEMETRY_FILE)

@@ -34,7 +34,8 @@ class OptimizerEntry:
     eight_bit: bool = False
     """True if their elements take a byte each."""
     loop_scratch: int = 2
-    """Copies of a parameter that the loop of torch holds at once: AdamW's root of the second moment, and that divided.
+    """Temporaries of a parameter's size that torch's loop holds at once; AdamW has two: the root of the second moment,
+    and the quotient.
 
     Used for the flat slices of ZeRO, which no trace sees.
     """

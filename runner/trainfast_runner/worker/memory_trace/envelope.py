@@ -70,19 +70,19 @@ def _pairs_of_points(low: TracedSegment, high: TracedSegment) -> list[tuple[Byte
     return [(max(low.points, key=sum), max(high.points, key=sum))] if low.points and high.points else []
 
 
-def deeper(low: TracedSegment, high: TracedSegment, more: int) -> tuple[list[int], list[int]]:
-    """Live bytes at the start and at the peak with `more` blocks than `low`; `high` has one block more than `low`.
+def extrapolate_blocks(low: TracedSegment, high: TracedSegment, extra_blocks: int) -> tuple[list[int], list[int]]:
+    """Live bytes at the start and at the peak with `extra_blocks` more blocks than `low`; `high` has one more.
 
     Each block that is alike adds the same bytes to an operation on all blocks, and none to one on a single parameter.
     """
     pairs = [(low.start, high.start), *_pairs_of_points(low, high)]
-    extended = [[a + more * (b - a) for a, b in zip(few, many, strict=True)] for few, many in pairs]
+    extended = [[a + extra_blocks * (b - a) for a, b in zip(few, many, strict=True)] for few, many in pairs]
     return extended[0], max(extended, key=sum)
 
 
-def deeper_work(low: TracedSegment, high: TracedSegment, more: int) -> Work:
-    """The work with `more` blocks than `low`; `high` has one block more than `low`."""
-    calls, flops, moved = (a + more * (b - a) for a, b in zip(low.work, high.work, strict=True))
+def extrapolate_work(low: TracedSegment, high: TracedSegment, extra_blocks: int) -> Work:
+    """The work with `extra_blocks` more blocks than `low`; `high` has one more."""
+    calls, flops, moved = (a + extra_blocks * (b - a) for a, b in zip(low.work, high.work, strict=True))
     return calls, flops, moved
 
 

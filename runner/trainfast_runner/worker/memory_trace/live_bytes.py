@@ -24,8 +24,9 @@ CUDA_ROUNDING_BYTES = 512
 
 SINGLE_BYTES = 4
 EIGHT_BIT_COPIES = 5
-"""Both states, the gradient, the root of the second state and that divided, and of a half parameter its own copy: as
-measured, 20 and 24 bytes an element (bitsandbytes 0.50, backends/cpu/ops.py, `_optimizer_update_8bit_blockwise_cpu`).
+"""fp32 copies of an element in bitsandbytes' 8-bit step on a CPU: both states, the gradient, the root of the second
+state and the quotient; a half-precision parameter adds its own copy. Measured: 20 and 24 bytes an element (bitsandbytes
+0.50, backends/cpu/ops.py, `_optimizer_update_8bit_blockwise_cpu`).
 """
 
 Bytes = tuple[int, ...]
@@ -146,9 +147,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """As `count`; a storage that is counted already changes its category."""
         for tensor in tensors:
             if not self.count(tensor, category):
-                self.change(tensor, category)
+                self.set_category(tensor, category)
 
-    def change(self, tensor: Tensor, category: int) -> None:
+    def set_category(self, tensor: Tensor, category: int) -> None:
         """Change the category of the tensor's storage."""
         live_storage = self._live_storages.get(tensor.untyped_storage()._cdata)
         if live_storage is not None:

@@ -26,7 +26,7 @@ class TracedStack:
         """Number of blocks that the second kept block stands for."""
         return len(self.sizes) - len(self.blocks) + 1
 
-    def stood_for(self, name: str) -> list[str]:
+    def whole_model_names(self, name: str) -> list[str]:
         """Names in the whole model of the parameters that parameter `name` of the shortened model stands for."""
         inside = name.removeprefix(f"{self.name}.")
         if inside == name:

@@ -20,7 +20,7 @@ from ..shared_tables import OPTIMIZER, PARAMS, TEMPORARY
 from .envelope import BATCHES, peak_lines
 from .live_bytes import LiveBytes, TracedSegment
 from .step_watch import StepWatch
-from .without_memory import choose_foreach, place, tensors_of, twin
+from .without_memory import choose_foreach, empty_like, replace_with_empty, tensors_of
 
 WITHIN_S = 30.0
 """A trace that takes longer is given up: a search is faster without it."""
@@ -78,7 +78,7 @@ def _trace(model: nn.Module, optimizer: Any, step: ScriptStep, share: int, lates
     """The timeline of a step with `share` times the rows."""
     device = next(model.parameters()).device
     with torch.enable_grad(), _restored(model, device), FakeTensorMode(allow_non_fake_inputs=True):
-        stand_in = _optimizer_of(optimizer, place(model))
+        stand_in = _optimizer_of(optimizer, replace_with_empty(model))
         live = _LiveBytesInTime(device.type, latest)
         live.count_all([*model.parameters(), *model.buffers()], PARAMS)
         live.count_all(tensors_of(list(stand_in.state.values())), OPTIMIZER)
@@ -123,8 +123,8 @@ def _grown(value: Any, rows: int, share: int, device: torch.device) -> Any:
     return torch.empty(shape, dtype=value.dtype, device=device, requires_grad=value.requires_grad)
 
 
-def _optimizer_of(optimizer: Any, twins: dict[int, Tensor]) -> Any:
-    """A copy of the optimizer that steps the twins of its parameters, with states without memory.
+def _optimizer_of(optimizer: Any, empty_parameters: dict[int, Tensor]) -> Any:
+    """A copy of the optimizer that steps the empty parameters, with states without memory.
 
     The copy has the class's own `step`: a scheduler wraps the instance's.
     """
@@ -132,19 +132,20 @@ def _optimizer_of(optimizer: Any, twins: dict[int, Tensor]) -> Any:
     vars(copied).update(vars(optimizer))
     copied._optimizer_step_pre_hooks = copied._optimizer_step_post_hooks = {}
     copied.param_groups = [
-        {**group, "params": [twins[id(parameter)] for parameter in group["params"]]} for group in optimizer.param_groups
+        {**group, "params": [empty_parameters[id(parameter)] for parameter in group["params"]]}
+        for group in optimizer.param_groups
     ]
     copied.state = defaultdict(dict)
     for group, group_copy in zip(optimizer.param_groups, copied.param_groups, strict=True):
         for original, parameter in zip(group["params"], group_copy["params"], strict=True):
             if original in optimizer.state:
-                copied.state[parameter] = tree_map(_twin_of_tensor, dict(optimizer.state[original]))
-    choose_foreach(copied, next(iter(twins.values())).device.type)
+                copied.state[parameter] = tree_map(_emptied, dict(optimizer.state[original]))
+    choose_foreach(copied, next(iter(empty_parameters.values())).device.type)
     return copied
 
 
-def _twin_of_tensor(value: Any) -> Any:
-    return twin(value) if isinstance(value, Tensor) else value
+def _emptied(value: Any) -> Any:
+    return empty_like(value) if isinstance(value, Tensor) else value
 
 
 @contextmanager

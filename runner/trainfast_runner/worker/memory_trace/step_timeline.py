@@ -35,7 +35,7 @@ from .envelope import BATCHES
 from .live_bytes import LiveBytes, TracedSegment
 from .repeated_blocks import KEPT, TracedStack, shorten
 from .step_watch import StepWatch
-from .without_memory import choose_foreach, place, tensors_of
+from .without_memory import choose_foreach, replace_with_empty, tensors_of
 
 PAGED_ELEMENTS = 100_000
 HANDLES = 2
@@ -84,7 +84,9 @@ def trace_step(request: dict[str, Any], size: int) -> dict[str, Any]:
             "pipeline": stages,
             "library_bytes": library_bytes(request["device"]),
             "attention": _attention(model, knobs),
-            "unused": _names(stacks, [name for name, parameter in model.named_parameters() if parameter.grad is None]),
+            "unused": _whole_model_names(
+                stacks, [name for name, parameter in model.named_parameters() if parameter.grad is None]
+            ),
         }
 
 
@@ -108,10 +110,10 @@ def library_bytes(device_type: str) -> int:
     return HANDLES * 1024 * (sum(int(kib) * int(count) for kib, count in workspaces) or usual_kib)
 
 
-def _names(stacks: list[TracedStack], names: list[str]) -> list[str]:
+def _whole_model_names(stacks: list[TracedStack], names: list[str]) -> list[str]:
     """Names in the whole model of these parameters of the shortened model."""
     for stack in stacks:
-        names = [whole for name in names for whole in stack.stood_for(name)]
+        names = [whole for name in names for whole in stack.whole_model_names(name)]
     return names
 
 
@@ -137,7 +139,7 @@ def trace_optimizer(request: dict[str, Any], size: int) -> dict[str, Any]:
         updated = [
             parameter
             for name, parameter in model.named_parameters()
-            if parameter.requires_grad and _names(stacks, [name])[0] not in unused
+            if parameter.requires_grad and _whole_model_names(stacks, [name])[0] not in unused
         ]
         return {"segment": _optimizer_step(traced, updated), "left_out": left_out}
 
@@ -157,7 +159,7 @@ def _model(request: dict[str, Any], config: Any, knobs: Knobs) -> nn.Module:
 def _traced_training(request: dict[str, Any], config: Any, knobs: Knobs, model: nn.Module) -> Iterator[TracedTraining]:
     device = torch.device(request["device"])
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        place(model, device)
+        replace_with_empty(model, device)
         strategy = make_strategy(knobs, device)
         strategy.module = model
         yield TracedTraining(config, request["objective"], fake, strategy)
@@ -193,7 +195,7 @@ def _forward_backward(traced: TracedTraining, stacks: list[TracedStack], batch_s
 def _gradient_counter(live: LiveBytes) -> Any:
     def count_gradient(parameter: Tensor) -> None:
         assert parameter.grad is not None
-        live.change(parameter.grad, GRADS)
+        live.set_category(parameter.grad, GRADS)
 
     return count_gradient
 
@@ -240,7 +242,7 @@ def _optimizer_step(traced: TracedTraining, updated: list[nn.Parameter]) -> Trac
         for _ in range(2):
             for parameter in updated:
                 parameter.grad = torch.empty_like(parameter)
-                live.change(parameter.grad, GRADS)
+                live.set_category(parameter.grad, GRADS)
             live.count_all(tensors_of(list(optimizer.state.values())), OPTIMIZER)
             watch.enter("optimizer")
             strategy.optimizer_step()

@@ -34,7 +34,7 @@ class StepWatch:
         self.live.category = TEMPORARY if phase in ("backward", "optimizer") else ACTIVATIONS
         self.live.begin(phase, self.micro, "")
 
-    def at(self, place: str) -> None:
+    def enter_block(self, place: str) -> None:
         """Enter a block; with the empty string, leave it for the operations outside of all blocks."""
         self.live.before_next = None
         if place != self.place:
@@ -78,7 +78,7 @@ class _Follower:
     def before(self, _block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self.watch.phase == "backward":
             return  # a recomputation, which stays in the block whose backward it is
-        self.watch.at(self.place)
+        self.watch.enter_block(self.place)
         if self.is_first:
             self._when_differentiated([*inputs, *named.values()], "")
 
@@ -88,10 +88,10 @@ class _Follower:
         self._when_differentiated(output if isinstance(output, tuple | list) else [output], self.place)
         if self.is_last:
             # Only with the next operation: the model releases the last block's input after this hook.
-            self.watch.live.before_next = lambda: self.watch.at("")
+            self.watch.live.before_next = lambda: self.watch.enter_block("")
 
     def _when_differentiated(self, values: Any, place: str) -> None:
         for value in values:
             if isinstance(value, Tensor) and value.requires_grad:
-                value.register_hook(lambda _gradient: self.watch.at(place))  # type: ignore[no-untyped-call]
+                value.register_hook(lambda _gradient: self.watch.enter_block(place))  # type: ignore[no-untyped-call]
                 return

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 
-def place(model: nn.Module, device: torch.device | None = None) -> dict[int, Tensor]:
+def replace_with_empty(model: nn.Module, device: torch.device | None = None) -> dict[int, Tensor]:
     """Replace parameters and buffers in place, on `device` or their own; tied ones stay tied.
 
     Returns the new ones by the id of those that they replace.
@@ -21,7 +21,7 @@ def place(model: nn.Module, device: torch.device | None = None) -> dict[int, Ten
                 if tensor is None:
                     continue
                 if id(tensor) not in made:
-                    empty = twin(tensor, device)
+                    empty = empty_like(tensor, device)
                     is_parameter = isinstance(tensor, nn.Parameter)
                     made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
                 # Not the dictionary alone: an LSTM keeps a list of its weights as well.
@@ -29,8 +29,8 @@ def place(model: nn.Module, device: torch.device | None = None) -> dict[int, Ten
     return made
 
 
-def twin(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """An empty tensor of the same form, on `device` or on the tensor's own."""
+def empty_like(tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    """An empty tensor of the same shape, strides and type, on `device` or on the tensor's own."""
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device or tensor.device)
 
 

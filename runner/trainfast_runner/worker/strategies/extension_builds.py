@@ -15,11 +15,14 @@ def build_failure(builder: str) -> str | None:
     """Build one of DeepSpeed's extensions, or load one built before; return why that failed, None if it did not."""
     from deepspeed.ops import op_builder
 
-    if not shutil.which(os.environ.get("CXX", "c++").split()[0]) or not shutil.which("ninja"):
+    if not shutil.which((os.environ.get("CXX", "").split() or ["c++"])[0]) or not shutil.which("ninja"):
         missing = "no C++ compiler or no ninja on PATH"
         print(f"deepspeed: {builder}: {missing}", file=sys.stderr)
         return missing
-    print(f"deepspeed: {builder}: loading, and on this Python's first time compiling it, a minute or so", flush=True)
+    print(
+        f"deepspeed: loading {builder}; the first time in this Python it is compiled, which takes about a minute",
+        flush=True,
+    )
     try:
         extension = getattr(op_builder, builder)()
         with build_lock(extension.name):

@@ -41,7 +41,7 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
 
     The shortest start counts, and the highest predicted speed. Where neither is known nothing is refused.
     """
-    starts_s = earlier_starts(home, lambda run: _is_alike(run, plan))
+    starts_s = earlier_starts(home, lambda run: _starts_alike(run, plan))
     if not starts_s:
         return
     shortest_s = min(starts_s)
@@ -57,7 +57,7 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
         )
 
 
-def _is_alike(run: RunFile, plan: RunPlan) -> bool:
+def _starts_alike(run: RunFile, plan: RunPlan) -> bool:
     """True for a run of the plan's model on its kind of device, whose process starts in the same way."""
     knobs = plan.spec.knobs
     return (

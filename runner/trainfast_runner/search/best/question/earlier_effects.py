@@ -28,7 +28,7 @@ def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[Ea
         lines = read_best_journal(directory)
         ended = newest(lines, BestEnded)
         first = lines[0] if lines else None
-        if not isinstance(first, BestQuestion) or not _is_alike(first, question):
+        if not isinstance(first, BestQuestion) or not _is_same_training(first, question):
             continue
         if ended is None or ended.state != "answered" or ended.answer is None:
             continue
@@ -45,7 +45,7 @@ def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[Ea
     return list(effects.values())
 
 
-def _is_alike(earlier: BestQuestion, question: BestQuestion) -> bool:
+def _is_same_training(earlier: BestQuestion, question: BestQuestion) -> bool:
     """True if effects of an earlier search are about the same training on the same device."""
     return earlier.schema <= SCHEMA and _training_on_device(earlier) == _training_on_device(question)
 

@@ -78,14 +78,16 @@ def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimat
 def _start(best_plan: BestPlan, home: Home) -> tuple[float, str]:
     """Seconds that a process of this model or script takes to its steady steps, and where that is from."""
     subject = "model" if best_plan.plan.script is None else "script"
-    starts_s = earlier_starts(home, lambda run: run.device == best_plan.plan.device and _is_alike(run, best_plan))
+    starts_s = earlier_starts(
+        home, lambda run: run.device == best_plan.plan.device and _is_same_subject(run, best_plan)
+    )
     if not starts_s:
         return GUESSED_START_S, f"assumed: no run of this {subject} was timed here"
     count = "a run" if len(starts_s) == 1 else f"{len(starts_s)} runs"
     return statistics.median(starts_s), f"as {count} of this {subject} took"
 
 
-def _is_alike(run: RunFile, best_plan: BestPlan) -> bool:
+def _is_same_subject(run: RunFile, best_plan: BestPlan) -> bool:
     """True if a run is of the same model, or of the same script by its preset."""
     if best_plan.plan.script is not None:
         return run.script is not None and run.preset == best_plan.question.preset
