@@ -28,7 +28,7 @@ from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.decide import BatchDecision
 from trainfast_runner.search.batch.probe_record import confirmation_record, why_others_grew
-from trainfast_runner.search.batch.report import report
+from trainfast_runner.search.batch.report import batch_report
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
@@ -98,7 +98,7 @@ def test_a_size_that_fitted_warm_and_not_in_its_proof_is_marked(tmp_path: Path) 
     result = Result(run_id="cold", state="oom", knobs={"batch_size": 42}, reason="out of memory")
     journal.write(confirmation_record(tried, [], result, 42, 1.0))
     assert [line.refutes for line in read_batch_journal(directory) if isinstance(line, ConfirmationRun)] == [[42]]
-    assert [probe["refuted_by"] for probe in report(directory)["probes"]] == [None, "cold"]
+    assert [probe["refuted_by"] for probe in batch_report(directory)["probes"]] == [None, "cold"]
     finished = Result(run_id="cold", state="finished", knobs={"batch_size": 42})
     assert confirmation_record(tried, [], finished, 42, 1.0).refutes == []
 
@@ -187,7 +187,7 @@ def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path: Path) ->
     seen = follower.poll()
     assert seen.state == "answered"
     assert not seen.is_live
-    assert report(directory)["max_batch"] == 4
+    assert batch_report(directory)["max_batch"] == 4
 
 
 def test_a_conductor_is_only_signalled_when_it_is_the_very_process(tmp_path: Path) -> None:

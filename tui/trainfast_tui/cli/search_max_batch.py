@@ -14,7 +14,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import check_plan, open_batch
-from trainfast_runner.search.batch.report import report
+from trainfast_runner.search.batch.report import batch_report
 from trainfast_runner.search.batch.script_conductor import plan_script_batch
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine, Probe, read_batch_journal
@@ -115,7 +115,7 @@ def _conduct(
 
 def _report(directory: Path, ended: BatchEnded, as_json: bool) -> None:
     if as_json:
-        print_json(report(directory))
+        print_json(batch_report(directory))
     elif ended.answer is None:
         print_lines(without_answer(directory, ended))
     else:

@@ -37,7 +37,7 @@ def install(engine: Any, run: ScriptRun) -> None:
         # Its optimizer holds flat partitions, from which no module is found.
         run.actual.update(wrapper=type(engine).__name__, zero_stage=engine.zero_optimization_stage())
         samples = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
-        if run.steps.source == NAME and run.steps.count(samples=samples):
+        if run.steps.source == NAME and run.steps.record_step(samples=samples):
             raise SystemExit(0)
 
     engine.DeepSpeedEngine.step = followed

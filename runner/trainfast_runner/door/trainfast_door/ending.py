@@ -39,7 +39,7 @@ def _record(run: ScriptRun) -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if run.files.owner is None and error is not None and run.steps.peaks.has_model:
         # It failed before its first step. A launcher, which has no model, reports the failures of others.
-        run.files.take()
+        run.files.claim()
     if not run.files.are_ours:
         return
     run.steps.flush()

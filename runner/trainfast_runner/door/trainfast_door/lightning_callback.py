@@ -66,7 +66,7 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
                 # The model's own forward is not called: no hook sees what it computes in.
                 self._unread -= 1
                 run.actual.update(compute_dtype(trainer))
-            if run.steps.count(loss=step_loss):
+            if run.steps.record_step(loss=step_loss):
                 trainer.should_stop = True
 
         @never_raises

@@ -65,7 +65,7 @@ class OptimizerHook:
             # A GPU works behind the host's clock.
             steps.optimizer_ns = (steps.optimizer_ns or 0) + monotonic_ns() - self._begun_ns
         steps.lr = _finite(optimizer.param_groups[0].get("lr"))
-        if steps.source == OPTIMIZER and steps.count():
+        if steps.source == OPTIMIZER and steps.record_step():
             trace_memory(self._run)
             raise SystemExit(0)
 

@@ -31,8 +31,8 @@ class RankFiles:
         """True if this very process, and not the one that it was forked from, records the rank."""
         return bool(self.owner)
 
-    def take(self) -> LineFile | None:
-        """The new step file of this rank; None if another process records it, or did."""
+    def claim(self) -> LineFile | None:
+        """Claim this rank and return its new step file; None if another process records the rank, or did."""
         group = sys.modules.get("torch.distributed")
         if group is not None and group.is_available() and group.is_initialized():
             # A script that spawns its ranks itself names none in the environment.

@@ -118,10 +118,10 @@ class StepLog:
             self.taken = 0
             self._records.clear()
 
-    def count(self, samples: int | None = None, loss: float | None = None) -> bool:
-        """Record that a step has ended now; True if it is the last that `--steps` allows, and the script is to stop."""
+    def record_step(self, samples: int | None = None, loss: float | None = None) -> bool:
+        """Record that a step has ended now; return True once the script must stop, as `--steps` asks."""
         now_ns = monotonic_ns()
-        if not self._files.owner and not self._take_files():
+        if not self._files.owner and not self._claim_files():
             return False
         if self.stopping:
             self._note_ignored_stop()
@@ -147,10 +147,10 @@ class StepLog:
             self._write_facts()
         return self.stopping
 
-    def _take_files(self) -> bool:
+    def _claim_files(self) -> bool:
         """Record the rank from here on, if no other process does; return True if this one does."""
         if self._files.owner is None:
-            self._file = self._files.take()
+            self._file = self._files.claim()
             if self._file is not None:
                 self._files.write("phase", phase="train")
         return self._files.are_ours

@@ -48,7 +48,7 @@ def install(trainer: Any, run: ScriptRun) -> None:
                 self.unread -= 1
                 run.ran["batch_size"] = batch
                 run.actual.update(compute_dtype(args))
-            if run.steps.count(samples=batch * self.accumulated):
+            if run.steps.record_step(samples=batch * self.accumulated):
                 control.should_training_stop = True
             return control
 

@@ -47,7 +47,7 @@ CONFIRMATION_FIELDS = (
 PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "reason")
 
 
-def report(directory: Path) -> dict[str, Any]:
+def batch_report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
     lines = read_batch_journal(directory)
     question = next(line for line in lines if isinstance(line, BatchQuestion))

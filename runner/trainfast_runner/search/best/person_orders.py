@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.search.journal.best import Candidate, Ordered
 from trainfast_runner.settings.knobs import knob
@@ -18,11 +20,13 @@ UNPIN: Final = "unpin"
 
 
 def give_order(directory: Path, do: str, name: str, value: object = None) -> None:
-    """Order a live search; it obeys before its next step. Raises UserError for an unknown order, knob or value."""
+    """Order a live search; it obeys before its next step. Raises UserError for an unknown order, knob or value,
+    and when it cannot be written.
+    """
     if do not in (SKIP, PIN, UNPIN):
         raise UserError(f"{do}: no such order", key=do, allowed=[SKIP, PIN, UNPIN])
-    read = knob(name).read(value) if do != UNPIN else None
-    _append(directory, Ordered(do=do, knob=name, value=read))
+    typed_value = knob(name).read(value) if do != UNPIN else None
+    _append(directory, Ordered(do=do, knob=name, value=typed_value))
 
 
 def skip_candidate(directory: Path, number: int) -> None:
@@ -55,13 +59,16 @@ def excluded_by_orders(candidates: Sequence[Candidate], orders: Iterable[Ordered
     return out
 
 
-def _append(directory: Path, order: Ordered) -> None:
-    file = Appender(directory / ORDERS_FILE)
-    file.write(order)
-    file.close()
-
-
 def read_orders(directory: Path) -> list[Ordered]:
     """Every readable order, oldest first; empty when none was given."""
     orders, _ = read_all(directory / ORDERS_FILE, Ordered)
     return orders
+
+
+def _append(directory: Path, order: Ordered) -> None:
+    """Append the order. Raises UserError if it cannot be written."""
+    try:
+        with closing(Appender(directory / ORDERS_FILE)) as file:
+            file.write(order)
+    except OSError as error:
+        raise home_error(directory, error) from None

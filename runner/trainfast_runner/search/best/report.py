@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from trainfast_runner.search.best.question.script_memory import memory_from
 from trainfast_runner.search.journal.best import (
     BestAnswer,
     BestEnded,
-    BestLine,
     BestQuestion,
     Candidate,
     CandidateVerdict,
@@ -28,7 +26,6 @@ from trainfast_runner.search.journal.best import (
     read_best_journal,
 )
 from trainfast_runner.search.report_parts import fields_of, first_fields
-from trainfast_runner.units import highest
 
 SCRIPT_MEMORY = "the memory of a script is predicted from its trials of like settings"
 """Why `predicted_bytes` may be None for a script."""
@@ -44,7 +41,7 @@ def best_report(directory: Path) -> dict[str, Any]:
     return {
         **first_fields(question, ended),
         **fields_of(question, "objective", "for_steps", "global_batch", "vary", "left_alone"),
-        **_answer(ended, space, lines),
+        **_answer(ended, so_far),
         "candidates": len(space.candidates) if space is not None else None,
         "dropped": space.dropped if space is not None else None,
         "unpredicted": SCRIPT_MEMORY if question.limits_trials else None,
@@ -58,13 +55,15 @@ def best_report(directory: Path) -> dict[str, Any]:
     }
 
 
-def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLine]) -> dict[str, Any]:
+def _answer(ended: BestEnded | None, so_far: BestSoFar) -> dict[str, Any]:
     """The fields of the answer; None and empty lists before there is one. Where the noise decides, `winner` is None."""
-    answer = ended.answer if ended is not None else None
+    answer, space = ended.answer if ended is not None else None, so_far.space
     if ended is None or answer is None or space is None:
         names = ("winner", "best", "baseline", "gain", "within_percent", "tried_in_budget")
         lists = ("ties", "effects", "pareto", "changes_training", "notes")
-        verdicts = [] if space is None else [_verdict(verdict, space) for verdict in verdicts_without_answer(lines)]
+        verdicts = (
+            [] if space is None else [_verdict(verdict, space) for verdict in verdicts_without_answer(so_far.lines)]
+        )
         return {**dict.fromkeys(names), **{name: [] for name in lists}, "verdicts": verdicts}
     is_decided = ended.state == "answered" and answer.within_percent is None
     best = space.candidates[answer.best_number]
@@ -79,7 +78,7 @@ def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLi
         "ties": [space.candidates[number].knobs for number in answer.tied_numbers],
         "effects": [_effect(effect, "measured", "earlier") for effect in answer.effects],
         "verdicts": [_verdict(verdict, space) for verdict in answer.verdicts],
-        "pareto": [_pareto(number, answer, space, lines) for number in answer.pareto_numbers],
+        "pareto": [_pareto(number, answer, so_far) for number in answer.pareto_numbers],
         "changes_training": answer.changes_training,
         "notes": answer.notes,
     }
@@ -151,12 +150,11 @@ def _rate(line: Trial) -> dict[str, float] | None:
     return {"median": middle, "mad": statistics.median(abs(rate - middle) for rate in rates)}
 
 
-def _pareto(number: int, answer: BestAnswer, space: Space, lines: Sequence[BestLine]) -> dict[str, Any]:
+def _pareto(number: int, answer: BestAnswer, so_far: BestSoFar) -> dict[str, Any]:
     """A candidate that no other beats in both speed and memory; its peak is the highest that was measured."""
     rate = next((verdict.rate for verdict in answer.verdicts if verdict.candidate_number == number), None)
-    measured = (line for line in lines if isinstance(line, Trial | ColdRun) and line.candidate_number == number)
     return {
-        "knobs": space.candidates[number].knobs,
+        "knobs": so_far.candidate(number).knobs,
         "samples_per_s": rate,
-        "peak_allocated_bytes": highest(line.peak_allocated_bytes for line in measured),
+        "peak_allocated_bytes": so_far.peak_bytes(number),
     }

@@ -134,9 +134,8 @@ def find_unfinished(best_plan: BestPlan, home: Home, options: SearchOptions) -> 
 def check_new_budget(best_plan: BestPlan, home: Home) -> None:
     """Raise UserError when the budget does not pay for the baseline, as far as earlier runs tell."""
     baseline = best_plan.space.candidates[best_plan.space.baseline_number]
-    baseline_spec = candidate_spec(best_plan.survey.spec, baseline.knobs).with_overrides(
-        memory_limit=None
-    )  # as in a trial
+    # As in a trial, which runs without the limit.
+    baseline_spec = candidate_spec(best_plan.survey.spec, baseline.knobs).with_overrides(memory_limit=None)
     check_budget(
         best_plan.question.budget_s, replace(best_plan.plan, spec=baseline_spec), baseline.samples_per_step, home
     )
