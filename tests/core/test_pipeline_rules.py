@@ -8,6 +8,7 @@ from trainfast_runner.settings import device_counts
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
+from trainfast_runner.worker.shared_tables import PIPELINE_OBJECTIVES
 from trainfast_runner.worker.strategies import pipeline_stages
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, no_gpu_reason="no driver")
@@ -22,7 +23,7 @@ def facts(*settings: str, preset: str = "tiny-llama", **config: object) -> Facts
     ("settings", "key", "expected"),
     [
         (["strategy=pp", "devices=4"], "devices", "pp_degree=2 runs on 2 devices, not on devices=4; try devices=2"),
-        (["strategy=ddp+pp", "devices=3"], "devices", "pipelines of 2 devices"),
+        (["strategy=ddp+pp", "devices=3"], "devices", "a multiple of 2 devices, at least 4"),
         (["strategy=ddp+pp", "devices=2"], "devices", "strategy=pp with devices=2"),
         (["strategy=pp", "pp_degree=8"], "pp_degree", "more than the model's 4 layers"),
         (["strategy=pp", "pp_degree=4", "pp_schedule=interleaved"], "pp_schedule", "makes 8 stages"),
@@ -68,6 +69,4 @@ def test_what_runs_is_let_through_on_as_many_processes_as_it_needs() -> None:
 
 
 def test_launcher_and_worker_cut_the_same_families() -> None:
-    from trainfast_runner.settings.compatibility.pipeline_rules import PIPELINE_OBJECTIVES
-
     assert set(PIPELINE_OBJECTIVES) == set(pipeline_stages.LAYOUTS)

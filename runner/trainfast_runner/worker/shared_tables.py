@@ -49,6 +49,25 @@ OUR_TENSOR_PLANS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Plans of tensor parallelism for families without one in transformers; the styles are transformers' own names."""
+TENSOR_STYLES = {
+    "colwise",
+    "rowwise",
+    "packed_colwise",
+    "moe_tp_experts",
+    "replicated_with_grad_allreduce",
+    "colwise_gather_output",
+    "colwise_rep",
+}
+"""Ways of cutting a layer that `strategies/tensor_plan.py` has, by transformers' names."""
+PIPELINE_OBJECTIVES: Mapping[str, tuple[str, ...]] = {
+    "llama": ("causal-lm",),
+    "mistral": ("causal-lm",),
+    "qwen3": ("causal-lm",),
+    "mixtral": ("causal-lm",),
+    "gpt2": ("causal-lm",),
+    "bert": ("masked-lm", "sequence-classification"),
+}
+"""Objectives for which a model family can be cut into stages; `strategies/pipeline_stages.py` has the cuts."""
 
 
 def search_lock(run_directory: Path, search_id: str) -> Path:

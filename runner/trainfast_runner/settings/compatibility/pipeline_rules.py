@@ -7,16 +7,7 @@ from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.config_fields import first_size
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.worker.catalog import SCHEDULES
-
-PIPELINE_OBJECTIVES = {
-    "llama": ("causal-lm",),
-    "mistral": ("causal-lm",),
-    "qwen3": ("causal-lm",),
-    "mixtral": ("causal-lm",),
-    "gpt2": ("causal-lm",),
-    "bert": ("masked-lm", "sequence-classification"),
-}
-"""Objectives for which a model family can be cut into stages; the worker's `pipeline_stages.py` has the cuts."""
+from trainfast_runner.worker.shared_tables import PIPELINE_OBJECTIVES
 
 
 def _family_can_be_cut(facts: Facts) -> None:

@@ -7,18 +7,8 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import whole_number
-from trainfast_runner.worker.shared_tables import OUR_TENSOR_PLANS
+from trainfast_runner.worker.shared_tables import OUR_TENSOR_PLANS, TENSOR_STYLES
 
-STYLES = {
-    "colwise",
-    "rowwise",
-    "packed_colwise",
-    "moe_tp_experts",
-    "replicated_with_grad_allreduce",
-    "colwise_gather_output",
-    "colwise_rep",
-}
-"""Ways of cutting a layer that the worker has."""
 HEADS = ("num_attention_heads", "n_head", "num_key_value_heads")
 WIDTHS = ("intermediate_size", "n_inner")
 
@@ -35,7 +25,7 @@ def _family_has_a_plan(facts: Facts) -> None:
             key="strategy",
             advice=f"strategy={strategy.fallback}",
         )
-    unknown = sorted(set(plan.values()) - STYLES)
+    unknown = sorted(set(plan.values()) - TENSOR_STYLES)
     if unknown:
         raise UserError(
             f"strategy={strategy.name}: the plan of {family} cuts layers as {', '.join(unknown)},"
