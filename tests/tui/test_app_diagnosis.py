@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from still import a_snapshot, own_supervisor, running, screen_text
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
+from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions.step_conditions import StepConditions
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.runs_show import explained_bottlenecks
 from trainfast_tui.control.messages import SnapshotTaken
@@ -115,6 +118,23 @@ def test_of_an_ended_run_all_its_steps_count_and_warming_up_is_shown(home: Home)
     assert narrow.endswith("still warming")
     assert len(narrow) <= 47, "what has no room is left out whole"
     assert "36.0 J/sample (watched GPU 0)  " in conditions_text(home.directory("20261121-054455-tiny-llama-7f3a"), 70)
+
+
+def two_gpus_in_step(number: int, *thermal_ms: float) -> StepConditions:
+    """A step in which heat throttled GPU 0 and GPU 1 for so long."""
+    devices = tuple(
+        DeviceConditions(index=index, uuid=f"GPU-{index:08d}", throttled_ms={"thermal": ms})
+        for index, ms in enumerate(thermal_ms)
+    )
+    throttled_ms = {"thermal": max(thermal_ms)}
+    return StepConditions(step=number, t_ns=START_NS + number * S, throttled_ms=throttled_ms, devices=devices)
+
+
+def test_the_gpu_that_is_named_was_throttled_most_over_all_steps_not_in_the_last(home: Home) -> None:
+    run = Follower(a_run(home, gpus=2)).poll()
+    conditions = (two_gpus_in_step(28, 90.0, 0.0), two_gpus_in_step(29, 90.0, 0.0), two_gpus_in_step(30, 0.0, 3.0))
+    line = conditions_line(replace(run, conditions=conditions), 110)
+    assert "T 61.0 ms (GPU 0) a step" in "".join(text for text, _ in line)
 
 
 def test_a_cool_run_is_not_throttled(home: Home, hold: Callable[[Path], None]) -> None:

@@ -136,11 +136,12 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> tup
 
 
 def _worst(counted: Sequence[StepConditions], shade: Shade) -> str:
-    devices = counted[-1].devices
-    if len(devices) < 2:
-        return ""
-    most = max(devices, key=lambda device: device.throttled_ms.get(shade.cause) or 0.0)
-    return f" (GPU {most.index})"
+    """Name the device that this cause throttled most over the counted steps; empty for a single device."""
+    totals: dict[int | None, float] = {}
+    for step in counted:
+        for device in step.devices:
+            totals[device.index] = totals.get(device.index, 0.0) + (device.throttled_ms.get(shade.cause) or 0.0)
+    return "" if len(totals) < 2 else f" (GPU {max(totals, key=lambda index: totals[index])})"
 
 
 def _clock(counted: Sequence[StepConditions]) -> Line:
