@@ -116,8 +116,8 @@ class Session:
                 self._on_snapshot(snapshot)
             case MachineSeen(machine):
                 self._on_machine(machine)
-            case SituationGathered(situation):
-                self.background.situations.situation = situation
+            case SituationGathered():
+                self.background.situations.note(message)
                 self.post(NextRunChanged())
             case DeviceCalibrated():
                 self.background.note_calibrated()
