@@ -114,7 +114,7 @@ async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hol
     two_runs(home)
     live = a_run(home, "20261121-080000-tiny-llama-bbbb", with_result=False)
     hold(live)
-    async with running(home, size=(120, 40)) as (_, pilot):
+    async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
         await until(pilot, "runs   3")
         await pilot.press("d")
@@ -125,6 +125,9 @@ async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hol
         await until(pilot, "y  delete it")
         await pilot.press("y")
         await until(pilot, f"deleted {SECOND}")
+        current = app.screen.query_one(RunsTable).current
+        assert current is not None
+        assert current.run_id == FIRST, "the cursor stays in its place"
         assert not home.directory(SECOND).exists()
         assert home.directory(FIRST).exists()
 

@@ -95,8 +95,12 @@ class SortedTable(Painted, Generic[RowT]):
         return next((order for order in self.orders if order.name == self._order), self.orders[0])
 
     def reorder(self) -> None:
-        """Put the listed rows in order and draw them."""
+        """Put the listed rows in order and draw them; the cursor stays in place if its row is not listed any more."""
+        place = self._cursor
         self._shown = ordered(self._listed, self.order, self.reverse)
+        identities = [self.identity(row) for row in self._shown]
+        if identities and self._current_identity is not None and self._current_identity not in identities:
+            self._current_identity = identities[min(place, len(identities) - 1)]
         self.repaint()
         self.post_message(self.Moved())
 
