@@ -32,6 +32,8 @@ from trainfast_runner.search import control
 from trainfast_runner.search.journal.batch import BatchEnded, ConfirmationRun, RankPeaks
 from trainfast_runner.search.journal.lines import Paused
 from trainfast_runner.search.searches import newest_search
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_tui.next_run.sources import next_run_from_script
 
 
 def knob(app: StillApp, name: str) -> object:
@@ -244,6 +246,19 @@ async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home
         await pilot.pause()
         assert knob(app, "batch_size") == 40
         assert "the search had other knobs" in screen_text(app)
+
+
+async def test_an_answer_that_the_next_run_refuses_is_not_called_applied(home: Home) -> None:
+    script = ScriptPreset(command=("python", "train.py"), name="mine", framework="torch")
+    async with running(home, size=FULL) as (app, pilot):
+        await opened(pilot, a_search(home, answered()))
+        app.session.set_next_run(next_run_from_script(script))
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.screen is app.main
+        text = " ".join(screen_text(app).split())
+        assert "batch_size cannot reach mine" in text
+        assert "the search had other knobs" not in text
 
 
 async def test_what_broke_a_search_off_is_shown(home: Home, live_search: Path) -> None:

@@ -189,20 +189,24 @@ class Session:
         self.update_background_work()
         self.post(NextRunChanged(knob))
 
-    def set_knobs(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> None:
-        """Give the knobs of `next_run`, else of the next run, values as they are typed, with a notice."""
+    def set_knobs(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> bool:
+        """Give the knobs of `next_run`, else of the next run, values as they are typed, with a notice.
+
+        Return True if all were accepted; else none is applied.
+        """
         next_run = next_run or self.next_run
         settings = tuple(settings)
         if next_run is None:
-            return
+            return False
         try:
             for name, value in settings:
                 next_run = next_run.with_value(name, value)
         except UserError as error:
             self.post(NextRunRefused(error))
-            return
+            return False
         self.set_next_run(next_run, settings[0][0])
         self.post(Notified(f"{', '.join(f'{name} = {value}' for name, value in settings)}; r runs it"))
+        return True
 
     def set_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""

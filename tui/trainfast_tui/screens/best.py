@@ -209,12 +209,13 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         settings = [(name, text) for name, text in settings_of(search.so_far, best) if next_run.text_of(name) != text]
         if not settings:
             session.post(Notified("The next run has the best setting already; r runs it"))
-        else:
-            session.set_knobs(settings)
+        elif not session.set_knobs(settings):
+            self.dismiss()
+            return
         if is_other:
             words = f"The next run is of {question.name}, with the best setting of its search; r runs it"
             session.post(Notified(words))
-        elif len(settings) > MAX_NAMED and session.next_run is not next_run:
+        elif len(settings) > MAX_NAMED:
             session.post(Notified(f"{len(settings)} knobs have the values of the best setting; r runs it"))
         self.dismiss()
 
