@@ -209,6 +209,17 @@ async def test_leaving_lets_it_go_on_and_its_end_is_notified_on_the_main_screen(
         assert "The search has ended: batch_size 42 is the largest that fits" in screen_text(app)
 
 
+async def test_the_end_of_a_search_is_notified_on_the_screen_in_sight(home: Home, live_search: Path) -> None:
+    async with running(home, size=FULL) as (app, pilot):
+        await show(pilot, live_search)
+        await pilot.press("h")
+        await until(pilot, "No matching runs")
+        write_lines(live_search / "journal.jsonl", answered())
+        await show(pilot, live_search)
+        await until(pilot, "The search has ended: batch_size 42 is the largest that fits")
+        assert app.screen is not app.main
+
+
 async def test_a_notice_that_names_the_search_goes_once_the_search_is_shown(home: Home, live_search: Path) -> None:
     async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, live_search)

@@ -127,7 +127,8 @@ class TrainfastApp(TerminalApp):
                 self._screen_of(kind).refuse(error)
             case SearchEnded(words, kind):
                 if kind != self.in_sight.SCOPE:
-                    self.main.notify(f"The search has ended: {words}. {kind.key} shows it.")
+                    for screen in self._concerned_screens():
+                        screen.notify(f"The search has ended: {words}. {kind.key} shows it.")
             case RunsCompared(a, b):
                 from trainfast_tui.screens.compare import CompareScreen
 
