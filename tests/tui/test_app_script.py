@@ -283,6 +283,18 @@ async def test_a_script_without_flags_says_which_knobs_reach_it(home: Home, work
         assert "the script has no flags" in screen_text(app)
 
 
+async def test_pages_past_the_last_flag_are_not_owed_on_the_way_back(home: Home, work: Path) -> None:
+    flags = "".join(f'parser.add_argument("--option-{number}")\n' for number in range(30))
+    text = f"import argparse\nparser = argparse.ArgumentParser()\n{flags}parser.parse_args()\n"
+    (work / "train.py").write_text(text)
+    async with running(home, size=SMALL) as (app, pilot):
+        await looked_into(pilot)
+        await pilot.press(*["pagedown"] * 9)
+        assert "to 30 (PgUp PgDn)" in screen_text(app)
+        await pilot.press("pageup")
+        assert "to 25 (PgUp PgDn)" in screen_text(app)
+
+
 @pytest.mark.usefixtures("patient_discovery")
 async def test_leaving_the_screen_ends_the_script(home: Home, work: Path) -> None:
     (work / "train.py").write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")

@@ -118,7 +118,8 @@ class BestView(PaintedWithNotice):
         if room < 2 or len(table) < 2:
             return []
         title, *rows = table
-        end = len(rows) - held_first(self._rows_below, len(rows), room - 1)
+        self._rows_below = held_first(self._rows_below, len(rows), room - 1)
+        end = len(rows) - self._rows_below
         return [title, *rows[max(0, end - room + 1) : end]]
 
 

@@ -99,7 +99,7 @@ class ScriptView(PaintedWithNotice):
         lines = [rule("knobs and their flags", width), *rows, *reason, *ways]
         if flags and room > len(lines) + 1:
             for_flags = room - len(lines) - 1
-            first = held_first(self._first_flag, len(flags), for_flags)
+            first = self._first_flag = held_first(self._first_flag, len(flags), for_flags)
             last = min(len(flags), first + for_flags)
             part = f", {first + 1} to {last} (PgUp PgDn)" if for_flags < len(flags) else ""
             lines += [rule(f"flags of the script{part}", width), *flags[first:last]]
