@@ -146,7 +146,7 @@ async def test_enter_opens_a_run_on_the_main_screen(home: Home) -> None:
 async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainfast_tui.screens.runs.REFRESH_S", 0.05)
     two_runs(home)
-    async with running(home, size=(120, 40)) as (_, pilot):
+    async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
         await until(pilot, "runs   2")
         await pilot.press("down", "space")
@@ -156,6 +156,9 @@ async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pyte
         assert "batch_size=16" not in row, "cursor and mark stay on their run"
         home.remove(SECOND)
         await until(pilot, "runs   2")
+        home.remove(FIRST)
+        await until(pilot, "runs   1")
+        assert app.screen.query_one(RunsTable).marked == [], "a mark goes with its run"
 
 
 async def test_the_probes_of_a_search_are_not_listed_however_often_it_is_looked_at(
