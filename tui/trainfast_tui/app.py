@@ -30,7 +30,6 @@ from trainfast_tui.control.messages import (
     TerminalLost,
     ThreadFailed,
 )
-from trainfast_tui.next_run.sources import next_run_from_preset
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.session import Session
@@ -195,9 +194,9 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
     """
     from trainfast_tui.terminal.hangup import watch
 
-    if preset is not None:
-        next_run_from_preset(preset)
     session = Session(home, preset=preset, python=python)
+    if preset is not None and session.refusal is not None:
+        raise session.refusal
     app = TrainfastApp(session, ascii=ascii, plain_output=plain_output)
     watch(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.

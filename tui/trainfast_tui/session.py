@@ -62,7 +62,9 @@ class Session:
         self.home = home
         self.listener: Post | None = None
         self.machine: Machine | None = None
-        first_preset = preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET)
+        first_preset = preset
+        if first_preset is None:
+            first_preset = GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET
         self.next_run, self.refusal = _load_next_run(first_preset)
         """The next run, or the reason why its preset could not be loaded."""
         self.snapshot: Snapshot | None = None
