@@ -180,7 +180,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def action_leave(self) -> None:
         control = self.search_control
         if not control.is_active and self._search is None:
-            control.set_options(BestOptions())
+            control.options = BestOptions()
         super().action_leave()
 
     def action_apply(self) -> None:
@@ -258,7 +258,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if request is None:
             return
         if self._search is None:
-            control.set_options(BestOptions(request, not control.options.is_fresh))
+            control.options = BestOptions(request, not control.options.is_fresh)
             self._make_plan()
         else:
             self._plan_question(BestOptions(request, is_fresh=True))
@@ -278,7 +278,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
 
     def _plan_question(self, options: BestOptions) -> None:
         """Show the plan of a search with these options, in place of a search that has ended."""
-        self.search_control.set_options(options)
+        self.search_control.options = options
         self._shows_new_question = True
         self.notify("")
         self._make_plan()
@@ -294,7 +294,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         spec = session.next_run.spec
         question = search.so_far.question if search is not None else None
         if question is not None and search is not None:
-            control.set_options(replace(control.options, request=request_of(question)))
+            control.options = replace(control.options, request=request_of(question))
             if search.state in UNFINISHED_STATES:
                 spec = spec_to_continue(question, spec)
         fresh = search is None and control.options.is_fresh
