@@ -193,7 +193,7 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
     """Return the next step and its reason; after the end the certainty of the answer."""
     ended, step = search.ended, search.newest_step
     if ended is not None:
-        certainty = ended.answer.certainty if ended.answer is not None else ""
+        certainty = search.answer.certainty if search.answer is not None else ""
         # The reason of a failure is at the top already.
         text = certainty or (ended.reason if search.state == "nothing_fits" else "")
         return paragraph(text, width, "muted")
@@ -212,8 +212,7 @@ def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
     offered = offers(search)
     if not offered:
         return []
-    ended = search.ended
-    left = ended.answer.headroom_bytes if ended is not None and ended.answer is not None else None
+    left = search.answer.headroom_bytes if search.answer is not None else None
     title = "Enter applies" if left is None else f"Enter applies; the largest leaves {fmt.size(left)} of the limit"
     lines: list[Line] = [[(title, "muted")]]
     cursor = min(cursor, len(offered) - 1)
