@@ -69,6 +69,11 @@ def change_words(change: OomChange) -> str:
     return ", ".join(f"{name} = {value}" for name, value in change.settings.items())
 
 
+def effect_words(change: OomChange) -> str:
+    """Return the memory that the change needs or frees, and its cost in speed if it has one."""
+    return f"{change.saves}; speed: {change.costs}" if change.costs else change.saves
+
+
 def may_fit(change: OomChange) -> bool:
     """True if the change is predicted to be enough, or not predicted."""
     return change.missing_bytes is None
