@@ -10,18 +10,38 @@ from typing import Any
 
 import msgspec
 import pytest
-from recorded import HEAT, RAMP, SMALL_BATCH, START_NS, S, a_gpu, a_ramp_tick, a_run, a_thermal_ramp, write_lines
+from recorded import (
+    HEAT,
+    RAMP,
+    SMALL_BATCH,
+    START_NS,
+    S,
+    a_gpu,
+    a_ramp_tick,
+    a_run,
+    a_step,
+    a_thermal_ramp,
+    write_lines,
+)
 from still import a_snapshot, own_supervisor, running, screen_text
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result, StepCount
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.results.device_conditions.step_conditions import StepConditions
-from trainfast_runner.running.follower import Follower
+from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.cli.runs_show import explained_bottlenecks
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.conditions import conditions_line
-from trainfast_tui.text.diagnosis import cost_words, figure_name, figure_text, nothing_found, overlap_words
+from trainfast_tui.text.diagnosis import (
+    cost_words,
+    figure_name,
+    figure_text,
+    no_bottleneck_in,
+    no_bottleneck_of,
+    overlap_words,
+)
 
 
 async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> None:
@@ -70,20 +90,24 @@ async def test_nothing_found_is_shown_and_before_the_first_step_nothing(home: Ho
         assert "no bottleneck measured" in screen_text(app)
 
 
+@pytest.mark.parametrize(("measured", "words"), [(2, "too few measured steps yet"), (3, "no bottleneck measured now")])
+def test_nothing_found_in_a_live_run_is_distinguished_from_too_few_steps(measured: int, words: str) -> None:
+    steps = tuple(a_step(number) for number in range(1, 3 + measured + 1))
+    assert no_bottleneck_of(RunSnapshot(Path("run"), state="running", steps=steps)).startswith(words)
+
+
 @pytest.mark.parametrize(
-    ("live", "measured", "diagnosed", "words"),
+    ("measured", "diagnosed", "words"),
     [
-        (True, 2, True, "too few measured steps yet"),
-        (True, 3, True, "no bottleneck measured now"),
-        (False, 2, False, "too few measured steps to find"),
-        (False, 3, False, "recorded by an earlier version"),
-        (False, 3, True, "no bottleneck measured"),
+        (2, False, "too few measured steps to find"),
+        (3, False, "recorded by an earlier version"),
+        (3, True, "no bottleneck measured"),
     ],
 )
-def test_nothing_found_is_distinguished_from_not_looked_for(
-    live: bool, measured: int, diagnosed: bool, words: str
-) -> None:
-    assert nothing_found(live=live, measured=measured, diagnosed=diagnosed).startswith(words)
+def test_nothing_found_is_distinguished_from_not_looked_for(measured: int, diagnosed: bool, words: str) -> None:
+    result = Result(run_id="r", state="finished", steps=StepCount(measured=measured), diagnosed=diagnosed)
+    assert no_bottleneck_in(result).startswith(words)
+    assert no_bottleneck_of(RunSnapshot(Path("run"), state="finished", result=result)) == no_bottleneck_in(result)
 
 
 def live_ramp(home: Home, hold: Callable[[Path], None], until: int) -> Path:
