@@ -12,7 +12,7 @@ from trainfast_tui.text.lines import (
     LabelledText,
     Line,
     Piece,
-    held_first,
+    clamp_scroll,
     labelled,
     labelled_lines,
     line_length,
@@ -126,7 +126,7 @@ class BatchSearchView(PaintedWithNotice):
         """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""
         title, *rows = table
         self._rows_in_sight = max(1, min(len(rows), room - 1))
-        self._rows_below = held_first(self._rows_below, len(rows), self._rows_in_sight)
+        self._rows_below = clamp_scroll(self._rows_below, len(rows), self._rows_in_sight)
         end = len(rows) - self._rows_below
         first = max(0, end - self._rows_in_sight)
         words = out_of_sight(first, self._rows_below)
