@@ -8,7 +8,7 @@ from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_tui.text.format import plain, size
 from trainfast_tui.text.memory import category_words
 
-WORTH_A_WORD = 1 << 20
+MIN_SHOWN_BYTES = 1 << 20
 """Fewer bytes than this beyond the live ones are rounding."""
 ALL_FIT = "cheapest first, the prediction says that each fits:"
 MIXED = "cheapest first; those with a predicted peak fit by the prediction:"
@@ -50,7 +50,7 @@ def _measured(explanation: OomExplanation) -> Iterator[str]:
     if explanation.held_bytes is not None:
         of = f" of its {size(explanation.limit_bytes)}" if explanation.limit_bytes is not None else ""
         yield f"It held {size(explanation.held_bytes)}{of}{asked}."
-        if explanation.untouched_bytes is not None and explanation.untouched_bytes >= WORTH_A_WORD:
+        if explanation.untouched_bytes is not None and explanation.untouched_bytes >= MIN_SHOWN_BYTES:
             yield (
                 f"Since that was refused, at least {size(explanation.untouched_bytes)} more counted against the limit:"
                 " address space reserved and not touched, such as the stacks of threads."

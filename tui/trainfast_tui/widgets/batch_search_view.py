@@ -199,10 +199,10 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
         return paragraph(text, width, "muted")
     if step is None:
         return [] if search.prediction is None else paragraph(search.prediction.basis, width, "muted")
-    stands = search.state in ("paused", "interrupted")
-    if stands and not search.is_decided:
+    is_waiting = search.state in ("paused", "interrupted")
+    if is_waiting and not search.is_decided:
         return [[("next: decided from these when the search continues", "text")]]
-    when = "next" if stands or search.waits_for else "now"
+    when = "next" if is_waiting or search.waits_for else "now"
     what = {"probe": "probe ", CONFIRM_STEP: "confirm "}.get(step.action, "")
     batch = f"{what}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
     return paragraph(f"{when}: {batch}{step.why}", width, "text", 3)
