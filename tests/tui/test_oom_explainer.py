@@ -59,7 +59,7 @@ async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_
         await pilot.pause()
         text = screen_text(app)
         words = " ".join(" ".join(line.split("│")[0] for line in text.splitlines()).split())
-        assert "The activations had grown, to 900 MiB at the predicted peak." in words
+        assert "Memory ran out while the activations were growing (predicted to peak at 900 MiB)." in words
         assert "The predicted peak, without any margin, is 1.17 GiB of 1.00 GiB: 176 MiB too much." in words
         assert "Others on the device: process 4711 held 2.00 GiB." in words
         assert "1 batch_size = 64, grad_accum = 64" in words
