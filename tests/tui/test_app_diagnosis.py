@@ -163,7 +163,7 @@ def test_the_gpu_that_is_named_was_throttled_most_over_all_steps_not_in_the_last
 
 def test_a_cool_run_is_not_throttled(home: Home, hold: Callable[[Path], None]) -> None:
     directory = live_ramp(home, hold, RAMP.start)
-    assert "not throttled   clock at its most" in conditions_text(directory, 110)
+    assert "not throttled   clock at maximum" in conditions_text(directory, 110)
 
 
 def test_of_a_gpu_that_is_lost_now_nothing_earlier_is_shown(home: Home, hold: Callable[[Path], None]) -> None:
@@ -193,7 +193,7 @@ def test_readings_that_were_not_had_are_not_guessed(home: Home, hold: Callable[[
         for tick in ticks
     ]
     write_lines(directory / "telemetry.jsonl", mute)
-    assert conditions_text(directory, 110).startswith("throttling is not known   steady so far, from step")
+    assert conditions_text(directory, 110).startswith("throttling unknown   steady so far, from step")
 
 
 @pytest.mark.parametrize(

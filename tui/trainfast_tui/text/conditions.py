@@ -121,7 +121,7 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> tup
         if (ms := _mean(step.throttled_ms.get(shade.cause) for step in counted)) is not None
     ]
     if not known:
-        return [("throttling is not known", "muted")], False
+        return [("throttling unknown", "muted")], False
     begin: Line = [(f"{whose}: ", "muted")] if whose and wide else []
     throttled = [(shade, ms) for shade, ms in known if ms >= MIN_THROTTLED_MS]
     if not throttled:
@@ -148,7 +148,7 @@ def _clock(counted: Sequence[StepConditions]) -> Line:
     loss = _mean(step.clock_loss_fraction for step in counted)
     if loss is None:
         return []
-    return [("clock at its most" if loss < MIN_CLOCK_LOSS else f"clock -{fmt.fraction(loss)}", "text")]
+    return [("clock at maximum" if loss < MIN_CLOCK_LOSS else f"clock -{fmt.fraction(loss)}", "text")]
 
 
 def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:

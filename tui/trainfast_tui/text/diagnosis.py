@@ -128,7 +128,7 @@ def overlap_words(findings: Sequence[Diagnosis]) -> str:
     """Explain why the shares add up to more than a step; empty if they do not."""
     if sum(finding.cost_fraction or 0.0 for finding in findings) <= 1:
         return ""
-    return "The shares add up to more than a step: causes that held at the same time are each given all of it."
+    return "The shares add up to more than a step: causes active at the same time each count in full."
 
 
 def no_bottleneck_of(run: RunSnapshot) -> str:
@@ -163,7 +163,9 @@ def _throttling() -> dict[str, str]:
     figures: dict[str, str] = {}
     for cause in CAUSES:
         figures |= dict.fromkeys((f"{cause.name}_percent", f"{cause.name}_ms_per_step"), f"throttled by {cause.words}")
-        figures |= dict.fromkeys((f"{cause.name}_lost_percent", f"{cause.name}_lost_ms_per_step"), "lost to it")
+        figures |= dict.fromkeys(
+            (f"{cause.name}_lost_percent", f"{cause.name}_lost_ms_per_step"), f"lost to {cause.words}"
+        )
         figures[f"{cause.name}_source"] = "known from"
     return figures
 
