@@ -183,7 +183,7 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
         done = [*going_on(), a_probe(42), Paused(t_ns=START_NS + 15 * S)]
         write_lines(live_search / "journal.jsonl", done)
         await show(pilot, live_search)
-        assert "next: decided from these when the search continues" in screen_text(app)
+        assert "next: decided when the search resumes" in screen_text(app)
         await pilot.press("p")
         await until_true(pilot, lambda: not (live_search / PAUSE_FILE).exists(), "the end of the pause")
 

@@ -154,7 +154,7 @@ async def test_nothing_happened_is_shown() -> None:
         line = app.query_one(EventLine)
         line.show_events([], TimeAxis(START_NS, START_NS + 40 * S, is_live=True))
         assert text_of(line, 60, 2)[1].strip() == "no events"
-        assert line.move(-1) == "Nothing happened in this stretch of time."
+        assert line.move(-1) == "No events in this time."
 
 
 def test_a_gpu_whose_call_takes_long_is_not_called_lost() -> None:

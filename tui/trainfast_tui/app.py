@@ -88,7 +88,7 @@ class TrainfastApp(TerminalApp):
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, AppScreen))
 
     async def handle_event(self, event: events.Event) -> None:
-        """Give keys that were typed ahead of a dialog to it, though the screen below it was asked first."""
+        """Queue keys that were typed before a dialog opened, though the screen below got them first."""
         if isinstance(event, events.Key):
             from trainfast_tui.widgets.dialogs import Dialog
 

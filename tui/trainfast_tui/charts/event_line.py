@@ -43,7 +43,7 @@ class EventLine(Painted):
         """Choose an earlier (-1) or later (1) event, past the last none, and return its words."""
         events = self._events
         if not events:
-            return "Nothing happened in this stretch of time."
+            return "No events in this time."
         index = len(events) - 1 if self._chosen is None else events.index(self._chosen)
         wanted = index + by if self._chosen is not None or by > 0 else index
         if wanted >= len(events):

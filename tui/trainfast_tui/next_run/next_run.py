@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainfast_runner.settings.script_preset import ScriptPreset
 
 LAUNCH_DEFAULTS = {name: KNOBS_BY_NAME[name].default for name in LAUNCH_KNOBS if name != "steps"}
-"""Defaults of the knobs that are not the script's; without `steps` it runs to its own end."""
+"""Defaults of the knobs that are not the script's; without `steps` it runs to completion."""
 
 
 @dataclass(frozen=True)

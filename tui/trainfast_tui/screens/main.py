@@ -45,7 +45,7 @@ WIDE_SIDE_FROM = 120
 KNOBS_A_PAGE = 8
 WIDE_STEPS_FROM = 100
 """Columns from which the step panel needs one line less."""
-RUNS_TO_COMPLETION = "{} runs to its own end and saves what it saves; the knob steps ends it sooner."
+RUNS_TO_COMPLETION = "{} runs to completion and writes its usual files; set the knob steps to end it sooner."
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ class MainScreen(AppScreen):
             self.notify("Nothing to compare yet; r starts a run.")
         elif run.result is None:
             ended = "The result of this run is being written; press c again."
-            self.notify("This run has not ended yet; compare when it has." if run.is_live else ended)
+            self.notify("This run has not ended; press c again when it has." if run.is_live else ended)
         else:
             self.session.compare_with_previous(run.run_id)
 
