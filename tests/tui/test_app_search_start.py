@@ -312,7 +312,7 @@ async def test_without_a_limit_on_a_cpu_it_says_up_to_what_it_searches(home: Hom
         await show(pilot, None)
         await pilot.press("b")
         text = " ".join((await until(pilot, "No memory_limit")).split())
-        assert re.search(r"this searches up to [\d.]+ [GM]iB of this machine's memory, set as a real limit", text)
+        assert re.search(r"the search uses up to [\d.]+ [GM]iB of this machine's memory, set as a real limit", text)
         assert starts.asked == [], "nothing starts before Enter"
         await pilot.press("enter")
         starts.refusal = UserError("enough", key="memory_limit")

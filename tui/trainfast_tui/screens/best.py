@@ -267,7 +267,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         """Return the request of the shown search, else of the next one; None with a notice if a search is live."""
         control, search = self.search_control, self._search
         if control.is_active:
-            self.notify("The search is live: s stops it, then another question can be put.", severity="warning")
+            self.notify("The search is live; stop it with s to ask another question.", severity="warning")
             return None
         if search is not None and search.so_far.question is not None:
             return request_of(search.so_far.question)
