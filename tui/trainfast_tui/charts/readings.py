@@ -64,7 +64,7 @@ def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def device_ticks(snapshot: Snapshot) -> Sequence[Tick]:
-    """Return the samples of the machine, of an ended run its own."""
+    """Return the machine's samples, or an ended run's own."""
     run = snapshot.run
     return snapshot.machine_ticks if run is None or run.is_live else run.ticks
 

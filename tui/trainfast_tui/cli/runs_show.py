@@ -94,7 +94,7 @@ def _print_steps(directory: Path, as_json: bool) -> None:
 
 
 def _settings_line(result: Result, run: RunFile | None) -> str:
-    """Return the overrides of a run; of a warm process, which tried several, the search that it belongs to."""
+    """Return a run's overrides, or the search that a warm process belongs to."""
     if result.role in WARM_ROLES and result.script is None:
         return f"its search: {result.search_id or 'not on record'}"
     # Results of older versions have their overrides only in `run.json`.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 RECENT_STEPS = 20
-"""Newest steps that the figures of a live run are of; these are means, for a median would hide passing throttling."""
+"""A live run's figures are means over this many newest steps; a median would hide brief throttling."""
 LONG_WORDS_FROM = 78
 """Columns from which the words are long."""
 MIN_THROTTLED_MS = 0.05
@@ -89,7 +89,7 @@ def steadiness(run: RunSnapshot) -> Steadiness | None:
 
 
 def _counted_steps(run: RunSnapshot) -> Sequence[StepConditions]:
-    """Return the steps that count: those after the timing warm-up if there are any, of a live run the newest."""
+    """Return the steps after the timing warm-up, or all if there are none; only the newest of a live run."""
     warmup = {step.step for step in run.steps if step.warmup}
     steps = [step for step in run.conditions if step.step not in warmup] or list(run.conditions)
     return steps[-RECENT_STEPS:] if run.is_live else steps

@@ -150,7 +150,7 @@ def _head(search: BatchSnapshot, name: str, now_ns: int, width: int) -> list[Lin
 
 
 def _time_words(search: BatchSnapshot, now_ns: int) -> str:
-    """Return the time of the step under way beside the predicted one; of an ended search the whole time."""
+    """Return the elapsed and predicted time of the step under way, or the total time of an ended search."""
     if search.ended is not None:
         return f"took {fmt.duration(search.ended.seconds)}"
     if not search.is_live or search.state == "paused":
