@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -183,3 +184,10 @@ def test_device_in_use_before_anything_is_measured_refuses_the_bench(starts: lis
     starts += [1]
     with pytest.raises(DevicesBusy):
         benched("--vary", "batch_size=2,4")
+
+
+def test_the_printed_command_has_the_options_that_change_the_figures() -> None:
+    words = ["tiny-llama", "--vary", "batch_size=2,4", "--cool-to", "55", "--python", "/opt/env/bin/python"]
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    assert bench._command(parser.parse_args(words)) == shlex.join(["trainfast-tui", "bench", *words])

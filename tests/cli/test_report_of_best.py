@@ -105,7 +105,7 @@ def journal(ended: BestEnded) -> list[BestLine]:
             outcome="measured",
             warm=place > 0,
             samples_per_step=32,
-            step_ms=[600.0, 610.0, 640.0],
+            step_ms=[600.0, 610.0, 630.0, 640.0],
             peak_allocated_bytes=peak,
             seconds=3.0,
         )
@@ -158,6 +158,7 @@ def test_a_best_fit_search_has_its_front_effects_verdicts_and_exports(home: Cli,
     assert [row[2] for row in verdicts[1:]] == ["measured", "measured", "measured", "beaten", "too large"]
     assert [row[3] for row in verdicts[4:]] == ["–", "–"], "what was not measured has no figure"
     tried = next(table for table in page.tables if "predicted (90 %)" in table[0])
+    assert tried[1][3:7] == ["51.6", "–", "620 ms", "4"], "the median of an even number of steps"
     assert [row[3:5] for row in tried[3:]] == [[tried[3][3], "–"], ["60.0", "58.0 (54.0 to 63.0)"]]
     for words in (
         "batch_size=16 grad_accum=2 precision=bf16",

@@ -303,8 +303,8 @@ def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted() 
     predicted = explain(a_run(), error("forward"), ON_CPU, known, held_bytes=500 * MIB)
     assert predicted.missing_bytes == 438 * MIB, "of the whole run"
     assert list(oom_sentences(predicted)) == [
-        "The activations had grown, to 640 MiB at the predicted peak.",
-        "It held 500 MiB of its 512 MiB and asked for 64.0 MiB more.",
+        "Memory ran out while the activations were growing (predicted to peak at 640 MiB).",
+        "The failing rank held 500 MiB of its 512 MiB and asked for 64.0 MiB more.",
         "The predicted peak, without any margin, is 950 MiB of 512 MiB: 438 MiB too much.",
     ]
 
@@ -326,7 +326,7 @@ def test_what_a_limit_counts_beyond_the_memory_held_is_named_and_left_free_by_ev
     run, text = a_run(512 * MIB), ON_CPU
     tight = explain(run, error("backward"), text, known, held_bytes=400 * MIB)
     assert tight.untouched_bytes == 48 * MIB
-    assert "at least 48.0 MiB more counted against the limit: address space reserved" in " ".join(oom_sentences(tight))
+    assert "at least 48.0 MiB more counted against the limit: reserved, untouched" in " ".join(oom_sentences(tight))
     assert tight.changes
     assert all((change.predicted_bytes or 0) <= 512 * MIB - 48 * MIB for change in tight.changes)
     on_gpu = explain(a_run(512 * MIB, "cuda"), error("backward"), ON_GPU, known, held_bytes=400 * MIB)

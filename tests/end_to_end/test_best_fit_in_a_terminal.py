@@ -51,7 +51,7 @@ def test_a_question_is_put_ordered_paused_left_found_again_answered_and_its_best
     terminal.press("t")
     terminal.until_shows("Time budget")
     terminal.press(*"90s", "Enter")
-    terminal.until_shows("1 min 30 s, without the runs that confirm the best")
+    terminal.until_shows("1 min 30 s, plus the runs that confirm the best")
     terminal.press("Enter")
     terminal.until_shows("best so far", seconds=300)
     terminal.press("p")

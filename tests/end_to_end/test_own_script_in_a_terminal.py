@@ -38,7 +38,7 @@ def test_o_finds_the_flags_r_runs_the_script_and_b_searches_its_batch(cli: Cli, 
     terminal.press("Right")
     terminal.until_shows("•batch_size     8")
     terminal.press("r")
-    terminal.until_shows("runs to its own end")
+    terminal.until_shows("runs to completion")
     terminal.press("y")
     terminal.until_shows("✓ finished", "step 12")
     (path,) = cli.home.glob("runs/*/result.json")

@@ -73,6 +73,8 @@ async def test_each_trial_has_a_row_with_its_rate_and_the_newest_stay_in_sight(h
         assert "● the baseline" not in text
         await pilot.press("up", "up", "up", "up", "up", "up")
         assert "● the baseline" in screen_text(pilot.app)  # type: ignore[arg-type]
+        await pilot.press("down")
+        assert "● the baseline" not in screen_text(pilot.app), "no key is owed"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])

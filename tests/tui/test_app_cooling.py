@@ -20,6 +20,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts import script_spec
 from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.control.run_control import RunControl
 
 WARM_C = 71
 
@@ -86,6 +87,22 @@ async def test_s_gives_the_wait_up_and_nothing_is_started(home: Home, warm: Warm
             assert "Refused" not in text, "it is what was asked for"
             assert not app.session.run_control.is_starting
             assert not warm.started.is_set()
+
+
+def test_giving_up_a_wait_that_ends_meanwhile_is_no_error(home: Home) -> None:
+    class Ending(RunControl):
+        """Its thread ends the wait right after the first look at it."""
+
+        looks = iter((threading.Event(),))
+
+        @property
+        def _giving_up(self) -> threading.Event | None:
+            return next(self.looks, None)
+
+        @_giving_up.setter
+        def _giving_up(self, value: threading.Event | None) -> None: ...
+
+    Ending(home, lambda message: None).give_up()
 
 
 async def test_what_is_no_temperature_is_refused_where_it_is_typed(home: Home) -> None:

@@ -4,21 +4,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from recorded import HEAT, RAMP, SMALL_BATCH, START_NS, S, a_gpu, a_ramp_tick, a_run, a_thermal_ramp, write_lines
+from recorded import (
+    HEAT,
+    RAMP,
+    SMALL_BATCH,
+    START_NS,
+    S,
+    a_gpu,
+    a_ramp_tick,
+    a_run,
+    a_step,
+    a_thermal_ramp,
+    write_lines,
+)
 from still import a_snapshot, own_supervisor, running, screen_text
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result, StepCount
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.running.follower import Follower
+from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions.step_conditions import StepConditions
+from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.cli.runs_show import explained_bottlenecks
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.conditions import conditions_line
-from trainfast_tui.text.diagnosis import cost_words, figure_name, figure_text, nothing_found, overlap_words
+from trainfast_tui.text.diagnosis import (
+    cost_words,
+    figure_name,
+    figure_text,
+    no_bottleneck_in,
+    no_bottleneck_of,
+    overlap_words,
+)
 
 
 async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> None:
@@ -67,20 +90,24 @@ async def test_nothing_found_is_shown_and_before_the_first_step_nothing(home: Ho
         assert "no bottleneck measured" in screen_text(app)
 
 
+@pytest.mark.parametrize(("measured", "words"), [(2, "too few measured steps yet"), (3, "no bottleneck measured now")])
+def test_nothing_found_in_a_live_run_is_distinguished_from_too_few_steps(measured: int, words: str) -> None:
+    steps = tuple(a_step(number) for number in range(1, 3 + measured + 1))
+    assert no_bottleneck_of(RunSnapshot(Path("run"), state="running", steps=steps)).startswith(words)
+
+
 @pytest.mark.parametrize(
-    ("live", "measured", "diagnosed", "words"),
+    ("measured", "diagnosed", "words"),
     [
-        (True, 2, True, "too few measured steps yet"),
-        (True, 3, True, "no bottleneck measured now"),
-        (False, 2, False, "too few measured steps to find"),
-        (False, 3, False, "recorded by an earlier version"),
-        (False, 3, True, "no bottleneck measured"),
+        (2, False, "too few measured steps to find"),
+        (3, False, "recorded by an earlier version"),
+        (3, True, "no bottleneck measured"),
     ],
 )
-def test_nothing_found_is_distinguished_from_not_looked_for(
-    live: bool, measured: int, diagnosed: bool, words: str
-) -> None:
-    assert nothing_found(live=live, measured=measured, diagnosed=diagnosed).startswith(words)
+def test_nothing_found_is_distinguished_from_not_looked_for(measured: int, diagnosed: bool, words: str) -> None:
+    result = Result(run_id="r", state="finished", steps=StepCount(measured=measured), diagnosed=diagnosed)
+    assert no_bottleneck_in(result).startswith(words)
+    assert no_bottleneck_of(RunSnapshot(Path("run"), state="finished", result=result)) == no_bottleneck_in(result)
 
 
 def live_ramp(home: Home, hold: Callable[[Path], None], until: int) -> Path:
@@ -117,9 +144,26 @@ def test_of_an_ended_run_all_its_steps_count_and_warming_up_is_shown(home: Home)
     assert "36.0 J/sample (watched GPU 0)  " in conditions_text(home.directory("20261121-054455-tiny-llama-7f3a"), 70)
 
 
+def two_gpus_in_step(number: int, *thermal_ms: float) -> StepConditions:
+    """A step in which heat throttled GPU 0 and GPU 1 for so long."""
+    devices = tuple(
+        DeviceConditions(index=index, uuid=f"GPU-{index:08d}", throttled_ms={"thermal": ms})
+        for index, ms in enumerate(thermal_ms)
+    )
+    throttled_ms = {"thermal": max(thermal_ms)}
+    return StepConditions(step=number, t_ns=START_NS + number * S, throttled_ms=throttled_ms, devices=devices)
+
+
+def test_the_gpu_that_is_named_was_throttled_most_over_all_steps_not_in_the_last(home: Home) -> None:
+    run = Follower(a_run(home, gpus=2)).poll()
+    conditions = (two_gpus_in_step(28, 90.0, 0.0), two_gpus_in_step(29, 90.0, 0.0), two_gpus_in_step(30, 0.0, 3.0))
+    line = conditions_line(replace(run, conditions=conditions), 110)
+    assert "T 61.0 ms (GPU 0) a step" in "".join(text for text, _ in line)
+
+
 def test_a_cool_run_is_not_throttled(home: Home, hold: Callable[[Path], None]) -> None:
     directory = live_ramp(home, hold, RAMP.start)
-    assert "not throttled   clock at its most" in conditions_text(directory, 110)
+    assert "not throttled   clock at maximum" in conditions_text(directory, 110)
 
 
 def test_of_a_gpu_that_is_lost_now_nothing_earlier_is_shown(home: Home, hold: Callable[[Path], None]) -> None:
@@ -149,7 +193,7 @@ def test_readings_that_were_not_had_are_not_guessed(home: Home, hold: Callable[[
         for tick in ticks
     ]
     write_lines(directory / "telemetry.jsonl", mute)
-    assert conditions_text(directory, 110).startswith("throttling is not known   steady so far, from step")
+    assert conditions_text(directory, 110).startswith("throttling unknown   steady so far, from step")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from best_searched import BEST_ID, a_best_search, a_question
 from recorded import GIB, a_run
 from searched import SEARCH_ID, a_search, asked
-from still import FIT, FULL, SMALL, StillApp, a_snapshot, given, running, screen_text, shown
+from still import CPU, FIT, FULL, SMALL, StillApp, a_snapshot, given, running, screen_text, shown
 from textual.events import Key
 from textual.pilot import Pilot
 
@@ -27,6 +28,7 @@ from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_tui.control.messages import NextRunRefused, SituationGathered, SnapshotTaken
+from trainfast_tui.control.situation_gatherer import SituationGatherer
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.next_run.sources import (
     next_run_from_preset,
@@ -149,13 +151,31 @@ async def test_images_have_no_length_in_tokens_to_turn(home: Home) -> None:
         assert "grad_accum" in text
 
 
+def post_facts(app: StillApp, situation: Situation) -> None:
+    """Post these facts as the answer to the newest request, which a session without threads does not make."""
+    key = app.session.background.situations._key = ("tiny-llama", "", "")
+    app.post(SituationGathered(key, situation))
+
+
+def test_facts_that_come_late_do_not_advise_another_preset(home: Home) -> None:
+    posted: queue.Queue[Any] = queue.Queue()
+    gatherer = SituationGatherer(home, posted.put, None)
+    gatherer.update(next_run_from_preset("tiny-llama"), CPU, None)
+    late = posted.get(timeout=60)
+    gatherer.update(next_run_from_preset("gpt2"), CPU, None)
+    gatherer.note(late)
+    assert gatherer.situation is None
+    gatherer.note(posted.get(timeout=60))
+    assert gatherer.situation is not None
+
+
 async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: Home) -> None:
     async with running(home, size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         app.post(NextRunRefused(UserError("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")))
         await pilot.pause()
-        app.post(SituationGathered(Situation()))
+        post_facts(app, Situation())
         await pilot.pause()
         text = screen_text(app)
         assert "Refused: pp_degree=9: there are 4 layers; try" in text
@@ -173,7 +193,7 @@ async def test_advice_stands_beside_its_knob(home: Home) -> None:
         await pilot.pause()
         assert "advice lr=0.002: the global batch is 16, 2 x" in screen_text(app)
         fitted = Measured("run-7", {"strategy": "single", "batch_size": 64}, "finished", 40.0)
-        app.post(SituationGathered(Situation(measured=(fitted,))))
+        post_facts(app, Situation(measured=(fitted,)))
         panel.move_to("grad_accum")
         await pilot.press("right", "right")
         await pilot.pause()

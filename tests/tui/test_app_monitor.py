@@ -142,8 +142,8 @@ async def test_every_reading_has_its_unit_and_every_warning_is_shown(home: Home)
         for words in (
             "T throttled by heat 100 % of the last minute",
             "P at the power limit 25 % of the last minute",
-            "slowdown in 30 °C, 88 °C by the driver, 91 °C by the hardware",
-            "memory at 78 °C of 95 °C",
+            "slowdown in 30 °C, 88 °C (driver limit), 91 °C (hardware limit)",
+            "memory temp 78 °C of 95 °C",
             "PCIe 5 x8 of 5 x16: below its maximum",
             "PCIe at least out 1.00 GiB/s, in 512 MiB/s",
             "NVLink out 100 GiB/s, in 90.0 GiB/s",

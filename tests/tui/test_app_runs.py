@@ -114,7 +114,7 @@ async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hol
     two_runs(home)
     live = a_run(home, "20261121-080000-tiny-llama-bbbb", with_result=False)
     hold(live)
-    async with running(home, size=(120, 40)) as (_, pilot):
+    async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
         await until(pilot, "runs   3")
         await pilot.press("d")
@@ -125,6 +125,9 @@ async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hol
         await until(pilot, "y  delete it")
         await pilot.press("y")
         await until(pilot, f"deleted {SECOND}")
+        current = app.screen.query_one(RunsTable).current
+        assert current is not None
+        assert current.run_id == FIRST, "the cursor stays in its place"
         assert not home.directory(SECOND).exists()
         assert home.directory(FIRST).exists()
 
@@ -143,7 +146,7 @@ async def test_enter_opens_a_run_on_the_main_screen(home: Home) -> None:
 async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainfast_tui.screens.runs.REFRESH_S", 0.05)
     two_runs(home)
-    async with running(home, size=(120, 40)) as (_, pilot):
+    async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
         await until(pilot, "runs   2")
         await pilot.press("down", "space")
@@ -153,6 +156,9 @@ async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pyte
         assert "batch_size=16" not in row, "cursor and mark stay on their run"
         home.remove(SECOND)
         await until(pilot, "runs   2")
+        home.remove(FIRST)
+        await until(pilot, "runs   1")
+        assert app.screen.query_one(RunsTable).marked == [], "a mark goes with its run"
 
 
 async def test_the_probes_of_a_search_are_not_listed_however_often_it_is_looked_at(

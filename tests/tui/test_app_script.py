@@ -161,7 +161,7 @@ async def test_mapping_is_corrected_by_keyboard(home: Home, work: Path) -> None:
         assert "given by you" in text
         await to_knob(pilot, "workers")
         await pilot.press("x")
-        assert "workers is mapped to no flag" in screen_text(app)
+        assert "workers has no flag now" in screen_text(app)
         await pilot.press("a")
         await pilot.press(*"checkpointing", "enter")
         await typed(pilot, "--half")
@@ -218,7 +218,7 @@ async def test_saved_script_is_the_next_run_and_its_knobs_say_how_they_reach_it(
         assert "your script: train.py" in screen_text(app)
 
 
-async def test_r_asks_before_a_script_trains_to_its_own_end(home: Home, work: Path) -> None:
+async def test_r_asks_before_a_script_runs_to_completion(home: Home, work: Path) -> None:
     async with running(home, size=FULL) as (app, pilot):
         await looked_into(pilot)
         await saved(pilot, "mine")
@@ -226,7 +226,7 @@ async def test_r_asks_before_a_script_trains_to_its_own_end(home: Home, work: Pa
         app.session.run_control.start = lambda spec, run_to_stop=None: started.append(spec)  # type: ignore[method-assign]
         await pilot.press("r")
         assert isinstance(app.screen, Confirm)
-        assert "train.py runs to its own end and saves what it saves" in screen_text(app)
+        assert "train.py runs to completion and writes its usual files" in screen_text(app)
         await pilot.press("n")
         assert started == []
         assert app.session.next_run is not None
@@ -283,6 +283,18 @@ async def test_a_script_without_flags_says_which_knobs_reach_it(home: Home, work
         assert "the script has no flags" in screen_text(app)
 
 
+async def test_pages_past_the_last_flag_are_not_owed_on_the_way_back(home: Home, work: Path) -> None:
+    flags = "".join(f'parser.add_argument("--option-{number}")\n' for number in range(30))
+    text = f"import argparse\nparser = argparse.ArgumentParser()\n{flags}parser.parse_args()\n"
+    (work / "train.py").write_text(text)
+    async with running(home, size=SMALL) as (app, pilot):
+        await looked_into(pilot)
+        await pilot.press(*["pagedown"] * 9)
+        assert "to 30 (PgUp PgDn)" in screen_text(app)
+        await pilot.press("pageup")
+        assert "to 25 (PgUp PgDn)" in screen_text(app)
+
+
 @pytest.mark.usefixtures("patient_discovery")
 async def test_leaving_the_screen_ends_the_script(home: Home, work: Path) -> None:
     (work / "train.py").write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
@@ -290,7 +302,7 @@ async def test_leaving_the_screen_ends_the_script(home: Home, work: Path) -> Non
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.press("o")
         await typed(pilot, command())
-        await until(pilot, "running the script to its arguments…")
+        await until(pilot, "running the script up to its argument parser…")
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main
@@ -309,7 +321,7 @@ async def test_looking_again_beside_a_measured_run_ends_the_script(
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.press("o")
         await typed(pilot, command())
-        await until(pilot, "running the script to its arguments…")
+        await until(pilot, "running the script up to its argument parser…")
         app.post(SnapshotTaken(a_snapshot(a_live_run(home, hold), second=23)))
         await pilot.press("f5")
         assert "is being measured, and starting the script would slow it" in screen_text(app)

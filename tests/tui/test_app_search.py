@@ -32,6 +32,8 @@ from trainfast_runner.search import control
 from trainfast_runner.search.journal.batch import BatchEnded, ConfirmationRun, RankPeaks
 from trainfast_runner.search.journal.lines import Paused
 from trainfast_runner.search.searches import newest_search
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_tui.next_run.sources import next_run_from_script
 
 
 def knob(app: StillApp, name: str) -> object:
@@ -181,7 +183,7 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
         done = [*going_on(), a_probe(42), Paused(t_ns=START_NS + 15 * S)]
         write_lines(live_search / "journal.jsonl", done)
         await show(pilot, live_search)
-        assert "next: decided from these when the search continues" in screen_text(app)
+        assert "next: decided when the search resumes" in screen_text(app)
         await pilot.press("p")
         await until_true(pilot, lambda: not (live_search / PAUSE_FILE).exists(), "the end of the pause")
 
@@ -205,6 +207,17 @@ async def test_leaving_lets_it_go_on_and_its_end_is_notified_on_the_main_screen(
         write_lines(live_search / "journal.jsonl", answered())
         await show(pilot, live_search)
         assert "The search has ended: batch_size 42 is the largest that fits" in screen_text(app)
+
+
+async def test_the_end_of_a_search_is_notified_on_the_screen_in_sight(home: Home, live_search: Path) -> None:
+    async with running(home, size=FULL) as (app, pilot):
+        await show(pilot, live_search)
+        await pilot.press("h")
+        await until(pilot, "No matching runs")
+        write_lines(live_search / "journal.jsonl", answered())
+        await show(pilot, live_search)
+        await until(pilot, "The search has ended: batch_size 42 is the largest that fits")
+        assert app.screen is not app.main
 
 
 async def test_a_notice_that_names_the_search_goes_once_the_search_is_shown(home: Home, live_search: Path) -> None:
@@ -244,6 +257,19 @@ async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home
         await pilot.pause()
         assert knob(app, "batch_size") == 40
         assert "the search had other knobs" in screen_text(app)
+
+
+async def test_an_answer_that_the_next_run_refuses_is_not_called_applied(home: Home) -> None:
+    script = ScriptPreset(command=("python", "train.py"), name="mine", framework="torch")
+    async with running(home, size=FULL) as (app, pilot):
+        await opened(pilot, a_search(home, answered()))
+        app.session.set_next_run(next_run_from_script(script))
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.screen is app.main
+        text = " ".join(screen_text(app).split())
+        assert "batch_size cannot reach mine" in text
+        assert "the search had other knobs" not in text
 
 
 async def test_what_broke_a_search_off_is_shown(home: Home, live_search: Path) -> None:

@@ -98,6 +98,27 @@ async def test_b_starts_a_search_of_the_knobs_and_s_while_it_starts_stops_it(
         assert not starts.asked[0][1], "an unfinished journal is continued"
 
 
+async def test_s_while_an_unfinished_search_starts_again_stops_it_though_the_snapshot_is_older(
+    home: Home, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[Path] = []
+    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
+    broken = BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled")
+    search = starts.directory = a_search(home, [*going_on(), broken])
+    starts.go.clear()
+    async with running(home, size=FULL) as (_, pilot):
+        await opened(pilot, search)
+        await pilot.press("enter")
+        await until(pilot, "The knobs are being checked")
+        await pilot.press("s")
+        await until(pilot, "Stopping as soon as the search has started")
+        starts.go.set()
+        # Each snapshot still shows the search as it was before its conductor took the lock.
+        while not cancelled:
+            await show(pilot, search)
+    assert cancelled == [search]
+
+
 async def test_b_asks_first_and_escape_starts_nothing(home: Home, starts: Starts) -> None:
     async with running(home, size=SMALL) as (app, pilot):
         await show(pilot, None)
@@ -291,7 +312,7 @@ async def test_without_a_limit_on_a_cpu_it_says_up_to_what_it_searches(home: Hom
         await show(pilot, None)
         await pilot.press("b")
         text = " ".join((await until(pilot, "No memory_limit")).split())
-        assert re.search(r"this searches up to [\d.]+ [GM]iB of this machine's memory, set as a real limit", text)
+        assert re.search(r"the search uses up to [\d.]+ [GM]iB of this machine's memory, set as a real limit", text)
         assert starts.asked == [], "nothing starts before Enter"
         await pilot.press("enter")
         starts.refusal = UserError("enough", key="memory_limit")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
 from recorded import GIB, MIB, START_NS, S, write_lines
 from searched import (
     CONDUCTED,
@@ -13,16 +14,20 @@ from searched import (
     a_fit,
     a_probe,
     a_search,
+    answered,
     asked,
     going_on,
     opened,
+    seen,
     show,
 )
 from still import running, screen_text
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.journal.batch import BatchStep, Predicted
+from trainfast_runner.search.journal.batch import BatchStep, Predicted, Probe
 from trainfast_runner.search.journal.lines import Resumed, Waiting
+from trainfast_tui.text.lines import line_text
+from trainfast_tui.widgets.batch_lines import table_lines
 
 
 async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(
@@ -108,3 +113,13 @@ async def test_search_that_waits_for_another_run_names_it_and_times_the_probe_af
         write_lines(search / "journal.jsonl", [*going_on(), waiting, Resumed(t_ns=START_NS + 16 * S)])
         await show(pilot, search)
         assert "● probing: batch_size 42  2 s of about 8.5 s" in screen_text(app)
+
+
+def test_a_confirmation_run_of_a_script_has_no_figure_under_the_empty_heading(home: Home) -> None:
+    *before, confirmation, last, ended = answered()
+    tried = [replace(line, phase_peaks={"step": 290 * MIB}) if isinstance(line, Probe) else line for line in before]
+    confirmed = replace(confirmation, step_ms=2838.0)
+    lines = table_lines(seen(a_search(home, [*tried, confirmed, last, ended])), 120)
+    row = line_text(lines[-1])
+    assert "✓ confirmed" in row
+    assert "–" not in row

@@ -14,7 +14,7 @@ from trainfast_runner.records.tick import DeviceProcess, Tick
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.charts.event_line import EventLine
 from trainfast_tui.charts.strip_chart import StripChart
-from trainfast_tui.charts.time_axis import TimeAxis
+from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, TimeAxis, time_axis
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.live.machine_events import MachineEvents
 from trainfast_tui.text.event_words import DESCRIPTIONS, events_of_run
@@ -139,13 +139,22 @@ async def test_what_happened_before_the_span_on_the_axis_is_still_shown_and_chos
         assert line.chosen_ns == START_NS + RAMP.stop * S
 
 
+def test_the_axis_of_an_ended_run_without_a_sample_or_step_ends_at_its_last_event(home: Home) -> None:
+    directory = a_run(home, state="failed_to_start", steps=0)
+    (directory / "telemetry.jsonl").write_bytes(b"")
+    end = Event(t_ns=START_NS + 2 * S, kind="state", state="failed_to_start", reason="python is missing")
+    write_lines(directory / "events.jsonl", [Event(t_ns=START_NS, kind="state", state="starting"), end])
+    axis = time_axis(a_snapshot(directory), DEFAULT_WINDOW)
+    assert (axis.end_ns, axis.is_live) == (end.t_ns, False)
+
+
 async def test_nothing_happened_is_shown() -> None:
     app = Line()
     async with app.run_test():
         line = app.query_one(EventLine)
         line.show_events([], TimeAxis(START_NS, START_NS + 40 * S, is_live=True))
         assert text_of(line, 60, 2)[1].strip() == "no events"
-        assert line.move(-1) == "Nothing happened in this stretch of time."
+        assert line.move(-1) == "No events in this time."
 
 
 def test_a_gpu_whose_call_takes_long_is_not_called_lost() -> None:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 from recorded import START_NS, S, a_run, write_lines
 from still import own_supervisor
 
+from trainfast_runner.machine.processes.identity import identify
+from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import RESULT_FILE
 from trainfast_runner.records.run_lines import Event
+from trainfast_runner.records.worker_lines import StartedLine
+from trainfast_runner.running.stopping import STOP_GRACE_S
 from trainfast_tui.cli import follow_run
 from trainfast_tui.cli.follow_run import LOOK_EVERY_S, Signals, follow
 
@@ -36,3 +46,45 @@ def test_a_run_whose_result_is_still_being_written_is_waited_for(
     assert found is not None
     assert found.state == "oom"
     assert len(looks) == 1
+
+
+DEAF = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_second_interrupt_kills_a_run_without_supervisor_that_does_not_end_when_asked(home: Home) -> None:
+    directory, signals = a_run(home, with_result=False), Signals()
+    with shared_lock(directory) as lock:
+        rank = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, pass_fds=[lock], text=True)
+    try:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "ready\n"
+        process = identify(rank.pid)
+        assert process is not None
+        started = StartedLine(t_ns=START_NS + S, rank=0, pid=process.pid, start_ticks=process.start_ticks)
+        write_lines(directory / "worker.jsonl", [started])
+        gone = Event(t_ns=START_NS, kind="supervisor", pid=1, start_ticks=1)
+        write_lines(directory / "events.jsonl", [gone])
+
+        def press_again_once_asked(answers: IO[str]) -> None:
+            answers.readline()
+            signals.receive(signal.SIGINT, None)
+
+        signals.receive(signal.SIGINT, None)
+        pressing = threading.Thread(target=press_again_once_asked, args=(rank.stdout,))
+        pressing.start()
+        began_s = time.monotonic()
+        result = follow(directory, signals, interrupt_stops=True)
+        assert time.monotonic() - began_s < STOP_GRACE_S
+        assert result is not None
+        assert result.state == "lost"
+        pressing.join()
+        assert rank.wait() == -signal.SIGKILL
+    finally:
+        rank.kill()
+        rank.communicate()

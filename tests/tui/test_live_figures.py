@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.cli.run_status import live_record, status_line
-from trainfast_tui.text.live_figures import recent_figures
+from trainfast_tui.text.live_figures import run_figures, step_words
 from trainfast_tui.widgets.step_panel import StepPanel
 
 
@@ -63,7 +64,7 @@ def test_the_command_line_leaves_the_warm_up_out_of_the_rate_as_the_screen_does(
     live: Callable[[int, int], RunSnapshot], behind: int
 ) -> None:
     snapshot = live(6, 6 - behind)
-    assert recent_figures(snapshot).samples_per_s == pytest.approx(32.0), "of both ranks, without the slow warm-up"
+    assert run_figures(snapshot).samples_per_s == pytest.approx(32.0), "of both ranks, without the slow warm-up"
     assert live_record(snapshot)["samples_per_s"] == pytest.approx(32.0)
     assert "  32.0 samples/s  500 ms  " in status_line(snapshot)
     assert "17 s left" in status_line(snapshot)
@@ -78,3 +79,11 @@ def test_while_it_warms_up_there_is_no_rate(live: Callable[[int, int], RunSnapsh
     assert "warming up" in line
     assert "samples/s" not in line
     assert "warming up" in shown(snapshot)
+
+
+def test_the_number_of_steps_is_left_out_where_it_is_unknown(live: Callable[[int, int], RunSnapshot]) -> None:
+    snapshot = live(6, 6)
+    assert step_words(snapshot) == "step 6 of 40"
+    assert snapshot.run_file is not None
+    script = msgspec.structs.replace(snapshot.run_file, knobs={})
+    assert step_words(replace(snapshot, run_file=script)) == "step 6"

@@ -17,6 +17,7 @@ from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_directory import read_result
 from trainfast_tui.control.messages import OomExplained, SnapshotTaken
 from trainfast_tui.control.oom_explainer import OomExplainer
+from trainfast_tui.text.oom import effect_words
 from trainfast_tui.widgets.ending_panel import with_same_keys
 
 WHY = OomExplanation(
@@ -58,7 +59,7 @@ async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_
         await pilot.pause()
         text = screen_text(app)
         words = " ".join(" ".join(line.split("│")[0] for line in text.splitlines()).split())
-        assert "The activations had grown, to 900 MiB at the predicted peak." in words
+        assert "Memory ran out while the activations were growing (predicted to peak at 900 MiB)." in words
         assert "The predicted peak, without any margin, is 1.17 GiB of 1.00 GiB: 176 MiB too much." in words
         assert "Others on the device: process 4711 held 2.00 GiB." in words
         assert "1 batch_size = 64, grad_accum = 64" in words
@@ -167,3 +168,8 @@ def test_change_on_the_screen_keeps_its_key_while_more_are_traced() -> None:
     assert with_same_keys(traced, shown) == (change(batch_size="6"), change(checkpointing="full"), shown[2])
     assert with_same_keys(traced, []) == tuple(traced), "the cheapest is first when nothing was shown"
     assert with_same_keys(traced[:1], shown) == (change(checkpointing="full"),)
+
+
+def test_a_change_without_a_cost_in_speed_names_none() -> None:
+    free, dear = (OomChange(settings={"lr": "1"}, saves="frees 1.00 GiB", costs=costs) for costs in ("", "little"))
+    assert [effect_words(free), effect_words(dear)] == ["frees 1.00 GiB", "frees 1.00 GiB; speed: little"]

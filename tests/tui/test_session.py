@@ -39,11 +39,11 @@ def test_the_next_run_has_the_knobs_of_the_run_on_the_screen_until_some_are_chos
 def test_settings_are_applied_together_or_not_at_all(home: Home) -> None:
     session, posted = a_session(home)
     before = session.next_run
-    session.set_knobs([("batch_size", "16"), ("attention", "dense")])
+    assert not session.set_knobs([("batch_size", "16"), ("attention", "dense")])
     assert session.next_run is before
     assert [type(message) for message in posted] == [NextRunRefused]
     posted.clear()
-    session.set_knobs([("batch_size", "16"), ("grad_accum", "2")])
+    assert session.set_knobs([("batch_size", "16"), ("grad_accum", "2")])
     assert session.next_run is not None
     assert session.next_run.spec.overrides == ("batch_size", "grad_accum")
     assert posted == [NextRunChanged("batch_size"), Notified("batch_size = 16, grad_accum = 2; r runs it")]

@@ -44,7 +44,7 @@ def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Callab
     reader._sample = lambda run: None  # type: ignore[method-assign]
     assert reader._snapshot().run is None
     a_live_run(home, hold, run_id=FIRST)
-    reader._snapshot()
+    assert reader._snapshot().started_elsewhere is None, "there is nothing to notify of: it is followed"
     run = reader._snapshot().run
     assert run is not None
     assert run.run_id == FIRST

@@ -30,7 +30,6 @@ from trainfast_tui.control.messages import (
     TerminalLost,
     ThreadFailed,
 )
-from trainfast_tui.next_run.sources import next_run_from_preset
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.session import Session
@@ -89,7 +88,7 @@ class TrainfastApp(TerminalApp):
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, AppScreen))
 
     async def handle_event(self, event: events.Event) -> None:
-        """Give keys that were typed ahead of a dialog to it, though the screen below it was asked first."""
+        """Queue keys that were typed before a dialog opened, though the screen below got them first."""
         if isinstance(event, events.Key):
             from trainfast_tui.widgets.dialogs import Dialog
 
@@ -127,7 +126,8 @@ class TrainfastApp(TerminalApp):
                 self._screen_of(kind).refuse(error)
             case SearchEnded(words, kind):
                 if kind != self.in_sight.SCOPE:
-                    self.main.notify(f"The search has ended: {words}. {kind.key} shows it.")
+                    for screen in self._concerned_screens():
+                        screen.notify(f"The search has ended: {words}. {kind.key} shows it.")
             case RunsCompared(a, b):
                 from trainfast_tui.screens.compare import CompareScreen
 
@@ -194,9 +194,9 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
     """
     from trainfast_tui.terminal.hangup import watch
 
-    if preset is not None:
-        next_run_from_preset(preset)
     session = Session(home, preset=preset, python=python)
+    if preset is not None and session.refusal is not None:
+        raise session.refusal
     app = TrainfastApp(session, ascii=ascii, plain_output=plain_output)
     watch(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.

@@ -62,7 +62,9 @@ class Session:
         self.home = home
         self.listener: Post | None = None
         self.machine: Machine | None = None
-        first_preset = preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET)
+        first_preset = preset
+        if first_preset is None:
+            first_preset = GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET
         self.next_run, self.refusal = _load_next_run(first_preset)
         """The next run, or the reason why its preset could not be loaded."""
         self.snapshot: Snapshot | None = None
@@ -116,8 +118,8 @@ class Session:
                 self._on_snapshot(snapshot)
             case MachineSeen(machine):
                 self._on_machine(machine)
-            case SituationGathered(situation):
-                self.background.situations.situation = situation
+            case SituationGathered():
+                self.background.situations.note(message)
                 self.post(NextRunChanged())
             case DeviceCalibrated():
                 self.background.note_calibrated()
@@ -189,20 +191,24 @@ class Session:
         self.update_background_work()
         self.post(NextRunChanged(knob))
 
-    def set_knobs(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> None:
-        """Give the knobs of `next_run`, else of the next run, values as they are typed, with a notice."""
+    def set_knobs(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> bool:
+        """Give the knobs of `next_run`, else of the next run, values as they are typed, with a notice.
+
+        Return True if all were accepted; else none is applied.
+        """
         next_run = next_run or self.next_run
         settings = tuple(settings)
         if next_run is None:
-            return
+            return False
         try:
             for name, value in settings:
                 next_run = next_run.with_value(name, value)
         except UserError as error:
             self.post(NextRunRefused(error))
-            return
+            return False
         self.set_next_run(next_run, settings[0][0])
         self.post(Notified(f"{', '.join(f'{name} = {value}' for name, value in settings)}; r runs it"))
+        return True
 
     def set_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""

@@ -32,7 +32,7 @@ BY_FRAMEWORK: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """The knobs that reach a script without a flag, by the framework that trains and the way that they take."""
 LAUNCH_KNOBS = {
-    "steps": "ends the script after so many steps; without it the script runs to its own end",
+    "steps": "ends the script after so many steps; without it the script runs to completion",
     "timing_warmup": "first steps that enter no figure",
     "devices": "by CUDA_VISIBLE_DEVICES",
     "watch": "the supervisor samples these devices",

@@ -10,7 +10,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import DescribedEvent
 from trainfast_tui.text.lines import Line, Piece, joined
 
-WORTH = ("error", "warning", "success", "accent", "primary", "muted")
+TONES_BY_IMPORTANCE = ("error", "warning", "success", "accent", "primary", "muted")
 """Tones, the most important first: of several events in one cell its sign is shown."""
 
 
@@ -43,7 +43,7 @@ class EventLine(Painted):
         """Choose an earlier (-1) or later (1) event, past the last none, and return its words."""
         events = self._events
         if not events:
-            return "Nothing happened in this stretch of time."
+            return "No events in this time."
         index = len(events) - 1 if self._chosen is None else events.index(self._chosen)
         wanted = index + by if self._chosen is not None or by > 0 else index
         if wanted >= len(events):
@@ -64,7 +64,7 @@ class EventLine(Painted):
     def _signs(self, axis: TimeAxis, width: int) -> Line:
         cells = cell_axis(width, self._gutter, axis)
         signs: list[Piece] = [("─", "muted")] * cells.count
-        for event in sorted(self._events, key=lambda event: -WORTH.index(event.tone)):
+        for event in sorted(self._events, key=lambda event: -TONES_BY_IMPORTANCE.index(event.tone)):
             cell = min(cells.cell_of(event.t_ns), cells.count - 1)
             if cell >= 0:
                 signs[cell] = event.sign, event.tone

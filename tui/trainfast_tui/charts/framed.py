@@ -44,5 +44,5 @@ class FramedPlot:
 
 
 def cell_at(share: float, cells: int) -> int:
-    """Return the cell at this share of an axis of `cells` cells, held to its ends."""
+    """Return the cell at this share of an axis of `cells` cells, clamped to its ends."""
     return min(cells - 1, max(0, int(share * (cells - 1) + 0.5)))

@@ -47,7 +47,7 @@ GPU_READINGS: tuple[Reading, ...] = (
         "temperature", lambda gpu: gpu.temperature_c, fmt.celsius, slows_down_at_c, "slowdown", limit_headroom=13.0
     ),
     Reading("power", lambda gpu: gpu.power_w, fmt.watts, lambda gpu: gpu.power_limit_w, "cap"),
-    Reading("SM clock", lambda gpu: gpu.sm_clock_mhz, fmt.megahertz, lambda gpu: gpu.sm_clock_max_mhz, "most"),
+    Reading("SM clock", lambda gpu: gpu.sm_clock_mhz, fmt.megahertz, lambda gpu: gpu.sm_clock_max_mhz, "max"),
 )
 CPU_READING_NAMES = ("CPU of all cores", "memory")
 
@@ -64,7 +64,7 @@ def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def device_ticks(snapshot: Snapshot) -> Sequence[Tick]:
-    """Return the samples of the machine, of an ended run its own."""
+    """Return the machine's samples, or an ended run's own."""
     run = snapshot.run
     return snapshot.machine_ticks if run is None or run.is_live else run.ticks
 

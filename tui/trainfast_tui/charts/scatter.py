@@ -14,8 +14,8 @@ from trainfast_tui.text.lines import Line, Piece, Tone
 
 GUTTER = 8
 """Cells left of the axis, for a rate."""
-FAR = 4.0
-"""A limit beyond so many times the largest setting is written at the edge, not drawn."""
+MAX_LIMIT_RATIO = 4.0
+"""A limit of more than this many times the largest setting is written at the edge, not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def scatter(spots: Sequence[Spot], limit_bytes: int | None, width: int, height: 
         return []
     low, high = YRange().fit(min(rates), max(rates), 0, y_min=None)
     most_bytes = max(spot.memory_bytes for spot in spots)
-    drawn_limit = None if limit_bytes is None or limit_bytes > FAR * most_bytes else limit_bytes
+    drawn_limit = None if limit_bytes is None or limit_bytes > MAX_LIMIT_RATIO * most_bytes else limit_bytes
     right_bytes = nice_ceiling(float(most_bytes), binary=True)
     if drawn_limit is not None:
         right_bytes = max(drawn_limit, most_bytes) * LIMIT_HEADROOM

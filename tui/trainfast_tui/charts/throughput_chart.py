@@ -83,4 +83,4 @@ def _waiting_words(run: RunSnapshot | None) -> str:
         return _starting_words(run)
     if all(step.samples is None for step in run.steps):
         return NO_SAMPLES
-    return "No steps in this stretch of time."
+    return "No steps in this time."

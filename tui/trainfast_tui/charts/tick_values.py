@@ -23,7 +23,7 @@ class TickValues:
 
     tick: Tick
     values: tuple[tuple[float | None, ...], ...]
-    """For each of `GPU_READINGS` each GPU's value, or of many GPUs the highest and the lowest."""
+    """Values of each of `GPU_READINGS` by GPU; with more than `MAX_LINES` GPUs only the highest and lowest."""
     causes: frozenset[str]
     """The causes that throttle a charted GPU, or any GPU if none is charted."""
 

@@ -47,11 +47,11 @@ def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
             length_s = next((shorter for shorter in WINDOWS_S[:window] if shorter >= age_s > 0), length_s)
         return TimeAxis(snapshot.taken_ns - length_s * SECOND_NS, snapshot.taken_ns, is_live=True)
     length_ns = WINDOWS_S[window] * SECOND_NS
-    end_ns = max([run.ticks[-1].t_ns] if run.ticks else [], default=0)
-    if run.steps:
-        end_ns = max(end_ns, run.steps[-1].t_ns)
+    last_event_ns = run.events[-1].t_ns if run.events else 0
+    end_ns = max((series[-1].t_ns for series in (run.ticks, run.steps) if series), default=last_event_ns)
     # The last event is the end, unless the end was found out later.
-    end_ns = max([end_ns, *(event.t_ns for event in run.events[-1:] if event.t_ns - end_ns < TICK_GAP_NS)])
+    if last_event_ns - end_ns < TICK_GAP_NS:
+        end_ns = max(end_ns, last_event_ns)
     first_ns = min([series[0].t_ns for series in (run.ticks, run.steps) if series], default=end_ns - length_ns)
     # A short run fills the chart; of a long one the end is shown.
     start_ns = max(end_ns - length_ns, min(first_ns, end_ns - 10 * SECOND_NS))
@@ -59,7 +59,7 @@ def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
 
 
 def ticks_on(axis: TimeAxis, ticks: Sequence[Tick]) -> Sequence[Tick]:
-    """Return the ticks on the axis and one before it."""
+    """Return the ticks on the axis, and those of the `TICK_GAP_NS` before it."""
     return ticks[bisect_left(ticks, axis.start_ns - TICK_GAP_NS, key=lambda tick: tick.t_ns) :]
 
 

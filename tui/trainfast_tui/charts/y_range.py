@@ -8,7 +8,7 @@ SHRINK_AFTER_NS = 20_000_000_000
 _DECIMAL_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _BINARY_STEPS = (1.0, 1.25, 1.5, 1.75, 2.0)
 _LARGEST = 1e300
-"""Values are held to this, so that no length of a range is infinite."""
+"""Values are clamped to this, so that no length of a range is infinite."""
 
 
 def nice_ceiling(value: float, *, binary: bool = False) -> float:

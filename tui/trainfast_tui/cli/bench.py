@@ -140,4 +140,8 @@ def _command(arguments: argparse.Namespace) -> str:
         words.append("--cold")
     if arguments.scale_batch != 1:
         words += ["--scale-batch", f"{arguments.scale_batch:g}"]
+    if arguments.cool_to is not None:
+        words += ["--cool-to", f"{arguments.cool_to:g}"]
+    if arguments.python is not None:
+        words += ["--python", arguments.python]
     return shlex.join(words)

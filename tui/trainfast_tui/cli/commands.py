@@ -32,7 +32,7 @@ COMMANDS = (
     Command(("runs", "compare"), "runs_compare", "which settings differ and what changed"),
     Command(("runs", "rm"), "runs_rm", "delete runs"),
     Command(("runs", "prune"), "runs_prune", "delete old runs and searches, and unused cache files"),
-    Command(("logs",), "logs", "what a run's training printed"),
+    Command(("logs",), "logs", "the output of a run's training"),
     Command(("stop",), "stop", "stop a live run"),
     Command(("attach",), "attach", "follow a live run; Ctrl-C leaves it running"),
     Command(("export",), "export", "a run's settings for a script of your own", takes_script=True),

@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Exit code: 0 whatever is found; 2 for a --python PATH that cannot train."
     parser.add_argument("--python", metavar="PATH", help="look at this training Python instead of our own")
     parser.add_argument(
-        "--calibrate", action="store_true", help="measure what the device reaches, for the share of it a run uses"
+        "--calibrate",
+        action="store_true",
+        help="measure the device's peak TFLOP/s and copy bandwidth; runs then show their share of it",
     )
     parser.add_argument("--json", action="store_true", help="print {healthy, checks[...]}")
 

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="run the export (of a form for a script: with your command behind --), compare what ran and its speed,"
-        " and write the figures into the export",
+        help="run the export (if it is for a script, give your command behind --), compare settings and speed, and add"
+        " the result to the export",
     )
     parser.add_argument("--wait", action="store_true", help="with --prove: wait while another run uses the device")
     parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -16,6 +16,7 @@ from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.run_state import run_state
 from trainfast_runner.running.stopping import STOP_GRACE_S, kill_now, request_stop, stop_unsupervised
+from trainfast_runner.search.run_ends import Interrupted
 from trainfast_tui.cli.progress import Progress
 
 LOOK_EVERY_S, READ_EVERY_S = 0.15, 0.6
@@ -80,7 +81,8 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
             if signals.interrupts > handled_interrupts:
                 handled_interrupts = signals.interrupts
                 progress.print_line("killing the run" if handled_interrupts > 1 else STOPPING)
-                _stop_or_kill(directory, progress, now=handled_interrupts > 1)
+                with suppress(Interrupted):  # the next look sees the signal
+                    _stop_or_kill(directory, progress, signals, now=handled_interrupts > 1)
             time.sleep(LOOK_EVERY_S)
     finally:
         progress.close()
@@ -91,21 +93,29 @@ def stop(directory: Path, signals: Signals, *, now: bool = False) -> Result | No
     # During the launch there is no supervisor yet that could stop the run.
     while (state := run_state(directory)).state == "starting" and not state.supervised and not signals.interrupts:
         time.sleep(LOOK_EVERY_S)
-    _stop_or_kill(directory, Progress(), now=now)
+    with suppress(Interrupted):  # `follow` sees the signal
+        _stop_or_kill(directory, Progress(), signals, now=now)
     return follow(directory, signals, interrupt_stops=False)
 
 
-def _stop_or_kill(directory: Path, progress: Progress, *, now: bool) -> None:
-    """Ask the supervisor to stop or kill the run; without a supervisor do it from here."""
+def _stop_or_kill(directory: Path, progress: Progress, signals: Signals, *, now: bool) -> None:
+    """Ask the supervisor to stop or kill the run; without a supervisor do it from here.
+
+    Raises Interrupted if a signal comes before the processes of an unsupervised run have ended.
+    """
+    interrupts = signals.interrupts
+
+    def on_tick(left_s: float) -> None:
+        if signals.hung_up or signals.interrupts > interrupts:
+            raise Interrupted
+        progress.show_activity(f"stopping, SIGKILL in {max(0.0, left_s):.0f} s")
+
     try:
         if (kill_now if now else request_stop)(directory):
             return
         progress.print_line("unsupervised run: stopping its processes directly")
-        stop_unsupervised(
-            directory,
-            0.0 if now else STOP_GRACE_S,
-            lambda left_s: progress.show_activity(f"stopping, SIGKILL in {max(0.0, left_s):.0f} s"),
-        )
-        progress.close()
+        stop_unsupervised(directory, 0.0 if now else STOP_GRACE_S, on_tick)
     except UserError:
         return  # the run has just ended by itself
+    finally:
+        progress.close()

@@ -32,7 +32,7 @@ FEW_FLAGS = 20
 def run(arguments: argparse.Namespace) -> int:
     """Discover the flags, write the preset, and print both."""
     new_preset_path(arguments.name, arguments.overwrite)
-    with progress_when_slow("running the script to its arguments…"):
+    with progress_when_slow("running the script up to its argument parser…"):
         discovered = discover(arguments.script, arguments.python)
     mapping = mapping_of(discovered.flags, arguments.mapping)
     preset = preset_of(

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " flags are listed, and the preset maps knobs to them."
     )
     parser.add_argument(
-        "name", metavar="NAME", help="the name of the preset and of its file; behind it -- and a command"
+        "name",
+        metavar="NAME",
+        help="name of the preset and of its file; add -- COMMAND to make it from a script's flags",
     )
     parser.add_argument("--from", metavar="PRESET", dest="source", help=f"the preset to start from ({BASE})")
     add_settings(parser)
@@ -38,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a preset of yours of that name, or hide a shipped one"
     )
-    parser.add_argument("--json", action="store_true", help="print {name, path}, of a script its flags and mapping too")
+    parser.add_argument(
+        "--json", action="store_true", help="print {name, path}; for a script also its flags and mapping"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="script_preset",
         help="a .toml whose [script.knobs] names a script's flags; without a command behind -- its own is started",
     )
-    parser.add_argument("--steps", type=positive, metavar="N", help="end after N optimizer steps; of a script too")
+    parser.add_argument("--steps", type=positive, metavar="N", help="end after N optimizer steps; also for a script")
     parser.add_argument(
         "--samples-per-step",
         type=positive,

@@ -10,7 +10,7 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.running.follower import RunSnapshot
 from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size
-from trainfast_tui.text.live_figures import planned_steps, recent_figures, seconds_left
+from trainfast_tui.text.live_figures import planned_steps, run_figures, seconds_left
 from trainfast_tui.text.starting import STARTING
 from trainfast_tui.text.warm_process import warm_words
 
@@ -38,7 +38,7 @@ def status_line(snapshot: RunSnapshot, bar: Callable[[float], str] | None = None
 def live_record(snapshot: RunSnapshot) -> dict[str, Any]:
     """Return a live run's figures so far for `--json`; absent readings are null."""
     run, last = snapshot.run_file, snapshot.steps[-1] if snapshot.steps else None
-    figures = recent_figures(snapshot)
+    figures = run_figures(snapshot)
     return {
         "schema": SCHEMA,
         "run_id": snapshot.run_id,
@@ -72,7 +72,7 @@ def _state_words(snapshot: RunSnapshot) -> str:
 
 
 def _figures(snapshot: RunSnapshot) -> list[str]:
-    figures = recent_figures(snapshot)
+    figures = run_figures(snapshot)
     parts = []
     if figures.warming_up:
         parts.append(figures.basis)

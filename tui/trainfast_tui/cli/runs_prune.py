@@ -22,10 +22,10 @@ SHOWN = 12
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Without --keep and --older-than no run and no search is deleted: only cache entries whose files were not read"
-        " or changed for 30 days, as far as the file times tell, and stale locks. With both, a run goes that neither of"
-        " them keeps. A live run or search and what belongs to it are never deleted. Everything in the caches is made"
-        " again when it is needed. Exit code 4 when something could not be deleted."
+        "Without --keep or --older-than no run or search is deleted: only stale locks, and cache entries that were not"
+        " read or changed for 30 days. With both, a run is deleted only if neither option keeps it. Live runs and"
+        " searches, and what belongs to them, are never deleted. Caches are rebuilt when needed. Exit code 4 if"
+        " something could not be deleted."
     )
     parser.add_argument("--keep", type=whole, metavar="N", help="delete runs and searches before the newest N runs")
     parser.add_argument("--older-than", metavar="AGE", help="delete runs, searches and cache entries older than 30d")

@@ -18,7 +18,7 @@ from trainfast_tui.cli.output import print_json, print_line, print_lines, termin
 from trainfast_tui.cli.run_status import live_record, status_line
 from trainfast_tui.cli.step_table import print_steps
 from trainfast_tui.cli.summary import summary_lines
-from trainfast_tui.text.diagnosis import nothing_found, overlap_words, sections
+from trainfast_tui.text.diagnosis import no_bottleneck_in, no_bottleneck_of, overlap_words, sections
 from trainfast_tui.text.format import count, plain
 from trainfast_tui.text.lines import line_text
 from trainfast_tui.text.overrides import typed_overrides, without_search_settings
@@ -54,8 +54,7 @@ def _print_ended(result: Result, run: RunFile | None, arguments: argparse.Namesp
     if arguments.json:
         print_json(result)
     elif arguments.why:
-        nothing = nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed)
-        print_lines(explained_bottlenecks(result.diagnosis, nothing))
+        print_lines(explained_bottlenecks(result.diagnosis, no_bottleneck_in(result)))
     else:
         print_lines([*summary_lines(result), _settings_line(result, run)])
 
@@ -64,9 +63,7 @@ def _print_live(snapshot: RunSnapshot, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(live_record(snapshot))
     elif arguments.why:
-        measured = sum(not step.warmup for step in snapshot.steps)
-        nothing = nothing_found(live=True, measured=measured, diagnosed=True)
-        print_lines(explained_bottlenecks(snapshot.diagnosis, nothing))
+        print_lines(explained_bottlenecks(snapshot.diagnosis, no_bottleneck_of(snapshot)))
     else:
         print_line(f"{snapshot.run_id}  {status_line(snapshot)}")
         print_line(f"follow it with: trainfast-tui attach {snapshot.run_id}")
@@ -97,7 +94,7 @@ def _print_steps(directory: Path, as_json: bool) -> None:
 
 
 def _settings_line(result: Result, run: RunFile | None) -> str:
-    """Return the overrides of a run; of a warm process, which tried several, the search that it belongs to."""
+    """Return a run's overrides, or the search that a warm process belongs to."""
     if result.role in WARM_ROLES and result.script is None:
         return f"its search: {result.search_id or 'not on record'}"
     # Results of older versions have their overrides only in `run.json`.

@@ -58,7 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="samples_per_s (the default), tokens_per_s, samples_per_joule, or time with --for-steps",
     )
-    parser.add_argument("--for-steps", type=positive, metavar="N", help="length of the training that time is about")
+    parser.add_argument(
+        "--for-steps",
+        type=positive,
+        metavar="N",
+        help="optimizer steps of the training that --objective time minimises",
+    )
     parser.add_argument("--budget", default="10m", metavar="T", help="time for finding the leader: 90s, 10m, 1h (10m)")
     parser.add_argument("--dry-run", action="store_true", help="print the number of candidates and the expected time")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the answer and the whole journal to FILE")

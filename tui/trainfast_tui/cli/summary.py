@@ -36,8 +36,5 @@ def _oom_lines(result: Result) -> list[str]:
     lines = list(oom.oom_sentences(explained))
     if explained.changes:
         lines.append(f"to make it fit, {oom.changes_title(explained.changes)}")
-        lines += pairs(
-            (f"  {oom.change_options(change)}", f"{change.saves}; speed: {change.costs}")
-            for change in explained.changes
-        )
+        lines += pairs((f"  {oom.change_options(change)}", oom.effect_words(change)) for change in explained.changes)
     return lines

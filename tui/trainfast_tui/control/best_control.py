@@ -38,17 +38,9 @@ class BestControl(SearchControl["BestSnapshot"]):
 
     def __init__(self, home: Home, post: Post, python: str | None = None) -> None:
         super().__init__(home, post, python)
-        self._options = BestOptions()
-        self._plan_id = 0
-
-    @property
-    def options(self) -> BestOptions:
+        self.options = BestOptions()
         """The options of the next search."""
-        return self._options
-
-    def set_options(self, options: BestOptions) -> None:
-        """Set the options of the next search."""
-        self._options = options
+        self._plan_id = 0
 
     def _describe(self, search: BestSnapshot) -> str:
         from trainfast_tui.text.search.best_state import best_search_words
@@ -63,18 +55,18 @@ class BestControl(SearchControl["BestSnapshot"]):
         def refusal(error: UserError) -> BestPlanned:
             return BestPlanned(plan_id, [(f"Refused: {error.line()}", "error")])
 
-        in_background("plan", partial(self._plan, spec, self._options, plan_id), post, refusal)
+        in_background("plan", partial(self._plan, spec, self.options, plan_id), post, refusal)
         return plan_id
 
     def note_started(self, directory: Path) -> None:
         """Record that the started search holds its lock; the choice of a fresh one was for it alone."""
         super().note_started(directory)
-        self.set_options(replace(self._options, is_fresh=False))
+        self.options = replace(self.options, is_fresh=False)
 
     def _request(self) -> BestRequest:
         from trainfast_runner.search.best.question.request import BestRequest
 
-        return self._options.request or BestRequest()
+        return self.options.request or BestRequest()
 
     def _plan(self, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
         from trainfast_runner.search.best.question.estimate import estimate

@@ -44,6 +44,8 @@ class MachineSeen:
 class SituationGathered:
     """The advisor's facts about the next run's model and its runs so far are known."""
 
+    key: tuple[str, str, str]
+    """The request that this answers: name, model and shown run."""
     situation: Situation
 
 

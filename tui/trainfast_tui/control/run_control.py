@@ -44,8 +44,9 @@ class RunControl:
 
     def give_up(self) -> None:
         """Start nothing after all. Does nothing when no run waits."""
-        if self._giving_up is not None:
-            self._giving_up.set()
+        # The waiting thread may remove it between two looks.
+        if (giving_up := self._giving_up) is not None:
+            giving_up.set()
 
     @property
     def is_starting(self) -> bool:

@@ -83,7 +83,9 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         if search.directory == self._started_directory:
             self._is_starting, self._started_directory = False, None
             if self._stop_when_seen:
-                self.stop()
+                self._stop_when_seen = False
+                # Not `stop`: this snapshot may be older than the lock of a continued search.
+                in_background("cancel", partial(self._cancel, search.directory), self._post)
 
     @abstractmethod
     def _describe(self, search: SearchSnapshotT) -> str:

@@ -38,9 +38,14 @@ class SituationGatherer:
         if self._key is None or key[:2] != self._key[:2]:
             self.situation = None
         self._key = key
-        in_background("advice", partial(self._gather, spec, machine), self._post)
+        in_background("advice", partial(self._gather, key, spec, machine), self._post)
 
-    def _gather(self, spec: RunSpec, machine: Machine) -> SituationGathered:
+    def note(self, message: SituationGathered) -> None:
+        """Keep the facts; those of an earlier request are dropped."""
+        if message.key == self._key:
+            self.situation = message.situation
+
+    def _gather(self, key: tuple[str, str, str], spec: RunSpec, machine: Machine) -> SituationGathered:
         from trainfast_runner.search.advice.situation import gather
 
-        return SituationGathered(gather(spec, machine, self._home, self._python))
+        return SituationGathered(key, gather(spec, machine, self._home, self._python))

@@ -120,6 +120,7 @@ class Reader(threading.Thread):
             elsewhere = self._new_runs.newest(self.followed)
             if elsewhere is not None and run is None and self.followed is None:
                 self._followed_run.follow(self._home.directory(elsewhere))
+                elsewhere = None  # the next snapshot shows it
         except UserError as error:
             trouble = error.line()
         except OSError as error:

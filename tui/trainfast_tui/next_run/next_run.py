@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainfast_runner.settings.script_preset import ScriptPreset
 
 LAUNCH_DEFAULTS = {name: KNOBS_BY_NAME[name].default for name in LAUNCH_KNOBS if name != "steps"}
-"""Defaults of the knobs that are not the script's; without `steps` it runs to its own end."""
+"""Defaults of the knobs that are not the script's; without `steps` it runs to completion."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ class NextRun(ABC):
 
     @abstractmethod
     def headings(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the headings that knobs stand under, by the knobs' names in the order of the list.
+        """Return the heading of each listed knob by name, in list order.
 
-        Of a model those of `names` that matter to it, of a script all.
+        A model lists the knobs of `names` that matter to it, a script all knobs.
         """
 
     @abstractmethod

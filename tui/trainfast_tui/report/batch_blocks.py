@@ -34,7 +34,7 @@ FIT_POINTS = 40
 
 def confirmed_by(search: BatchSnapshot) -> list[str]:
     """Return the run that confirmed the search's answer; empty without an answer."""
-    answer = search.ended.answer if search.ended is not None else None
+    answer = search.answer
     return [answer.proof_run_id] if answer is not None and answer.proof_run_id is not None else []
 
 
@@ -54,7 +54,7 @@ def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Se
     if not runs:
         return [*blocks, Prose("No confirmation run is on the disk, so there is no machine, chart or export here.")]
     exports = export_blocks(runs)
-    answer = search.ended.answer if search.ended is not None else None
+    answer = search.answer
     if answer is not None and answer.recommended_batch != answer.max_batch:
         exports.insert(1, Prose(f"They have the largest batch; the recommended one is {answer.recommended_batch:,}."))
     return [*blocks, *run_sections(runs), *exports]
@@ -136,8 +136,7 @@ def _point(batch_size: int, peak_bytes: int, outcome: str) -> ScatterPoint:
 def _lines(search: BatchSnapshot, question: BatchQuestion) -> Iterator[ScatterLine]:
     """Yield the fit of the tightest rank, and the limit."""
     largest = max((probe.batch_size for probe in search.probes), default=1)
-    answer = search.ended.answer if search.ended is not None else None
-    rank = answer.tightest_rank if answer is not None else 0
+    rank = search.answer.tightest_rank if search.answer is not None else 0
     fits = next((line.fits for line in reversed(search.lines) if isinstance(line, BatchStep) and line.fits), [])
     fit = next((rank_fit for rank_fit in fits if rank_fit.rank == rank), None)
     if fit is not None and fit.lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.choose.answer import verdicts_without_answer
@@ -176,7 +177,7 @@ def _try(so_far: BestSoFar, line: Trial | ColdRun) -> list[str]:
         is_alone = so_far.question is not None and so_far.question.limits_trials
         role = "trial" if is_alone else "warm trial" if line.warm else "first trial of a process"
         role += ", repeated" if line.repeats else ""
-        step_ms = sorted(line.step_ms)[len(line.step_ms) // 2] if line.step_ms else None
+        step_ms = median(line.step_ms) if line.step_ms else None
         rate = 1e3 * line.samples_per_step / step_ms if step_ms else None
         times = [number(rate), ABSENT, milliseconds(step_ms), count(len(line.step_ms))]
     else:

@@ -52,7 +52,7 @@ def read_run(label: str, directory: Path, result: Result) -> ReportedRun:
 
 
 def _ticks(directory: Path) -> tuple[Tick, ...]:
-    """Return every sample of the machine, of a long run an even share; none without a readable file."""
+    """Return the machine's samples, thinned evenly for a long run; empty if the file cannot be read."""
     thinned = Thinned[Tick](MAX_TICKS)
     try:
         for tick in remaining_records(TelemetryTail(directory / TELEMETRY_FILE, Tick)):

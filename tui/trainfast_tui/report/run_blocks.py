@@ -23,7 +23,7 @@ from trainfast_tui.report.speed_blocks import speed_blocks
 from trainfast_tui.report.strip_picture import strip_picture
 from trainfast_tui.text import oom
 from trainfast_tui.text.comparison import interval_text
-from trainfast_tui.text.diagnosis import nothing_found
+from trainfast_tui.text.diagnosis import no_bottleneck_in
 from trainfast_tui.text.format import (
     ABSENT,
     celsius,
@@ -207,4 +207,4 @@ def _diagnosis(result: Result) -> Iterator[Block]:
     if result.diagnosis:
         yield Listing(tuple(f"{bottleneck.line}. Try: {bottleneck.advice}" for bottleneck in result.diagnosis))
     else:
-        yield Prose(nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed))
+        yield Prose(no_bottleneck_in(result))

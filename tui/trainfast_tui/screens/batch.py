@@ -109,8 +109,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         elif offer is not None:
             next_run = session.next_run
             same = search is not None and next_run is not None and has_same_settings(search, next_run.spec)
-            session.set_knobs(offer.settings)
-            if not same:
+            if session.set_knobs(offer.settings) and not same:
                 words = "Applied, but the search had other knobs: this may not fit with these."
                 session.post(Notified(words, "warning"))
             self.dismiss()

@@ -180,7 +180,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def action_leave(self) -> None:
         control = self.search_control
         if not control.is_active and self._search is None:
-            control.set_options(BestOptions())
+            control.options = BestOptions()
         super().action_leave()
 
     def action_apply(self) -> None:
@@ -209,12 +209,13 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         settings = [(name, text) for name, text in settings_of(search.so_far, best) if next_run.text_of(name) != text]
         if not settings:
             session.post(Notified("The next run has the best setting already; r runs it"))
-        else:
-            session.set_knobs(settings)
+        elif not session.set_knobs(settings):
+            self.dismiss()
+            return
         if is_other:
             words = f"The next run is of {question.name}, with the best setting of its search; r runs it"
             session.post(Notified(words))
-        elif len(settings) > MAX_NAMED and session.next_run is not next_run:
+        elif len(settings) > MAX_NAMED:
             session.post(Notified(f"{len(settings)} knobs have the values of the best setting; r runs it"))
         self.dismiss()
 
@@ -257,7 +258,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if request is None:
             return
         if self._search is None:
-            control.set_options(BestOptions(request, not control.options.is_fresh))
+            control.options = BestOptions(request, not control.options.is_fresh)
             self._make_plan()
         else:
             self._plan_question(BestOptions(request, is_fresh=True))
@@ -266,7 +267,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         """Return the request of the shown search, else of the next one; None with a notice if a search is live."""
         control, search = self.search_control, self._search
         if control.is_active:
-            self.notify("The search is live: s stops it, then another question can be put.", severity="warning")
+            self.notify("The search is live; stop it with s to ask another question.", severity="warning")
             return None
         if search is not None and search.so_far.question is not None:
             return request_of(search.so_far.question)
@@ -277,7 +278,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
 
     def _plan_question(self, options: BestOptions) -> None:
         """Show the plan of a search with these options, in place of a search that has ended."""
-        self.search_control.set_options(options)
+        self.search_control.options = options
         self._shows_new_question = True
         self.notify("")
         self._make_plan()
@@ -293,7 +294,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         spec = session.next_run.spec
         question = search.so_far.question if search is not None else None
         if question is not None and search is not None:
-            control.set_options(replace(control.options, request=request_of(question)))
+            control.options = replace(control.options, request=request_of(question))
             if search.state in UNFINISHED_STATES:
                 spec = spec_to_continue(question, spec)
         fresh = search is None and control.options.is_fresh

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SCOPES = {
     "main": "on the main screen",
     "batch": "in the search for the largest batch",
-    "script": "in the look into your own script",
+    "script": "on the own-script screen",
     "best": "in the search for the best fit",
     "runs": "in the list of runs",
     "compare": "in a comparison",

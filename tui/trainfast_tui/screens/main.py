@@ -45,7 +45,7 @@ WIDE_SIDE_FROM = 120
 KNOBS_A_PAGE = 8
 WIDE_STEPS_FROM = 100
 """Columns from which the step panel needs one line less."""
-TO_ITS_END = "{} runs to its own end and saves what it saves; the knob steps ends it sooner."
+RUNS_TO_COMPLETION = "{} runs to completion and writes its usual files; set the knob steps to end it sooner."
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class MainScreen(AppScreen):
     def _risk(self, next_run: NextRun) -> str:
         """Warn of what this run may do beyond training for seconds; empty if there is nothing."""
         if next_run.script is not None:
-            return "" if "steps" in next_run.spec.knobs else TO_ITS_END.format(next_run.spec.title)
+            return "" if "steps" in next_run.spec.knobs else RUNS_TO_COMPLETION.format(next_run.spec.title)
         machine = self.session.machine
         used = None if machine is None else machine.used_by(next_run.spec.knobs["devices"])
         return swap_notice(self.session.predicted_fit(), used)
@@ -311,7 +311,7 @@ class MainScreen(AppScreen):
             self.notify("Nothing to compare yet; r starts a run.")
         elif run.result is None:
             ended = "The result of this run is being written; press c again."
-            self.notify("This run has not ended yet; compare when it has." if run.is_live else ended)
+            self.notify("This run has not ended; press c again when it has." if run.is_live else ended)
         else:
             self.session.compare_with_previous(run.run_id)
 

@@ -100,6 +100,8 @@ class RunsScreen(AppScreen):
         self._known = known
         self._rows = [row for row in known if row.role not in WARM_ROLES]
         self._matching = [row for row in self._rows if matches(row, self._filter)] if self._filter else self._rows
+        listed = {row.run_id for row in self._rows}
+        self.table.marked = [run_id for run_id in self.table.marked if run_id in listed]
         self.table.show_rows(self._matching)
 
     @property
@@ -162,6 +164,5 @@ class RunsScreen(AppScreen):
         except OSError as error:
             self.notify(f"not deleted: {error}", severity="error")
             return
-        self.table.marked = [marked for marked in self.table.marked if marked != run_id]
         self.notify(f"deleted {run_id}")
         self._show_runs([row for row in self._known or () if row.run_id != run_id])

@@ -95,7 +95,7 @@ class ScriptScreen(AppScreen):
 
     def _show_findings(self, knob: str = "") -> None:
         waited = elapsed(self._since_ns, time.monotonic_ns())
-        waiting = f"running the script to its arguments… {waited} of at most 30 s"
+        waiting = f"running the script up to its argument parser… {waited} of at most 30 s"
         mapping = tuple(self._mapping.values())
         findings = ScriptFindings(self._command, os.getcwd(), self._discovered, mapping, waiting, self._refusal)
         self.view.show_findings(findings, knob)
@@ -177,7 +177,7 @@ class ScriptScreen(AppScreen):
         if name is not None:
             del self._mapping[name]
             self._show_findings()
-            self.notify(f"{name} is mapped to no flag; a maps it again.")
+            self.notify(f"{name} has no flag now; a maps it again.")
 
     def action_save(self) -> None:
         """Ask for a name, save the preset, and choose it as the next run."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 RECENT_STEPS = 20
-"""Newest steps that the figures of a live run are of; these are means, for a median would hide passing throttling."""
+"""A live run's figures are means over this many newest steps; a median would hide brief throttling."""
 LONG_WORDS_FROM = 78
 """Columns from which the words are long."""
 MIN_THROTTLED_MS = 0.05
@@ -89,7 +89,7 @@ def steadiness(run: RunSnapshot) -> Steadiness | None:
 
 
 def _counted_steps(run: RunSnapshot) -> Sequence[StepConditions]:
-    """Return the steps that count: those after the timing warm-up if there are any, of a live run the newest."""
+    """Return the steps after the timing warm-up, or all if there are none; only the newest of a live run."""
     warmup = {step.step for step in run.steps if step.warmup}
     steps = [step for step in run.conditions if step.step not in warmup] or list(run.conditions)
     return steps[-RECENT_STEPS:] if run.is_live else steps
@@ -121,7 +121,7 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> tup
         if (ms := _mean(step.throttled_ms.get(shade.cause) for step in counted)) is not None
     ]
     if not known:
-        return [("throttling is not known", "muted")], False
+        return [("throttling unknown", "muted")], False
     begin: Line = [(f"{whose}: ", "muted")] if whose and wide else []
     throttled = [(shade, ms) for shade, ms in known if ms >= MIN_THROTTLED_MS]
     if not throttled:
@@ -136,18 +136,19 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> tup
 
 
 def _worst(counted: Sequence[StepConditions], shade: Shade) -> str:
-    devices = counted[-1].devices
-    if len(devices) < 2:
-        return ""
-    most = max(devices, key=lambda device: device.throttled_ms.get(shade.cause) or 0.0)
-    return f" (GPU {most.index})"
+    """Name the device that this cause throttled most over the counted steps; empty for a single device."""
+    totals: dict[int | None, float] = {}
+    for step in counted:
+        for device in step.devices:
+            totals[device.index] = totals.get(device.index, 0.0) + (device.throttled_ms.get(shade.cause) or 0.0)
+    return "" if len(totals) < 2 else f" (GPU {max(totals, key=lambda index: totals[index])})"
 
 
 def _clock(counted: Sequence[StepConditions]) -> Line:
     loss = _mean(step.clock_loss_fraction for step in counted)
     if loss is None:
         return []
-    return [("clock at its most" if loss < MIN_CLOCK_LOSS else f"clock -{fmt.fraction(loss)}", "text")]
+    return [("clock at maximum" if loss < MIN_CLOCK_LOSS else f"clock -{fmt.fraction(loss)}", "text")]
 
 
 def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:

@@ -53,7 +53,7 @@ def device_items(
         *_memory_health(device),
         _mig(device),
         _item(
-            "since the driver was loaded",
+            "energy since driver load",
             fmt.joules(None if device.energy_mj is None else device.energy_mj / 1e3),
             "99.9 MJ",
         ),
@@ -147,7 +147,7 @@ def _throttled(lately: DeviceConditions | None) -> list[Item]:
 def _limits(device: DeviceReading) -> Item | None:
     """Return the slowdown temperatures: the driver's limit, then the hardware's."""
     limits = (("driver", device.gpu_max_temperature_c), ("hardware", device.slowdown_temperature_c))
-    parts = [f"{fmt.celsius(limit)} by the {who}" for who, limit in limits if limit is not None]
+    parts = [f"{fmt.celsius(limit)} ({who} limit)" for who, limit in limits if limit is not None]
     if device.degrees_to_slowdown_c is not None:
         left = device.degrees_to_slowdown_c
         parts.insert(0, f"in {left} °C" if left >= 0 else f"passed by {-left} °C")
@@ -171,7 +171,7 @@ def _memory_temperature(device: DeviceReading) -> Item | None:
     near = most is not None and device.memory_temperature_c >= most - 5
     limit = f" of {fmt.celsius(most)}" if most is not None else ""
     text = fmt.celsius(device.memory_temperature_c) + limit
-    return Item("memory at", text, "warning" if near else "text", f"100 °C{limit}")
+    return Item("memory temp", text, "warning" if near else "text", f"100 °C{limit}")
 
 
 def _mig(device: DeviceReading) -> Item | None:
@@ -192,7 +192,7 @@ def _pcie(device: DeviceReading) -> Item | None:
 def _power(device: DeviceReading) -> Item | None:
     average, instant = device.power_average_w, device.power_instant_w
     readings = [
-        (value, words) for value, words in ((average, "over a second"), (instant, "at once")) if value is not None
+        (value, words) for value, words in ((average, "averaged over 1 s"), (instant, "now")) if value is not None
     ]
     text, widest = (
         ", ".join(f"{fmt.watts(value)} {words}" for value, words in parts)

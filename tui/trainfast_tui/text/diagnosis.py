@@ -15,7 +15,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, labelled, paragraph, rule
 
 if TYPE_CHECKING:
-    from trainfast_runner.records.result import Diagnosis
+    from trainfast_runner.records.result import Diagnosis, Result
     from trainfast_runner.results.bottleneck.rules import Condition
     from trainfast_runner.running.follower import RunSnapshot
 
@@ -43,7 +43,7 @@ FORMATTERS: tuple[tuple[str, Callable[[float], str]], ...] = (
 def worst_bottleneck_line(run: RunSnapshot) -> Line:
     """Return the worst bottleneck in one line, or that none was found."""
     if not run.diagnosis:
-        return [(_nothing(run), "muted")]
+        return [(no_bottleneck_of(run), "muted")]
     worst, others = run.diagnosis[0], len(run.diagnosis) - 1
     return [
         ("d ", "key"),
@@ -55,7 +55,7 @@ def worst_bottleneck_line(run: RunSnapshot) -> Line:
 def diagnosis_lines(run: RunSnapshot, width: int) -> list[Line]:
     """Return every diagnosis with its figures, in lines of `width` cells."""
     if not run.diagnosis:
-        return [[(_nothing(run), "text")]]
+        return [[(no_bottleneck_of(run), "text")]]
     lines = paragraph(overlap_words(run.diagnosis), width, "muted")
     for index, (title, section) in enumerate(sections(run.diagnosis, width)):
         lines += [*([[]] if index else []), rule(title, width), *section]
@@ -67,20 +67,13 @@ def sections(findings: Sequence[Diagnosis], width: int) -> list[tuple[str, list[
     return [_section(finding, width) for finding in findings]
 
 
-def _nothing(run: RunSnapshot) -> str:
-    result = run.result
-    if result is not None:
-        return nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed)
-    measured = sum(not step.warmup for step in run.steps)
-    return nothing_found(live=run.is_live, measured=measured, diagnosed=True)
-
-
 def _section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
     from trainfast_runner.results.bottleneck.rules import matching_rule
 
-    rule = matching_rule(diagnosis.rule, diagnosis.evidence)
-    title = ", ".join(filter(None, (rule.title if rule is not None else diagnosis.rule, cost_words(diagnosis))))
-    thresholds = {condition.figure: condition for condition in rule.when} if rule is not None else {}
+    matched = matching_rule(diagnosis.rule, diagnosis.evidence)
+    rule_title = matched.title if matched is not None else diagnosis.rule
+    title = ", ".join(filter(None, (rule_title, cost_words(diagnosis))))
+    thresholds = {condition.figure: condition for condition in matched.when} if matched is not None else {}
     lines = paragraph(diagnosis.line, width, "title")
     wide = max((cell_len(figure_name(name)) for name in diagnosis.evidence), default=0)
     for name, value in diagnosis.evidence.items():
@@ -88,7 +81,7 @@ def _section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
         if (condition := thresholds.get(name)) is not None:
             line.append((f"   the rule: {threshold_text(condition)}", "muted"))
         lines.append(line)
-    source = rule.source if rule is not None else ""
+    source = matched.source if matched is not None else ""
     for label, text in (("try", diagnosis.advice), ("source", source)):
         lines += labelled((f"  {label:<10}", "key"), text, width)
     return title, lines
@@ -135,10 +128,23 @@ def overlap_words(findings: Sequence[Diagnosis]) -> str:
     """Explain why the shares add up to more than a step; empty if they do not."""
     if sum(finding.cost_fraction or 0.0 for finding in findings) <= 1:
         return ""
-    return "The shares add up to more than a step: causes that held at the same time are each given all of it."
+    return "The shares add up to more than a step: causes active at the same time each count in full."
 
 
-def nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
+def no_bottleneck_of(run: RunSnapshot) -> str:
+    """Explain why no bottleneck is listed for a run, live or ended."""
+    if run.result is not None:
+        return no_bottleneck_in(run.result)
+    measured = sum(not step.warmup for step in run.steps)
+    return _nothing_found(live=run.is_live, measured=measured, diagnosed=True)
+
+
+def no_bottleneck_in(result: Result) -> str:
+    """Explain why a result lists no bottleneck."""
+    return _nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed)
+
+
+def _nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
     """Explain an empty diagnosis of a run with so many measured steps; `diagnosed` is False if no rule was asked."""
     from trainfast_runner.results.bottleneck.diagnose import MIN_STEPS_TO_DIAGNOSE
 
@@ -157,7 +163,9 @@ def _throttling() -> dict[str, str]:
     figures: dict[str, str] = {}
     for cause in CAUSES:
         figures |= dict.fromkeys((f"{cause.name}_percent", f"{cause.name}_ms_per_step"), f"throttled by {cause.words}")
-        figures |= dict.fromkeys((f"{cause.name}_lost_percent", f"{cause.name}_lost_ms_per_step"), "lost to it")
+        figures |= dict.fromkeys(
+            (f"{cause.name}_lost_percent", f"{cause.name}_lost_ms_per_step"), f"lost to {cause.words}"
+        )
         figures[f"{cause.name}_source"] = "known from"
     return figures
 

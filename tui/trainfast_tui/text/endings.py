@@ -24,7 +24,10 @@ NO_CHANGE = "No knob is known to free memory: make the batch smaller, or map its
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A headline with its tone, the reason, changes to the knobs, the log's last lines, and advice."""
+    """A headline with its tone, the reason, changes to the knobs, the log's last lines, and advice.
+
+    `facts` are sentences about an out-of-memory error.
+    """
 
     headline: str
     tone: Tone
@@ -60,17 +63,17 @@ def ending(run: RunSnapshot, explanation: OomExplanation | None, to_trace: int) 
             advice = "Turn a knob and press r to see what it does; c compares with the run before."
             return Ending("finished", "success", run.reason, advice=advice)
         case "failed":
-            advice = "l shows the whole log. Turn what it names and press r."
+            advice = "l shows the whole log. Fix what the error names, then press r."
             return Ending(f"failed{_where(run)}", "error", run.reason or _message(run), log=last_words, advice=advice)
         case "failed_to_start":
             advice = "l shows the whole log; trainfast-tui doctor looks for what is missing on this machine."
             return Ending("failed to start", "error", run.reason or _message(run), log=last_words, advice=advice)
         case "stopped":
-            return Ending(
-                "stopped", "warning", run.reason or "Asked to end, and ended.", advice=f"{steps_kept}r runs again."
-            )
+            reason = run.reason or "Stopped as requested."
+            return Ending("stopped", "warning", reason, advice=f"{steps_kept}r runs again.")
         case "killed":
-            reason, advice = run.reason or "It had to be killed.", f"{steps_kept}r runs again; l shows its last words."
+            reason = run.reason or "Killed; the reason is not on record."
+            advice = f"{steps_kept}r runs again; l shows the end of its log."
             return Ending("killed", "warning", reason, log=last_words, advice=advice)
         case "lost":
             reason = run.reason or "All its processes are gone and it wrote no result."

@@ -97,7 +97,7 @@ def _throttle(event: Event, began: bool) -> tuple[str, Tone, str]:
 
 
 def _process(event: Event) -> tuple[str, Tone, str]:
-    who = event.detail or (f"process {event.pid}" if event.pid is not None else "a process of somebody else")
+    who = event.detail or (f"process {event.pid}" if event.pid is not None else "another process")
     came: Tone = "warning" if event.kind == "foreign_process" else "primary"
     if event.state == "left":
         return "-", "muted", f"{_device(event)}: {who}"

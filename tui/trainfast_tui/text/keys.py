@@ -121,7 +121,12 @@ _TIME_AXIS = (
 _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     "main": (
         Action("run", ("r",), "run", "Start a run with the knobs shown; while one is live, stop it first."),
-        Action("stop", ("s",), "stop", "Stop the run: asked to end, then killed after the countdown; again: now."),
+        Action(
+            "stop",
+            ("s",),
+            "stop",
+            "Stop the run: ask it to end, kill it after a countdown; press again to kill it now.",
+        ),
         _in_palette("KnobPanel.turn(1)", ("right",), "turn", "Turn the knob under the cursor one stop up."),
         _in_palette("KnobPanel.turn(-1)", ("left",), "turn back", "Turn the knob under the cursor one stop down."),
         Action(
@@ -147,21 +152,24 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("history", ("h",), "runs", "All runs: filter, sort, mark two and compare."),
         Action("monitor", ("m",), "monitor", "The machine: all readings, who uses it, what throttles it."),
         _in_palette("topo", ("T", "upper_t"), "topology", "How the GPUs are connected, and what it means."),
-        _in_palette("diagnosis", ("d",), "why", "The bottlenecks of the run: the figures, and what to try."),
+        _in_palette("diagnosis", ("d",), "diagnosis", "The bottlenecks of the run: the figures, and what to try."),
         Action("LogPane.log", ("l",), "log", "Show or hide what the training prints."),
         _in_help("page(-1)", ("pageup",), "page up", "Scroll the open log back, else move up by knobs."),
         _in_help("page(1)", ("pagedown",), "page down", "Scroll the open log on, else move down by knobs."),
         _in_help("KnobPanel.end(-1)", ("home",), "first knob", "Move to the first knob."),
         _in_help("KnobPanel.end(1)", ("end",), "last knob", "Move to the last knob."),
         _in_palette(
-            "knob_help", ("i",), "knob help", "The whole text about the knob under the cursor, and a refusal of it."
+            "knob_help",
+            ("i",),
+            "knob help",
+            "Everything about the knob under the cursor, and why its value was refused.",
         ),
         *(
             _in_palette(
                 f"EndingPanel.apply_change({at})",
                 (str(at + 1),),
-                f"{nth} cure",
-                f"After out of memory: set the {nth} knob proposed.",
+                f"{nth} fix",
+                f"After out of memory: apply the {nth} proposed change.",
             )
             for at, nth in enumerate(("first", "second", "third"))
         ),
@@ -187,20 +195,22 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "map",
             ("enter",),
             "flag",
-            "Type the flag for the knob under the cursor; before a script is known its command.",
+            "Type the flag for the knob under the cursor, or the command if no script is known.",
         ),
         Action("add", ("a",), "add", "Map another knob to a flag."),
-        Action("remove", ("x", "backspace"), "remove", "Map the knob under the cursor to no flag."),
+        Action("remove", ("x", "backspace"), "remove", "Remove the flag of the knob under the cursor."),
         Action("command", ("c",), "command", "Type another command."),
         Action("back", ("escape", "o"), "back", "Back to the main screen; nothing is saved."),
         Action("again", ("f5",), "again", "Look into the script again, after a change of it."),
         *_moves("ScriptView", "knob", pages=True),
     ),
     "best": (
-        Action("apply", ("enter",), "take", "Give the knobs the best setting found, and go back; without one: search."),
+        Action(
+            "apply", ("enter",), "take", "Apply the best setting found and go back; start a search if there is none."
+        ),
         Action("pause", ("space",), "pause", "Pause after this step; press again to resume."),
-        Action("pin", ("p",), "pin", "Try one value of a knob alone from now on, or end that."),
-        Action("skip", ("x",), "skip", "Never try the setting under way again, or a value of a knob."),
+        Action("pin", ("p",), "pin", "Fix a knob to one value for the rest of the search, or undo that."),
+        Action("skip", ("x",), "skip", "Skip the setting under way, or a value of a knob, for the rest of the search."),
         Action("leave", ("escape", "B", "upper_b"), "leave", "Back to the main screen; the search goes on."),
         Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
         Action("again", ("f5",), "resume", "Resume an ended search; one with an answer is started again."),
@@ -212,12 +222,12 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "objective",
             "Choose what the next search is for: samples, tokens, joules, time.",
         ),
-        Action(ASK_BUDGET, ("t",), "time", "Choose the time in which the next search finds the best."),
+        Action(ASK_BUDGET, ("t",), "time", "Choose the time budget of the next search."),
         Action(
             "fresh",
             ("f",),
             "fresh",
-            "Let the next search use no earlier one: none goes on, none lends its effects; again: use them.",
+            "Ignore earlier searches: resume none, reuse no measured effects; press again to undo.",
         ),
         *_moves("BestView", "measurement, or line of the question,"),
     ),
@@ -247,7 +257,12 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     ),
     "monitor": (
         Action("back", ("escape", "m"), "back", "Back to the main screen."),
-        Action("end_process", ("x",), "end", "End the process under the cursor, then kill it; of a run: stop the run."),
+        Action(
+            "end_process",
+            ("x",),
+            "end",
+            "End the process under the cursor, then kill it; for a run's process, stop the run.",
+        ),
         Action("ProcessTable.sort", ("o",), "order", "Order the processes by another column."),
         _in_palette("ProcessTable.reverse", ("O", "upper_o"), "reverse", "Turn the order around."),
         Action("ChartColumn.reading", ("g",), "next reading", "Another device reading in the first chart."),

@@ -68,22 +68,22 @@ def with_more(line: str, width: int) -> str:
 
 
 def scrolled(lines: list[Line], top: int, height: int) -> tuple[list[Line], int]:
-    """Return the lines in sight from line `top` on, and the number of the first one; `top` is held to the text.
+    """Return the lines in sight from line `top` on, and the number of the first one; `top` is clamped to the text.
 
     If not all fit in `height`, the last line counts those out of sight and names the keys.
     """
     if len(lines) <= height:
         return lines, 0
     room = max(0, height - 1)
-    top = held_first(top, len(lines), room)
+    top = clamp_scroll(top, len(lines), room)
     words = f"more lines: {out_of_sight(top, len(lines) - top - room)}  ↑ ↓"
     return [*lines[top : top + room], [(words, "key")]], top
 
 
-def held_first(first: int, count: int, room: int) -> int:
-    """Return the first of `count` lines to show in `room`, as near to `first` as the lines allow.
+def clamp_scroll(first: int, count: int, room: int) -> int:
+    """Return `first` clamped so that `room` of `count` lines can be shown.
 
-    Counted from the end, it is the number of lines below those in sight.
+    Counted from the end, `first` is the number of lines below.
     """
     return max(0, min(first, count - room))
 

@@ -11,6 +11,7 @@ from trainfast_runner.records.result import FEW_STEPS
 from trainfast_runner.results.distributions import median_rate
 from trainfast_runner.worker.shared_tables import STEP_PHASES
 from trainfast_tui.text.conditions import RECENT_STEPS
+from trainfast_tui.text.format import count
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Result
@@ -44,7 +45,7 @@ def _figures_of_result(result: Result) -> Figures:
     )
 
 
-def recent_figures(run: RunSnapshot) -> Figures:
+def run_figures(run: RunSnapshot) -> Figures:
     """Return the figures of the run's result, or the medians of its latest steps."""
     result = run.result
     return _figures_of_result(result) if result is not None and result.steps.measured else _figures_of_steps(run)
@@ -107,6 +108,12 @@ def planned_steps(run: RunSnapshot) -> int | None:
     """Return the number of steps that the run was started with; None while unknown."""
     steps = run.run_file.knobs.get("steps") if run.run_file is not None else None
     return steps if isinstance(steps, int) else None
+
+
+def step_words(run: RunSnapshot) -> str:
+    """Return the last step of the run: `step 12 of 800`, or `step 12` if the number of steps is unknown."""
+    done, planned = (run.steps[-1].step if run.steps else 0), planned_steps(run)
+    return f"step {count(done)} of {count(planned)}" if planned else f"step {count(done)}"
 
 
 def seconds_left(run: RunSnapshot) -> float | None:

@@ -20,7 +20,7 @@ PHASE_WORDS = {"forward_backward": "forward and backward", "optimizer": "the opt
 
 
 def category_words(category: str) -> str:
-    """Return the words for a category; of a newer version its name."""
+    """Return the words for a category, or its name if this version does not know it."""
     return CATEGORY_WORDS.get(category, category)
 
 
@@ -30,7 +30,7 @@ def short_category(category: str) -> str:
 
 
 def phase_words(phase: str) -> str:
-    """Return the words for a phase of a step; of a newer version its name."""
+    """Return the words for a phase of a step, or its name if this version does not know it."""
     return PHASE_WORDS.get(phase, phase)
 
 

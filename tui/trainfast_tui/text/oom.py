@@ -8,7 +8,7 @@ from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_tui.text.format import plain, size
 from trainfast_tui.text.memory import category_words
 
-WORTH_A_WORD = 1 << 20
+MIN_SHOWN_BYTES = 1 << 20
 """Fewer bytes than this beyond the live ones are rounding."""
 ALL_FIT = "cheapest first, the prediction says that each fits:"
 MIXED = "cheapest first; those with a predicted peak fit by the prediction:"
@@ -23,8 +23,8 @@ def oom_sentences(explanation: OomExplanation) -> Iterator[str]:
         yield f"A search was trying {tried} to see whether it fits: no knob needs a change."
     if explanation.grown is not None:
         words = category_words(explanation.grown)
-        grown = f", to {size(explanation.grown_bytes)} at the predicted peak" if explanation.grown_bytes else ""
-        yield f"The {words} had grown{grown}."
+        grown = f" (predicted to peak at {size(explanation.grown_bytes)})" if explanation.grown_bytes else ""
+        yield f"Memory ran out while the {words} were growing{grown}."
     yield from _measured(explanation)
     needed, limit = explanation.needed_bytes, explanation.limit_bytes
     if needed is not None and limit is not None:
@@ -49,14 +49,16 @@ def _measured(explanation: OomExplanation) -> Iterator[str]:
     asked = "" if asked_bytes is None else f" and asked for {size(asked_bytes)} more"
     if explanation.held_bytes is not None:
         of = f" of its {size(explanation.limit_bytes)}" if explanation.limit_bytes is not None else ""
-        yield f"It held {size(explanation.held_bytes)}{of}{asked}."
-        if explanation.untouched_bytes is not None and explanation.untouched_bytes >= WORTH_A_WORD:
+        yield f"The failing rank held {size(explanation.held_bytes)}{of}{asked}."
+        if explanation.untouched_bytes is not None and explanation.untouched_bytes >= MIN_SHOWN_BYTES:
+            untouched = size(explanation.untouched_bytes)
             yield (
-                f"Since that was refused, at least {size(explanation.untouched_bytes)} more counted against the limit:"
-                " address space reserved and not touched, such as the stacks of threads."
+                f"The request was refused, so at least {untouched} more counted against the limit:"
+                " reserved, untouched address space such as thread stacks."
             )
     elif asked_bytes is not None and explanation.missing_bytes is not None and explanation.needed_bytes is None:
-        yield f"It asked for {size(asked_bytes)}, which is {size(explanation.missing_bytes)} more than was free."
+        missing = size(explanation.missing_bytes)
+        yield f"The failed allocation asked for {size(asked_bytes)}, {missing} more than was free."
 
 
 def change_options(change: OomChange) -> str:
@@ -67,6 +69,11 @@ def change_options(change: OomChange) -> str:
 def change_words(change: OomChange) -> str:
     """Return the change as the screen writes knobs."""
     return ", ".join(f"{name} = {value}" for name, value in change.settings.items())
+
+
+def effect_words(change: OomChange) -> str:
+    """Return the memory that the change needs or frees, and its cost in speed if it has one."""
+    return f"{change.saves}; speed: {change.costs}" if change.costs else change.saves
 
 
 def may_fit(change: OomChange) -> bool:

@@ -69,7 +69,7 @@ def peer_lines(topology: Topology) -> list[str]:
     if len(topology.devices) < 2:
         return []
     if not answers:
-        return ["Whether the GPUs can read each other's memory is not known here."]
+        return ["Peer access between the GPUs is unknown."]
     if all(answer == "ok" for answer in answers):
         who = "GPU that answers" if any(device.error for device in topology.devices) else "GPU"
         return [f"Every {who} can read every other one's memory."]

@@ -8,7 +8,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def bar(share: float | None, width: int, tone: Tone = "primary") -> Line:
-    """Return a bar of `width` cells, filled to a share that is held to 0..1; None fills none."""
+    """Return a bar of `width` cells, filled to a share that is clamped to 0..1; None fills none."""
     full, rest = divmod(round(min(max(share or 0.0, 0.0), 1.0) * width * 8), 8)
     filled = "█" * full + (_EIGHTHS[rest] if rest else "")
     return [(filled, tone), ("·" * (width - len(filled)), "muted")]

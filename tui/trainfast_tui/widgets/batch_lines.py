@@ -34,7 +34,7 @@ def table_lines(search: BatchSnapshot, width: int) -> list[Line]:
             # The person has to fix the reason, so it is shown in full.
             rows += labelled((" " * 10, "text"), probe.reason, width, "warning")
     for confirmation in search.confirmations:
-        rows.append(_confirmation_row(confirmation, width))
+        rows.append(_confirmation_row(confirmation, columns, width))
         if confirmation.state not in ("finished", "oom") and confirmation.reason:
             rows += labelled((" " * 10, "text"), confirmation.reason, width, "error")
     step = search.newest_step
@@ -78,7 +78,7 @@ def _probe_row(probe: Probe, columns: Sequence[tuple[str, str]], many_ranks: boo
     return _row(cells, [(f"{sign} {words}{where}{rank}{retries}", tone)], width)
 
 
-def _confirmation_row(confirmation: ConfirmationRun, width: int) -> Line:
+def _confirmation_row(confirmation: ConfirmationRun, columns: Sequence[tuple[str, str]], width: int) -> Line:
     holds = confirmation.state == "finished"
     if holds:
         words = f"confirmed: {confirmation.run_id}" if width >= WIDE_CELLS_FROM else "confirmed"
@@ -86,10 +86,11 @@ def _confirmation_row(confirmation: ConfirmationRun, width: int) -> Line:
         words = "OOM in the confirmation run"
     else:
         words = f"confirmation run {confirmation.state}"
+    optimizer_bytes = max((rank.phase_peaks.get("optimizer", 0) for rank in confirmation.ranks), default=0) or None
     cells = [
         f"{confirmation.batch_size:,}",
         fmt.size(confirmation.peak_allocated_bytes),
-        fmt.size(max((rank.phase_peaks.get("optimizer", 0) for rank in confirmation.ranks), default=0) or None),
+        fmt.size(optimizer_bytes) if columns is PHASE_COLUMNS else "",
         fmt.milliseconds(confirmation.step_ms),
         fmt.number(confirmation.samples_per_s),
         fmt.duration(confirmation.seconds),

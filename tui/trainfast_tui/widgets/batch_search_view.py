@@ -12,7 +12,7 @@ from trainfast_tui.text.lines import (
     LabelledText,
     Line,
     Piece,
-    held_first,
+    clamp_scroll,
     labelled,
     labelled_lines,
     line_length,
@@ -126,7 +126,7 @@ class BatchSearchView(PaintedWithNotice):
         """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""
         title, *rows = table
         self._rows_in_sight = max(1, min(len(rows), room - 1))
-        self._rows_below = held_first(self._rows_below, len(rows), self._rows_in_sight)
+        self._rows_below = clamp_scroll(self._rows_below, len(rows), self._rows_in_sight)
         end = len(rows) - self._rows_below
         first = max(0, end - self._rows_in_sight)
         words = out_of_sight(first, self._rows_below)
@@ -150,7 +150,7 @@ def _head(search: BatchSnapshot, name: str, now_ns: int, width: int) -> list[Lin
 
 
 def _time_words(search: BatchSnapshot, now_ns: int) -> str:
-    """Return the time of the step under way beside the predicted one; of an ended search the whole time."""
+    """Return the elapsed and predicted time of the step under way, or the total time of an ended search."""
     if search.ended is not None:
         return f"took {fmt.duration(search.ended.seconds)}"
     if not search.is_live or search.state == "paused":
@@ -193,16 +193,16 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
     """Return the next step and its reason; after the end the certainty of the answer."""
     ended, step = search.ended, search.newest_step
     if ended is not None:
-        certainty = ended.answer.certainty if ended.answer is not None else ""
+        certainty = search.answer.certainty if search.answer is not None else ""
         # The reason of a failure is at the top already.
         text = certainty or (ended.reason if search.state == "nothing_fits" else "")
         return paragraph(text, width, "muted")
     if step is None:
         return [] if search.prediction is None else paragraph(search.prediction.basis, width, "muted")
-    stands = search.state in ("paused", "interrupted")
-    if stands and not search.is_decided:
-        return [[("next: decided from these when the search continues", "text")]]
-    when = "next" if stands or search.waits_for else "now"
+    is_waiting = search.state in ("paused", "interrupted")
+    if is_waiting and not search.is_decided:
+        return [[("next: decided when the search resumes", "text")]]
+    when = "next" if is_waiting or search.waits_for else "now"
     what = {"probe": "probe ", CONFIRM_STEP: "confirm "}.get(step.action, "")
     batch = f"{what}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
     return paragraph(f"{when}: {batch}{step.why}", width, "text", 3)
@@ -212,8 +212,7 @@ def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
     offered = offers(search)
     if not offered:
         return []
-    ended = search.ended
-    left = ended.answer.headroom_bytes if ended is not None and ended.answer is not None else None
+    left = search.answer.headroom_bytes if search.answer is not None else None
     title = "Enter applies" if left is None else f"Enter applies; the largest leaves {fmt.size(left)} of the limit"
     lines: list[Line] = [[(title, "muted")]]
     cursor = min(cursor, len(offered) - 1)

@@ -56,7 +56,7 @@ def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bo
     if request.global_batch is not None:
         batch = fmt.count(request.global_batch, "samples")
     elif any(name in request.vary for name in BATCH_KNOBS):
-        batch = "any that the varied batch has"
+        batch = "free: follows the varied batch"
     else:
         batch = AS_KNOBS_ARE_SET if own_batch is None else f"{fmt.count(own_batch, 'samples')}, {AS_KNOBS_ARE_SET}"
     steps = "" if request.for_steps is None else f": {fmt.count(request.for_steps, 'steps')}"
@@ -64,7 +64,7 @@ def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bo
         ("v vary", vary_text(request.vary) or EVERY_KNOB),
         ("g global batch", batch),
         ("o objective", f"{OBJECTIVES[request.objective].hint}{steps}"),
-        ("t time budget", f"{fmt.duration(request.budget_s)}, without the runs that confirm the best"),
+        ("t time budget", f"{fmt.duration(request.budget_s)}, plus the runs that confirm the best"),
         ("f fresh", FRESH if fresh else NOT_FRESH),
     ]
 
@@ -106,7 +106,7 @@ class QuestionDialogs:
 
         def on_objective(name: str) -> None:
             if name == "time":
-                hint = "The length of the training that is to end first: compilation pays in a long one."
+                hint = "Steps of the real training; a slow start such as compilation pays off only in a long one."
                 self._ask_part("Optimizer steps", hint, str(self.request.for_steps or self.steps), _read_steps)
             else:
                 self._change({"objective": name, "for_steps": None})

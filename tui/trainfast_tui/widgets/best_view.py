@@ -12,7 +12,7 @@ from trainfast_tui.text.lines import (
     LabelledText,
     Line,
     Piece,
-    held_first,
+    clamp_scroll,
     labelled,
     labelled_lines,
     paragraph,
@@ -118,7 +118,8 @@ class BestView(PaintedWithNotice):
         if room < 2 or len(table) < 2:
             return []
         title, *rows = table
-        end = len(rows) - held_first(self._rows_below, len(rows), room - 1)
+        self._rows_below = clamp_scroll(self._rows_below, len(rows), room - 1)
+        end = len(rows) - self._rows_below
         return [title, *rows[max(0, end - room + 1) : end]]
 
 

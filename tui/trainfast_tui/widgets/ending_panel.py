@@ -114,7 +114,7 @@ def _change_lines(changes: tuple[OomChange, ...], width: int) -> list[Line]:
     lines: list[Line] = paragraph(f"{KEYS[len(changes)]}; {oom.changes_title(changes)}", width, "muted", 2)
     head_width = max(len(oom.change_words(change)) for change in changes)
     for index, change in enumerate(changes, 1):
-        head, words = oom.change_words(change), f"{change.saves}; speed: {change.costs}"
+        head, words = oom.change_words(change), oom.effect_words(change)
         lines.append([(f" {index} ", "key"), (head, "title")])
         if 3 + head_width + 2 + len(words) <= width:
             lines[-1].append((f"{'':{head_width - len(head)}}  {words}", "text"))

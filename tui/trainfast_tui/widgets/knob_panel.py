@@ -12,7 +12,7 @@ from trainfast_tui.next_run.sources import preset_choices
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
-from trainfast_tui.text.lines import Line, Tone, held_first, out_of_sight, rule, with_more, wrap
+from trainfast_tui.text.lines import Line, Tone, clamp_scroll, out_of_sight, rule, with_more, wrap
 from trainfast_tui.widgets.knob_text import KnobText
 from trainfast_tui.widgets.open_dialog import ask_choice, ask_text
 
@@ -116,7 +116,7 @@ class KnobPanel(Painted, can_focus=True):
         self.repaint()
 
     def action_move(self, by: int) -> None:
-        """Move the cursor `by` knobs down, held at the ends."""
+        """Move the cursor `by` knobs down, clamped to the list."""
         self.move_to(self.listed[max(0, min(len(self.listed) - 1, self._cursor + by))])
 
     def action_end(self, by: int) -> None:
@@ -200,7 +200,7 @@ class KnobPanel(Painted, can_focus=True):
         rows, places = self._list_rows(next_run)
         cursor = places[self._cursor]
         # The group's title stays in sight when the cursor reaches its first knob.
-        self._top = max(held_first(min(self._top, cursor - 1), len(rows), room), cursor - room + 1)
+        self._top = max(clamp_scroll(min(self._top, cursor - 1), len(rows), room), cursor - room + 1)
         above, below = sum(place < self._top for place in places), sum(place >= self._top + room for place in places)
         shown = rows[self._top : self._top + room]
         shown += [[] for _ in range(room - len(shown))]

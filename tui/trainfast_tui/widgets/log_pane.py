@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_tui.painting.painted import Painted
-from trainfast_tui.text.lines import Line, held_first, rule
+from trainfast_tui.text.lines import Line, clamp_scroll, rule
 
 
 class LogPane(Painted):
@@ -36,12 +36,12 @@ class LogPane(Painted):
     def scroll_pages(self, by: int) -> None:
         """Scroll to older (-1) or newer (1) lines."""
         page = max(1, self.size.height - 2)
-        self._lines_back = held_first(self._lines_back - by * page, len(self._output), page)
+        self._lines_back = clamp_scroll(self._lines_back - by * page, len(self._output), page)
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
         room = height - 1
-        self._lines_back = held_first(self._lines_back, len(self._output), room)
+        self._lines_back = clamp_scroll(self._lines_back, len(self._output), room)
         end = len(self._output) - self._lines_back
         shown = self._output[max(0, end - room) : end]
         title = "log" if not self._lines_back else f"log, {self._lines_back} lines back"

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from trainfast_tui.painting.painted import Painted
-from trainfast_tui.text.lines import Line, held_first
+from trainfast_tui.text.lines import Line, clamp_scroll
 
 
 class Page(Painted):
@@ -31,5 +31,5 @@ class Page(Painted):
 
     def lines(self, width: int, height: int) -> list[Line]:
         body = self._body(width)
-        self._top = held_first(self._top, len(body), height)
+        self._top = clamp_scroll(self._top, len(body), height)
         return body[self._top :]

@@ -13,7 +13,7 @@ from trainfast_tui.widgets.runs_table import SYNTHETIC, override_words
 
 
 class RunDetail(Painted):
-    """Three lines about one run; of a script with its whole command."""
+    """Three lines about one run; a script's run shows its whole command."""
 
     DEFAULT_CSS = "RunDetail { height: 3; }"
     _row: RunRow | None = None

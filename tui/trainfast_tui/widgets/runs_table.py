@@ -25,7 +25,7 @@ FEWER_COLUMNS: Columns = (("started", 16), ("preset", 15), ("state", 17), ("samp
 FEWEST_COLUMNS: Columns = (("preset", 15), ("state", 17), ("samples/s", 12))
 ALL_COLUMNS_FROM, START_TIMES_FROM = 110, 80
 """Widths from which the table has all columns, and from which it tells when each run was started."""
-LENGTH = "seq_len"
+SEQ_LEN = "seq_len"
 
 ORDERS: tuple[Order[RunRow], ...] = (
     Order("started", lambda row: row.run_id, direction_labels=("newest first", "oldest first")),
@@ -33,7 +33,7 @@ ORDERS: tuple[Order[RunRow], ...] = (
     Order(
         "samples/s",
         lambda row: row.samples_per_s if row.measured_under is None else None,
-        group_by=lambda row: _length(row),
+        group_by=lambda row: _seq_len_text(row),
     ),
     Order("peak memory", lambda row: row.peak_allocated_bytes),
     Order("preset", lambda row: row.name, largest_first=False, direction_labels=("a to z", "z to a")),
@@ -90,7 +90,7 @@ class RunsTable(SortedTable[RunRow]):
             self._current_identity = row.run_id
         order = self.order
         ranked = [row for row in self._listed if order.group_by is not None and order.key(row) is not None]
-        self.is_grouped = len(set(map(_length, ranked))) > 1
+        self.is_grouped = len(set(map(_seq_len_text, ranked))) > 1
         super().reorder()
 
     def action_mark(self) -> None:
@@ -130,8 +130,8 @@ class RunsTable(SortedTable[RunRow]):
         line: Line = [(f" {'●' if row.run_id in self.marked else ' '} ", "accent")]
         line += [(self.cell(name, cells[name][0], room), cells[name][1]) for name, room in self.columns(width)]
         overrides = without_search_settings(row.overrides, row.role)
-        if self.is_grouped and self.order.key(row) is not None and (length := _length(row)):
-            overrides.pop(LENGTH, None)
+        if self.is_grouped and self.order.key(row) is not None and (length := _seq_len_text(row)):
+            overrides.pop(SEQ_LEN, None)
             line.append((f"{length}  ", "title"))
         changed = fmt.plain(short_overrides(overrides, width - line_length(line)))
         line.append((changed, "text"))
@@ -148,10 +148,10 @@ def _speed(row: RunRow) -> str:
     return fmt.number(row.samples_per_s) + ("*" if _starred(row) else "")
 
 
-def _length(row: RunRow) -> str:
+def _seq_len_text(row: RunRow) -> str:
     """Return the seq_len as it is typed; empty for a script without a mapped seq_len."""
-    length = row.knobs.get(LENGTH)
-    return "" if length is None else fmt.plain(f"{LENGTH}={length}")
+    length = row.knobs.get(SEQ_LEN)
+    return "" if length is None else fmt.plain(f"{SEQ_LEN}={length}")
 
 
 def _starred(row: RunRow) -> bool:

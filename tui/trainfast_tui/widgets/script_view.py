@@ -11,7 +11,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import flag_names, place_words
 from trainfast_runner.settings.script_reach import ways_without_flag
 from trainfast_tui.text.format import plain, to_width
-from trainfast_tui.text.lines import Line, held_first, labelled, paragraph, rule
+from trainfast_tui.text.lines import Line, clamp_scroll, labelled, paragraph, rule
 from trainfast_tui.text.script import default_words, discovery_words
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
@@ -99,7 +99,7 @@ class ScriptView(PaintedWithNotice):
         lines = [rule("knobs and their flags", width), *rows, *reason, *ways]
         if flags and room > len(lines) + 1:
             for_flags = room - len(lines) - 1
-            first = held_first(self._first_flag, len(flags), for_flags)
+            first = self._first_flag = clamp_scroll(self._first_flag, len(flags), for_flags)
             last = min(len(flags), first + for_flags)
             part = f", {first + 1} to {last} (PgUp PgDn)" if for_flags < len(flags) else ""
             lines += [rule(f"flags of the script{part}", width), *flags[first:last]]

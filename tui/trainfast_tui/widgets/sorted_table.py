@@ -11,7 +11,7 @@ from textual.message import Message
 
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, held_first
+from trainfast_tui.text.lines import Line, clamp_scroll
 
 RowT = TypeVar("RowT")
 Columns = tuple[tuple[str, int], ...]
@@ -95,8 +95,12 @@ class SortedTable(Painted, Generic[RowT]):
         return next((order for order in self.orders if order.name == self._order), self.orders[0])
 
     def reorder(self) -> None:
-        """Put the listed rows in order and draw them."""
+        """Put the listed rows in order and draw them; the cursor stays in place if its row is not listed any more."""
+        place = self._cursor
         self._shown = ordered(self._listed, self.order, self.reverse)
+        identities = [self.identity(row) for row in self._shown]
+        if identities and self._current_identity is not None and self._current_identity not in identities:
+            self._current_identity = identities[min(place, len(identities) - 1)]
         self.repaint()
         self.post_message(self.Moved())
 
@@ -127,7 +131,7 @@ class SortedTable(Painted, Generic[RowT]):
         """The cursor is on another row, or the rows are others or in another order."""
 
     def action_move(self, by: int) -> None:
-        """Move the cursor `by` rows down, held at the ends."""
+        """Move the cursor `by` rows down, clamped to the table."""
         if self._shown:
             self._current_identity = self.identity(self._shown[max(0, min(len(self._shown) - 1, self._cursor + by))])
         self.repaint()
@@ -156,7 +160,7 @@ class SortedTable(Painted, Generic[RowT]):
     def rows_in_sight(self, width: int, room: int) -> list[Line]:
         """Paint `room` rows around the cursor."""
         cursor, room = self._cursor, max(1, room)
-        self._top = max(held_first(min(self._top, cursor), len(self._shown), room), cursor - room + 1)
+        self._top = max(clamp_scroll(min(self._top, cursor), len(self._shown), room), cursor - room + 1)
         lines = [self.row_line(row, width) for row in self._shown[self._top : self._top + room]]
         (margin, _), *rest = lines[cursor - self._top]
         lines[cursor - self._top] = [(f"▸{margin[1:]}", "cursor"), *((text, "cursor") for text, _ in rest)]

@@ -14,7 +14,7 @@ from trainfast_tui.widgets.memory_bar import MEASURED, has_long_form
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import PredictedSpeed
 
-SURE, UNSURE = "█", "▒"
+BELOW_INTERVAL, INSIDE_INTERVAL = "█", "▒"
 """Cells below the interval's lower end, and inside of the interval."""
 
 
@@ -72,8 +72,8 @@ def _bar_line(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Lin
     """Return the interval on the scale of all figures shown; a sign marks the prediction before knobs were turned."""
     scale = width / _most_samples_per_s(speed)
     low, high = max(1, round(predicted.low * scale)), round(predicted.high * scale)
-    painted: Line = [(SURE, "primary") for _ in range(low)]
-    painted += [(UNSURE, "primary") for _ in range(high - low)]
+    painted: Line = [(BELOW_INTERVAL, "primary") for _ in range(low)]
+    painted += [(INSIDE_INTERVAL, "primary") for _ in range(high - low)]
     painted += [("·", "muted")] * (width - len(painted))
     if speed.reference is not None:
         painted[min(width - 1, round(speed.reference * scale))] = ("┃", "accent")

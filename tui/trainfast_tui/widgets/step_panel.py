@@ -15,8 +15,9 @@ from trainfast_tui.text.live_figures import (
     first_and_last_loss,
     peak_allocated_bytes,
     planned_steps,
-    recent_figures,
+    run_figures,
     seconds_left,
+    step_words,
 )
 from trainfast_tui.text.memory import against_predicted_memory, peak_word_of
 from trainfast_tui.widgets.bar import bar, stacked_cells
@@ -52,7 +53,7 @@ class StepPanel(PaintedRun):
         run = self._run
         if run is None:
             return []
-        figures = recent_figures(run)
+        figures = run_figures(run)
         watched = [conditions_line(run, width)] if self.has_class("-watched") else []
         return [
             _progress_line(run, width),
@@ -72,7 +73,7 @@ def _progress_line(run: RunSnapshot, width: int) -> Line:
     else:
         took = run.result.seconds if run.result is not None else None
         end = f"took {fmt.duration(took)}" if took is not None else ""
-    words = f"step {fmt.count(done)} of {fmt.count(planned)}" if planned else f"step {fmt.count(done)}"
+    words = step_words(run)
     label = f" {fmt.fraction(share)}  {end}"
     narrow = width < WIDE_PROGRESS_FROM
     line: Line = [(f"{words} " if narrow else f"{words:<19} ", "title")]

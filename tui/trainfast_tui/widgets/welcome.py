@@ -6,7 +6,7 @@ from trainfast_runner.records.state_words import state_words
 from trainfast_tui.painting.painted import Painted, PaintedRun
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, paragraph
-from trainfast_tui.text.live_figures import peak_allocated_bytes, planned_steps, recent_figures
+from trainfast_tui.text.live_figures import peak_allocated_bytes, run_figures, step_words
 from trainfast_tui.text.memory import peak_word_of
 from trainfast_tui.text.state_signs import run_sign
 
@@ -55,14 +55,13 @@ class TooSmall(PaintedRun):
         run = self._run
         if run is None:
             return [*lines, [("No run. r starts one, q leaves.", "text")]]
-        planned, figures = planned_steps(run), recent_figures(run)
-        done = run.steps[-1].step if run.steps else 0
+        figures = run_figures(run)
         synthetic = "  synthetic data" if run.synthetic else ""
         sign, tone = run_sign(run.state)
         return [
             *lines,
             [(f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "muted")],
-            [(f"step {fmt.count(done)} of {fmt.count(planned)}", "title")],
+            [(step_words(run), "title")],
             [(fmt.per_second(figures.samples_per_s, "samples"), "title"), (synthetic, "warning")],
             [(f"peak {peak_word_of(run.run_file)} ", "muted"), (fmt.size(peak_allocated_bytes(run)), "text")],
             [(fmt.with_sizes(run.reason), "text")],

@@ -9,6 +9,7 @@ from pathlib import Path
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.search_states import LIVE_STATES
 from trainfast_runner.search.journal.batch import (
+    BatchAnswer,
     BatchEnded,
     BatchLaunched,
     BatchLine,
@@ -114,6 +115,11 @@ class BatchSnapshot(JournalLines):
     def ended(self) -> BatchEnded | None:
         """The end; None while the search goes on or was continued."""
         return current_end(self.lines, BatchEnded)
+
+    @property
+    def answer(self) -> BatchAnswer | None:
+        """The answer; None before it."""
+        return None if self.ended is None else self.ended.answer
 
 
 class BatchFollower:

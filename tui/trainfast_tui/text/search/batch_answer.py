@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_tui.text.format import count, duration, per_second, plain, size
 from trainfast_tui.text.memory import PHASE_WORDS
-from trainfast_tui.text.oom import CLOSEST, change_options
+from trainfast_tui.text.oom import CLOSEST, change_options, effect_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
@@ -92,11 +92,7 @@ def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:
         return ()
     if ended.answer is None:
         return tuple(
-            Offer(
-                f"change {index}",
-                tuple(change.settings.items()),
-                f"{change.saves}; speed: {change.costs}" if change.costs else change.saves,
-            )
+            Offer(f"change {index}", tuple(change.settings.items()), effect_words(change))
             for index, change in enumerate(ended.changes, 1)
         )
     answer = ended.answer

@@ -40,7 +40,8 @@ def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None) -> s
 
     each = fmt.size(share_of_free(host_free_bytes(), ranks))
     whose = "of this machine's memory" if ranks == 1 else f"of this machine's memory for each of {ranks} processes"
-    return f"No memory_limit: this searches up to {each} {whose}, set as a real limit. memory_limit makes it less."
+    limit = f"{each} {whose}"
+    return f"No memory_limit: the search uses up to {limit}, set as a real limit; set memory_limit to lower it."
 
 
 def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None) -> list[LabelledText]:
@@ -76,7 +77,7 @@ def _limit_of(earlier: BatchSnapshot | None) -> str:
 def _own_limit(spec: RunSpec) -> str:
     """Return the limit that the knobs set, or the device."""
     limit = spec.knobs.get("memory_limit")
-    return "what the device has free" if limit is None else f"memory_limit={limit}"
+    return "the device's free memory" if limit is None else f"memory_limit={limit}"
 
 
 def _time_words(earlier: BatchSnapshot | None) -> str:

@@ -62,8 +62,8 @@ def _end_words(search: BatchSnapshot) -> str:
     ended = search.ended
     if ended is None:
         return ""
-    if ended.answer is not None:
-        most, too_large = ended.answer.max_batch, ended.answer.too_large
+    if (answer := search.answer) is not None:
+        most, too_large = answer.max_batch, answer.too_large
         if too_large is not None and too_large > most + 1:
             return f"batch_size {most:,} fits, confirmed in a fresh process; {too_large:,} does not"
         return f"batch_size {most:,} is the largest that fits, confirmed in a fresh process"

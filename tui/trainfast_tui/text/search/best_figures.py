@@ -18,13 +18,13 @@ VERDICTS = ("measured", "beaten", "bound", "too_large", "incompatible", "failed"
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """An objective in words; the figures of `time` have no unit here but the one of their size."""
+    """Words of an objective. `unit` is empty for `time`, whose unit depends on the figure (`unit_of`)."""
 
     unit: str
     judged_by: str
-    """The figure that a report says it judges by."""
+    """The criterion that a report names."""
     best: str
-    """The end of the question: which settings train the model best?"""
+    """Completes: which settings train the model ...?"""
     hint: str
     """The line of the dialog that asks for the objective."""
 
@@ -97,7 +97,7 @@ def count_words(verdicts: Iterable[str]) -> str:
 
 
 def objective_of(name: str) -> Objective:
-    """Return the words of an objective; of one of a newer version its name."""
+    """Return the words of an objective; an unknown one is named by itself."""
     return OBJECTIVES.get(name, Objective(name, name, f"best by {name}", name))
 
 

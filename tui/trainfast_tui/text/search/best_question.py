@@ -21,7 +21,7 @@ ABOUT_SCRIPT = (
     " steps and whose checkpoints and trackers are off; the best and your own settings are then confirmed."
 )
 BY_COMMAND = "--set {knob}=VALUE names it"
-BY_KEYS = "Enter on it in the list of knobs types one"
+BY_KEYS = "press Enter on the knob to type a value"
 """Words on how to name a script's present value: on the command line, and in the app."""
 
 

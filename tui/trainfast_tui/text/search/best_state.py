@@ -66,7 +66,7 @@ def _end_words(search: BestSnapshot) -> str:
         missing = f": the smallest is {fmt.size(ended.missing_bytes)} too large" if ended.missing_bytes else ""
         return f"no setting fits{missing}; v varies other knobs, Esc goes back to turn some"
     if search.state == "failed":
-        return f"failed: {fmt.plain(ended.reason)}; v puts another question, Esc goes back to turn knobs"
+        return f"failed: {fmt.plain(ended.reason)}; v asks a new question, Esc goes back to the knobs"
     if search.state == "cancelled":
         why = "" if ended.reason in ("", CANCELLED) else f": {fmt.plain(ended.reason)}"
         return f"stopped{why}; its journal is kept, f5 resumes"
