@@ -11,12 +11,12 @@ from trainfast_runner.records.search_states import LIVE_STATES
 from trainfast_runner.search.journal.batch import (
     BatchAnswer,
     BatchEnded,
+    BatchJournal,
     BatchLaunched,
     BatchLine,
     BatchQuestion,
     BatchStep,
     ConfirmationRun,
-    Predicted,
     Probe,
 )
 from trainfast_runner.search.journal.followed import FollowedJournal
@@ -34,14 +34,13 @@ from trainfast_runner.search.journal.memory_fit import MemoryFit
 
 
 @dataclass(frozen=True)
-class BatchSnapshot(JournalLines):
+class BatchSnapshot(BatchJournal):
     """The state of a batch search at one moment, and its journal's lines so far.
 
     `state` is starting, running, pausing (it finishes its probe first), paused, interrupted (no conductor and no
     recorded end: the same command continues it), answered, nothing_fits, failed or cancelled.
     """
 
-    lines: tuple[BatchLine, ...]
     directory: Path
     state: str
     unreadable_lines: int
@@ -50,26 +49,6 @@ class BatchSnapshot(JournalLines):
     def is_live(self) -> bool:
         """True if a conductor works on the search."""
         return self.state in LIVE_STATES
-
-    @cached_property
-    def question(self) -> BatchQuestion | None:
-        """The first line; None while it is unwritten."""
-        return newest(self.lines, BatchQuestion)
-
-    @cached_property
-    def prediction(self) -> Predicted | None:
-        """The predicted memory; None before it is written."""
-        return newest(self.lines, Predicted)
-
-    @cached_property
-    def probes(self) -> tuple[Probe, ...]:
-        """Probes in the order they were made, void ones included."""
-        return tuple(line for line in self.lines if isinstance(line, Probe))
-
-    @cached_property
-    def confirmations(self) -> tuple[ConfirmationRun, ...]:
-        """Confirmation runs in the order they were made."""
-        return tuple(line for line in self.lines if isinstance(line, ConfirmationRun))
 
     @cached_property
     def newest_step(self) -> BatchStep | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from trainfast_runner.records.result import STRICT_SPEED
 from trainfast_runner.search.journal.batch import (
     BatchAnswer,
     BatchEnded,
+    BatchJournal,
     BatchQuestion,
     ConfirmationRun,
-    Predicted,
     Probe,
     read_batch_journal,
     refuted_by,
@@ -49,12 +50,10 @@ PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "re
 
 def batch_report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
-    lines = read_batch_journal(directory)
-    question = next(line for line in lines if isinstance(line, BatchQuestion))
-    ended = newest(lines, BatchEnded)
-    predicted = newest(lines, Predicted)
+    journal = BatchJournal(tuple(read_batch_journal(directory)))
+    question, predicted, ended = journal.question, journal.prediction, newest(journal.lines, BatchEnded)
+    assert question is not None, "a journal begins with its question"
     answer = ended.answer if ended is not None else None
-    confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]
     return {
         **first_fields(question, ended),
         **fields_of(answer, "max_batch", "samples_per_s", "aligned_batch", "recommended_batch"),
@@ -62,7 +61,7 @@ def batch_report(directory: Path) -> dict[str, Any]:
         "recommended_reason": answer.recommended_why if answer else None,
         "margins": answer.margins if answer else [],
         "fastest": _fastest(answer),
-        "probes": [_probe(line, confirmations) for line in lines if isinstance(line, Probe)],
+        "probes": [_probe(probe, journal.confirmations) for probe in journal.probes],
         "model": fields_of(answer, "fixed_bytes", "bytes_per_sample", "phase"),
         "predicted": None if predicted is None else fields_of(predicted, *PREDICTED_FIELDS),
         "limit": question.limit_words,
@@ -70,7 +69,7 @@ def batch_report(directory: Path) -> dict[str, Any]:
         "limits_bytes": question.limits_bytes,
         "world_size": question.world_size,
         **fields_of(answer, "tightest_rank", "proof_run_id"),
-        "proofs": [fields_of(confirmation, *CONFIRMATION_FIELDS) for confirmation in confirmations],
+        "proofs": [fields_of(confirmation, *CONFIRMATION_FIELDS) for confirmation in journal.confirmations],
         **fields_of(answer, "headroom_bytes", "certainty", "too_large"),
         "changes": ended.changes if ended is not None else [],
         **fields_of(ended, "missing_bytes", "seconds"),
@@ -83,7 +82,7 @@ def measured_under(question: BatchQuestion) -> str | None:
     return STRICT_SPEED if question.device == "cpu" and question.model else None
 
 
-def _probe(probe: Probe, confirmations: list[ConfirmationRun]) -> dict[str, Any]:
+def _probe(probe: Probe, confirmations: Sequence[ConfirmationRun]) -> dict[str, Any]:
     """One probe; `refuted_by` is the confirmation run that ran out of memory although this size had fitted."""
     by = refuted_by(probe, confirmations)
     return {**fields_of(probe, *PROBE_FIELDS), "refuted_by": None if by is None else by.run_id}

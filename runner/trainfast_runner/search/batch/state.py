@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainfast_runner.records.json_lines import newest
-from trainfast_runner.search.journal.batch import BatchLine, BatchQuestion, ConfirmationRun, Predicted, Probe
+from trainfast_runner.search.journal.batch import BatchJournal, BatchLine, ConfirmationRun, Predicted, Probe
 from trainfast_runner.search.journal.memory_fit import MemoryFit, fit_memory
 
 LARGEST_BATCH = 1 << 20
@@ -57,14 +56,16 @@ class BatchState:
 
 def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> BatchState:
     """Return the state of a search from the lines of its journal."""
-    question = next(line for line in lines if isinstance(line, BatchQuestion))
+    journal = BatchJournal(tuple(lines))
+    question = journal.question
+    assert question is not None, "a journal begins with its question"
     return BatchState(
         device=question.device,
         world_size=question.world_size,
         limits_bytes=tuple(question.limits_bytes),
-        predicted=newest(lines, Predicted),
-        probes=tuple(line for line in lines if isinstance(line, Probe)),
-        confirmations=tuple(line for line in lines if isinstance(line, ConfirmationRun)),
+        predicted=journal.prediction,
+        probes=journal.probes,
+        confirmations=journal.confirmations,
         no_oom=no_oom,
     )
 

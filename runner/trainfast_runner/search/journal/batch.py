@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.json_lines import newest, read_all
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 from trainfast_runner.records.search_directories import JOURNAL_FILE
-from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Line, Paused, Resumed, SearchEnded, Waiting
+from trainfast_runner.search.journal.lines import (
+    Conducted,
+    CoolingDown,
+    JournalLines,
+    Line,
+    Paused,
+    Resumed,
+    SearchEnded,
+    Waiting,
+)
 from trainfast_runner.search.journal.memory_fit import MemoryFit
 
 
@@ -211,6 +222,33 @@ def refuted_by(probe: Probe, confirmations: Iterable[ConfirmationRun]) -> Confir
         ),
         None,
     )
+
+
+@dataclass(frozen=True)
+class BatchJournal(JournalLines):
+    """The lines of a batch search's journal, oldest first, and what they hold."""
+
+    lines: tuple[BatchLine, ...]
+
+    @cached_property
+    def question(self) -> BatchQuestion | None:
+        """The first line; None while it is unwritten."""
+        return newest(self.lines, BatchQuestion)
+
+    @cached_property
+    def prediction(self) -> Predicted | None:
+        """The predicted memory; None before it is written."""
+        return newest(self.lines, Predicted)
+
+    @cached_property
+    def probes(self) -> tuple[Probe, ...]:
+        """Probes in the order they were made, void ones included."""
+        return tuple(line for line in self.lines if isinstance(line, Probe))
+
+    @cached_property
+    def confirmations(self) -> tuple[ConfirmationRun, ...]:
+        """Confirmation runs in the order they were made."""
+        return tuple(line for line in self.lines if isinstance(line, ConfirmationRun))
 
 
 def read_batch_journal(directory: Path) -> list[BatchLine]:
