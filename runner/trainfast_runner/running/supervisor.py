@@ -101,7 +101,7 @@ class Supervisor:
             self._script = ScriptWatch(
                 run_file,
                 directory,
-                self._files.output.path,
+                self._files.output,
                 lambda why: self._events.record("no_step", detail=why),
                 bounds.no_step_s,
             )
