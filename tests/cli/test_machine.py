@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli.command import Cli
-from trainfast_runner.machine.doctor.examine import ends_at_logout, memory_limit
+from trainfast_runner.machine.cgroup import memory_limit
+from trainfast_runner.machine.doctor.examine import ends_at_logout
 
 
 def test_monitor_gives_the_hosts_real_readings(cli: Cli) -> None:

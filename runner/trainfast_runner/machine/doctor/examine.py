@@ -13,11 +13,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cgroup import PROC, memory_files
+from trainfast_runner.machine.cgroup import memory_limit
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.doctor.check import Check
 from trainfast_runner.machine.doctor.gpus import energy_checks, gpu_checks
@@ -130,7 +129,7 @@ def _home(home: Home) -> Iterator[Check]:
 
 
 def _memory() -> Iterator[Check]:
-    """The least memory limit of the control groups this process is in."""
+    """The tightest memory limit of this process's control groups."""
     limit, where = memory_limit()
     if limit is None:
         yield Check("memory limit", "ok", "no control group limits this session's memory")
@@ -142,18 +141,6 @@ def _memory() -> Iterator[Check]:
             f"{where} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory",
             None if enough else "raise the container's limit, or set memory_limit below it",
         )
-
-
-def memory_limit(proc: Path = PROC) -> tuple[int | None, str]:
-    """Bytes of the tightest limit above this process (v2 `memory.max`) and its file; None without one."""
-    limits: list[tuple[int, str]] = []
-    for path in memory_files("memory.max", "memory.limit_in_bytes", proc):
-        with suppress(OSError):
-            value = path.read_text().strip()
-            # cgroup v1 writes "no limit" as the largest multiple of the page size that fits 63 bits.
-            if value.isdecimal() and int(value) < 1 << 60:
-                limits.append((int(value), str(path)))
-    return min(limits, default=(None, ""))
 
 
 def _compiler(python: str | None) -> Iterator[Check]:
