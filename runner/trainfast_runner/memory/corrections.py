@@ -17,7 +17,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import home_directory
-from trainfast_runner.records.json_lines import write_atomically
+from trainfast_runner.records.json_lines import DAMAGE, write_atomically
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.records.run_records import RunRecords
@@ -83,7 +83,7 @@ def _corrections_or_trouble(home: Path | None) -> tuple[dict[str, DeviceCorrecti
         return msgspec.json.decode(file.read_bytes(), type=dict[str, DeviceCorrections]), None
     except (FileNotFoundError, UserError):
         return {}, None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *DAMAGE) as error:
         words = error.strerror if isinstance(error, OSError) else str(error)
         return {}, f"{file} cannot be read ({words}): nothing is corrected by earlier runs until another one ends"
 

@@ -31,7 +31,7 @@ _result_decoder = msgspec.json.Decoder(Result)
 
 
 def read_run_file(directory: Path) -> RunFile | None:
-    """`run.json`, or None when it is missing or unreadable."""
+    """`run.json`, or None when it is missing or damaged. Raises OSError if it cannot be read."""
     return _decoded_file(directory / RUN_FILE, _run_decoder)
 
 
@@ -42,7 +42,7 @@ def is_listed(directory: Path) -> bool:
 
 
 def read_result(directory: Path) -> Result | None:
-    """`result.json`, or None when the run has not ended or the file is unreadable.
+    """`result.json`, or None when the run has not ended or the file is damaged. Raises OSError if it cannot be read.
 
     Also None while the supervisor computes the figures of a provisional result.
     """
@@ -51,7 +51,10 @@ def read_result(directory: Path) -> Result | None:
 
 
 def read_written_result(directory: Path) -> Result | None:
-    """`result.json`, a provisional one included, or None when it is missing or unreadable."""
+    """`result.json`, a provisional one included, or None when it is missing or damaged.
+
+    Raises OSError if it cannot be read.
+    """
     return _decoded_file(directory / RESULT_FILE, _result_decoder)
 
 
