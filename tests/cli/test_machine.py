@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,17 @@ def test_doctor_says_why_runs_cannot_start(cli: Cli, tmp_path: Path) -> None:
     assert "there is no Python at /nowhere" in given.refused()
     assert "there is no Python" in cli("doctor", "--python", "/nowhere", "--json").json["error"]["message"]
     assert "2 for a --python PATH that cannot train" in " ".join(cli("doctor", "--help").out.split())
+
+
+def test_doctor_looks_for_build_tools_beside_the_python_of_a_folder(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "env" / "bin"
+    folder.mkdir(parents=True)
+    for tool, command in (("python", f'exec {sys.executable} "$@"'), ("ninja", "exit")):
+        (folder / tool).write_text(f"#!/bin/sh\n{command}\n")
+        (folder / tool).chmod(0o700)
+    checks = cli("doctor", "--json", "--python", str(folder.parent)).json["checks"]
+    found = {check["name"]: check["finding"] for check in checks}
+    assert found["ninja"] == str(folder / "ninja")
 
 
 def test_doctor_sees_gpus_that_this_torch_cannot_use(cli: Cli, nvml_library: Path) -> None:

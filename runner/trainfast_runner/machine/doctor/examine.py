@@ -39,6 +39,7 @@ SMALLEST_TERMINAL = (80, 24)
 
 def examine(home: Home, python: str | None = None) -> list[Check]:
     """All checks, the essential ones first. Takes about a second."""
+    executable = python or sys.executable
     try:
         executable = find_python(python)
         packages = ask_script(executable, "inspect_model.py", ["{}"], task="list its packages")
@@ -52,7 +53,7 @@ def examine(home: Home, python: str | None = None) -> list[Check]:
         *_home(home),
         *_memory(),
         *_gpus(python, packages["versions"]),
-        *_compiler(python),
+        *_compiler(executable),
         *_shared_memory(),
         *_logout(),
         *_terminal(os.environ),
@@ -143,9 +144,8 @@ def _memory() -> Iterator[Check]:
         )
 
 
-def _compiler(python: str | None) -> Iterator[Check]:
+def _compiler(executable: str) -> Iterator[Check]:
     """The build tools of DeepSpeed's extensions and torch.compile; a launch puts the Python's own bin first in PATH."""
-    executable = python or sys.executable
     if path := compiler(executable):
         yield Check("C++ compiler", "ok", path)
     else:
