@@ -139,6 +139,13 @@ def test_a_live_violation_counter_is_reported(watch) -> None:
     assert {gpu.power_violation_ns for gpu in seen} == {0}
 
 
+def test_sync_boost_without_a_counter_is_sampled_beside_the_counters_of_other_causes(watch) -> None:
+    look = watch(Machine(gpus(1, reasons=0x10, unsupported=frozenset({"field 76"}))))
+    first, last = (look(at_s)[0][0] for at_s in (0, 1))
+    assert last.throttled_sampled_ns["sync_boost"] == last.t_ns - first.t_ns
+    assert last.power_violation_ns == 0, "it has a counter"
+
+
 def test_mixed_gpus_have_their_own_capabilities(watch) -> None:
     old = Gpu(uuid="GPU-old", name="Old", unsupported=frozenset({"nvmlDeviceGetTotalEnergyConsumption", "field 83"}))
     look = watch(Machine([Gpu(uuid="GPU-new"), old, Gpu(uuid="GPU-between", unsupported=frozenset({"field 83"}))]))

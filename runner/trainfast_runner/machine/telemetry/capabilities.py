@@ -54,7 +54,8 @@ class Capabilities:
         self.ask_throttle_reasons = self.queries.get(_THROTTLE_REASONS)
         counted = {field.name for field in self.batch.answered}
         self.has_uncounted_cause = any(
-            cause.policy_counter not in counted and not counted.issuperset(cause.reason_counters)
+            cause.policy_counter not in counted
+            and not (cause.reason_counters and counted.issuperset(cause.reason_counters))
             for cause in CAUSES
             if cause.policy_counter is not None
         )
