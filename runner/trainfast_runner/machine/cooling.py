@@ -26,9 +26,9 @@ ReadDevices = Callable[[], tuple[list[DeviceReading], dict[str, str]]]
 
 @dataclass(frozen=True)
 class Cooling:
-    """One poll of GPUs that are still too warm: the hottest of them, degrees Celsius, seconds waited so far.
+    """One poll of GPUs that are still too warm: the hottest one, in degrees Celsius, and the seconds waited so far.
 
-    `stuck_s` is for how long none of it has become less.
+    `stuck_s` is the time since the temperature last fell.
     """
 
     index: int

@@ -33,7 +33,7 @@ TRAINING_PHASES = ("forward", "backward", "optimizer", "train")
 """Phases in which the training itself runs out of memory; an engine that cannot split a step says train."""
 MAX_BEYOND = 0.5
 MAX_BEYOND_BYTES = 512 << 20
-"""A run more than both off its traced peak (a share of it, and bytes) ran another step than the traced one."""
+"""A run whose peak is off its traced peak by more than both (a share of it, and bytes) took another step."""
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):

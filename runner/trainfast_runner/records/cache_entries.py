@@ -1,4 +1,4 @@
-"""UnneededEntry entries of the cache directory. Every entry there is made again when it is missing."""
+"""Unneeded entries of the cache directory; each is made again when it is missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class UnneededEntry:
 
 
 def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[UnneededEntry]:
-    """Entries not read or changed for so long by their file times, half-made files, and locks that no process holds.
+    """Entries unused for longer than `older_than_s`, half-made files, and locks that no process holds.
 
     Entries that a training may have open are left out while one `is_training`.
     """

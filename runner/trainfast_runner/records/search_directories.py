@@ -57,7 +57,7 @@ def is_conducted(directory: Path) -> bool:
 def conducted_search_of(home: Home, run: RunFile) -> Path | None:
     """The directory of the search that started the run, while a conductor works on it; None for any other run.
 
-    A bench of warm rows holds the lock of such a directory too; it has no journal (`has_journal`).
+    `bench` holds such a lock too, in a directory without a journal (`has_journal`).
     """
     directory = None if run.search_id is None else home.search_directory(run.search_id)
     return directory if directory is not None and is_conducted(directory) else None

@@ -17,7 +17,7 @@ from trainfast_runner.records.script_run import TracedMemory
 
 
 class RankLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """What every kind has: the time (CLOCK_MONOTONIC), and the rank if the line names it."""
+    """Fields of every kind: the time (CLOCK_MONOTONIC), and the rank if the line names it."""
 
     t_ns: Count
     rank: Count | None = None
@@ -70,7 +70,7 @@ class ActualLine(Actual, frozen=True, kw_only=True, tag_field="kind", tag="actua
 
 
 class ScriptLine(RankLine, frozen=True, kw_only=True, tag="script"):
-    """What the hooks in a user's own script know of it."""
+    """The findings of the hooks in a user's own script."""
 
     framework: str | None = None
     hooks: list[str] | None = None

@@ -151,7 +151,7 @@ class Follower:
         state = run_state(self.directory, self._known.run_file, self._state_events)
         result = settle(self.directory) if state.ended and not alive else read_result(self.directory)
         grew = self._read()
-        # The supervisor records the end before it writes the result: until it is gone, the result may still come.
+        # The supervisor records the end before it writes the result: while it lives, the result may still come.
         self._has_ended = (is_whole(result) or (state.ended and not alive)) and not grew
         if self._join is not None:
             self._conditions.extend(self._join.joined(final=self._has_ended))

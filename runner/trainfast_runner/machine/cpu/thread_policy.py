@@ -24,11 +24,11 @@ PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
 
 class ThreadPolicy(LaunchThreads, frozen=True, kw_only=True):
-    """The chosen threads of a launch, with the variables that they need."""
+    """The wait policy of a launch's OpenMP threads, with the variables that set it."""
 
     @property
     def env(self) -> dict[str, str]:
-        """The variables that the launch sets for it."""
+        """The variables that the launch sets for the policy."""
         return dict(PASSIVE_SETTINGS) if self.wait == PASSIVE else {}
 
 

@@ -1,4 +1,4 @@
-"""The plan of a user's own script: the machine's devices, the command as typed, and the three changes of a run."""
+"""The plan of a user's own script: its devices, its command as typed, and the environment that loads the hooks."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def _versions(interpreter: str | None) -> dict[str, str | None]:
 
 
 def without_torch(interpreter: str) -> str:
-    """Say that this Python has no torch, and how to name another one."""
+    """The message for a Python without torch, with the way to name another."""
     return f"{interpreter} has no torch: give the script's own Python by --python, or in the command"
 
 
