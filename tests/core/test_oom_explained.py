@@ -184,8 +184,7 @@ def test_where_no_change_is_enough_the_closest_are_listed_with_what_they_miss() 
     room = int(0.97 * 200 * MIB) - (32 << 20)
     assert [change.missing_bytes for change in found.changes] == [280 * MIB - room, 330 * MIB - room, 330 * MIB - room]
     assert found.changes[0].saves == (
-        "predicted peak 280 MiB of 200 MiB, 118 MiB too much"
-        " beside the 38 MiB that a run may take beyond its prediction"
+        "predicted peak 280 MiB of 200 MiB, 118 MiB over with 38 MiB kept free for prediction error"
     )
     assert "No change of knobs makes it fit by the prediction." in oom_sentences(found)
     assert "the closest" in changes_title(found.changes)

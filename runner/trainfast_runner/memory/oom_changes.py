@@ -100,7 +100,7 @@ class Goal:
         words = f"predicted peak {_size(predicted.total_bytes)} of {_size(self.limit_bytes)}"
         missing = need.total_bytes - self.limit_bytes
         if missing > 0:
-            words += f", {_size(missing)} too much beside the {_size(margin)} that a run may take beyond its prediction"
+            words += f", {_size(missing)} over with {_size(margin)} kept free for prediction error"
         return OomChange(
             settings=settings,
             saves=words,
@@ -208,7 +208,7 @@ def _batch_in(change: OomChange) -> int:
 def _first_enough(goal: Goal, fix: Fix, values: list[str], beside: Settings | None = None) -> list[OomChange]:
     """The first value that is enough, with all other knobs turned `beside` it; else the last one predicted."""
     newest: list[OomChange] = []
-    costs = fix.costs if beside is None else f"every knob that frees memory; {fix.costs}"
+    costs = fix.costs if beside is None else f"all memory-saving knobs at once; {fix.costs}"
     for value in values:
         change = goal.change({**(beside or {}), fix.knob: value}, costs)
         newest = newest if change is None else [change]
