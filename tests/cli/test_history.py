@@ -312,7 +312,7 @@ def test_compare_says_what_makes_it_doubtful(cli: Cli) -> None:
     for words in (
         "synthetic data",
         "ended out of memory: no memory",
-        "did not start under clean conditions",
+        "started before the device had freed the last run's memory, or lost the device later",
         "shared its watched GPU with 1 other process",
     ):
         assert words in text

@@ -266,7 +266,7 @@ def test_a_silent_gpu_is_listed_with_its_seconds_and_the_growth_of_its_counters(
     assert (result.conditions.started_clean, result.conditions.clean) == (True, False)
     assert list(doubts(result)) == [
         "had no reading of GPU 0 for 7 s, 70 % of the measured time; by its counters it was throttled meanwhile:"
-        " 6.0 s by the power limit: too little is left for its throttled time and energy",
+        " 6.0 s by the power limit; the rest is too short for figures of throttled time and energy",
         "saw an Xid error on GPU 0: 79",
     ]
 

@@ -262,7 +262,7 @@ def _processes_words(pids: Sequence[int]) -> str:
 
 def _temperature_words(hottest: float | None, limit: float | None) -> str:
     if hottest is None:
-        return "at a temperature it does not give"
+        return "at an unknown temperature"
     if limit is None:
         return f"at {hottest:.0f} °C"
     over = hottest - limit

@@ -96,7 +96,7 @@ def compare(a: Result, b: Result) -> Comparison:
     if differing := [row.label for row in conditions if row.differs]:
         notes.insert(
             0,
-            f"the conditions differed ({', '.join(differing)}): part of the difference may be theirs; `bench"
+            f"the conditions differed ({', '.join(differing)}): part of the difference may come from them; `bench"
             " --repeat 3` runs two variants in turn (A B A B), so that both have the same",
         )
     return Comparison(a.run_id, b.run_id, _settings(a, b), list(_Rows(a, b).all()), notes, conditions)
@@ -250,7 +250,7 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
         yield f"different presets: {a.name} and {b.name}"
     for result in (a, b):
         if result.role == PROBE:
-            tried = ", ".join(map(str, result.tried)) or "not on record"
+            tried = ", ".join(map(str, result.tried)) or "none recorded"
             yield f"{result.run_id} is a search's probe, which tried one batch_size after another: {tried}"
         elif result.role in WARM_ROLES:
             yield f"{result.run_id} tried {len(result.tried)} settings for a search, one after another"
@@ -262,7 +262,7 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
             steps = "1 step" if result.steps.measured == 1 else f"{result.steps.measured} steps"
             yield f"{result.run_id} measured {steps}: too few to tell a difference from noise"
         if result.synthetic_data:
-            yield f"{result.run_id} trained on synthetic data: its loss says nothing"
+            yield f"{result.run_id} trained on synthetic data: its loss is meaningless"
         if result.energy.joules_per_sample is not None and (watched := watched_words(result)):
             yield f"the energy of {result.run_id} is that of {watched}, which it does not use"
         for doubt in doubts(result):
