@@ -57,8 +57,8 @@ def test_doctor_says_why_a_gpu_has_no_energy(cli: Cli, nvml_library: Path, tmp_p
     checks = {check["name"]: check for check in cli("doctor", "--json", **machine).json["checks"]}
     assert "GPU 0 energy" not in checks
     assert checks["GPU 1 energy"]["state"] == "warn"
-    assert "the energy counter says 0 J in " in checks["GPU 1 energy"]["finding"]
-    assert "400 W of power make " in checks["GPU 1 energy"]["finding"]
+    assert "the energy counter shows 0 J in " in checks["GPU 1 energy"]["finding"]
+    assert "400 W over that time are " in checks["GPU 1 energy"]["finding"]
 
 
 def test_monitor_shows_eight_gpus(cli: Cli, nvml_library: Path) -> None:
@@ -214,7 +214,7 @@ def test_topo_without_a_gpu_is_one_sentence(cli: Cli) -> None:
     assert (done.json["devices"], done.json["matrix"]) == ([], [])
     text = cli("topo").out.splitlines()
     assert len(text) == 1
-    assert text[0].startswith("No GPU to draw, runs train on the CPU: ")
+    assert text[0].startswith("No GPU to show, runs train on the CPU: ")
 
 
 def test_a_preset_is_shown_with_advice_for_this_machine(cli: Cli) -> None:

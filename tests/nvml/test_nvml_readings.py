@@ -170,8 +170,8 @@ def test_an_energy_counter_that_stands_still_beside_power_is_given_up(watch) -> 
         assert sound.energy_mj == 5_000_000 + 400_000 * at_s
         assert still.energy_mj is None
         assert set(missing) == {"gpu1.energy_mj"}
-        assert missing["gpu1.energy_mj"].startswith("the energy counter says 0 J in ")
-        assert ", but 400 W of power make 1," in missing["gpu1.energy_mj"]
+        assert missing["gpu1.energy_mj"].startswith("the energy counter shows 0 J in ")
+        assert ", but 400 W over that time are 1," in missing["gpu1.energy_mj"]
 
 
 def test_an_energy_counter_that_counts_a_third_is_given_up_and_one_that_counts_two_thirds_is_not(watch) -> None:
@@ -190,4 +190,4 @@ def test_an_energy_counter_that_only_its_function_gives_is_given_up_too(watch) -
     for at_s in range(1, 5):
         [gpu], missing = look(at_s)
     assert gpu.energy_mj is None
-    assert missing["gpu0.energy_mj"].startswith("the energy counter says 0 J")
+    assert missing["gpu0.energy_mj"].startswith("the energy counter shows 0 J")

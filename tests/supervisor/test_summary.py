@@ -170,7 +170,7 @@ def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path: Path, counte
     energy = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU]).energy
     assert (energy.joules, energy.joules_per_step, energy.joules_per_sample, energy.source) == (None,) * 4
     assert energy.reason is not None
-    assert energy.reason.startswith("GPU 0: the energy counter says ")
+    assert energy.reason.startswith("GPU 0: the energy counter shows ")
     assert expected in energy.reason
     joined = joined_steps(tmp_path)
     assert {conditions.energy_joules for _, conditions in joined if conditions} == {None}

@@ -47,7 +47,8 @@ def stop_unsupervised(
     """
     _refuse_ended(directory)
     if supervisor_of(directory) is not None:
-        raise UserError(f"{directory.name} has a supervisor: ask that to stop", key=directory.name)
+        name = directory.name
+        raise UserError(f"{name} has a supervisor: stop it with `trainfast-tui stop {name}`", key=name)
     launched = launched_child_of(directory)
     ranks = running_ranks(directory)
     first = [*([launched] if launched is not None else ranks), *forks_left_by(directory)]

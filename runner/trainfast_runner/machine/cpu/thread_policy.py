@@ -76,8 +76,8 @@ def choose_policy() -> ThreadPolicy:
 def policy_beside(others: float | None) -> ThreadPolicy:
     """The policy beside others' load of so many cores (None: unknown)."""
     if others is None:
-        return ThreadPolicy(wait=PASSIVE, reason="what others take of the cores is unknown, so they may be busy")
-    took = f"others took {100 * others:.0f} % of a core before the launch"
+        return ThreadPolicy(wait=PASSIVE, reason="the load of other processes is unknown")
+    took = f"other processes used {100 * others:.0f} % of a core before the launch"
     if others < IDLE_CORES:
         return ThreadPolicy(wait=DEFAULT, reason=f"{took}: spinning threads are fastest", others_cores=others)
     return ThreadPolicy(wait=PASSIVE, reason=f"{took}: spinning threads would stall", others_cores=others)

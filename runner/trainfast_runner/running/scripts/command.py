@@ -84,7 +84,7 @@ def read_command(typed: Sequence[str], python: str | None = None, cwd: str = "")
     Raises UserError for one that cannot start.
     """
     if not typed:
-        raise UserError("run -- needs a command behind the dashes", key="--", advice="run -- python train.py")
+        raise UserError("run -- needs a command after --", key="--", advice="run -- python train.py")
     first = Path(typed[0]).name
     if PYTHON.fullmatch(first):
         return _python(typed, python, cwd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -55,7 +56,7 @@ def discover(
     command = read_command(typed, None if python is None else training_python.find_python(python))
     if command.interpreter is None or not command.script:
         raise UserError(
-            f"{command.typed[0]} does not say which script it starts: discovery runs a Python script itself",
+            f"no Python script found in {shlex.join(command.typed)}: discovery needs one",
             key="--",
             advice="presets new NAME -- python train.py",
         )
