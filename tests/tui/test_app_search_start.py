@@ -33,7 +33,7 @@ from textual.pilot import Pilot
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.search_directories import LOCK_FILE, PAUSE_FILE
+from trainfast_runner.records.search_directories import PAUSE_FILE, SEARCH_LOCK_FILE
 from trainfast_runner.search import control
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLaunched
 from trainfast_runner.search.journal.lines import CoolingDown
@@ -214,7 +214,7 @@ async def test_f5_asks_before_it_stops_a_live_run(home: Home, starts: Starts, ho
 
 async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again(home: Home, starts: Starts) -> None:
     search = starts.directory = a_search(home, going_on())
-    conductor = os.open(search / LOCK_FILE, os.O_RDWR)
+    conductor = os.open(search / SEARCH_LOCK_FILE, os.O_RDWR)
     fcntl.flock(conductor, fcntl.LOCK_EX)
     async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, search)

@@ -14,7 +14,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records import cache_entries
 from trainfast_runner.records.cache_entries import UnneededEntry, disk_bytes
-from trainfast_runner.records.file_locks import LOCK_FILE, is_alive
+from trainfast_runner.records.file_locks import ALIVE_LOCK_FILE, is_alive
 from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home
 from trainfast_runner.records.run_directory import RUN_FILE, read_run_file
 from trainfast_runner.records.run_file import WARM_ROLES
@@ -147,7 +147,7 @@ def _is_a_run(directory: Path) -> bool:
         names = os.listdir(directory)
     except OSError:
         return False
-    return not names or RUN_FILE in names or LOCK_FILE in names
+    return not names or RUN_FILE in names or ALIVE_LOCK_FILE in names
 
 
 def _is_being_made(directory: Path, now_s: float) -> bool:

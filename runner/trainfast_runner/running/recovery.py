@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainfast_runner.records.file_locks import open_lock, try_exclusive_lock
+from trainfast_runner.records.file_locks import ALIVE_LOCK_FILE, open_lock, try_exclusive_lock
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result, read_run_file, read_written_result
 from trainfast_runner.records.run_file import END_STATES
@@ -77,7 +77,7 @@ def lost_verdict(records: RunRecords, why: str) -> Verdict:
 def _exclusive_lock(directory: Path) -> Iterator[bool]:
     """The run's lock for this reader alone; False when someone else keeps it, longer than another reader would."""
     try:
-        fd = open_lock(directory)
+        fd = open_lock(directory / ALIVE_LOCK_FILE)
     except FileNotFoundError:
         # Without a lock file no process can hold it.
         yield True

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainfast_runner.machine.processes.family import session_members
 from trainfast_runner.machine.processes.identity import Identity, boot_id, has_open, is_running
-from trainfast_runner.records.file_locks import LOCK_FILE
+from trainfast_runner.records.file_locks import ALIVE_LOCK_FILE
 from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
@@ -59,7 +59,7 @@ def forks_left_by(directory: Path) -> list[Identity]:
     ]
     leaders = [*launched, *_started_ranks(directory)] if _this_boot(read_run_file(directory)) else []
     members = {member for leader in leaders if not is_running(leader) for member in session_members(leader)}
-    return [member for member in members if has_open(member.pid, directory / LOCK_FILE)]
+    return [member for member in members if has_open(member.pid, directory / ALIVE_LOCK_FILE)]
 
 
 def _started_ranks(directory: Path) -> list[Identity]:
