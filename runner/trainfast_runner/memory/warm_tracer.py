@@ -26,7 +26,7 @@ from trainfast_runner.machine.worker_scripts import (
     WORKER,
     ScriptCancelled,
     json_objects,
-    last_line,
+    last_error_line,
     own_environment,
     start_script,
     timeout_error,
@@ -141,7 +141,7 @@ class _Server:
                 lines = self._new_lines()
                 answers = [line for line in lines or () if "imported" in line or line.pop("batch", None) == batch]
                 if not answers and (lines is None or self._done == batch):
-                    why = last_line(whole_text(self._complaints))
+                    why = last_error_line(whole_text(self._complaints))
                     raise UserError(f"{self._executable} cannot describe the model: {why}", key="python")
                 for answer in answers:
                     unanswered -= "imported" not in answer

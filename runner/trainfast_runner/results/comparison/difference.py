@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainfast_runner.records.result import FEW_STEPS, Result
+from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Result
 from trainfast_runner.records.run_file import PROBE, WARM_ROLES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
@@ -198,7 +198,7 @@ def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
     errors, steps = [], []
     for result in (a, b):
         mad, step = result.step_ms.mad.get(name), result.step_ms.p50
-        if mad is None or step is None or result.steps.measured < FEW_STEPS:
+        if mad is None or step is None or result.steps.measured < MIN_STEPS_TO_COMPARE:
             return None
         errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(result.steps.measured))
         steps.append(step)
@@ -258,7 +258,7 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
             yield f"speed is not comparable: that of {result.run_id} was measured under {result.measured_under}"
         if result.state != "finished":
             yield f"{result.run_id} ended {state_words(result.state)}: {result.reason}"
-        elif result.steps.measured < FEW_STEPS:
+        elif result.steps.measured < MIN_STEPS_TO_COMPARE:
             steps = "1 step" if result.steps.measured == 1 else f"{result.steps.measured} steps"
             yield f"{result.run_id} measured {steps}: too few to tell a difference from noise"
         if result.synthetic_data:

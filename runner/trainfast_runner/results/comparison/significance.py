@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from trainfast_runner.records.result import FEW_STEPS, Result
+from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Result
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 
 ERRORS_APART = 3.0
@@ -42,7 +42,7 @@ def relative_noise(a: Result, b: Result) -> float | None:
     errors = []
     for result in (a, b):
         spread, steps = result.throughput.samples_per_s, result.steps.measured
-        if steps < FEW_STEPS or not spread.median or spread.mad is None:
+        if steps < MIN_STEPS_TO_COMPARE or not spread.median or spread.mad is None:
             return None
         errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * (spread.mad / spread.median) / math.sqrt(steps))
     return ERRORS_APART * math.hypot(*errors)
