@@ -95,7 +95,7 @@ def corrections_of_device(device: str, gpu: str | None = None, home: Path | None
         return devices.get(_cpu_name(), DeviceCorrections())
     if gpu is not None:
         return devices.get(gpu, DeviceCorrections())
-    gpus = [machine for name, machine in devices.items() if machine.device == "cuda"]
+    gpus = [each for each in devices.values() if each.device == "cuda"]
     return gpus[0] if len(gpus) == 1 else DeviceCorrections()
 
 

@@ -189,12 +189,12 @@ def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
     """Ticks are many: only the devices of this run are kept, and a run without devices keeps the host's alone."""
     wanted = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
     ticks = Thinned[_DeviceTick](MAX_SAMPLES // (len(wanted) + 1))
-    highest = records.highest_used_bytes
+    used_peaks = records.highest_used_bytes
     for tick in _each(TelemetryTail(directory / TELEMETRY_FILE, _DeviceTick), records):
         wanted_samples = [sample for sample in tick.devices if sample.uuid in wanted]
         for sample in wanted_samples:
             if sample.uuid is not None and sample.memory_used_bytes is not None:
-                highest[sample.uuid] = max(highest.get(sample.uuid, 0), sample.memory_used_bytes)
+                used_peaks[sample.uuid] = max(used_peaks.get(sample.uuid, 0), sample.memory_used_bytes)
         ticks.add(ticks.total, _DeviceTick(t_ns=tick.t_ns, devices=wanted_samples, host=tick.host))
     for tick in ticks.records():
         if tick.host is not None:

@@ -316,7 +316,10 @@ def _ranks(window: MeasuredWindow) -> list[Figures]:
 
 def _lowest_utilization(window: MeasuredWindow) -> float | None:
     """The utilization of the run's least busy GPU."""
-    return lowest(mean_of_known(s.gpu_utilization_percent for s in window.averaged(u)) for u in window.run.device_uuids)
+    return lowest(
+        mean_of_known(sample.gpu_utilization_percent for sample in window.averaged(uuid))
+        for uuid in window.run.device_uuids
+    )
 
 
 def _retries(window: MeasuredWindow) -> int | None:
