@@ -41,7 +41,7 @@ from trainfast_runner.results.device_conditions.device_window import absences, e
 from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.results.distributions import median_rate, percentile, spread
 from trainfast_runner.results.explained_run import explanation_of
-from trainfast_runner.results.script_figures import door_troubles, script_figures
+from trainfast_runner.results.script_figures import hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.precisions import peak_precision
 from trainfast_runner.units import highest
@@ -120,7 +120,7 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
         seconds=None if ended_ns is None else (ended_ns - run.clock.monotonic_ns) / 1e9,
         knobs=run.knobs,
         overrides=run.override_values(),
-        troubles=[*result.troubles, *(door_troubles(directory) if run.script else ())],
+        troubles=[*result.troubles, *(hook_troubles(directory) if run.script else ())],
     )
 
 

@@ -39,7 +39,7 @@ from trainfast_runner.records.search_directories import conducted_search_of, may
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.run_state import live_runs
-from trainfast_runner.running.scripts.door import RUN_VARIABLE
+from trainfast_runner.running.scripts.hooks import RUN_VARIABLE
 from trainfast_runner.running.scripts.sandbox import SANDBOX, sandbox
 
 HANDOVER_S = 30.0

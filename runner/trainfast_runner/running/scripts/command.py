@@ -66,7 +66,7 @@ class ScriptCommand:
         return shlex.join(self.typed)
 
     @property
-    def door_closed(self) -> str | None:
+    def hooks_blocked(self) -> str | None:
         """The reason that the hooks cannot load in this command; None if they can."""
         if self.isolated:
             return "the interpreter ignores PYTHONPATH (-I or -E), by which the hooks load"
