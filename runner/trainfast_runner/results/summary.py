@@ -62,13 +62,13 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     measured = [step for step in records.first_rank_steps if not step.warmup]
     totals = records.totals(min(records.steps, default=0))
     window = window_of(measured)
-    throughput, samples = _throughput(records, ran)
+    throughput, trained_samples = _throughput(records, ran)
     if measured:
-        samples *= totals.taken / len(measured)
+        trained_samples *= totals.taken / len(measured)
     join = join_of(records.device_samples, run.watch_uuids if run else [])
     devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []
     measured_window = measured_window_of(records, devices, window) if window and run else None
-    watched = [records.device_samples.get(device.uuid or "", []) for device in devices]
+    readings = [records.device_samples.get(device.uuid or "", []) for device in devices]
     return msgspec.structs.replace(
         without_figures(directory, records, verdict, ended_ns),
         synthetic_data=_synthetic(records.worker_lines),
@@ -81,7 +81,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         memory=_memory(records),
         script=script_figures(directory, records),
         cpu=_cpu(records),
-        energy=energy(devices, watched, window, samples, totals.taken),
+        energy=energy(devices, readings, window, trained_samples, totals.taken),
         throttle=throttle(devices, window, totals.taken, run.device_uuids if run else ()),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
