@@ -14,9 +14,8 @@ from trainfast_runner.records import output_log
 from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.output_log import GrowingLog, read_log
-from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_directory import rank_file, read_run_file
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import rank_file
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.running.scripts.log_steps import LogSteps
 from trainfast_runner.running.supervisor import SupervisorBounds

@@ -1,7 +1,8 @@
-"""One run's directory: its `run.json` and `result.json`, and whether the run has ended."""
+"""One run's directory: the names of its files, its `run.json` and `result.json`, and whether the run has ended."""
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +18,8 @@ T = TypeVar("T")
 
 RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
+EVENTS_FILE = "events.jsonl"
+TELEMETRY_FILE = "telemetry.jsonl"
 LEAVING_S = 5.0
 """Time for a supervisor from `result.json` to its own end."""
 
@@ -28,6 +31,21 @@ class _ProvisionalFlag(msgspec.Struct, frozen=True):
 _flag_decoder = msgspec.json.Decoder(_ProvisionalFlag)
 _run_decoder = msgspec.json.Decoder(RunFile)
 _result_decoder = msgspec.json.Decoder(Result)
+
+
+def rank_file(directory: Path, name: str, rank: int) -> Path:
+    """`steps.jsonl` of rank 0, `steps.rank1.jsonl` of rank 1, and so on; `name` is steps or worker."""
+    return directory / (f"{name}.jsonl" if rank == 0 else f"{name}.rank{rank}.jsonl")
+
+
+def rank_files(directory: Path, name: str) -> dict[int, Path]:
+    """The files of that name that exist, by rank in order."""
+    pattern = re.compile(rf"{name}(?:\.rank(\d+))?\.jsonl")
+    files = {}
+    for path in directory.glob(f"{name}*.jsonl"):
+        if match := pattern.fullmatch(path.name):
+            files[int(match[1] or 0)] = path
+    return dict(sorted(files.items()))
 
 
 def read_run_file(directory: Path) -> RunFile | None:

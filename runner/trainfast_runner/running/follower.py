@@ -19,10 +19,16 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.output_log import OUTPUT_FILE, LogTail
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Diagnosis, Result, SteadyState
-from trainfast_runner.records.run_directory import is_listed, read_result, read_run_file
+from trainfast_runner.records.run_directory import (
+    EVENTS_FILE,
+    TELEMETRY_FILE,
+    is_listed,
+    rank_file,
+    read_result,
+    read_run_file,
+)
 from trainfast_runner.records.run_file import END_STATES, RunFile
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.records.run_records import EVENTS_FILE, TELEMETRY_FILE, rank_file
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.tick import Tick

@@ -32,9 +32,8 @@ from trainfast_runner.memory.predicted_run import cached_prediction
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import write_atomically
-from trainfast_runner.records.run_directory import RUN_FILE, is_unfinished, read_run_file
+from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, is_unfinished, read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.run_records import EVENTS_FILE
 from trainfast_runner.records.search_directories import conducted_search_of, may_start_a_run, search_directories
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.running.planning import RunPlan

@@ -12,9 +12,9 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import rank_file
 
 READ_BYTES = 1 << 20
 """Output read at one look; a script that prints faster is caught up with in later ones."""
