@@ -10,7 +10,7 @@ from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.script_run import OUR_KNOBS, HookLine, Overridden, ScriptFigures
-from trainfast_runner.records.worker_lines import ScriptLine, WorkerLine
+from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 
 HOOKS_FILE = "door.jsonl"
 WAYS = (
@@ -25,7 +25,7 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
     run = records.run
     if run is None or run.script is None:
         return None
-    line = script_line(records.worker_lines)
+    line = newest_of_first_rank(records.worker_lines, ScriptLine)
     codes = [event.exit_code for event in records.events if event.kind == "exited"]
     figures = ScriptFigures(
         command=run.script.command,
@@ -44,11 +44,6 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
         suppressed=line.suppressed or [],
         traced_memory=line.traced_memory,
     )
-
-
-def script_line(worker: dict[int, list[WorkerLine]]) -> ScriptLine | None:
-    """The last `script` record of the first rank that wrote one; None when no rank did."""
-    return next((line for lines in worker.values() for line in lines[::-1] if isinstance(line, ScriptLine)), None)
 
 
 def hook_troubles(directory: Path) -> list[str]:

@@ -30,8 +30,14 @@ from trainfast_runner.records.run_file import WARM_ROLES, LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
-from trainfast_runner.records.worker_lines import ActualLine, CpuLine, DataLine, OverflowLine, WorkerLine
-from trainfast_runner.results.asked_and_ran import what_ran
+from trainfast_runner.records.worker_lines import (
+    ActualLine,
+    CpuLine,
+    DataLine,
+    OverflowLine,
+    WorkerLine,
+    newest_of_first_rank,
+)
 from trainfast_runner.results.bottleneck.diagnose import can_tell, diagnose
 from trainfast_runner.results.bottleneck.figures import others_cpu_percent
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, measured_window_of
@@ -58,7 +64,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
 
     `ended_ns` is the run's end on CLOCK_MONOTONIC, where it is known.
     """
-    run, ran = records.run, what_ran(records.worker_lines)
+    run, ran = records.run, newest_of_first_rank(records.worker_lines, ActualLine)
     measured = [step for step in records.first_rank_steps if not step.warmup]
     totals = records.totals(min(records.steps, default=0))
     window = window_of(measured)
@@ -143,7 +149,7 @@ def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[Throughput
         ]
 
     samples = sum(rank[number].samples or 0 for number in common for rank in ranks) / sharing
-    line = _cpu_line(records)
+    line = newest_of_first_rank(records.worker_lines, CpuLine)
     return Throughput(
         samples_per_s=spread(rates(lambda step: step.samples), median_rate),
         tokens_per_s=spread(rates(lambda step: step.tokens), median_rate),
@@ -153,13 +159,8 @@ def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[Throughput
     ), samples
 
 
-def _cpu_line(records: RunRecords) -> CpuLine | None:
-    """The `cpu` record of the first rank; None before it is written, and on GPUs."""
-    return next((line for lines in records.worker_lines.values() for line in lines if isinstance(line, CpuLine)), None)
-
-
 def _cpu(records: RunRecords) -> Cpu | None:
-    run, line = records.run, _cpu_line(records)
+    run, line = records.run, newest_of_first_rank(records.worker_lines, CpuLine)
     if run is not None and run.script is not None:
         return Cpu(allocator=SCRIPTS_ALLOCATOR) if run.device == "cpu" else None
     if line is None:
@@ -178,7 +179,7 @@ def _cpu(records: RunRecords) -> Cpu | None:
 
 def _why_no_peak(records: RunRecords) -> str | None:
     """The reason that a CPU run has no memory peak; None if it may have one."""
-    line = _cpu_line(records)
+    line = newest_of_first_rank(records.worker_lines, CpuLine)
     if line is None or line.thresholds not in (KEPT, ORDINARY):
         return None
     if line.thresholds == KEPT:
