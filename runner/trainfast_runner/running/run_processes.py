@@ -53,9 +53,9 @@ def forks_left_by(directory: Path) -> list[Identity]:
     Each holds the run's lock: a process with only the session's number is another program's.
     """
     launched = [
-        Identity(event.pid, event.start_ticks)
+        process
         for event in StateEvents(directory).read()
-        if event.kind == "launched" and event.pid is not None and event.start_ticks is not None
+        if event.kind == "launched" and (process := _identity(event)) is not None
     ]
     leaders = [*launched, *_started_ranks(directory)] if _this_boot(read_run_file(directory)) else []
     members = {member for leader in leaders if not is_running(leader) for member in session_members(leader)}
@@ -67,10 +67,10 @@ def _started_ranks(directory: Path) -> list[Identity]:
     if not _this_boot(read_run_file(directory)):
         return []
     return [
-        Identity(line.pid, line.start_ticks)
+        process
         for lines in worker_lines(directory).values()
         for line in lines
-        if isinstance(line, StartedLine) and line.pid is not None and line.start_ticks is not None
+        if isinstance(line, StartedLine) and (process := _identity(line)) is not None
     ]
 
 
@@ -79,10 +79,16 @@ def recorded_process(run: RunFile | None, kind: str, events: list[Event]) -> Ide
     if not _this_boot(run):
         return None
     for event in reversed(events):
-        if event.kind == kind and event.pid is not None and event.start_ticks is not None:
-            process = Identity(event.pid, event.start_ticks)
+        if event.kind == kind and (process := _identity(event)) is not None:
             return process if is_running(process) else None
     return None
+
+
+def _identity(record: Event | StartedLine) -> Identity | None:
+    """The process that a record names; None if it lacks the pid or the start."""
+    if record.pid is None or record.start_ticks is None:
+        return None
+    return Identity(record.pid, record.start_ticks)
 
 
 def _this_boot(run: RunFile | None) -> bool:

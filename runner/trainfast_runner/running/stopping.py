@@ -99,7 +99,7 @@ class Membership:
     """The run's role as in `run.json`; None for a run by itself."""
 
 
-def run_with(home: Home, process: Identity) -> Membership | None:
+def run_of_process(home: Home, process: Identity) -> Membership | None:
     """The live run that `process` is part of; None when it is none of this home's."""
     for run in live_runs(home):
         directory = home.directory(run.run_id)
