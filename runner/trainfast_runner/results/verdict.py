@@ -24,7 +24,7 @@ from trainfast_runner.records.worker_lines import (
 )
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.results.printed_end import error_place, exit_words, last_line, reported_codes, reported_end
-from trainfast_runner.units import gibibytes
+from trainfast_runner.units import counted, gibibytes
 from trainfast_runner.worker.oom import hints_at_memory, is_out_of_memory
 
 LineT = TypeVar("LineT", bound=RankLine)
@@ -136,9 +136,7 @@ def _script_finished(evidence: Evidence) -> Verdict | None:
         return Verdict("finished", f"took the {steps} steps asked for; the script caught SystemExit and was ended")
     if evidence.exit_code != 0:
         return _script_aborted(evidence, evidence.run.script.steps)
-    return Verdict(
-        "finished", f"took {steps} step{'' if steps == 1 else 's'}" if steps else f"{NO_STEP}: {evidence.why_no_step}"
-    )
+    return Verdict("finished", f"took {counted(steps, 'step')}" if steps else f"{NO_STEP}: {evidence.why_no_step}")
 
 
 def _script_aborted(evidence: Evidence, asked_steps: int | None) -> Verdict | None:
@@ -222,7 +220,7 @@ def _stopped(evidence: Evidence) -> Verdict | None:
     if evidence.stop_ns is None:
         return None
     steps = max(evidence.last_step.values(), default=0)
-    after = f"after {steps} step{'' if steps == 1 else 's'}"
+    after = f"after {counted(steps, 'step')}"
     if not evidence.sigkill:
         return Verdict("stopped", f"stopped as asked, {after}")
     if evidence.grace_s <= 0:

@@ -17,6 +17,7 @@ from trainfast_runner.results.ended_result import read_records_or_note_trouble, 
 from trainfast_runner.results.verdict import Verdict, one_line
 from trainfast_runner.running.run_state import LEFT_BEHIND, is_result_newer, is_whole
 from trainfast_runner.running.scripts.sandbox import remove_sandbox
+from trainfast_runner.units import counted
 
 
 def settle(directory: Path) -> Result | None:
@@ -49,7 +50,7 @@ def settle(directory: Path) -> Result | None:
 def lost_verdict(records: RunRecords, why: str) -> Verdict:
     """The verdict on a run whose supervisor died: `why`, and the end that its records show."""
     steps = max((line[-1].step for line in records.steps.values() if line), default=0)
-    parts = [f"{steps} step{'' if steps == 1 else 's'} recorded"]
+    parts = [f"{counted(steps, 'step')} recorded"]
     world_size = records.run.world_size if records.run else 1
     ends = {
         rank: line

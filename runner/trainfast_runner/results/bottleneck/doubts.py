@@ -8,6 +8,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Conditions, Result
 from trainfast_runner.results.bottleneck.steady_state import drift_words
 from trainfast_runner.results.device_conditions.rate import MIN_COVERED
+from trainfast_runner.units import counted
 
 OTHERS_PERCENT = 15.0
 """The diagnosis's threshold for a short CPU."""
@@ -42,7 +43,7 @@ def doubts(result: Result) -> Iterator[str]:
     others = len(conditions.foreign_processes)
     if others:
         what = "watched GPU" if result.actual.device == "cpu" else "device"
-        yield f"shared its {what} with {others} other process{'' if others == 1 else 'es'}"
+        yield f"shared its {what} with {counted(others, 'other process', 'other processes')}"
     others_percent = conditions.others_cpu_percent
     if result.actual.device == "cpu" and others_percent is not None and others_percent >= OTHERS_PERCENT:
         yield f"shared the CPU: other processes took {others_percent:.0f} % of it"

@@ -40,6 +40,7 @@ from trainfast_runner.results.comparison.significance import (
 )
 from trainfast_runner.results.distributions import MAD_TO_SIGMA
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.units import counted
 from trainfast_runner.worker.shared_tables import STEP_PHASES
 
 BETTER, WORSE = "better", "worse"
@@ -259,7 +260,7 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
         if result.state != "finished":
             yield f"{result.run_id} ended {state_words(result.state)}: {result.reason}"
         elif result.steps.measured < MIN_STEPS_TO_COMPARE:
-            steps = "1 step" if result.steps.measured == 1 else f"{result.steps.measured} steps"
+            steps = counted(result.steps.measured, "step")
             yield f"{result.run_id} measured {steps}: too few to tell a difference from noise"
         if result.synthetic_data:
             yield f"{result.run_id} trained on synthetic data: its loss is meaningless"
