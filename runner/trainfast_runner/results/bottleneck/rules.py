@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from trainfast_runner.machine.gpus.health import POWER_SUPPLY
 from trainfast_runner.worker.catalog import STRATEGIES
 
 Figure = float | int | str | None
@@ -159,7 +160,7 @@ RULES: tuple[Rule, ...] = (
         when=(_at_least("brake_percent", 2),),
         line="{gpu} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step"
         "{brake_lost_words}",
-        advice="the power supply, its cables and rails: the brake is pulled from outside the card",
+        advice=POWER_SUPPLY,
         source=_OURS_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
         cost="brake_cost_ms",
         evidence=("brake_ms_per_step", "step_ms", "power_w", "power_limit_w", "clock_loss_percent", "brake_source"),

@@ -33,12 +33,11 @@ from trainfast_runner.results.comparison.ranking import (
 )
 from trainfast_runner.results.comparison.significance import (
     ERRORS_APART,
-    MEDIAN_ERROR,
     is_over,
+    median_error,
     ratio_interval,
     relative_noise,
 )
-from trainfast_runner.results.distributions import MAD_TO_SIGMA
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared_tables import STEP_PHASES
@@ -201,7 +200,7 @@ def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
         mad, step = result.step_ms.mad.get(name), result.step_ms.p50
         if mad is None or step is None or result.steps.measured < MIN_STEPS_TO_COMPARE:
             return None
-        errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(result.steps.measured))
+        errors.append(median_error(mad, result.steps.measured))
         steps.append(step)
     least_ms = MIN_OF_A_STEP * max(steps)
     if value_a <= 0 or value_b <= 0:

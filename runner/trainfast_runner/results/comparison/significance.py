@@ -37,6 +37,11 @@ def ratio_interval(a: float | None, b: float | None, noise: float | None) -> tup
     return 100 * (b / a * math.exp(-half) - 1), 100 * (b / a * math.exp(half) - 1)
 
 
+def median_error(mad: float, count: int) -> float:
+    """The standard error of the median of `count` values whose median absolute deviation is `mad`."""
+    return MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(count)
+
+
 def relative_noise(a: Result, b: Result) -> float | None:
     """The smallest significant difference of step times and rates as a share of the figure; None: too few steps."""
     errors = []
@@ -44,5 +49,5 @@ def relative_noise(a: Result, b: Result) -> float | None:
         spread, steps = result.throughput.samples_per_s, result.steps.measured
         if steps < MIN_STEPS_TO_COMPARE or not spread.median or spread.mad is None:
             return None
-        errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * (spread.mad / spread.median) / math.sqrt(steps))
+        errors.append(median_error(spread.mad / spread.median, steps))
     return ERRORS_APART * math.hypot(*errors)
