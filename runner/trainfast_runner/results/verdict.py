@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -79,7 +79,7 @@ class Verdict:
 
 def judge(evidence: Evidence) -> Verdict:
     """Return the verdict. The first event decides: an error from before a stop request outweighs the request."""
-    verdict = _ruling(evidence)
+    verdict = _first_verdict(evidence)
     has_failed = verdict.state in ("failed", "failed_to_start") or (
         verdict.state == "killed" and evidence.stop_ns is None
     )
@@ -89,7 +89,8 @@ def judge(evidence: Evidence) -> Verdict:
     return replace(verdict, reason=f"{evidence.full_disk_words}: {verdict.reason}")
 
 
-def _ruling(evidence: Evidence) -> Verdict:
+def _first_verdict(evidence: Evidence) -> Verdict:
+    """The verdict of the first rule that has one, else the verdict by the exit code."""
     if evidence.spawn_error is not None:
         return Verdict("failed_to_start", evidence.spawn_error, RunError(message=evidence.spawn_error))
     for rule in (
@@ -106,7 +107,7 @@ def _ruling(evidence: Evidence) -> Verdict:
         verdict = rule(evidence)
         if verdict is not None:
             return verdict
-    return _ended(evidence)
+    return _by_exit_code(evidence)
 
 
 def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
@@ -250,7 +251,7 @@ def _printed_oom(evidence: Evidence) -> Verdict | None:
     return None
 
 
-def _ended(evidence: Evidence) -> Verdict:
+def _by_exit_code(evidence: Evidence) -> Verdict:
     """The verdict by the direct child's exit code, when no record tells more."""
     code = evidence.exit_code if evidence.exit_code is not None else 0
     if evidence.why_torn_down:
@@ -299,7 +300,12 @@ def _has(lines: list[WorkerLine], line_type: type[RankLine]) -> bool:
 
 def _chain_texts(line: ExceptionLine) -> list[str]:
     chain = line.chain or [{"type": line.type or "", "message": line.message or ""}]
-    return [f"{link.get('type', '')}: {link.get('message', '')}" for link in chain]
+    return [_link_text(link) for link in chain]
+
+
+def _link_text(link: Mapping[str, str]) -> str:
+    """Type and message of one exception of a chain, as Python prints them."""
+    return f"{link.get('type', '')}: {link.get('message', '')}"
 
 
 def _is_oom(line: ExceptionLine) -> bool:
@@ -309,7 +315,7 @@ def _is_oom(line: ExceptionLine) -> bool:
 def _oom_message(line: ExceptionLine) -> str:
     """The allocator's message: the exception in the chain about memory, else the first one's."""
     for link in line.chain or []:
-        if is_out_of_memory([f"{link.get('type', '')}: {link.get('message', '')}"], memory_is_low=True):
+        if is_out_of_memory([_link_text(link)], memory_is_low=True):
             telling_lines = [text for text in link.get("message", "").splitlines() if is_out_of_memory([text], True)]
             return telling_lines[0] if telling_lines else link.get("message") or link.get("type", "")
     return line.message or line.type or "out of memory"
