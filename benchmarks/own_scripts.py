@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 from benchmarks.budget import Row, at_most, print_table
 
-from trainfast_runner.running.scripts.door import DOOR
+from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER
 
 HOOKS_US = 15.0
 TRAINER_PERCENT = 0.3
@@ -190,7 +190,7 @@ def _hooked(directory: Path) -> dict[str, str]:
     """The environment of a script with the hooks, whose records go to this new directory."""
     directory.mkdir()
     (directory / "run.json").write_text(json.dumps({"script": {"timing_warmup": 3}}))
-    return {**_bare(), "PYTHONPATH": str(DOOR), "TRAINFAST_RUN": str(directory)}
+    return {**_bare(), "PYTHONPATH": str(HOOKS_FOLDER), "TRAINFAST_RUN": str(directory)}
 
 
 def _bare() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Bytes and chances in the runner's sentences; extremes of readings that may be missing.
+"""Bytes, counts and chances in the runner's sentences; extremes of readings that may be missing.
 
 Bytes are in binary units, thousands separated.
 """
@@ -24,6 +24,11 @@ def gibibytes(size_bytes: float) -> str:
 def process_memory(size_bytes: float) -> str:
     """Memory of a process on a device, as in a table of processes: `300 MiB`, `8.0 GiB`."""
     return gibibytes(size_bytes) if size_bytes >= 2**30 else mebibytes(size_bytes)
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """A count with its noun: `1 step`, `3 steps`."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def chance_text(chance: float, decimals: int = 0) -> str:

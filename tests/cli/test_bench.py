@@ -17,7 +17,7 @@ from cli.command import Cli
 from plans import PLAN
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, Spread, Throughput
-from trainfast_runner.running.launch import DevicesBusy
+from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.variants import Entry
 from trainfast_runner.search.bench.warm_rows import warm_rows

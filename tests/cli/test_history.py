@@ -205,10 +205,11 @@ def test_a_lost_run_gets_its_result_and_keeps_its_steps(cli: Cli) -> None:
     assert cli("attach", "last").code == 5
 
 
-def test_a_damaged_result_is_no_crash(cli: Cli) -> None:
+@pytest.mark.parametrize("content", [b'{"schema": 1, "run', b'{"schema": 1, "run_id": "\xff"}'])
+def test_a_damaged_result_is_no_crash(cli: Cli, content: bytes) -> None:
     write(cli.home, result("20261101-100000-tiny-llama-aaaa"))
     write_lost(cli.home, "20261102-100000-tiny-llama-bbbb", steps=2)
-    (cli.home / "runs" / "20261102-100000-tiny-llama-bbbb" / "result.json").write_bytes(b'{"schema": 1, "run')
+    (cli.home / "runs" / "20261102-100000-tiny-llama-bbbb" / "result.json").write_bytes(content)
     (cli.home / "runs" / "stray-file").write_text("")
     (cli.home / "runs" / "stray-directory").mkdir()
     done = cli("runs", "list", "--json")
@@ -311,7 +312,7 @@ def test_compare_says_what_makes_it_doubtful(cli: Cli) -> None:
     for words in (
         "synthetic data",
         "ended out of memory: no memory",
-        "did not start under clean conditions",
+        "started before the device had freed the last run's memory, or lost the device later",
         "shared its watched GPU with 1 other process",
     ):
         assert words in text

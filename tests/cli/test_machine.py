@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from cli.command import Cli
-from trainfast_runner.machine.doctor.examine import ends_at_logout, memory_limit
+from trainfast_runner.machine.cgroup import memory_limit
+from trainfast_runner.machine.doctor.examine import ends_at_logout
 
 
 def test_monitor_gives_the_hosts_real_readings(cli: Cli) -> None:
@@ -55,8 +57,8 @@ def test_doctor_says_why_a_gpu_has_no_energy(cli: Cli, nvml_library: Path, tmp_p
     checks = {check["name"]: check for check in cli("doctor", "--json", **machine).json["checks"]}
     assert "GPU 0 energy" not in checks
     assert checks["GPU 1 energy"]["state"] == "warn"
-    assert "the energy counter says 0 J in " in checks["GPU 1 energy"]["finding"]
-    assert "400 W of power make " in checks["GPU 1 energy"]["finding"]
+    assert "the energy counter shows 0 J in " in checks["GPU 1 energy"]["finding"]
+    assert "400 W over that time are " in checks["GPU 1 energy"]["finding"]
 
 
 def test_monitor_shows_eight_gpus(cli: Cli, nvml_library: Path) -> None:
@@ -111,6 +113,17 @@ def test_doctor_says_why_runs_cannot_start(cli: Cli, tmp_path: Path) -> None:
     assert "there is no Python at /nowhere" in given.refused()
     assert "there is no Python" in cli("doctor", "--python", "/nowhere", "--json").json["error"]["message"]
     assert "2 for a --python PATH that cannot train" in " ".join(cli("doctor", "--help").out.split())
+
+
+def test_doctor_looks_for_build_tools_beside_the_python_of_a_folder(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "env" / "bin"
+    folder.mkdir(parents=True)
+    for tool, command in (("python", f'exec {sys.executable} "$@"'), ("ninja", "exit")):
+        (folder / tool).write_text(f"#!/bin/sh\n{command}\n")
+        (folder / tool).chmod(0o700)
+    checks = cli("doctor", "--json", "--python", str(folder.parent)).json["checks"]
+    found = {check["name"]: check["finding"] for check in checks}
+    assert found["ninja"] == str(folder / "ninja")
 
 
 def test_doctor_sees_gpus_that_this_torch_cannot_use(cli: Cli, nvml_library: Path) -> None:
@@ -201,7 +214,7 @@ def test_topo_without_a_gpu_is_one_sentence(cli: Cli) -> None:
     assert (done.json["devices"], done.json["matrix"]) == ([], [])
     text = cli("topo").out.splitlines()
     assert len(text) == 1
-    assert text[0].startswith("No GPU to draw, runs train on the CPU: ")
+    assert text[0].startswith("No GPU to show, runs train on the CPU: ")
 
 
 def test_a_preset_is_shown_with_advice_for_this_machine(cli: Cli) -> None:

@@ -42,8 +42,8 @@ SCRIPT = ("--", sys.executable, "-c", "0")
         ),
         (("run", "~nobody-of-this-name/x.toml"), "there is no preset file ~nobody-of-this-name/x.toml"),
         (("run", ""), "there is no preset ''"),
-        (("runs", "show", "../runs"), "there is no run '../runs', nor any other yet; try trainfast-tui run tiny-llama"),
-        (("runs", "rm", ""), "there is no run '', nor any other yet; try trainfast-tui run tiny-llama"),
+        (("runs", "show", "../runs"), "there is no run '../runs': no runs yet; try trainfast-tui run tiny-llama"),
+        (("runs", "rm", ""), "there is no run '': no runs yet; try trainfast-tui run tiny-llama"),
         (
             ("search", "best", "tiny-llama", "--record", "/nowhere/found.json"),
             "there is no folder /nowhere",

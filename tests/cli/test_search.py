@@ -259,7 +259,7 @@ def test_a_temperature_that_stands_still_is_printed_with_its_time(
     printer.print_line(CoolingDown(device=1, temperature_c=71.0, below_c=55.0, waited_s=8.0, stuck_s=19.99999999))
     assert text.getvalue().splitlines() == ["cooling GPU 1: 71 C, waiting for less than 55 C, 8 s so far"]
     printer.tick()
-    assert text.getvalue().splitlines()[-1].endswith("; it has not fallen for 20 s, and is given up after 180 s")
+    assert text.getvalue().splitlines()[-1].endswith("; it has not fallen for 20 s; giving up after 180 s")
 
 
 def test_sizes_have_their_thousands_separated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from trainfast_runner.machine.cgroup import free_within_limits
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory import available as memory_room
 from trainfast_runner.memory.available import RankLimit, available_memory
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import limits
@@ -69,15 +69,35 @@ def test_processes_on_a_cpu_share_free_memory_which_is_none_for_an_unknown_host(
     assert available_memory(asked(), CPU, 1, None) is None
 
 
-def test_a_container_may_have_less_than_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_room, "CGROUP", tmp_path)
-    assert memory_room.within_container(8 * GIB) == 8 * GIB
-    (tmp_path / "memory.current").write_text(f"{GIB}\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory_room.within_container(8 * GIB) == 8 * GIB
-    (tmp_path / "memory.max").write_text(f"{4 * GIB}\n")
-    assert memory_room.within_container(8 * GIB) == 3 * GIB
-    assert memory_room.within_container(2 * GIB) == 2 * GIB
+def test_control_group_may_have_less_than_its_host(tmp_path: Path) -> None:
+    group = tmp_path / "fs/job/step"
+    group.mkdir(parents=True)
+    (tmp_path / "cgroup").write_text("0::/job/step\n")
+    (tmp_path / "mountinfo").write_text(f"41 31 0:38 / {tmp_path / 'fs'} rw,relatime - cgroup2 cgroup2 rw\n")
+    assert free_within_limits(8 * GIB, tmp_path) == 8 * GIB
+    (group / "memory.current").write_text(f"{GIB}\n")
+    (group / "memory.max").write_text("max\n")
+    assert free_within_limits(8 * GIB, tmp_path) == 8 * GIB
+    (group / "memory.max").write_text(f"{4 * GIB}\n")
+    assert free_within_limits(8 * GIB, tmp_path) == 3 * GIB
+    assert free_within_limits(2 * GIB, tmp_path) == 2 * GIB
+    (group.parent / "memory.current").write_text(f"{5 * GIB}\n")
+    (group.parent / "memory.max").write_text(f"{6 * GIB}\n")
+    assert free_within_limits(8 * GIB, tmp_path) == GIB, "the group above has less left"
+    (group.parent / "memory.max").write_text(f"{4 * GIB}\n")
+    assert free_within_limits(8 * GIB, tmp_path) == 0
+
+
+def test_memory_controller_of_version_1_may_have_less_than_its_host(tmp_path: Path) -> None:
+    group = tmp_path / "fs/job"
+    group.mkdir(parents=True)
+    (tmp_path / "cgroup").write_text("5:cpu,cpuacct:/job\n4:memory:/job\n")
+    (tmp_path / "mountinfo").write_text(f"41 31 0:38 / {tmp_path / 'fs'} rw - cgroup cgroup rw,memory\n")
+    (group / "memory.usage_in_bytes").write_text(f"{GIB}\n")
+    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert free_within_limits(8 * GIB, tmp_path) == 8 * GIB
+    (group / "memory.limit_in_bytes").write_text(f"{4 * GIB}\n")
+    assert free_within_limits(8 * GIB, tmp_path) == 3 * GIB
 
 
 def a_plan(asked_bytes: tuple[int, ...] | None, device: str = "cpu", ranks: int = 1) -> Any:

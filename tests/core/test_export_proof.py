@@ -61,7 +61,7 @@ def proof(
 
 def test_the_line_has_both_speeds_and_stands_in_the_export(tmp_path: Path) -> None:
     found = proof(tmp_path)
-    assert found.line().endswith(": 131.2 samples/s, the run 131.5")
+    assert found.line().endswith(": 131.2 samples/s; the exported run: 131.5")
     append_proof(tmp_path, msgspec.structs.replace(found, samples_per_s=1.0))
     append_proof(tmp_path, found)
     exported = export(a_run(), tmp_path, "training-args")

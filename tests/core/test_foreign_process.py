@@ -20,7 +20,7 @@ from trainfast_runner.machine.processes.signalling import check_endable, end_pro
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading
-from trainfast_runner.running.stopping import run_with
+from trainfast_runner.running.stopping import run_of_process
 
 MARK = "a name (with ) brackets"
 
@@ -122,7 +122,7 @@ def test_neither_this_program_nor_another_users_process_is_ended(monkeypatch: py
     own, first = identify(os.getpid()), identify(1)
     assert own is not None
     assert first is not None
-    with pytest.raises(UserError, match="q leaves"):
+    with pytest.raises(UserError, match="press q to quit"):
         check_endable(own)
     with pytest.raises(UserError, match="process 1"):
         check_endable(first)
@@ -174,7 +174,7 @@ def test_the_place_of_a_process_in_a_live_run(tmp_path: Path, other: subprocess.
     def place(process: Identity) -> str | None:
         lines = [{"t_ns": 0, "kind": kind, "pid": one.pid, "start_ticks": one.start_ticks} for kind, one in events]
         (directory / "events.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-        found = run_with(home, process)
+        found = run_of_process(home, process)
         return None if found is None else found.place
 
     events.append(("supervisor", own))

@@ -26,7 +26,7 @@ def gpu(**fields: Any) -> DeviceReading:
     [
         ({"throttle_reasons": ["hw_slowdown", "hw_thermal"], "temperature_c": 93}, "hardware), at 93 °C", "more air"),
         ({"throttle_reasons": ["hw_power_brake"]}, "power brake from the power supply", "its cables"),
-        ({"temperature_c": 92, "gpu_max_temperature_c": 87}, "as hot as it may be, at 92 °C", "more air"),
+        ({"temperature_c": 92, "gpu_max_temperature_c": 87}, "at its temperature limit, at 92 °C", "more air"),
         ({"ecc_uncorrected_errors": 2}, "2 uncorrected memory errors since the driver was loaded", "--gpu-reset"),
         ({"remapped_rows_uncorrected": 1}, "1 rows of its memory were replaced", "ROW_REMAPPER"),
         ({"remapped_rows_pending": 1}, "wait to be replaced", "--gpu-reset"),

@@ -13,8 +13,8 @@ from trainfast_runner.memory import corrections
 from trainfast_runner.memory.corrections import Correction
 from trainfast_runner.memory.headroom import (
     COLD_COMPILER_BYTES,
-    COUNTED_BYTES,
-    UNMEASURED_BYTES,
+    UNCORRECTED_MARGIN_BYTES,
+    UNTOUCHED_BYTES,
     PredictedFit,
     predict_headroom,
 )
@@ -55,13 +55,14 @@ def test_the_largest_batch_fits_and_the_next_one_does_not(model: MemoryModel, st
 
 def test_a_limit_of_a_cpu_has_to_have_a_margin_which_a_measured_run_makes_smaller() -> None:
     asked: dict[str, Any] = {"memory_limit": "200MiB", "batch_size": 5000}
-    assert fit(**asked).margin_bytes == UNMEASURED_BYTES
-    assert fit(corrected(batch_size=5000), **asked).margin_bytes == COUNTED_BYTES
+    assert fit(**asked).margin_bytes == UNCORRECTED_MARGIN_BYTES
+    assert fit(corrected(batch_size=5000), **asked).margin_bytes == UNTOUCHED_BYTES
     further = fit(corrected(batch_size=5000), **{**asked, "batch_size": 100_000}).margin_bytes
-    assert COUNTED_BYTES < further < UNMEASURED_BYTES, "the further away, the less is known"
-    assert fit(**asked, compile="default").margin_bytes > 3 * UNMEASURED_BYTES, "nobody has measured the compiler here"
+    assert UNTOUCHED_BYTES < further < UNCORRECTED_MARGIN_BYTES, "the further away, the less is known"
+    compiling = fit(**asked, compile="default")
+    assert compiling.margin_bytes > 3 * UNCORRECTED_MARGIN_BYTES, "nobody has measured the compiler here"
     compiled = {**asked, "compile": "default"}
-    assert fit(corrected(**compiled), **compiled).margin_bytes == COUNTED_BYTES + COLD_COMPILER_BYTES
+    assert fit(corrected(**compiled), **compiled).margin_bytes == UNTOUCHED_BYTES + COLD_COMPILER_BYTES
     free = fit(batch_size=5000)
     assert (free.margin_bytes, free.available and free.available.words) == (0, "free"), (
         "what is free counts no address space"

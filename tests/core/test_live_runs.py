@@ -14,7 +14,7 @@ from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import JOURNAL_FILE, PAUSE_FILE, conducted_search_of, conductor_lock
-from trainfast_runner.running import launch, run_state
+from trainfast_runner.running import busy_devices, run_state
 
 
 class CountingHome(Home):
@@ -57,7 +57,7 @@ def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(
         held = {directory.name: locks.enter_context(ExitStack()) for directory in (first, second)}
         for directory in (first, second):
             held[directory.name].enter_context(shared_lock(directory))
-        monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(busy_devices.time, "sleep", lambda seconds: None)
         home.listed = 0
 
         def on_wait(run: RunFile, seconds: float) -> None:
@@ -65,7 +65,7 @@ def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(
             if waited.count(run.preset) == 5:
                 held[run.run_id].close()
 
-        launch.wait_for_devices(PLAN, home, on_wait)
+        busy_devices.wait_for_devices(PLAN, home, on_wait)
     assert waited == ["second"] * 5 + ["first"] * 5
     assert home.listed == 3, "at the start and whenever a run had ended"
 
@@ -78,7 +78,7 @@ def test_a_wait_for_a_search_goes_on_between_its_processes_until_it_ends_or_paus
     search = home.search_directory("20261121-070000-tiny-llama-5ea2")
     search.mkdir(parents=True)
     probe = started(home, "probe", search_id=search.name)
-    monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(busy_devices.time, "sleep", lambda seconds: None)
     looks = 0
     with ExitStack() as process, ExitStack() as conductor:
         process.enter_context(shared_lock(probe))
@@ -95,7 +95,7 @@ def test_a_wait_for_a_search_goes_on_between_its_processes_until_it_ends_or_paus
             elif looks == 6:
                 (search / PAUSE_FILE).touch()
 
-        launch.wait_for_devices(PLAN, home, on_wait)
+        busy_devices.wait_for_devices(PLAN, home, on_wait)
     assert looks == 6
 
 
@@ -108,7 +108,7 @@ def test_a_wait_that_begins_between_two_processes_of_a_search_waits_for_the_sear
     (search / JOURNAL_FILE).touch()
     ended = started(home, "probe", search_id=search.name)
     (ended / "result.json").write_text("{}")
-    monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(busy_devices.time, "sleep", lambda seconds: None)
     waited: list[str] = []
     with ExitStack() as conductor:
         assert conductor.enter_context(conductor_lock(search))
@@ -118,7 +118,7 @@ def test_a_wait_that_begins_between_two_processes_of_a_search_waits_for_the_sear
             if len(waited) == 3:
                 conductor.close()
 
-        launch.wait_for_devices(replace(PLAN, search_id="another"), home, on_wait)
+        busy_devices.wait_for_devices(replace(PLAN, search_id="another"), home, on_wait)
         assert not waited, "searches that have begun do not wait for each other's gaps"
-        launch.wait_for_devices(PLAN, home, on_wait)
+        busy_devices.wait_for_devices(PLAN, home, on_wait)
     assert waited == [ended.name] * 3

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from trainfast_runner.records import run_records
 from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.run_records import RunRecords, rank_file, read_records
+from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.step_lines import capped_step_file
 from trainfast_runner.records.thinned import ENDS, Thinned
 from trainfast_runner.results.summary import summarise

@@ -196,7 +196,7 @@ def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_ag
     assert most_in(tmp_path) >= failed, "it finished after all"
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff", b'{"cpu": {"device": "\xff"}}'])
 def test_damaged_corrections_are_printed_in_a_line_and_written_anew(tmp_path: Path, content: bytes) -> None:
     spec, file = spec_with(batch_size=5000), tmp_path / corrections.CORRECTIONS_FILE
     assert corrections.why_unreadable(tmp_path) is None

@@ -35,7 +35,7 @@ ON_GPU = (
 
 
 def explain(run: RunFile, error: RunError, reason: str, model_of: ModelOf, **records: Any) -> OomExplanation:
-    return oom_explained.explain(OutOfMemory(run, reason, error, **records), model_of)
+    return oom_explained.explain(OutOfMemory(run=run, reason=reason, error=error, **records), model_of)
 
 
 class Arithmetic:
@@ -184,8 +184,7 @@ def test_where_no_change_is_enough_the_closest_are_listed_with_what_they_miss() 
     room = int(0.97 * 200 * MIB) - (32 << 20)
     assert [change.missing_bytes for change in found.changes] == [280 * MIB - room, 330 * MIB - room, 330 * MIB - room]
     assert found.changes[0].saves == (
-        "predicted peak 280 MiB of 200 MiB, 118 MiB too much"
-        " beside the 38 MiB that a run may take beyond its prediction"
+        "predicted peak 280 MiB of 200 MiB, 118 MiB over with 38 MiB kept free for prediction error"
     )
     assert "No change of knobs makes it fit by the prediction." in oom_sentences(found)
     assert "the closest" in changes_title(found.changes)
@@ -240,13 +239,13 @@ def test_before_the_optimizer_step_states_too_small_to_matter_are_not_proposed()
 def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_turned() -> None:
     run = msgspec.structs.replace(a_run(1000 * MIB), role="probe", predicted={"total_bytes": 380 * MIB})
     tried = [{"batch_size": 8}, {"batch_size": 90}]
-    died = OutOfMemory(run, ON_CPU, error("backward"), 990 * MIB, tried=tried)
+    died = OutOfMemory(run=run, reason=ON_CPU, error=error("backward"), held_bytes=990 * MIB, tried=tried)
     found = explain_run(died, known)
     assert (found.batch_size, found.needed_bytes, found.changes) == (90, 1210 * MIB, [])
     text = list(oom_sentences(found))
     assert text[0] == "A search was trying batch_size 90 to see whether it fits: no knob needs a change."
     assert text[-1] == "The predicted peak, without any margin, is 1.18 GiB of 1,000 MiB: 210 MiB too much."
-    early = explain_run(OutOfMemory(run, ON_CPU, error("model")), known)
+    early = explain_run(OutOfMemory(run=run, reason=ON_CPU, error=error("model")), known)
     assert (early.needed_bytes, early.changes) == (None, [])
 
 

@@ -120,7 +120,7 @@ def test_idle_cores_let_threads_spin_and_busy_ones_let_them_sleep() -> None:
     assert (idle.wait, idle.env) == ("default", {})
     assert busy.wait == "passive"
     assert busy.env == {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
-    assert "others took 100 % of a core" in busy.reason
+    assert "other processes used 100 % of a core" in busy.reason
     assert policy_beside(None).wait == "passive"
 
 

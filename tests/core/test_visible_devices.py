@@ -215,5 +215,5 @@ def test_numbers_on_mixed_cards_mean_what_cuda_means(cuda_counts) -> None:
 def test_numbers_on_mixed_cards_are_refused_where_torch_does_not_tell(cuda_counts) -> None:
     cuda_counts("")
     line = refused(seen("0", CUDA, *MIXED))
-    assert "counts GPUs of several models in CUDA's order, which torch does not tell (it is too old)" in line
+    assert "counts GPUs of several models in CUDA's order, which torch cannot list (it is too old)" in line
     assert "try CUDA_DEVICE_ORDER=PCI_BUS_ID, or the UUIDs of `nvidia-smi -L`" in line

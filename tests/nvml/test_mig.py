@@ -69,7 +69,7 @@ def test_of_an_instance_there_is_its_memory_and_its_processes_and_null_for_the_r
     }
     assert {name for name in instance.__struct_fields__ if getattr(instance, name) not in (None, {})} == read_fields
     for name in ("power_w", "temperature_c", "sm_clock_mhz", "gpu_utilization_percent", "energy_mj"):
-        assert missing[f"gpu2.{name}"] == "NVML gives this of a whole GPU only, and this is an instance of one (MIG)"
+        assert missing[f"gpu2.{name}"] == "NVML reports this only for a whole GPU, not for a MIG instance"
 
 
 def test_an_instance_that_is_destroyed_is_one_that_does_not_answer() -> None:

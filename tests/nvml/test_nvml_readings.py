@@ -139,6 +139,13 @@ def test_a_live_violation_counter_is_reported(watch) -> None:
     assert {gpu.power_violation_ns for gpu in seen} == {0}
 
 
+def test_sync_boost_without_a_counter_is_sampled_beside_the_counters_of_other_causes(watch) -> None:
+    look = watch(Machine(gpus(1, reasons=0x10, unsupported=frozenset({"field 76"}))))
+    first, last = (look(at_s)[0][0] for at_s in (0, 1))
+    assert last.throttled_sampled_ns["sync_boost"] == last.t_ns - first.t_ns
+    assert last.power_violation_ns == 0, "it has a counter"
+
+
 def test_mixed_gpus_have_their_own_capabilities(watch) -> None:
     old = Gpu(uuid="GPU-old", name="Old", unsupported=frozenset({"nvmlDeviceGetTotalEnergyConsumption", "field 83"}))
     look = watch(Machine([Gpu(uuid="GPU-new"), old, Gpu(uuid="GPU-between", unsupported=frozenset({"field 83"}))]))
@@ -163,8 +170,8 @@ def test_an_energy_counter_that_stands_still_beside_power_is_given_up(watch) -> 
         assert sound.energy_mj == 5_000_000 + 400_000 * at_s
         assert still.energy_mj is None
         assert set(missing) == {"gpu1.energy_mj"}
-        assert missing["gpu1.energy_mj"].startswith("the energy counter says 0 J in ")
-        assert ", but 400 W of power make 1," in missing["gpu1.energy_mj"]
+        assert missing["gpu1.energy_mj"].startswith("the energy counter shows 0 J in ")
+        assert ", but 400 W over that time are 1," in missing["gpu1.energy_mj"]
 
 
 def test_an_energy_counter_that_counts_a_third_is_given_up_and_one_that_counts_two_thirds_is_not(watch) -> None:
@@ -183,4 +190,4 @@ def test_an_energy_counter_that_only_its_function_gives_is_given_up_too(watch) -
     for at_s in range(1, 5):
         [gpu], missing = look(at_s)
     assert gpu.energy_mj is None
-    assert missing["gpu0.energy_mj"].startswith("the energy counter says 0 J")
+    assert missing["gpu0.energy_mj"].startswith("the energy counter shows 0 J")

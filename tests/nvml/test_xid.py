@@ -2,9 +2,12 @@
 
 import queue
 
+import pynvml
+import pytest
 import stand_in
 from stand_in import Gpu, Machine
 
+from cli.command import until
 from trainfast_runner.machine.telemetry import xid
 from trainfast_runner.machine.telemetry.nvml import Nvml
 
@@ -24,6 +27,17 @@ def test_an_xid_event_names_its_gpu_also_beside_a_gpu_without_events() -> None:
     assert (index, code) == (1, 79)
     assert missing["gpu0.xid_errors"] == "not supported by this GPU and driver"
     assert "gpu1.xid_errors" not in missing
+
+
+@pytest.mark.parametrize("name", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"])
+def test_a_binding_without_a_call_for_events_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delattr(pynvml, name)
+    with stand_in.installed(Machine([Gpu(uuid="GPU-0")])):
+        nvml = Nvml(on_xid=lambda *_: None)
+        until(lambda: "gpu0.xid_errors" in nvml.sample(0)[1], "the reason for no Xid errors")
+        missing = nvml.sample(1)[1]
+        nvml.close()
+    assert "pip install --upgrade nvidia-ml-py" in missing["gpu0.xid_errors"]
 
 
 def test_a_known_number_has_words() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from cli.command import Cli, Done
 from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import rank_file
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PYTHON = sys.executable

@@ -361,4 +361,5 @@ def test_script_whose_name_is_no_text_is_refused(cli: Cli, tmp_path: Path) -> No
 
 
 def test_command_without_a_script_is_refused(cli: Cli) -> None:
-    assert "does not say which script it starts" in cli("presets", "new", "mine", "--", "true").refused()
+    refusal = cli("presets", "new", "mine", "--", "true").refused()
+    assert "no Python script found in true: discovery needs one" in refusal

@@ -20,7 +20,7 @@ from trainfast_runner.settings.spec import resolve
 STEPS = 10
 FACTOR = 20
 """Two processes of milliseconds a step on a busy machine; `benchmarks/exports.py` measures the ratio."""
-PROOF = re.compile(r"ran as exported on \d{4}-\d\d-\d\d: ([\d.e+]+) samples/s, the run ([\d.e+]+)")
+PROOF = re.compile(r"ran as exported on \d{4}-\d\d-\d\d: ([\d.e+]+) samples/s; the exported run: ([\d.e+]+)")
 SMALL_RUN = [*SMALL, "--set", f"steps={STEPS}", "--set", "model.vocab_size=512"]
 
 NOT_IN_A_FORM = {

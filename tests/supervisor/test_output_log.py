@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from trainfast_runner.records import output_log
 from trainfast_runner.records.capped_file import CappedFile
+from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.output_log import GrowingLog, read_log
+from trainfast_runner.records.run_directory import rank_file, read_run_file
+from trainfast_runner.records.run_lines import Step
+from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.running.scripts.log_steps import LogSteps
 from trainfast_runner.running.supervisor import SupervisorBounds
 
 from .conftest import Run
@@ -87,6 +92,27 @@ def test_without_holes_in_files_the_log_is_truncated(tmp_path: Path, monkeypatch
     lines = read_log(log.path)
     assert (lines[0], lines[-1]) == ("first", "last")
     assert any(f"{log.dropped_bytes} bytes of output were dropped here" in line for line in lines)
+
+
+def test_steps_printed_into_a_log_that_is_cut_behind_its_head_count_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainfast_runner.records.capped_file._punch", lambda *_: False)
+    command = ["python", "train.py"]
+    run.prepare("", script=ScriptAsked(command=command, argv=command, steps_from_log="^step"))
+    asked = read_run_file(run.directory)
+    assert asked is not None
+    log = CappedFile(run.directory / "output.log", cap_bytes=64 << 10)
+    steps = LogSteps(asked, run.directory, log)
+    fd = log.open()
+    os.write(fd, b"step\n" * 5000 + b"x" * log.cap_bytes)
+    steps.follow()
+    assert log.trim() > 0
+    os.write(fd, b"step\n" * 3)
+    os.close(fd)
+    steps.follow(to_the_end=True)
+    recorded, unreadable = read_all(rank_file(run.directory, "steps", 0), Step)
+    assert ([step.step for step in recorded], unreadable) == (list(range(1, 5004)), 0)
 
 
 def test_no_log_is_no_lines(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cli.command import until
+from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.running.scripts.script_watch import ScriptWatch
@@ -52,7 +53,8 @@ def watch_of(run: Run, notices: list[str]) -> ScriptWatch:
     run.prepare("", script=ScriptAsked(command=["python", "train.py"], argv=["python", "train.py"]))
     asked = read_run_file(run.directory)
     assert asked is not None
-    return ScriptWatch(asked, run.directory, run.directory / "output.log", notices.append, no_step_s=0.05)
+    output = CappedFile(run.directory / "output.log")
+    return ScriptWatch(asked, run.directory, output, notices.append, no_step_s=0.05)
 
 
 def polled(watch: ScriptWatch, notices: list[str]) -> list[str]:

@@ -170,7 +170,7 @@ def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path: Path, counte
     energy = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU]).energy
     assert (energy.joules, energy.joules_per_step, energy.joules_per_sample, energy.source) == (None,) * 4
     assert energy.reason is not None
-    assert energy.reason.startswith("GPU 0: the energy counter says ")
+    assert energy.reason.startswith("GPU 0: the energy counter shows ")
     assert expected in energy.reason
     joined = joined_steps(tmp_path)
     assert {conditions.energy_joules for _, conditions in joined if conditions} == {None}
@@ -266,7 +266,7 @@ def test_a_silent_gpu_is_listed_with_its_seconds_and_the_growth_of_its_counters(
     assert (result.conditions.started_clean, result.conditions.clean) == (True, False)
     assert list(doubts(result)) == [
         "had no reading of GPU 0 for 7 s, 70 % of the measured time; by its counters it was throttled meanwhile:"
-        " 6.0 s by the power limit: too little is left for its throttled time and energy",
+        " 6.0 s by the power limit; the rest is too short for figures of throttled time and energy",
         "saw an Xid error on GPU 0: 79",
     ]
 

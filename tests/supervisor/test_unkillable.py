@@ -17,7 +17,7 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.running.supervisor import SupervisorBounds
-from trainfast_runner.running.training_end import did_not_end
+from trainfast_runner.running.training_end import unkillable_reason
 
 from .conftest import Run
 
@@ -113,7 +113,7 @@ def test_the_reason_names_pid_state_and_gpu() -> None:
         UnkillableProcess(100, "python", "D"),
         UnkillableProcess(7, "pt_data_worker", "D"),
     ]
-    assert did_not_end(stuck, records, 60.0) == (
+    assert unkillable_reason(stuck, records, 60.0) == (
         "pid 101 (rank 1, GPU 3) is in state D (uninterruptible sleep);"
         " pid 100 (rank 0, GPU-a) is in state D (uninterruptible sleep);"
         " pid 7 (pt_data_worker) is in state D (uninterruptible sleep)"

@@ -33,7 +33,7 @@ from textual.pilot import Pilot
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.search_directories import LOCK_FILE, PAUSE_FILE
+from trainfast_runner.records.search_directories import PAUSE_FILE, SEARCH_LOCK_FILE
 from trainfast_runner.search import control
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLaunched
 from trainfast_runner.search.journal.lines import CoolingDown
@@ -235,7 +235,7 @@ async def test_f5_asks_before_it_stops_a_live_run(home: Home, starts: Starts, ho
 
 async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again(home: Home, starts: Starts) -> None:
     search = starts.directory = a_search(home, going_on())
-    conductor = os.open(search / LOCK_FILE, os.O_RDWR)
+    conductor = os.open(search / SEARCH_LOCK_FILE, os.O_RDWR)
     fcntl.flock(conductor, fcntl.LOCK_EX)
     async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, search)
@@ -270,10 +270,8 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
         assert "has not fallen" not in screen_text(app)
         # The last look was at second 10: a temperature that stands still writes no further line.
         app.post(SnapshotTaken(replace(a_snapshot(None, second=40), batch_search=seen(starts.directory))))
-        text = " ".join((await until(pilot, "given up after 180 s")).split())
-        assert (
-            "waiting for less than 55 °C, 32 s so far; it has not fallen for 30 s, and is given up after 180 s" in text
-        )
+        text = " ".join((await until(pilot, "giving up after 180 s")).split())
+        assert "waiting for less than 55 °C, 32 s so far; it has not fallen for 30 s; giving up after 180 s" in text
         launched = BatchLaunched(t_ns=START_NS + 12 * S, run_id=RUN_ID, role="probe")
         write_lines(starts.directory / "journal.jsonl", [*going_on(), *waits, launched])
         await show(pilot, starts.directory)

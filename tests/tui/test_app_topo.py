@@ -72,7 +72,7 @@ def test_a_gpu_that_does_not_answer_is_shown_whole_and_claimed_for_nothing() -> 
 
 
 async def test_without_a_gpu_it_says_why(home: Home) -> None:
-    assert "No GPU to draw" in await opened(home, Machine([]), (80, 48))
+    assert "No GPU to show" in await opened(home, Machine([]), (80, 48))
 
 
 async def test_a_key_typed_right_after_escape_is_not_taken_for_alt(home: Home) -> None:

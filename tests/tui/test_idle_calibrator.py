@@ -15,7 +15,9 @@ from still import CPU, a_snapshot
 from trainfast_runner.machine import calibration
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.worker_scripts import ScriptCancelled
+from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import write_atomically
 from trainfast_tui.control.idle_calibrator import IDLE_S, IdleCalibrator
 from trainfast_tui.control.messages import DeviceCalibrated
 from trainfast_tui.live.snapshot import Snapshot
@@ -79,6 +81,25 @@ def test_a_busy_machine_is_left_alone(calibrations: Calibrations) -> None:
         calibrations.look(second, cpu_percent=1.0 if second % 20 else 60.0)
     calibrations.look(300, is_busy=True)
     assert not calibrations.begun.is_set()
+
+
+def test_a_calibration_keeps_one_that_was_written_meanwhile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home, measured = Home(tmp_path), threading.Event()
+
+    def measure(*_: object) -> Ceiling:
+        measured.set()
+        return msgspec.structs.replace(QUIET, name="ours")
+
+    monkeypatch.setattr(calibration, "_device", lambda _executable: ("cpu", {}))
+    monkeypatch.setattr(calibration, "_measure", measure)
+    theirs = {"theirs": msgspec.structs.replace(QUIET, name="theirs")}
+    with locked(tmp_path / f"{calibration.CALIBRATION_FILE}.lock"):
+        ours = threading.Thread(target=calibration.calibrate, args=(home,))
+        ours.start()
+        assert measured.wait(60)
+        write_atomically(tmp_path / calibration.CALIBRATION_FILE, msgspec.json.encode(theirs))
+    ours.join(60)
+    assert set(calibration.read(home)) == {"ours", "theirs"}
 
 
 def test_a_training_that_begins_ends_the_measurement(calibrations: Calibrations) -> None:

@@ -18,8 +18,7 @@ from trainfast_runner.records.discovered import FRAMEWORKS
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
-from trainfast_runner.records.worker_lines import ScriptLine
-from trainfast_runner.results.script_figures import script_line
+from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.saving_script import script_preset_text
@@ -41,7 +40,7 @@ def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: st
     if to not in FORMS:
         message = f"{run.run_id} ran a script of your own: {REASONS[to]}"
         raise UserError(message, key="--to", allowed=FORMS)
-    return FORMS[to](run, asked, script_line(worker_lines(directory)) or ScriptLine(t_ns=0))
+    return FORMS[to](run, asked, newest_of_first_rank(worker_lines(directory), ScriptLine) or ScriptLine(t_ns=0))
 
 
 def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Written:

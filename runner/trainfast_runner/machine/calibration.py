@@ -17,6 +17,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.training_python import find_python, torch_build, visible_to
 from trainfast_runner.machine.worker_scripts import ask_script, own_environment
+from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_cached, write_atomically
 
@@ -62,8 +63,10 @@ def calibrate(
     ceiling = _measure(executable, *_device(executable), cancelled)
     if in_background:
         ceiling = msgspec.structs.replace(ceiling, in_background=True)
-    ceilings = {**read(home), ceiling.name: ceiling}
-    write_atomically(home.path / CALIBRATION_FILE, msgspec.json.encode(ceilings))
+    # Two calibrations may end together.
+    with locked(home.path / f"{CALIBRATION_FILE}.lock"):
+        ceilings = {**read(home), ceiling.name: ceiling}
+        write_atomically(home.path / CALIBRATION_FILE, msgspec.json.encode(ceilings))
     return ceiling
 
 
@@ -77,7 +80,8 @@ def ceiling_of(home: Home, device: str, gpu_name: str | None) -> dict[str, Any] 
     ceilings = read(home)
     if not ceilings:
         return None
-    ceiling = ceilings.get(gpu_name or "" if device == "cuda" else cpu_name())
+    name = (gpu_name or "") if device == "cuda" else cpu_name()
+    ceiling = ceilings.get(name)
     return None if ceiling is None else msgspec.to_builtins(ceiling)
 
 

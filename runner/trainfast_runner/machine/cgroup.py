@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 PROC = Path("/proc/self")
+_USED_FILES = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
+"""The file of a group's used memory, by the file of its limit."""
 
 
 def memory_files(v2: str, v1: str, proc: Path = PROC) -> Iterator[Path]:
@@ -24,6 +27,28 @@ def memory_files(v2: str, v1: str, proc: Path = PROC) -> Iterator[Path]:
                 yield from (mount / part / (v1 if controllers else v2) for part in (below, *below.parents))
 
 
+def memory_limit(proc: Path = PROC) -> tuple[int | None, str]:
+    """Bytes of the tightest memory limit of this process's groups, and its file; None without a limit."""
+    limits: list[tuple[int, str]] = []
+    for path in _limit_files(proc):
+        with suppress(OSError):
+            value = path.read_text().strip()
+            # Version 1 writes "no limit" as the largest multiple of the page size that fits 63 bits.
+            if value.isdecimal() and int(value) < 1 << 60:
+                limits.append((int(value), str(path)))
+    return min(limits, default=(None, ""))
+
+
+def free_within_limits(free_bytes: int, proc: Path = PROC) -> int:
+    """Return the host's free bytes, or less if a group of this process has less left of its limit."""
+    for path in _limit_files(proc):
+        # Without a limit, version 2 writes the word max.
+        with suppress(OSError, ValueError):
+            left_bytes = int(path.read_text()) - int(path.with_name(_USED_FILES[path.name]).read_text())
+            free_bytes = min(free_bytes, left_bytes)
+    return max(0, free_bytes)
+
+
 def oom_kills() -> int | None:
     """The kernel's kills for want of memory so far: in this group (`memory.events`), else on the whole machine.
 
@@ -33,6 +58,10 @@ def oom_kills() -> int | None:
         if match := re.search(r"^oom_kill (\d+)$", "\n".join(_file_lines(path)), re.MULTILINE):
             return int(match[1])
     return None
+
+
+def _limit_files(proc: Path) -> Iterator[Path]:
+    return memory_files("memory.max", "memory.limit_in_bytes", proc)
 
 
 def _mounts(proc: Path, *, is_v2: bool) -> Iterator[tuple[Path, str]]:

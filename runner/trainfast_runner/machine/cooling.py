@@ -26,9 +26,9 @@ ReadDevices = Callable[[], tuple[list[DeviceReading], dict[str, str]]]
 
 @dataclass(frozen=True)
 class Cooling:
-    """One poll of GPUs that are still too warm: the hottest of them, degrees Celsius, seconds waited so far.
+    """One poll of GPUs that are still too warm: the hottest one, in degrees Celsius, and the seconds waited so far.
 
-    `stuck_s` is for how long none of it has become less.
+    `stuck_s` is the time since the temperature last fell.
     """
 
     index: int
@@ -42,7 +42,7 @@ def stuck_words(stuck_s: float) -> str:
     """A note if the temperature stands still; empty if it has fallen lately."""
     if stuck_s < STUCK_NOTICE_S:
         return ""
-    return f"; it has not fallen for {stuck_s:.0f} s, and is given up after {STUCK_S:.0f} s"
+    return f"; it has not fallen for {stuck_s:.0f} s; giving up after {STUCK_S:.0f} s"
 
 
 def cooling(
@@ -54,7 +54,7 @@ def cooling(
     """
     if not (math.isfinite(below_c) and LOWEST_C <= below_c <= HIGHEST_C):
         raise UserError(
-            f"--cool-to {below_c:g} is no temperature to wait for",
+            f"--cool-to {below_c:g} is out of range",
             key="--cool-to",
             allowed=[f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"],
         )

@@ -31,12 +31,13 @@ def search_path(python: str) -> str:
 
 
 def compiler(python: str) -> str | None:
-    """The C++ compiler torch will call, or None."""
-    return shutil.which(os.environ.get("CXX", "c++").split()[0], path=search_path(python))
+    """The C++ compiler torch will call, or None; torch calls no other in place of an empty CXX."""
+    command = os.environ.get("CXX", "c++").split()
+    return shutil.which(command[0], path=search_path(python)) if command else None
 
 
 def missing_tool(python: str) -> tuple[str, str] | None:
-    """The first thing an extension cannot be built without that is not there, and the command that installs it."""
+    """The first missing build tool, and the command that installs it; None if all are there."""
     if compiler(python) is None:
         return "a C++ compiler", "apt-get install g++"
     if shutil.which("ninja", path=search_path(python)) is None:

@@ -83,8 +83,8 @@ def link_advice(topology: Topology) -> list[str]:
     if not topology.devices:
         missing = topology.missing or failures.NO_DEVICES
         if failures.comes_from_a_driver(missing):
-            return [f"No GPU to draw: {missing}. Until then devices=cpu trains on the CPU."]
-        return [f"No GPU to draw, runs train on the CPU: {missing}."]
+            return [f"No GPU to show: {missing}. Until then devices=cpu trains on the CPU."]
+        return [f"No GPU to show, runs train on the CPU: {missing}."]
     answering = [index for index, device in enumerate(topology.devices) if device.error is None]
     silent = _silent_note([device for device in topology.devices if device.error is not None])
     if len(answering) < 2:
@@ -193,7 +193,7 @@ def _affinity(devices: Sequence[TopologyDevice]) -> list[str]:
     if len(nodes) < 2:
         return []
     return [
-        f"The GPUs hang on {len(nodes)} NUMA nodes: loader processes are best kept on the CPUs of their GPU's node"
+        f"The GPUs are attached to {len(nodes)} NUMA nodes: pin loader processes to the CPUs of their GPU's node"
         " (numactl --cpunodebind)."
     ]
 

@@ -79,7 +79,7 @@ def ask_script(
         return answers[-1]
     if arguments and arguments[0] in stderr and "Traceback" not in stderr:
         raise UserError(f"{executable} is not a Python interpreter", key="python")
-    raise UserError(f"{executable} cannot {task}: {last_line(stderr)}", key="python")
+    raise UserError(f"{executable} cannot {task}: {last_error_line(stderr)}", key="python")
 
 
 def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
@@ -147,8 +147,8 @@ def whole_text(file: IO[bytes]) -> str:
     return os.pread(file.fileno(), size, 0).decode(errors="replace")
 
 
-def last_line(text: str) -> str:
-    """The last line that a process wrote, or a sentence when it wrote none."""
+def last_error_line(text: str) -> str:
+    """The last line of a process's errors, or a sentence when it wrote none."""
     lines = text.strip().splitlines()
     return lines[-1] if lines else "it exited without reporting an error"
 

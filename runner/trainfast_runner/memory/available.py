@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.cgroup import free_within_limits
 from trainfast_runner.memory.model_size import least_weight_bytes
 from trainfast_runner.settings.device_counts import chosen_gpus
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 NOTHING_FITS = 3
 """Exit code."""
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +104,8 @@ def _free_memory(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: i
 
 
 def host_free_bytes() -> int:
-    """Bytes of host memory that can be used now without swapping."""
+    """Bytes of host memory that this process's control groups let it use now without swapping."""
     # Imported late: the screen needs RankLimit before its first frame, and no readings yet.
     import psutil
 
-    return within_container(int(psutil.virtual_memory().available))
-
-
-def within_container(free_bytes: int) -> int:
-    """Limit the host's free bytes by what this container may still use."""
-    try:
-        limit_text = (CGROUP / "memory.max").read_text().strip()
-        used = int((CGROUP / "memory.current").read_text())
-        return max(0, min(free_bytes, int(limit_text) - used))
-    except (OSError, ValueError):
-        return free_bytes  # no container, or one whose limit is the word max
+    return free_within_limits(int(psutil.virtual_memory().available))

@@ -17,7 +17,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import home_directory
-from trainfast_runner.records.json_lines import write_atomically
+from trainfast_runner.records.json_lines import DAMAGE, write_atomically
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.records.run_records import RunRecords
@@ -33,7 +33,7 @@ TRAINING_PHASES = ("forward", "backward", "optimizer", "train")
 """Phases in which the training itself runs out of memory; an engine that cannot split a step says train."""
 MAX_BEYOND = 0.5
 MAX_BEYOND_BYTES = 512 << 20
-"""A run more than both off its traced peak (a share of it, and bytes) ran another step than the traced one."""
+"""A run whose peak is off its traced peak by more than both (a share of it, and bytes) took another step."""
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ def _corrections_or_trouble(home: Path | None) -> tuple[dict[str, DeviceCorrecti
         return msgspec.json.decode(file.read_bytes(), type=dict[str, DeviceCorrections]), None
     except (FileNotFoundError, UserError):
         return {}, None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *DAMAGE) as error:
         words = error.strerror if isinstance(error, OSError) else str(error)
         return {}, f"{file} cannot be read ({words}): nothing is corrected by earlier runs until another one ends"
 
@@ -95,7 +95,7 @@ def corrections_of_device(device: str, gpu: str | None = None, home: Path | None
         return devices.get(_cpu_name(), DeviceCorrections())
     if gpu is not None:
         return devices.get(gpu, DeviceCorrections())
-    gpus = [machine for name, machine in devices.items() if machine.device == "cuda"]
+    gpus = [each for each in devices.values() if each.device == "cuda"]
     return gpus[0] if len(gpus) == 1 else DeviceCorrections()
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from trainfast_runner.memory.model import MemoryModel
     from trainfast_runner.settings.spec import RunSpec
 
-COUNTED_BYTES = 12 << 20
-"""Address space reserved and not touched, which a limit of a CPU counts beyond the peak (measured: 8.0 to 10.8 MiB)."""
-UNMEASURED_BYTES = 32 << 20
-"""`COUNTED_BYTES`, buffers of libraries and small blocks beyond an uncorrected prediction (measured: 7 to 21 MiB)."""
-UNMEASURED_SHARE = 0.03
-"""Least share of the peak that an uncorrected margin has: the error of uncorrected predictions of larger models."""
+UNTOUCHED_BYTES = 12 << 20
+"""Address space reserved and never touched, which a limit of a CPU counts too (measured: 8.0 to 10.8 MiB)."""
+UNCORRECTED_MARGIN_BYTES = 32 << 20
+"""`UNTOUCHED_BYTES`, buffers of libraries and small blocks beyond an uncorrected prediction (measured: 7 to 21 MiB)."""
+UNCORRECTED_MARGIN_SHARE = 0.03
+"""Least share of the peak in an uncorrected margin: the error of uncorrected predictions of larger models."""
 EXTRAPOLATED_SHARE = 0.015
 """Share of the growth beyond the measured size: the error of a slope, as in a batch search."""
 COMPILER_BYTES = 128 << 20
@@ -92,8 +92,9 @@ def predict_headroom(
 
         def fits(batch: int) -> bool:
             sized = replace(spec, knobs={**spec.knobs, "batch_size": batch})
-            predicted = model.predict(sized, ranks)
-            return PredictedFit(predicted, available, margin_bytes(model, sized, ranks, predicted)).fits is True
+            sized_prediction = model.predict(sized, ranks)
+            sized_margin = margin_bytes(model, sized, ranks, sized_prediction)
+            return PredictedFit(sized_prediction, available, sized_margin).fits is True
 
         max_batch = largest_fitting(fits, max_batch, batch_multiple(spec))
     return PredictedFit(predicted, available, margin, max_batch, cannot_run)
@@ -110,10 +111,10 @@ def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Predi
     if correction is None:
         program = COMPILER_BYTES if compiles else 0
         program += TRAINER_BYTES if spec.knobs["engine"] == "trainer" else 0
-        margin = program + max(UNMEASURED_BYTES, int(UNMEASURED_SHARE * predicted.total_bytes))
+        margin = program + max(UNCORRECTED_MARGIN_BYTES, int(UNCORRECTED_MARGIN_SHARE * predicted.total_bytes))
     else:
         grown = max(0, predicted.traced_bytes["forward_backward"] - (correction.step_bytes or 0))
-        margin = COUNTED_BYTES + int(EXTRAPOLATED_SHARE * grown) + (COLD_COMPILER_BYTES if compiles else 0)
+        margin = UNTOUCHED_BYTES + int(EXTRAPOLATED_SHARE * grown) + (COLD_COMPILER_BYTES if compiles else 0)
     if failed is None:
         return margin
     traced = max(predicted.traced_bytes.values(), default=predicted.total_bytes)

@@ -30,7 +30,7 @@ NOT_TRACED = (
 
 
 class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds for one model, sequence length, precision, optimizer, attention, checkpointing and objective.
+    """The memory of one model at one sequence length, precision, optimizer, attention, checkpointing and objective.
 
     `before_optimizer` and `optimizer_peak` are live bytes by category of the whole model around the optimizer's step;
     `parameter_sizes` the elements of each parameter.

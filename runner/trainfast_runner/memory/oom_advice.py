@@ -49,7 +49,7 @@ def useful_first(cheapest: list[Fix], phase: str | None) -> list[Fix]:
 
 
 def best_of_each_knob(cheapest: list[Fix], phase: str | None) -> list[Fix]:
-    """Return the most useful change of each knob, a shorter sequence last: it is another task."""
+    """Return the most useful change of each knob, a shorter sequence last, since the model then learns another task."""
     by_knob: dict[str, Fix] = {}
     for fix in useful_first(cheapest, phase):
         by_knob.setdefault(fix.knob, fix)
@@ -65,15 +65,15 @@ def _listed_fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, larg
     precision = knobs["precision"]
     bf16_speed = "slower on most CPUs" if device == "cpu" else "faster on tensor cores (Ampere and later)"
     if knobs["attention"] == "eager":
-        saves = "frees the score matrices of every layer, where the model has sdpa"
+        saves = "frees every layer's score matrices if the model supports sdpa"
         yield Fix("attention", "auto", saves, "faster")
     if device == "cpu" and knobs["engine"] == "trainer":
-        yield Fix("engine", "native", "frees what the Trainer keeps besides, some 26 MiB", "about none")
+        yield Fix("engine", "native", "frees about 26 MiB that the Trainer holds", "almost none")
     if optimizer.class_name == "AdamW" and optimizer.implementation not in ("loop", "fused") and not in_batch:
         yield Fix("optimizer", "adamw-fused", "frees 4 bytes a parameter at the optimizer's peak", "faster")
     if device == "cpu" and knobs["compile"] != "off":
-        saves = "frees what the compiler keeps in the process, 60 MiB and more"
-        yield Fix("compile", "off", saves, "what compiling would gain after its long first step")
+        saves = "frees 60 MiB or more that the compiler holds"
+        yield Fix("compile", "off", saves, "the speed-up of compiled steps")
     batch, accumulation = int(knobs["batch_size"]), int(knobs["grad_accum"])
     if batch > 1:
         smaller = 1 << (max(1, min(batch - 1, int(batch * largest_share))).bit_length() - 1)
@@ -82,7 +82,7 @@ def _listed_fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, larg
     if precision in ("fp32", "tf32"):
         yield Fix("precision", "bf16", "frees about half of the activations", bf16_speed, 0.6)
     if optimizer.state_tensors >= 2 and not optimizer.eight_bit:
-        yield Fix("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "about none")
+        yield Fix("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none")
         yield Fix("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")
     if precision != "bf16-pure":
         costs = f"{bf16_speed}; updates lose precision"
@@ -90,4 +90,5 @@ def _listed_fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, larg
     if knobs["checkpointing"] == "off":
         yield Fix("checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower", 0.4)
     if (seq_len := int(knobs["seq_len"] or 0)) > MIN_SEQ_LEN:
-        yield Fix("seq_len", str(seq_len // 2), "activations to 50 %", "none; but it is another task", 0.5)
+        costs = "none; the model trains on shorter sequences"
+        yield Fix("seq_len", str(seq_len // 2), "activations to 50 %", costs, 0.5)

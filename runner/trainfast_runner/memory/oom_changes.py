@@ -34,7 +34,7 @@ PROGRAM_KNOBS = ("compile", "engine")
 ModelOf = Callable[[RunSpec], MemoryModel | None]
 
 
-class Need(NamedTuple):
+class MemoryNeed(NamedTuple):
     """A prediction, and the bytes that must stay free beside it."""
 
     prediction: Prediction
@@ -46,9 +46,9 @@ class Need(NamedTuple):
         return self.prediction.total_bytes + self.margin_bytes
 
 
-@dataclass(frozen=True)
-class Goal:
-    """Bring a run under the limit at which it ran out of memory, in `phase`.
+@dataclass(frozen=True, kw_only=True)
+class FitTarget:
+    """A run that ran out of memory in `phase`, and the limit that it must fit into.
 
     `model_of` returns the memory model of a spec, None if there is none. `untouched_bytes` is what the limit counted
     beyond the memory held, `beyond_bytes` the least that the run took beyond its trace, `asked_bytes` the request that
@@ -76,20 +76,20 @@ class Goal:
         """Batch size and accumulation."""
         return whole_number(self.spec.knobs, "batch_size"), whole_number(self.spec.knobs, "grad_accum")
 
-    def need(self, settings: Settings) -> Need | None:
+    def need(self, settings: Settings) -> MemoryNeed | None:
         """The run's need with these settings; None if one is refused, or without a model."""
         spec = spec_with(self.spec, settings)
-        traced = None if spec is None else prediction(self.model_of, spec, self.ranks)
+        traced = None if spec is None else predict_if_traced(self.model_of, spec, self.ranks)
         if spec is None or traced is None:
             return None
         model, predicted = traced
         margin = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
         margin = max(margin, self.untouched_bytes)
         if any(name in settings for name in PROGRAM_KNOBS):
-            return Need(predicted, margin)
+            return MemoryNeed(predicted, margin)
         # The same program takes as much beyond its trace as the run did, and a little more.
         corrected = predicted.total_bytes - max(predicted.traced_bytes.values(), default=predicted.total_bytes)
-        return Need(predicted, max(margin, self.beyond_bytes - corrected) + int(SPARE_SHARE * self.limit_bytes))
+        return MemoryNeed(predicted, max(margin, self.beyond_bytes - corrected) + int(SPARE_SHARE * self.limit_bytes))
 
     def change(self, settings: Settings, costs: str) -> OomChange | None:
         """The change with its predicted and missing bytes; None without a prediction."""
@@ -100,7 +100,7 @@ class Goal:
         words = f"predicted peak {_size(predicted.total_bytes)} of {_size(self.limit_bytes)}"
         missing = need.total_bytes - self.limit_bytes
         if missing > 0:
-            words += f", {_size(missing)} too much beside the {_size(margin)} that a run may take beyond its prediction"
+            words += f", {_size(missing)} over with {_size(margin)} kept free for prediction error"
         return OomChange(
             settings=settings,
             saves=words,
@@ -131,7 +131,7 @@ def beyond_bytes(limit_bytes: int, predicted: Prediction | None, phase: str | No
     return max(0, limit_bytes - (expected - states))
 
 
-def prediction(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[MemoryModel, Prediction] | None:
+def predict_if_traced(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[MemoryModel, Prediction] | None:
     """The model and its prediction of the spec's fullest rank; None without a model, or if memory is not predicted."""
     try:
         model = model_of(spec)
@@ -140,7 +140,7 @@ def prediction(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[MemoryMode
         return None
 
 
-def best_changes(goal: Goal) -> list[OomChange]:
+def best_changes(target: FitTarget) -> list[OomChange]:
     """Return up to MAX_CHANGES that fit, of one knob or several, the cheapest first.
 
     Changes that are enough by the model come before untraced ones, which are one of each knob. If there are neither,
@@ -149,38 +149,38 @@ def best_changes(goal: Goal) -> list[OomChange]:
     tried: list[OomChange] = []
     not_enough: list[Fix] = []
     untraced: list[Fix] = []
-    cheapest = _fixes_that_matter(goal)
+    cheapest = _fixes_that_matter(target)
     for fix in cheapest:
-        fix_changes = _batch_changes(goal) if fix.knob == "batch_size" else _first_enough(goal, fix, values_of(fix))
+        fix_changes = _batch_changes(target) if fix.knob == "batch_size" else _first_enough(target, fix, values_of(fix))
         tried += fix_changes
-        if not fix_changes and (fix.knob != "batch_size" or goal.need({"batch_size": "1"}) is None):
+        if not fix_changes and (fix.knob != "batch_size" or target.need({"batch_size": "1"}) is None):
             untraced.append(fix)
         elif fix.knob != "batch_size" and not _enough_changes(fix_changes):
             not_enough.append(fix)
     if len(_enough_changes(tried)) < MAX_CHANGES:
         # Beside a smaller batch another change is worth its cost only where the batch then is larger.
         alone = max(map(_batch_in, _enough_changes(tried)), default=0)
-        tried += [pair for pair in _pair_changes(goal, not_enough) if not 0 < _batch_in(pair) <= alone]
+        tried += [pair for pair in _pair_changes(target, not_enough) if not 0 < _batch_in(pair) <= alone]
     if all("seq_len" in change.settings for change in _enough_changes(tried)):
         # A shorter sequence is another task.
-        together = _combined_changes(goal, cheapest)
+        together = _combined_changes(target, cheapest)
         if not _enough_changes([*tried, *together]):
             for fix in (fix for fix in cheapest if fix.knob == "seq_len"):
-                together += _first_enough(goal, fix, values_of(fix)[1:], strongest_settings(cheapest)[0])
+                together += _first_enough(target, fix, values_of(fix)[1:], strongest_settings(cheapest)[0])
         tried += together
     # Untraced changes may be enough as well: they follow the ones known to be.
-    unpredicted_changes = [unpredicted(fix, goal) for fix in best_of_each_knob(untraced, goal.phase)]
+    unpredicted_changes = [unpredicted_change(fix, target) for fix in best_of_each_knob(untraced, target.phase)]
     closest = sorted(tried, key=lambda change: change.predicted_bytes or 0)
     return ([*_enough_changes(tried), *unpredicted_changes] or closest)[:MAX_CHANGES]
 
 
-def _fixes_that_matter(goal: Goal) -> list[Fix]:
+def _fixes_that_matter(target: FitTarget) -> list[Fix]:
     """The fixes; before the optimizer's step not those of weights and states, if these are too small to matter."""
-    base = goal.need({}) if goal.phase in BATCH_PHASES else None
+    base = target.need({}) if target.phase in BATCH_PHASES else None
     if base is None:
-        return goal.fixes
+        return target.fixes
     states = base.prediction.params_bytes + base.prediction.grads_bytes + base.prediction.optimizer_bytes
-    return [fix for fix in goal.fixes if not fix.frees_states or states >= NEGLIGIBLE_SHARE * goal.limit_bytes]
+    return [fix for fix in target.fixes if not fix.frees_states or states >= NEGLIGIBLE_SHARE * target.limit_bytes]
 
 
 def is_enough(change: OomChange) -> bool:
@@ -188,12 +188,12 @@ def is_enough(change: OomChange) -> bool:
     return change.predicted_bytes is not None and change.missing_bytes is None
 
 
-def unpredicted(fix: Fix, goal: Goal | None = None) -> OomChange:
+def unpredicted_change(fix: Fix, target: FitTarget | None = None) -> OomChange:
     """The change in words, without a prediction; with a doubt if the run's own prediction leaves little hope."""
-    base, saves = None if goal is None else goal.need({}), fix.saves
-    if goal is not None and base is not None and fix.leaves < 1:
+    base, saves = None if target is None else target.need({}), fix.saves
+    if target is not None and base is not None and fix.leaves < 1:
         freed = (1 - fix.leaves) * base.prediction.activations_bytes
-        saves += "; probably not enough alone" if base.prediction.total_bytes - freed > goal.limit_bytes else ""
+        saves += "; probably not enough alone" if base.prediction.total_bytes - freed > target.limit_bytes else ""
     return OomChange(settings={fix.knob: fix.value}, saves=saves, costs=fix.costs)
 
 
@@ -205,60 +205,60 @@ def _batch_in(change: OomChange) -> int:
     return int(change.settings.get("batch_size", 0))
 
 
-def _first_enough(goal: Goal, fix: Fix, values: list[str], beside: Settings | None = None) -> list[OomChange]:
+def _first_enough(target: FitTarget, fix: Fix, values: list[str], beside: Settings | None = None) -> list[OomChange]:
     """The first value that is enough, with all other knobs turned `beside` it; else the last one predicted."""
     newest: list[OomChange] = []
-    costs = fix.costs if beside is None else f"every knob that frees memory; {fix.costs}"
+    costs = fix.costs if beside is None else f"all memory-saving knobs at once; {fix.costs}"
     for value in values:
-        change = goal.change({**(beside or {}), fix.knob: value}, costs)
+        change = target.change({**(beside or {}), fix.knob: value}, costs)
         newest = newest if change is None else [change]
         if change is None or is_enough(change):
             break
     return newest
 
 
-def _batch_changes(goal: Goal) -> list[OomChange]:
+def _batch_changes(target: FitTarget) -> list[OomChange]:
     """The largest batch that keeps the global batch; and the largest that fits, if the other is much smaller."""
-    keeping = _with_smaller_batch(goal, {}, "little")
-    batch, accumulation = goal.batch
-    largest_batch = goal.largest_batch({})
+    keeping = _with_smaller_batch(target, {}, "little")
+    batch, accumulation = target.batch
+    largest_batch = target.largest_batch({})
     if largest_batch < MUCH_LARGER * max([1, *map(_batch_in, keeping)]):
         return keeping
     costs = f"little; the global batch goes from {batch * accumulation} to {largest_batch * accumulation} a rank"
-    largest = goal.change({"batch_size": str(largest_batch)}, costs)
+    largest = target.change({"batch_size": str(largest_batch)}, costs)
     return [*keeping, *_enough_changes([largest] if largest else [])]
 
 
-def _with_smaller_batch(goal: Goal, settings: Settings, costs: str) -> list[OomChange]:
+def _with_smaller_batch(target: FitTarget, settings: Settings, costs: str) -> list[OomChange]:
     """The settings with the largest batch that fits and divides the global batch, which accumulation keeps."""
-    batch, accumulation = goal.batch
-    for smaller in range(goal.largest_batch(settings), 0, -1):
+    batch, accumulation = target.batch
+    for smaller in range(target.largest_batch(settings), 0, -1):
         if batch * accumulation % smaller == 0:
             batch_knobs = {"batch_size": str(smaller), "grad_accum": str(batch * accumulation // smaller)}
-            change = goal.change({**batch_knobs, **settings}, f"{costs}; {KEEPS_GLOBAL_BATCH}")
+            change = target.change({**batch_knobs, **settings}, f"{costs}; {KEEPS_GLOBAL_BATCH}")
             if change is not None and is_enough(change):
                 return [change]
     return []
 
 
-def _pair_changes(goal: Goal, not_enough: list[Fix]) -> Iterator[OomChange]:
+def _pair_changes(target: FitTarget, not_enough: list[Fix]) -> Iterator[OomChange]:
     """Yield each change that is not enough alone with a smaller batch, and then with each other one."""
     for fix in not_enough:
-        yield from _with_smaller_batch(goal, {fix.knob: fix.value}, fix.costs)
+        yield from _with_smaller_batch(target, {fix.knob: fix.value}, fix.costs)
     for first, second in pairs_of_knobs(not_enough):
-        change = goal.change({first.knob: first.value, second.knob: second.value}, f"{first.costs}; {second.costs}")
+        change = target.change({first.knob: first.value, second.knob: second.value}, f"{first.costs}; {second.costs}")
         if change is not None:
             yield change
 
 
-def _combined_changes(goal: Goal, cheapest: list[Fix]) -> list[OomChange]:
+def _combined_changes(target: FitTarget, cheapest: list[Fix]) -> list[OomChange]:
     """Changes of every knob but the sequence, each as far as it goes, with the largest batch that fits."""
     changes: list[OomChange] = []
     for settings in strongest_settings(cheapest):
         costs = "; ".join(fix.costs for fix in cheapest if settings.get(fix.knob) == fix.value)
-        together = goal.change(settings, costs) if len(settings) > 1 else None
+        together = target.change(settings, costs) if len(settings) > 1 else None
         if together is not None:
-            smaller = [] if is_enough(together) else _with_smaller_batch(goal, settings, costs)
+            smaller = [] if is_enough(together) else _with_smaller_batch(target, settings, costs)
             changes += smaller or [together]
     return changes
 

@@ -10,12 +10,12 @@ from typing import Any
 from trainfast_runner.memory.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, best_of_each_knob, fixes
 from trainfast_runner.memory.oom_changes import (
     MAX_CHANGES,
-    Goal,
+    FitTarget,
     ModelOf,
     best_changes,
     beyond_bytes,
-    prediction,
-    unpredicted,
+    predict_if_traced,
+    unpredicted_change,
 )
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomExplanation, RunError
@@ -36,7 +36,7 @@ GROWS = {
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
     """A run that ran out of memory, and its records of the end."""
 
@@ -93,7 +93,7 @@ def explain(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     limit = oom_run.set_limit_bytes
     if limit is None:
         limit = _allocator_bytes(oom_run)
-    _, predicted = prediction(model_of, spec, run.world_size) or (None, None)
+    _, predicted = predict_if_traced(model_of, spec, run.world_size) or (None, None)
     grown, grown_bytes = _fastest_growing(predicted, phase)
     needed = run.predicted_bytes
     if needed is None and predicted is not None:
@@ -102,11 +102,21 @@ def explain(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     untouched = _untouched_bytes(oom_run)
     if limit is None:
         cheapest = best_of_each_knob(fixes(spec.knobs, run.device, phase), phase)
-        proposed = [unpredicted(fix) for fix in cheapest[:MAX_CHANGES]]
+        proposed = [unpredicted_change(fix) for fix in cheapest[:MAX_CHANGES]]
     else:
         beyond = beyond_bytes(limit, predicted, phase, oom_run.in_first_step)
         proposed = best_changes(
-            Goal(spec, run.device, run.world_size, limit, phase, model_of, untouched or 0, beyond, asked_bytes)
+            FitTarget(
+                spec=spec,
+                device=run.device,
+                ranks=run.world_size,
+                limit_bytes=limit,
+                phase=phase,
+                model_of=model_of,
+                untouched_bytes=untouched or 0,
+                beyond_bytes=beyond,
+                asked_bytes=asked_bytes,
+            )
         )
     return OomExplanation(
         phase=phase,

@@ -62,7 +62,7 @@ class WholeModel:
         return 0 if place is None else self.stacks[place.stack].sizes[place.block]
 
     def size_after(self, place: Place) -> int:
-        """Elements of the blocks after this place, with which the backward is done when it is there."""
+        """Elements of the blocks after this place: their backward is over when the backward reaches it."""
         in_stack = sum(self.stacks[place.stack].sizes[place.block + 1 :])
         return in_stack + sum(sum(later.sizes) for later in self.stacks[place.stack + 1 :])
 
@@ -106,16 +106,17 @@ class Copied(MemoryRule):
     """`dp`: the first GPU, which is the fullest; see `one_process.py`."""
 
     def at(self, moment: Moment) -> RankBytes:
-        """Gradients of the copies are added to the earlier ones only when all copies have theirs."""
+        """Live bytes, and the copies' gradients, which are added to earlier ones only after the whole backward."""
         new_grads = 0.0 if moment.place is None else self.whole.gradient_width * self.whole.size_after(moment.place)
         return RankBytes(*with_copied_gradients(moment, new_grads, self.whole.before_optimizer[GRADS]))
 
 
 class FullySharded(MemoryRule):
-    """FSDP2: each rank keeps a shard of everything; a block is whole while it computes, the rest from first to last.
+    """FSDP2: each rank keeps a shard of everything.
 
-    In the backward the next block is gathered ahead, and the last one's gradients lie in the buffer they are reduced
-    from. What is outside of the blocks is reduced last: its gradients stay whole until then.
+    A block is gathered while it computes; parameters outside of the blocks stay gathered. In the backward the next
+    block is gathered ahead, and the last block's gradients lie in the reduction buffer. Gradients outside of the blocks
+    are reduced last and stay whole until then.
     """
 
     def at(self, moment: Moment) -> RankBytes:
@@ -150,7 +151,7 @@ class FullySharded(MemoryRule):
         return shards._replace(activations=live[ACTIVATIONS])
 
     def _reduced_grads(self, moment: Moment) -> float:
-        """Bytes of the gradients of the blocks that the backward is done with."""
+        """Bytes of the gradients of the blocks whose backward is over."""
         if not moment.backward:
             return moment.live[GRADS]
         if moment.place is None:
@@ -160,10 +161,10 @@ class FullySharded(MemoryRule):
 
 
 class ZeroPartitioned(MemoryRule):
-    """ZeRO-1 and -2: whole weights, a part of the master copy and of the states, one bucket of gradients.
+    """ZeRO-1 and -2: whole weights, the rank's part of the master weights and states, one bucket of gradients.
 
-    The bucket has room for the whole model's gradients (`reduce_bucket_size`). The stages take the same memory here:
-    what stage 1 keeps of the other ranks' gradients lies in the bucket.
+    The bucket holds the whole model's gradients (`reduce_bucket_size`). Both stages take the same memory: stage 1 keeps
+    the other ranks' gradients in the bucket.
     """
 
     def __init__(self, whole: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
@@ -187,7 +188,7 @@ class ZeroPartitioned(MemoryRule):
         )
 
     def in_optimizer(self, live: Vector) -> RankBytes:
-        """The rank's gradients are flattened in the masters' type beside what was reduced, and updated as one."""
+        """The rank's gradients are copied into one flat tensor of the masters' type beside the reduced ones."""
         return RankBytes(
             params=self.weights,
             grads=self.weights / self.ranks + self.masters,
@@ -197,7 +198,7 @@ class ZeroPartitioned(MemoryRule):
         )
 
     def _bucket(self, moment: Moment) -> float:
-        """Bytes of the bucket: a GPU allocates it whole; of the host's memory only what is written is taken."""
+        """Bytes of the bucket: all of it on a GPU, only the written part on a CPU."""
         if not moment.backward:
             return 0.0
         return self.weights if self.whole.on_gpu else self._new_grads(moment)
@@ -205,7 +206,8 @@ class ZeroPartitioned(MemoryRule):
     def _new_grads(self, moment: Moment) -> float:
         """Bytes of the gradients that the running micro-batch has made."""
         if moment.micro > 1:
-            # Those of earlier ones are alive throughout; outside of the blocks only its beginning can be the peak.
+            # Earlier micro-batches' gradients stay alive. Outside of the blocks only the start of the backward can be
+            # the peak.
             return float(self.width * self.whole.size_after(moment.place)) if moment.place is not None else 0.0
         traced = max(1.0, self.whole.before_optimizer[GRADS])
         return min(self.weights, moment.live[GRADS] * self.weights / traced)
@@ -228,7 +230,7 @@ class ZeroPartitioned(MemoryRule):
 
 
 class ZeroParameters(ZeroPartitioned):
-    """ZeRO-3: the weights are parts as well; up to two parts of the model are gathered, and one bucket is reduced."""
+    """ZeRO-3: weights are partitioned too; at most two parts of the model are gathered, and one bucket is reduced."""
 
     @property
     def largest_part(self) -> float:
@@ -252,7 +254,7 @@ class ZeroParameters(ZeroPartitioned):
         )
 
     def in_optimizer(self, live: Vector) -> RankBytes:
-        """Group after group of at most a part's elements is updated, and gathered."""
+        """Groups no larger than the largest part are updated and gathered one after another."""
         return RankBytes(
             params=self.weights / self.ranks,
             grads=self.weights / self.ranks + self.masters,
@@ -264,13 +266,14 @@ class ZeroParameters(ZeroPartitioned):
 
 
 class ZeroOffloaded(ZeroPartitioned):
-    """ZeRO-2 with offload: whole weights and the bucket on the device, of the rest two staging buffers.
+    """ZeRO-2 with offload: weights, bucket and staging buffers on the device; masters, states and their gradients on
+    the host.
 
-    Masters, states and the gradients they are updated from leave the device; on a CPU both are the same memory.
+    On a CPU, device and host are the same memory.
     """
 
     def at(self, moment: Moment) -> RankBytes:
-        """The host has the rank's gradients all the time, and what has come of them in earlier micro-batches."""
+        """The host keeps the rank's gradients, and their sum over earlier micro-batches."""
         kept = self._on_gpu if self.whole.on_gpu else self._on_host
         return kept._replace(
             activations=moment.live[ACTIVATIONS],
@@ -279,7 +282,7 @@ class ZeroOffloaded(ZeroPartitioned):
         )
 
     def in_optimizer(self, live: Vector) -> RankBytes:
-        """Updated on the host, copied to the device, gathered; gloo gathers into memory of its own."""
+        """The host updates; new weights are copied to the device and gathered, by gloo into a buffer of its own."""
         if self.whole.on_gpu:
             return self._on_gpu._replace(activations=live[ACTIVATIONS], communication=self.staging)
         scratch = self._host_scratch(live, self.masters)
@@ -288,7 +291,7 @@ class ZeroOffloaded(ZeroPartitioned):
 
     @property
     def staging(self) -> float:
-        """Bytes through which a gradient passes on the device: room for the largest parameter."""
+        """Bytes of one staging buffer, through which gradients leave the device: the size of the largest parameter."""
         return float(self.width * self.whole.largest_parameter)
 
     @property
@@ -297,7 +300,7 @@ class ZeroOffloaded(ZeroPartitioned):
 
     @property
     def _on_host(self) -> RankBytes:
-        """Weights and the part of them that is on its way back to the device, gradients, masters and states."""
+        """Weights, the updated part on its way back to the device, gradients, masters and states."""
         # Gradients of earlier micro-batches are added up in a copy of their own; with half masters in place.
         has_copy = self.accumulates and str(self.knobs["precision"]) != "bf16-pure"
         part = self.weights / self.ranks

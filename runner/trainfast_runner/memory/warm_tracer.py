@@ -26,7 +26,7 @@ from trainfast_runner.machine.worker_scripts import (
     WORKER,
     ScriptCancelled,
     json_objects,
-    last_line,
+    last_error_line,
     own_environment,
     start_script,
     timeout_error,
@@ -45,13 +45,13 @@ class WarmTracer:
     """Answers from one process that stays until `close`. Safe for several threads."""
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._server: _Server | None = None
 
     def is_warm(self, executable: str) -> bool:
         """True if a trace by this Python would begin at once."""
         server = self._server
-        return server is not None and server.imported and server.key[0] == executable and server.is_alive()
+        return server is not None and server.imported and server.executable == executable and server.is_alive()
 
     def ask_each(
         self,
@@ -65,7 +65,7 @@ class WarmTracer:
         A new process first yields `{"imported": true}`. Closing the iterator or setting `cancelled` ends the trace, not
         the process. Raises UserError when an answer fails to come, ScriptCancelled.
         """
-        while not self._turn.acquire(timeout=POLL_S):
+        while not self._lock.acquire(timeout=POLL_S):
             if cancelled.is_set():
                 raise ScriptCancelled
         variables = own_environment() if environment is None else dict(environment)
@@ -75,16 +75,16 @@ class WarmTracer:
             with closing(server.answers(requests, devices, cancelled)) as answers:
                 yield from answers
         finally:
-            self._turn.release()
+            self._lock.release()
 
     def close(self) -> None:
         """End the process. The next trace starts a new one."""
-        if not self._turn.acquire(timeout=CANCELLED_WITHIN_S):
+        if not self._lock.acquire(timeout=CANCELLED_WITHIN_S):
             return  # the tracing thread was told to give up; the process ends with us at the latest
         try:
             self._end_server()
         finally:
-            self._turn.release()
+            self._lock.release()
 
     def _end_server(self) -> None:
         server, self._server = self._server, None
@@ -106,18 +106,18 @@ class _Server:
 
     def __init__(self, executable: str, variables: Mapping[str, str], key: tuple[Any, ...]) -> None:
         self.key = key
+        self.executable = executable
         self.imported = False
-        self._executable = executable
         self._batch = 0
-        self._begun, self._unsent = b"", b""
-        self._done = 0
-        """The newest batch that is over."""
-        self._complaints = TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self._partial_line, self._unsent = b"", b""
+        self._finished_batch = 0
+        """Number of the newest batch that is over."""
+        self._stderr = TemporaryFile()  # noqa: SIM115 - open as long as the process
         try:
             command = [executable, str(WORKER / "serve_traces.py")]
-            self._process = start_script(executable, command, self._complaints, variables, stdin=subprocess.PIPE)
+            self._process = start_script(executable, command, self._stderr, variables, stdin=subprocess.PIPE)
         except UserError:
-            self._complaints.close()
+            self._stderr.close()
             raise
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -140,9 +140,9 @@ class _Server:
             while unanswered:
                 lines = self._new_lines()
                 answers = [line for line in lines or () if "imported" in line or line.pop("batch", None) == batch]
-                if not answers and (lines is None or self._done == batch):
-                    why = last_line(whole_text(self._complaints))
-                    raise UserError(f"{self._executable} cannot describe the model: {why}", key="python")
+                if not answers and (lines is None or self._finished_batch == batch):
+                    why = last_error_line(whole_text(self._stderr))
+                    raise UserError(f"{self.executable} cannot describe the model: {why}", key="python")
                 for answer in answers:
                     unanswered -= "imported" not in answer
                     yield answer
@@ -150,7 +150,7 @@ class _Server:
                 if unanswered and cancelled.is_set():
                     raise ScriptCancelled
                 if unanswered and time.monotonic() > deadline:
-                    raise timeout_error(self._executable)
+                    raise timeout_error(self.executable)
         finally:
             if unanswered:
                 self._cancel(batch)
@@ -166,18 +166,19 @@ class _Server:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._stdout.close()
-        self._complaints.close()
+        self._stderr.close()
 
     def _cancel(self, batch: int) -> None:
         """End the batch's traces. A running import can only be ended with the process."""
         if not self.imported or not self.is_alive():
-            return self.end()
+            self.end()
+            return
         deadline = time.monotonic() + CANCELLED_WITHIN_S
         self._unsent += _json_line({"cancel": batch})
-        while self._done != batch:
+        while self._finished_batch != batch:
             if time.monotonic() > deadline or self._new_lines() is None:
-                return self.end()
-        return None
+                self.end()
+                return
 
     def _new_lines(self) -> list[dict[str, Any]] | None:
         """Send what the pipe takes and return the lines that come within POLL_S; None once the process ended."""
@@ -190,10 +191,11 @@ class _Server:
         chunk = os.read(self._stdout.fileno(), CHUNK)
         if not chunk:
             return None
-        *lines, self._begun = (self._begun + chunk).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
         answers = list(json_objects(lines))
         self.imported = self.imported or {"imported": True} in answers
-        self._done = next((answer["done"] for answer in reversed(answers) if "done" in answer), self._done)
+        finished = [answer["done"] for answer in answers if "done" in answer]
+        self._finished_batch = finished[-1] if finished else self._finished_batch
         return answers
 
 

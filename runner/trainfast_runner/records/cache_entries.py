@@ -1,4 +1,4 @@
-"""UnneededEntry entries of the cache directory. Every entry there is made again when it is missing."""
+"""Unneeded entries of the cache directory; each is made again when it is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.records.file_locks import is_held
+from trainfast_runner.records.file_locks import is_locked
 
 FILES = ("inspected", "traced")
 """Folders of small files, written and read by one command at a time."""
@@ -30,7 +30,7 @@ class UnneededEntry:
 
 
 def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[UnneededEntry]:
-    """Entries not read or changed for so long by their file times, half-made files, and locks that no process holds.
+    """Entries unused for longer than `older_than_s`, half-made files, and locks that no process holds.
 
     Entries that a training may have open are left out while one `is_training`.
     """
@@ -76,7 +76,7 @@ def _why_unneeded(path: Path, older_than_s: float, now_s: float) -> str | None:
     try:
         status = path.lstat()
         if path.suffix == ".lock":
-            return None if is_held(os.open(path, os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_EX) else "an unused lock"
+            return None if is_locked(path, fcntl.LOCK_EX) else "an unused lock"
     except OSError:
         return None
     if (writer := _HALF_MADE.search(path.name)) is not None:

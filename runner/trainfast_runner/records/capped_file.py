@@ -24,19 +24,20 @@ def _dropped_mark(dropped_bytes: int) -> bytes:
 class CappedFile:
     """Holds the file under `cap_bytes` of kept text: a quarter from the start, the newest quarter from the end.
 
-    `dropped_bytes` counts what went; `truncated` is True once the file system could not punch holes, and all
+    `dropped_bytes` counts the bytes dropped; `truncated` is True once the file system could not punch holes, and all
     behind the head was cut instead. `mark` makes the line that stands for dropped bytes in the compacted file.
     """
 
     def __init__(self, path: Path, cap_bytes: int = CAP_BYTES, mark: Callable[[int], bytes] = _dropped_mark) -> None:
         self.path = path
-        self._dropped_mark = mark
+        self._mark = mark
         self.dropped_bytes = 0
         self.truncated = False
         self.cap_bytes = cap_bytes
         # Whole pages: a part of a page at the edge of a hole would stay on disk.
-        self._keep_bytes = max(_PAGE, cap_bytes // 4 // _PAGE * _PAGE)
-        self._hole_end = self._keep_bytes
+        self.head_bytes = max(_PAGE, cap_bytes // 4 // _PAGE * _PAGE)
+        """Bytes kept from the start; the newest bytes are kept up to the same size."""
+        self._hole_end = self.head_bytes
 
     def open(self) -> int:
         """A descriptor for the training's stdout and stderr: O_APPEND, readable by its owner only."""
@@ -47,15 +48,15 @@ class CappedFile:
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
-            if size - self._hole_end + self._keep_bytes <= self.cap_bytes:
+            if size - self._hole_end + self.head_bytes <= self.cap_bytes:
                 return 0
-            hole_end = (size - self._keep_bytes) // _PAGE * _PAGE
+            hole_end = (size - self.head_bytes) // _PAGE * _PAGE
             if _punch(fd, self._hole_end, hole_end - self._hole_end):
                 dropped, self._hole_end = hole_end - self._hole_end, hole_end
             else:
                 # Writers append, so they continue at the new end.
-                os.ftruncate(fd, self._keep_bytes)
-                dropped, self._hole_end, self.truncated = size - self._keep_bytes, self._keep_bytes, True
+                os.ftruncate(fd, self.head_bytes)
+                dropped, self._hole_end, self.truncated = size - self.head_bytes, self.head_bytes, True
         finally:
             os.close(fd)
         self.dropped_bytes += dropped
@@ -66,13 +67,13 @@ class CappedFile:
         if not self.dropped_bytes:
             return
         with self.path.open("rb") as file:
-            head = file.read(self._keep_bytes)
+            head = file.read(self.head_bytes)
             file.seek(self._hole_end)
             tail = file.read()
         head = head[: head.rfind(b"\n") + 1] or head + b"\n"
         # A hole ends within a line; after a truncation the next write begins one.
         whole_lines = 0 if self.truncated else tail.find(b"\n") + 1
-        write_atomically(self.path, head + self._dropped_mark(self.dropped_bytes) + tail[whole_lines:])
+        write_atomically(self.path, head + self._mark(self.dropped_bytes) + tail[whole_lines:])
 
 
 def _punch(fd: int, start: int, length: int) -> bool:

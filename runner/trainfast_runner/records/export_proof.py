@@ -36,7 +36,7 @@ class ExportProof(msgspec.Struct, frozen=True, kw_only=True):
         if self.samples_per_s is not None:
             rate = f"{self.samples_per_s:.4g} samples/s"
         if self.compared_with is not None:
-            return f"ran as exported on {date}: {rate}, the run {self.compared_with:.4g}"
+            return f"ran as exported on {date}: {rate}; the exported run: {self.compared_with:.4g}"
         return f"ran as exported on {date}: {rate}; not compared: {self.not_compared}"
 
 

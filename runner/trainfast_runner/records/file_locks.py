@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-LOCK_FILE = "alive.lock"
+ALIVE_LOCK_FILE = "alive.lock"
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
 """Tries for a lock that a reader may hold for an instant, and the seconds between."""
 
@@ -26,8 +26,12 @@ def locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[int]:
         os.close(fd)
 
 
-def is_held(fd: int, against: int) -> bool:
-    """True if another lock forbids this kind (`LOCK_EX`, `LOCK_SH`); the descriptor is closed."""
+def is_locked(path: Path, against: int) -> bool:
+    """True if another lock on the file forbids this kind (`LOCK_EX`, `LOCK_SH`).
+
+    Raises OSError if the file cannot be opened.
+    """
+    fd = open_lock(path)
     try:
         fcntl.flock(fd, against | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -51,24 +55,23 @@ def try_exclusive_lock(fd: int) -> bool:
 
 def shared_lock(directory: Path) -> AbstractContextManager[int]:
     """Hold the run's lock as one of the processes that keep it alive; gives the descriptor."""
-    return locked(directory / LOCK_FILE, fcntl.LOCK_SH)
+    return locked(directory / ALIVE_LOCK_FILE, fcntl.LOCK_SH)
 
 
 def is_alive(directory: Path) -> bool:
     """True if any process of the run still holds its lock."""
     try:
-        fd = open_lock(directory)
+        return is_locked(directory / ALIVE_LOCK_FILE, fcntl.LOCK_EX)
     except FileNotFoundError:
         return False
-    return is_held(fd, fcntl.LOCK_EX)
 
 
-def open_lock(directory: Path) -> int:
-    """Open the run's lock, to take it exclusively; gives the descriptor. Raises FileNotFoundError without one."""
+def open_lock(path: Path) -> int:
+    """Open a lock's file, to take the lock exclusively; gives the descriptor. Raises OSError."""
     try:
         # NFS gives an exclusive lock only on a writable descriptor.
-        return os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        return os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -141,7 +141,7 @@ class Home:
         containing = (run_id for run_id in reversed(ids) if reference and reference in run_id)
         kind = "run or search" if searches else "run"
         raise UserError(
-            f"there is no {kind} {reference!r}" if ids else f"there is no run {reference!r}, nor any other yet",
+            f"there is no {kind} {reference!r}" if ids else f"there is no run {reference!r}: no runs yet",
             key=reference,
             nearest=next(containing, None) or nearest(reference, [*searches[-200:], *runs[-200:]]),
             advice="trainfast-tui runs list" if ids else "trainfast-tui run tiny-llama",

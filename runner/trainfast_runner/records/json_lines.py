@@ -19,7 +19,7 @@ DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class NoRecord(Exception):
-    """Raised for an intact line without a record, or without one for a reader that began in the middle of the file."""
+    """Raised by `Tail.decode` for an intact line that holds no record for this reader, such as a mark."""
 
 
 class Tail(Generic[T]):

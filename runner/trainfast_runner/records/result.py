@@ -296,7 +296,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
 
 
-FEW_STEPS = 5
+MIN_STEPS_TO_COMPARE = 5
 """The fewest measured steps that compare: with fewer, noise hides a difference, and percentiles are meaningless."""
 
 

@@ -1,7 +1,8 @@
-"""One run's directory: its `run.json` and `result.json`, and whether the run has ended."""
+"""One run's directory: the names of its files, its `run.json` and `result.json`, and whether the run has ended."""
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +18,8 @@ T = TypeVar("T")
 
 RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
+EVENTS_FILE = "events.jsonl"
+TELEMETRY_FILE = "telemetry.jsonl"
 LEAVING_S = 5.0
 """Time for a supervisor from `result.json` to its own end."""
 
@@ -30,8 +33,23 @@ _run_decoder = msgspec.json.Decoder(RunFile)
 _result_decoder = msgspec.json.Decoder(Result)
 
 
+def rank_file(directory: Path, name: str, rank: int) -> Path:
+    """`steps.jsonl` of rank 0, `steps.rank1.jsonl` of rank 1, and so on; `name` is steps or worker."""
+    return directory / (f"{name}.jsonl" if rank == 0 else f"{name}.rank{rank}.jsonl")
+
+
+def rank_files(directory: Path, name: str) -> dict[int, Path]:
+    """The files of that name that exist, by rank in order."""
+    pattern = re.compile(rf"{name}(?:\.rank(\d+))?\.jsonl")
+    files = {}
+    for path in directory.glob(f"{name}*.jsonl"):
+        if match := pattern.fullmatch(path.name):
+            files[int(match[1] or 0)] = path
+    return dict(sorted(files.items()))
+
+
 def read_run_file(directory: Path) -> RunFile | None:
-    """`run.json`, or None when it is missing or unreadable."""
+    """`run.json`, or None when it is missing or damaged. Raises OSError if it cannot be read."""
     return _decoded_file(directory / RUN_FILE, _run_decoder)
 
 
@@ -42,7 +60,7 @@ def is_listed(directory: Path) -> bool:
 
 
 def read_result(directory: Path) -> Result | None:
-    """`result.json`, or None when the run has not ended or the file is unreadable.
+    """`result.json`, or None when the run has not ended or the file is damaged. Raises OSError if it cannot be read.
 
     Also None while the supervisor computes the figures of a provisional result.
     """
@@ -51,7 +69,10 @@ def read_result(directory: Path) -> Result | None:
 
 
 def read_written_result(directory: Path) -> Result | None:
-    """`result.json`, a provisional one included, or None when it is missing or unreadable."""
+    """`result.json`, a provisional one included, or None when it is missing or damaged.
+
+    Raises OSError if it cannot be read.
+    """
     return _decoded_file(directory / RESULT_FILE, _result_decoder)
 
 

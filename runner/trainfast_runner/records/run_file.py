@@ -35,11 +35,10 @@ END_STATES = STATES[3:]
 CONFIRM_STEP = "prove"
 """The action in a batch search's journal that starts a confirmation run; best-fit has its own role `CONFIRM`."""
 COLD = "cold"
-"""Role of a best-fit search's run of one candidate in a fresh process: to race, to confirm, under the limit, or with a
-knob turned back."""
+"""Role of a best-fit search's run of one candidate in a fresh process: a race, a confirmation, a run under the memory
+limit, or one with a knob set back."""
 WARM_ROLES = (PROBE, TRIAL)
-"""The roles of processes in which a search tries sizes or candidates: they train none to its end, and no list of runs
-has them."""
+"""Roles of processes in which a search tries sizes or candidates; lists of runs leave them out."""
 EXIT_CODES = {
     "finished": 0,
     "oom": 3,

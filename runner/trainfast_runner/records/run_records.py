@@ -5,7 +5,6 @@ Memory is bounded: of more than `MAX_STEPS` steps or `MAX_SAMPLES` samples an ev
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ import msgspec
 
 from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.result import Thinning
-from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_directory import EVENTS_FILE, TELEMETRY_FILE, rank_files, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Count, Event, Step
 from trainfast_runner.records.step_lines import StepTail
@@ -33,9 +32,6 @@ MAX_STEPS = 200_000
 """The most steps kept of all ranks together, about 160 MB: with one rank, every step under the cap of its file."""
 MAX_SAMPLES = 80_000
 """The most samples kept of all devices and the host, about 160 MB in use: 11 hours with one GPU, two with 8."""
-
-EVENTS_FILE = "events.jsonl"
-TELEMETRY_FILE = "telemetry.jsonl"
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +59,7 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
     thermal_violation_ns: Count | None = None
     sync_boost_violation_ns: Count | None = None
     sw_power_cap_ns: Count | None = None
+    """Only in records of earlier versions: no sampler reads it."""
     sw_thermal_slowdown_ns: Count | None = None
     hw_thermal_slowdown_ns: Count | None = None
     hw_power_brake_ns: Count | None = None
@@ -188,12 +185,12 @@ def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
     """Ticks are many: only the devices of this run are kept, and a run without devices keeps the host's alone."""
     wanted = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
     ticks = Thinned[_DeviceTick](MAX_SAMPLES // (len(wanted) + 1))
-    highest = records.highest_used_bytes
+    used_peaks = records.highest_used_bytes
     for tick in _each(TelemetryTail(directory / TELEMETRY_FILE, _DeviceTick), records):
         wanted_samples = [sample for sample in tick.devices if sample.uuid in wanted]
         for sample in wanted_samples:
             if sample.uuid is not None and sample.memory_used_bytes is not None:
-                highest[sample.uuid] = max(highest.get(sample.uuid, 0), sample.memory_used_bytes)
+                used_peaks[sample.uuid] = max(used_peaks.get(sample.uuid, 0), sample.memory_used_bytes)
         ticks.add(ticks.total, _DeviceTick(t_ns=tick.t_ns, devices=wanted_samples, host=tick.host))
     for tick in ticks.records():
         if tick.host is not None:
@@ -203,21 +200,6 @@ def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
                 taken_ns = tick.t_ns if sample.t_ns is None else sample.t_ns
                 records.device_samples.setdefault(sample.uuid, []).append((taken_ns, sample))
     return ticks
-
-
-def rank_file(directory: Path, name: str, rank: int) -> Path:
-    """`steps.jsonl` of rank 0, `steps.rank1.jsonl` of rank 1, and so on; `name` is steps or worker."""
-    return directory / (f"{name}.jsonl" if rank == 0 else f"{name}.rank{rank}.jsonl")
-
-
-def rank_files(directory: Path, name: str) -> dict[int, Path]:
-    """The files of that name that exist, by rank in order."""
-    pattern = re.compile(rf"{name}(?:\.rank(\d+))?\.jsonl")
-    files = {}
-    for path in directory.glob(f"{name}*.jsonl"):
-        if match := pattern.fullmatch(path.name):
-            files[int(match[1] or 0)] = path
-    return dict(sorted(files.items()))
 
 
 def _each(tail: Tail[T], records: RunRecords) -> Iterator[T]:

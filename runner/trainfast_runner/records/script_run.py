@@ -14,8 +14,8 @@ OUR_KNOBS = ("steps", "timing_warmup", "devices", "watch", "memory_limit")
 class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     """`script` of `run.json`; the hooks in the script read it too.
 
-    `command` is as typed, `argv` as started. `steps` is None for a script that ends by itself. `door_closed` is why
-    the hooks cannot load, None if they can.
+    `command` is as typed, `argv` as started. `steps` is None for a script that ends by itself. `hooks_blocked` (JSON
+    `door_closed`) is the reason that the hooks cannot load, None if they can.
     """
 
     command: list[str]
@@ -34,7 +34,7 @@ class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of TrainingArguments that the hooks set."""
     loader_defaults: dict[str, Any] = {}
     """Defaults of DataLoader's arguments that the hooks set."""
-    door_closed: str | None = None
+    hooks_blocked: str | None = msgspec.field(default=None, name="door_closed")
     unconfirmed: list[str] = []
     """Knobs set without a flag that the script may not take: an argument of its own wins over them."""
     trial: bool = False
@@ -102,7 +102,7 @@ class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
         return next((word for word in words if word.endswith(".py")), [*module, *words, ""][0])
 
 
-class DoorLine(msgspec.Struct, frozen=True, kw_only=True):
+class HookLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `door.jsonl`: `opened` in each process that imported torch, or `trouble` of the hooks."""
 
     t_ns: int

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainfast_runner.records.file_locks import is_held, try_exclusive_lock
+from trainfast_runner.records.file_locks import is_locked, try_exclusive_lock
 from trainfast_runner.records.home import Home, home_error
 from trainfast_runner.records.run_file import RunFile
 
 JOURNAL_FILE = "journal.jsonl"
-LOCK_FILE = "search.lock"
+SEARCH_LOCK_FILE = "search.lock"
 PAUSE_FILE = "paused"
 """While this file exists the conductor takes no further step."""
 
@@ -38,7 +38,7 @@ def newest_search_directories(home: Home, count: int) -> list[Path]:
 @contextmanager
 def conductor_lock(directory: Path) -> Iterator[bool]:
     """Hold the search's lock as its one conductor; False while another conductor holds it."""
-    fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(directory / SEARCH_LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield try_exclusive_lock(fd)
     finally:
@@ -48,16 +48,15 @@ def conductor_lock(directory: Path) -> Iterator[bool]:
 def is_conducted(directory: Path) -> bool:
     """True if a conductor works on this search now."""
     try:
-        fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        return is_locked(directory / SEARCH_LOCK_FILE, fcntl.LOCK_SH)
     except OSError:
         return False
-    return is_held(fd, fcntl.LOCK_SH)
 
 
 def conducted_search_of(home: Home, run: RunFile) -> Path | None:
     """The directory of the search that started the run, while a conductor works on it; None for any other run.
 
-    A bench of warm rows holds the lock of such a directory too; it has no journal (`has_journal`).
+    `bench` holds such a lock too, in a directory without a journal (`has_journal`).
     """
     directory = None if run.search_id is None else home.search_directory(run.search_id)
     return directory if directory is not None and is_conducted(directory) else None

@@ -5,19 +5,22 @@ Unknown fields and kinds are ignored, absent fields are None.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from trainfast_runner.records.json_lines import NoRecord, Tail
+from trainfast_runner.records.json_lines import NoRecord, Tail, newest
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_lines import Actual, Bounded, Count
 from trainfast_runner.records.script_run import TracedMemory
 
+T = TypeVar("T")
+
 
 class RankLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """What every kind has: the time (CLOCK_MONOTONIC), and the rank if the line names it."""
+    """Fields of every kind: the time (CLOCK_MONOTONIC), and the rank if the line names it."""
 
     t_ns: Count
     rank: Count | None = None
@@ -70,7 +73,7 @@ class ActualLine(Actual, frozen=True, kw_only=True, tag_field="kind", tag="actua
 
 
 class ScriptLine(RankLine, frozen=True, kw_only=True, tag="script"):
-    """What the hooks in a user's own script know of it."""
+    """The findings of the hooks in a user's own script."""
 
     framework: str | None = None
     hooks: list[str] | None = None
@@ -151,6 +154,12 @@ WorkerLine = (
     | IgnoredStopLine
     | EndLine
 )
+
+
+def newest_of_first_rank(worker: Mapping[int, Sequence[WorkerLine]], kind: type[T]) -> T | None:
+    """The last line of this kind of the lowest rank that wrote one; None when no rank did."""
+    lines = (newest(worker[rank], kind) for rank in sorted(worker))
+    return next((line for line in lines if line is not None), None)
 
 
 def error_of(line: ExceptionLine | InvalidLine, rank: int, phase: str | None = None) -> RunError:

@@ -17,15 +17,6 @@ ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """Attention kernels by knob value; `auto` is absent, because it allows every kernel."""
 
 
-def what_ran(worker: dict[int, list[WorkerLine]]) -> ActualLine | None:
-    """The last `actual` record of the lowest rank that wrote one; None when no rank did."""
-    for rank in sorted(worker):
-        ran = newest(worker[rank], ActualLine)
-        if ran is not None:
-            return ran
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Mismatch:
     """A field in which a rank ran something else than was asked."""
@@ -45,7 +36,7 @@ def mismatches(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iter
     if run is None or run.role == TRIAL or run.script is not None:
         return
     for rank, lines in sorted(worker.items()):
-        ran = what_ran({rank: lines})
+        ran = newest(lines, ActualLine)
         if ran is None:
             continue
         for field, expected, actual in _pairs(run, ran):

@@ -50,13 +50,13 @@ def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
 def out_of_memory_of(records: RunRecords, run: RunFile, reason: str, error: RunError | None) -> OutOfMemory:
     """Gather the records of `run`, which ran out of memory."""
     return OutOfMemory(
-        run,
-        reason,
-        error,
-        held_bytes_of(records, error),
-        highest(sample.memory_available_bytes for _, sample in records.host_samples),
-        records.events,
-        records.tried,
+        run=run,
+        reason=reason,
+        error=error,
+        held_bytes=held_bytes_of(records, error),
+        host_bytes=highest(sample.memory_available_bytes for _, sample in records.host_samples),
+        events=records.events,
+        tried=records.tried,
         in_first_step=run.role not in WARM_ROLES and not any(records.steps.values()),
     )
 
@@ -88,7 +88,7 @@ def models_of(run: RunFile, python: str | None = None) -> ModelOf:
     return cached_models(run.device, python or run.python or None, next(iter(run.device_names), None))
 
 
-def explained_now(directory: Path, result: Result) -> Result:
+def with_newer_explanation(directory: Path, result: Result) -> Result:
     """The result with a newer explanation of its lack of memory, if more is known than when it was written."""
     if result.state != "oom":
         return result

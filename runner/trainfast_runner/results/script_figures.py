@@ -9,10 +9,10 @@ import msgspec
 from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
-from trainfast_runner.records.script_run import OUR_KNOBS, DoorLine, Overridden, ScriptFigures
-from trainfast_runner.records.worker_lines import ScriptLine, WorkerLine
+from trainfast_runner.records.script_run import OUR_KNOBS, HookLine, Overridden, ScriptFigures
+from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 
-DOOR_FILE = "door.jsonl"
+HOOKS_FILE = "door.jsonl"
 WAYS = (
     "steps are seen in three ways: an optimizer of torch.optim (the HF Trainer, Lightning and DeepSpeed have one),"
     " `import trainfast_door; trainfast_door.step()` after each step, or --steps-from-log REGEX"
@@ -25,7 +25,7 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
     run = records.run
     if run is None or run.script is None:
         return None
-    line = script_line(records.worker_lines)
+    line = newest_of_first_rank(records.worker_lines, ScriptLine)
     codes = [event.exit_code for event in records.events if event.kind == "exited"]
     figures = ScriptFigures(
         command=run.script.command,
@@ -46,21 +46,16 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
     )
 
 
-def script_line(worker: dict[int, list[WorkerLine]]) -> ScriptLine | None:
-    """The last `script` record of the first rank that wrote one; None when no rank did."""
-    return next((line for lines in worker.values() for line in lines[::-1] if isinstance(line, ScriptLine)), None)
-
-
-def door_troubles(directory: Path) -> list[str]:
+def hook_troubles(directory: Path) -> list[str]:
     """Errors of the hooks themselves, in sentences."""
-    return [f"the hooks in the script: {line.detail}" for line in _door_lines(directory) if line.kind == "trouble"]
+    return [f"the hooks in the script: {line.detail}" for line in _hook_lines(directory) if line.kind == "trouble"]
 
 
 def why_no_step(directory: Path, run: RunFile) -> str:
     """The reason that a script's hooks have reported no step."""
-    if run.script is not None and run.script.door_closed is not None:
-        return f"{run.script.door_closed}; {WAYS}"
-    opened = [line for line in _door_lines(directory) if line.kind == "opened"]
+    if run.script is not None and run.script.hooks_blocked is not None:
+        return f"{run.script.hooks_blocked}; {WAYS}"
+    opened = [line for line in _hook_lines(directory) if line.kind == "opened"]
     if opened:
         return f"torch was imported, but none of its optimizers took a step; {WAYS}"
     return f"no process of the script imported torch 2.5 or newer with trainfast's folder on its path; {WAYS}"
@@ -79,8 +74,8 @@ def _overridden(run: RunFile, line: ScriptLine | None) -> list[Overridden]:
     ]
 
 
-def _door_lines(directory: Path) -> list[DoorLine]:
+def _hook_lines(directory: Path) -> list[HookLine]:
     try:
-        return list(remaining_records(Tail(directory / DOOR_FILE, DoorLine)))
+        return list(remaining_records(Tail(directory / HOOKS_FILE, HookLine)))
     except OSError:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom_advice import Fix, best_of_each_knob, fixes
-from trainfast_runner.memory.oom_changes import MAX_CHANGES, unpredicted
+from trainfast_runner.memory.oom_changes import MAX_CHANGES, unpredicted_change
 from trainfast_runner.memory.oom_explained import OutOfMemory
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_file import RunFile
@@ -64,7 +64,7 @@ def _reaches(name: str, preset: ScriptPreset) -> bool:
 def _change(fix: Fix, run: RunFile, preset: ScriptPreset) -> OomChange:
     """The change; a smaller batch keeps the global one where accumulation reaches the script too."""
     if fix.knob != "batch_size":
-        return unpredicted(fix)
+        return unpredicted_change(fix)
     batch = run.knobs["batch_size"]
     accumulation = run.knobs.get("grad_accum")
     keeps = accumulation is not None and _reaches("grad_accum", preset)

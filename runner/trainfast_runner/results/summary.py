@@ -30,8 +30,14 @@ from trainfast_runner.records.run_file import WARM_ROLES, LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
-from trainfast_runner.records.worker_lines import ActualLine, CpuLine, DataLine, OverflowLine, WorkerLine
-from trainfast_runner.results.asked_and_ran import what_ran
+from trainfast_runner.records.worker_lines import (
+    ActualLine,
+    CpuLine,
+    DataLine,
+    OverflowLine,
+    WorkerLine,
+    newest_of_first_rank,
+)
 from trainfast_runner.results.bottleneck.diagnose import can_tell, diagnose
 from trainfast_runner.results.bottleneck.figures import others_cpu_percent
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, measured_window_of
@@ -41,7 +47,7 @@ from trainfast_runner.results.device_conditions.device_window import absences, e
 from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.results.distributions import median_rate, percentile, spread
 from trainfast_runner.results.explained_run import explanation_of
-from trainfast_runner.results.script_figures import door_troubles, script_figures
+from trainfast_runner.results.script_figures import hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.precisions import peak_precision
 from trainfast_runner.units import highest
@@ -58,17 +64,17 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
 
     `ended_ns` is the run's end on CLOCK_MONOTONIC, where it is known.
     """
-    run, ran = records.run, what_ran(records.worker_lines)
+    run, ran = records.run, newest_of_first_rank(records.worker_lines, ActualLine)
     measured = [step for step in records.first_rank_steps if not step.warmup]
     totals = records.totals(min(records.steps, default=0))
     window = window_of(measured)
-    throughput, samples = _throughput(records, ran)
+    throughput, trained_samples = _throughput(records, ran)
     if measured:
-        samples *= totals.taken / len(measured)
+        trained_samples *= totals.taken / len(measured)
     join = join_of(records.device_samples, run.watch_uuids if run else [])
     devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []
     measured_window = measured_window_of(records, devices, window) if window and run else None
-    watched = [records.device_samples.get(device.uuid or "", []) for device in devices]
+    readings = [records.device_samples.get(device.uuid or "", []) for device in devices]
     return msgspec.structs.replace(
         without_figures(directory, records, verdict, ended_ns),
         synthetic_data=_synthetic(records.worker_lines),
@@ -81,7 +87,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         memory=_memory(records),
         script=script_figures(directory, records),
         cpu=_cpu(records),
-        energy=energy(devices, watched, window, samples, totals.taken),
+        energy=energy(devices, readings, window, trained_samples, totals.taken),
         throttle=throttle(devices, window, totals.taken, run.device_uuids if run else ()),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
@@ -120,7 +126,7 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
         seconds=None if ended_ns is None else (ended_ns - run.clock.monotonic_ns) / 1e9,
         knobs=run.knobs,
         overrides=run.override_values(),
-        troubles=[*result.troubles, *(door_troubles(directory) if run.script else ())],
+        troubles=[*result.troubles, *(hook_troubles(directory) if run.script else ())],
     )
 
 
@@ -143,7 +149,7 @@ def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[Throughput
         ]
 
     samples = sum(rank[number].samples or 0 for number in common for rank in ranks) / sharing
-    line = _cpu_line(records)
+    line = newest_of_first_rank(records.worker_lines, CpuLine)
     return Throughput(
         samples_per_s=spread(rates(lambda step: step.samples), median_rate),
         tokens_per_s=spread(rates(lambda step: step.tokens), median_rate),
@@ -153,13 +159,8 @@ def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[Throughput
     ), samples
 
 
-def _cpu_line(records: RunRecords) -> CpuLine | None:
-    """The `cpu` record of the first rank; None before it is written, and on GPUs."""
-    return next((line for lines in records.worker_lines.values() for line in lines if isinstance(line, CpuLine)), None)
-
-
 def _cpu(records: RunRecords) -> Cpu | None:
-    run, line = records.run, _cpu_line(records)
+    run, line = records.run, newest_of_first_rank(records.worker_lines, CpuLine)
     if run is not None and run.script is not None:
         return Cpu(allocator=SCRIPTS_ALLOCATOR) if run.device == "cpu" else None
     if line is None:
@@ -178,7 +179,7 @@ def _cpu(records: RunRecords) -> Cpu | None:
 
 def _why_no_peak(records: RunRecords) -> str | None:
     """The reason that a CPU run has no memory peak; None if it may have one."""
-    line = _cpu_line(records)
+    line = newest_of_first_rank(records.worker_lines, CpuLine)
     if line is None or line.thresholds not in (KEPT, ORDINARY):
         return None
     if line.thresholds == KEPT:

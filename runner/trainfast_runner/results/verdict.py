@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from trainfast_runner.records.worker_lines import (
 )
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.results.printed_end import error_place, exit_words, last_line, reported_codes, reported_end
-from trainfast_runner.units import gibibytes
+from trainfast_runner.units import counted, gibibytes
 from trainfast_runner.worker.oom import hints_at_memory, is_out_of_memory
 
 LineT = TypeVar("LineT", bound=RankLine)
@@ -79,7 +79,7 @@ class Verdict:
 
 def judge(evidence: Evidence) -> Verdict:
     """Return the verdict. The first event decides: an error from before a stop request outweighs the request."""
-    verdict = _ruling(evidence)
+    verdict = _first_verdict(evidence)
     has_failed = verdict.state in ("failed", "failed_to_start") or (
         verdict.state == "killed" and evidence.stop_ns is None
     )
@@ -89,7 +89,8 @@ def judge(evidence: Evidence) -> Verdict:
     return replace(verdict, reason=f"{evidence.full_disk_words}: {verdict.reason}")
 
 
-def _ruling(evidence: Evidence) -> Verdict:
+def _first_verdict(evidence: Evidence) -> Verdict:
+    """The verdict of the first rule that has one, else the verdict by the exit code."""
     if evidence.spawn_error is not None:
         return Verdict("failed_to_start", evidence.spawn_error, RunError(message=evidence.spawn_error))
     for rule in (
@@ -106,7 +107,7 @@ def _ruling(evidence: Evidence) -> Verdict:
         verdict = rule(evidence)
         if verdict is not None:
             return verdict
-    return _ended(evidence)
+    return _by_exit_code(evidence)
 
 
 def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
@@ -136,9 +137,7 @@ def _script_finished(evidence: Evidence) -> Verdict | None:
         return Verdict("finished", f"took the {steps} steps asked for; the script caught SystemExit and was ended")
     if evidence.exit_code != 0:
         return _script_aborted(evidence, evidence.run.script.steps)
-    return Verdict(
-        "finished", f"took {steps} step{'' if steps == 1 else 's'}" if steps else f"{NO_STEP}: {evidence.why_no_step}"
-    )
+    return Verdict("finished", f"took {counted(steps, 'step')}" if steps else f"{NO_STEP}: {evidence.why_no_step}")
 
 
 def _script_aborted(evidence: Evidence, asked_steps: int | None) -> Verdict | None:
@@ -222,7 +221,7 @@ def _stopped(evidence: Evidence) -> Verdict | None:
     if evidence.stop_ns is None:
         return None
     steps = max(evidence.last_step.values(), default=0)
-    after = f"after {steps} step{'' if steps == 1 else 's'}"
+    after = f"after {counted(steps, 'step')}"
     if not evidence.sigkill:
         return Verdict("stopped", f"stopped as asked, {after}")
     if evidence.grace_s <= 0:
@@ -252,7 +251,7 @@ def _printed_oom(evidence: Evidence) -> Verdict | None:
     return None
 
 
-def _ended(evidence: Evidence) -> Verdict:
+def _by_exit_code(evidence: Evidence) -> Verdict:
     """The verdict by the direct child's exit code, when no record tells more."""
     code = evidence.exit_code if evidence.exit_code is not None else 0
     if evidence.why_torn_down:
@@ -301,7 +300,12 @@ def _has(lines: list[WorkerLine], line_type: type[RankLine]) -> bool:
 
 def _chain_texts(line: ExceptionLine) -> list[str]:
     chain = line.chain or [{"type": line.type or "", "message": line.message or ""}]
-    return [f"{link.get('type', '')}: {link.get('message', '')}" for link in chain]
+    return [_link_text(link) for link in chain]
+
+
+def _link_text(link: Mapping[str, str]) -> str:
+    """Type and message of one exception of a chain, as Python prints them."""
+    return f"{link.get('type', '')}: {link.get('message', '')}"
 
 
 def _is_oom(line: ExceptionLine) -> bool:
@@ -311,7 +315,7 @@ def _is_oom(line: ExceptionLine) -> bool:
 def _oom_message(line: ExceptionLine) -> str:
     """The allocator's message: the exception in the chain about memory, else the first one's."""
     for link in line.chain or []:
-        if is_out_of_memory([f"{link.get('type', '')}: {link.get('message', '')}"], memory_is_low=True):
+        if is_out_of_memory([_link_text(link)], memory_is_low=True):
             telling_lines = [text for text in link.get("message", "").splitlines() if is_out_of_memory([text], True)]
             return telling_lines[0] if telling_lines else link.get("message") or link.get("type", "")
     return line.message or line.type or "out of memory"

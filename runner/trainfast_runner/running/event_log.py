@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.run_directory import EVENTS_FILE
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.run_records import EVENTS_FILE
 
 
 class EventLog:

@@ -18,11 +18,17 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.output_log import OUTPUT_FILE, LogTail
-from trainfast_runner.records.result import Diagnosis, Result, SteadyState
-from trainfast_runner.records.run_directory import is_listed, read_result, read_run_file
+from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Diagnosis, Result, SteadyState
+from trainfast_runner.records.run_directory import (
+    EVENTS_FILE,
+    TELEMETRY_FILE,
+    is_listed,
+    rank_file,
+    read_result,
+    read_run_file,
+)
 from trainfast_runner.records.run_file import END_STATES, RunFile
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.records.run_records import EVENTS_FILE, TELEMETRY_FILE, rank_file
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.tick import Tick
@@ -54,7 +60,6 @@ RECENT_TELEMETRY_BYTES = 24 << 20
 WINDOW_BYTES = 4 << 20
 """Telemetry read in one poll, which bounds the memory for it."""
 HEAD_BYTES = 32 << 10
-LOSSES_AT_START = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,7 @@ class Follower:
         state = run_state(self.directory, self._known.run_file, self._state_events)
         result = settle(self.directory) if state.ended and not alive else read_result(self.directory)
         grew = self._read()
-        # The supervisor records the end before it writes the result: until it is gone, the result may still come.
+        # The supervisor records the end before it writes the result: while it lives, the result may still come.
         self._has_ended = (is_whole(result) or (state.ended and not alive)) and not grew
         if self._join is not None:
             self._conditions.extend(self._join.joined(final=self._has_ended))
@@ -207,7 +212,7 @@ class Follower:
 
     def _add_steps(self, rank: int, steps: list[Step]) -> None:
         if rank == 0:
-            begins = self._known.first_loss is None or len(self._steps) < LOSSES_AT_START
+            begins = self._known.first_loss is None or len(self._steps) < LOSSES_IN_A_MEAN
             if begins and any(step.loss is not None for step in steps):
                 self._known = replace(self._known, first_loss=_first_loss(rank_file(self.directory, "steps", 0)))
             self._steps.extend(steps)
@@ -251,5 +256,5 @@ def newest_run(home: Home) -> Path | None:
 
 def _first_loss(path: Path) -> float | None:
     """Mean of the first losses in the file's head; later ones need not be read for it."""
-    losses = [step.loss for step in new_records(StepTail(path, HEAD_BYTES)) if step.loss is not None][:LOSSES_AT_START]
+    losses = [step.loss for step in new_records(StepTail(path, HEAD_BYTES)) if step.loss is not None][:LOSSES_IN_A_MEAN]
     return sum(losses) / len(losses) if losses else None

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainfast_runner.records.json_lines import Tail
+from trainfast_runner.records.run_directory import rank_files
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import rank_files
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.worker_lines import WorkerLine, WorkerTail
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.result import StepCount, Throughput, speed_doubt
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import WARM_ROLES, RecordedKnobs, name_of
@@ -110,7 +111,7 @@ _ALIKE = tuple(name for name in RunRow.__struct_fields__ if name in ResultHead._
 def iter_rows(home: Home, probes: bool = False) -> Iterator[RunRow]:
     """The rows one by one, newest first, so that a reader who wants ten reads ten.
 
-    The processes in which a search tried sizes or candidates trained nothing to look back at: only with `probes`.
+    Runs in which a search only tried sizes or candidates are left out unless `probes` is true.
     """
     for run_id in reversed(home.run_ids()):
         row = _ended_row(f"{home.runs}/{run_id}/{RESULT_FILE}")
@@ -156,7 +157,7 @@ def _ended_row(path: str) -> RunRow | None:
         return None
     try:
         head = _decoder.decode(os.read(fd, os.fstat(fd).st_size + 1))
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DAMAGE):
         return None
     finally:
         os.close(fd)

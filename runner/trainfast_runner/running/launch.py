@@ -1,4 +1,4 @@
-"""The start of a planned run: wait for its devices, write `run.json`, start the supervisor, hand over the lock."""
+"""The start of a planned run: refuse devices in use, write `run.json`, start the supervisor, hand over the lock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -32,14 +31,12 @@ from trainfast_runner.memory.predicted_run import cached_prediction
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import write_atomically
-from trainfast_runner.records.run_directory import RUN_FILE, is_unfinished, read_run_file
+from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.run_records import EVENTS_FILE
-from trainfast_runner.records.search_directories import conducted_search_of, may_start_a_run, search_directories
 from trainfast_runner.records.tick import DeviceReading, is_instance
+from trainfast_runner.running.busy_devices import refuse_busy
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.run_state import live_runs
-from trainfast_runner.running.scripts.door import RUN_VARIABLE
+from trainfast_runner.running.scripts.hooks import RUN_VARIABLE
 from trainfast_runner.running.scripts.sandbox import SANDBOX, sandbox
 
 HANDOVER_S = 30.0
@@ -53,13 +50,13 @@ def start(plan: RunPlan, home: Home) -> Path:
     Raises DevicesBusy when a live run of this home uses one of its devices, UserError when the home cannot be written.
     """
     home.create()
-    _refuse_busy(plan, home)
+    refuse_busy(plan, home)
     plan, clean = _wait_for_memory(plan, home)
     plan = _with_thread_policy(plan)
     with ExitStack() as locks:
         try:
             with home.launching():
-                _refuse_busy(plan, home)
+                refuse_busy(plan, home)
                 run_id, directory = home.new_run(plan.spec.name)
                 # Ours until the supervisor has its own: a reader never sees a started run without a holder.
                 locks.enter_context(shared_lock(directory))
@@ -81,21 +78,6 @@ def _with_thread_policy(plan: RunPlan) -> RunPlan:
     return replace(plan, threads=policy, env={**plan.env, **policy.env})
 
 
-class DevicesBusy(UserError):
-    """A live run of this home uses a device that was asked for; it can be waited for."""
-
-
-def _refuse_busy(plan: RunPlan, home: Home) -> None:
-    busy = busy_with(plan, home)
-    if busy is not None:
-        search = f", a run of search {busy.search_id}" if busy.search_id is not None else ""
-        raise DevicesBusy(
-            f"{_device_words(plan)} in use by {busy.run_id}{search}",
-            key="devices",
-            advice=f"trainfast-tui stop {busy.run_id}, or --wait",
-        )
-
-
 def _write_run_file(run: RunFile, directory: Path) -> None:
     """Write `run.json`, or leave nothing of the run."""
     try:
@@ -106,45 +88,6 @@ def _write_run_file(run: RunFile, directory: Path) -> None:
     except OSError:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-
-
-def busy_with(plan: RunPlan, home: Home) -> RunFile | None:
-    """A live run of this home on one of the plan's devices; the CPU is one device."""
-    return next((run for run in live_runs(home) if _shares_a_device(run, plan)), None)
-
-
-def _shares_a_device(run: RunFile, plan: RunPlan) -> bool:
-    return run.device == plan.device and (plan.device == "cpu" or bool(set(run.device_uuids) & set(plan.device_uuids)))
-
-
-def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, float], None]) -> None:
-    """Return when no live run uses the plan's devices; `on_wait(run, seconds so far)` about twice a second.
-
-    A run of a search counts until the search ends or is paused: the search starts one process after another.
-    """
-    began = time.monotonic()
-    while (run := busy_with(plan, home) or _newest_run_of_live_search(plan, home)) is not None:
-        search = conducted_search_of(home, run)
-        # Poll only this run until it has ended: there may be thousands.
-        while is_unfinished(home.directory(run.run_id)) or (search is not None and may_start_a_run(search)):
-            on_wait(run, time.monotonic() - began)
-            time.sleep(0.5)
-
-
-def _newest_run_of_live_search(plan: RunPlan, home: Home) -> RunFile | None:
-    """The newest run of a search that is between two processes on one of the plan's devices.
-
-    None for the plan of a search: two searches would wait for each other.
-    """
-    if plan.search_id is not None:
-        return None
-    live = {directory.name for directory in search_directories(home) if may_start_a_run(directory)}
-    if not live:
-        return None
-    runs = (read_run_file(home.directory(run_id)) for run_id in reversed(home.run_ids()))
-    return next(
-        (run for run in runs if run is not None and run.search_id in live and _shares_a_device(run, plan)), None
-    )
 
 
 def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bool) -> RunFile:
@@ -217,10 +160,8 @@ def _spawn_supervisor(directory: Path) -> None:
         if process.poll() is not None or time.monotonic() > deadline:
             # SIGUSR1 ends a supervisor that has no handler yet; one that has a handler kills its training.
             process.send_signal(signal.SIGUSR1)
-            log_lines = (directory / "supervisor.log").read_text(errors="replace").strip().splitlines() or [
-                "it exited without reporting an error"
-            ]
-            raise UserError(f"the supervisor did not start: {log_lines[-1]}", key="supervisor", exit_code=4)
+            why = worker_scripts.last_error_line((directory / "supervisor.log").read_text(errors="replace"))
+            raise UserError(f"the supervisor did not start: {why}", key="supervisor", exit_code=4)
         time.sleep(0.01)
 
 
@@ -281,9 +222,3 @@ def _git_commit(folder: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def _device_words(plan: RunPlan) -> str:
-    if plan.device == "cpu":
-        return "the CPU is"
-    return f"GPU {', '.join(str(gpu.index) for gpu in plan.gpus)} is"

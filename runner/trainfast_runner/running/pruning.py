@@ -14,10 +14,9 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records import cache_entries
 from trainfast_runner.records.cache_entries import UnneededEntry, disk_bytes
-from trainfast_runner.records.file_locks import LOCK_FILE, is_alive
+from trainfast_runner.records.file_locks import ALIVE_LOCK_FILE, is_alive
 from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home
-from trainfast_runner.records.run_directory import RUN_FILE, read_run_file
-from trainfast_runner.records.run_file import WARM_ROLES
+from trainfast_runner.records.run_directory import RUN_FILE, is_listed, read_run_file
 from trainfast_runner.records.search_directories import conductor_lock, is_conducted, search_directories
 from trainfast_runner.running.run_state import BEING_MADE_S
 
@@ -97,21 +96,21 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
     return PrunePlan(runs, searches, [entry for entry in unneeded if entry not in locks], locks, live)
 
 
-def carry_out(home: Home, plan: PrunePlan) -> dict[str, int]:
+def carry_out(home: Home, prune_plan: PrunePlan) -> dict[str, int]:
     """Delete the plan's entries; returns the remaining ones by name, with their bytes.
 
     A run or a search stays that came alive meanwhile, and whatever cannot be deleted.
     """
-    for run_id in plan.runs:
+    for run_id in prune_plan.runs:
         with suppress(UserError, OSError):
             home.remove(run_id)
-    searches = {search_id: home.search_directory(search_id) for search_id in plan.searches}
+    searches = {search_id: home.search_directory(search_id) for search_id in prune_plan.searches}
     for directory in searches.values():
         with suppress(OSError), conductor_lock(directory) as is_free:
             if is_free:
                 shutil.rmtree(directory)
-    files = [entry for entry in (*plan.caches, *plan.locks) if not cache_entries.remove(entry)]
-    paths = {run_id: home.directory(run_id) for run_id in plan.runs} | searches
+    files = [entry for entry in (*prune_plan.caches, *prune_plan.locks) if not cache_entries.remove(entry)]
+    paths = {run_id: home.directory(run_id) for run_id in prune_plan.runs} | searches
     paths |= {str(file.path): file.path for file in files}
     return {name: disk_bytes(path) for name, path in paths.items() if os.path.lexists(path)}
 
@@ -129,8 +128,7 @@ def _oldest_kept(home: Home, keep: int) -> str:
     if keep == 0:
         return NEWER_THAN_ALL
     for run_id in reversed(_own_runs(home)):
-        run = read_run_file(home.directory(run_id))
-        keep -= run is None or run.role not in WARM_ROLES
+        keep -= is_listed(home.directory(run_id))
         if keep == 0:
             return run_id
     return ""
@@ -147,7 +145,7 @@ def _is_a_run(directory: Path) -> bool:
         names = os.listdir(directory)
     except OSError:
         return False
-    return not names or RUN_FILE in names or LOCK_FILE in names
+    return not names or RUN_FILE in names or ALIVE_LOCK_FILE in names
 
 
 def _is_being_made(directory: Path, now_s: float) -> bool:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from trainfast_runner.machine.processes.identity import Identity, is_running
 from trainfast_runner.records.json_lines import Tail
+from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import rank_file
 from trainfast_runner.records.worker_lines import (
     EndLine,
     ExceptionLine,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainfast_runner.records.file_locks import open_lock, try_exclusive_lock
+from trainfast_runner.records.file_locks import ALIVE_LOCK_FILE, open_lock, try_exclusive_lock
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result, read_run_file, read_written_result
 from trainfast_runner.records.run_file import END_STATES
@@ -17,6 +17,7 @@ from trainfast_runner.results.ended_result import read_records_or_note_trouble, 
 from trainfast_runner.results.verdict import Verdict, one_line
 from trainfast_runner.running.run_state import LEFT_BEHIND, is_result_newer, is_whole
 from trainfast_runner.running.scripts.sandbox import remove_sandbox
+from trainfast_runner.units import counted
 
 
 def settle(directory: Path) -> Result | None:
@@ -49,7 +50,7 @@ def settle(directory: Path) -> Result | None:
 def lost_verdict(records: RunRecords, why: str) -> Verdict:
     """The verdict on a run whose supervisor died: `why`, and the end that its records show."""
     steps = max((line[-1].step for line in records.steps.values() if line), default=0)
-    parts = [f"{steps} step{'' if steps == 1 else 's'} recorded"]
+    parts = [f"{counted(steps, 'step')} recorded"]
     world_size = records.run.world_size if records.run else 1
     ends = {
         rank: line
@@ -77,7 +78,7 @@ def lost_verdict(records: RunRecords, why: str) -> Verdict:
 def _exclusive_lock(directory: Path) -> Iterator[bool]:
     """The run's lock for this reader alone; False when someone else keeps it, longer than another reader would."""
     try:
-        fd = open_lock(directory)
+        fd = open_lock(directory / ALIVE_LOCK_FILE)
     except FileNotFoundError:
         # Without a lock file no process can hold it.
         yield True

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from trainfast_runner.machine.processes.family import session_members
 from trainfast_runner.machine.processes.identity import Identity, boot_id, has_open, is_running
-from trainfast_runner.records.file_locks import LOCK_FILE
+from trainfast_runner.records.file_locks import ALIVE_LOCK_FILE
 from trainfast_runner.records.json_lines import Tail, remaining_records
-from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_directory import EVENTS_FILE, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.run_records import EVENTS_FILE, worker_lines
+from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.worker_lines import StartedLine
 
 _KINDS_OF_STATE = frozenset(("supervisor", "launched", "state", "stop_requested"))
@@ -53,13 +53,13 @@ def forks_left_by(directory: Path) -> list[Identity]:
     Each holds the run's lock: a process with only the session's number is another program's.
     """
     launched = [
-        Identity(event.pid, event.start_ticks)
+        process
         for event in StateEvents(directory).read()
-        if event.kind == "launched" and event.pid is not None and event.start_ticks is not None
+        if event.kind == "launched" and (process := _identity(event)) is not None
     ]
     leaders = [*launched, *_started_ranks(directory)] if _this_boot(read_run_file(directory)) else []
     members = {member for leader in leaders if not is_running(leader) for member in session_members(leader)}
-    return [member for member in members if has_open(member.pid, directory / LOCK_FILE)]
+    return [member for member in members if has_open(member.pid, directory / ALIVE_LOCK_FILE)]
 
 
 def _started_ranks(directory: Path) -> list[Identity]:
@@ -67,10 +67,10 @@ def _started_ranks(directory: Path) -> list[Identity]:
     if not _this_boot(read_run_file(directory)):
         return []
     return [
-        Identity(line.pid, line.start_ticks)
+        process
         for lines in worker_lines(directory).values()
         for line in lines
-        if isinstance(line, StartedLine) and line.pid is not None and line.start_ticks is not None
+        if isinstance(line, StartedLine) and (process := _identity(line)) is not None
     ]
 
 
@@ -79,10 +79,16 @@ def recorded_process(run: RunFile | None, kind: str, events: list[Event]) -> Ide
     if not _this_boot(run):
         return None
     for event in reversed(events):
-        if event.kind == kind and event.pid is not None and event.start_ticks is not None:
-            process = Identity(event.pid, event.start_ticks)
+        if event.kind == kind and (process := _identity(event)) is not None:
             return process if is_running(process) else None
     return None
+
+
+def _identity(record: Event | StartedLine) -> Identity | None:
+    """The process that a record names; None if it lacks the pid or the start."""
+    if record.pid is None or record.start_ticks is None:
+        return None
+    return Identity(record.pid, record.start_ticks)
 
 
 def _this_boot(run: RunFile | None) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 
 from trainfast_runner.records.file_locks import LOCK_PAUSE_S, LOCK_TRIES, is_alive
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE, read_result, read_run_file
 from trainfast_runner.records.run_file import END_STATES, SCHEMA, RunFile
@@ -75,7 +76,7 @@ def is_result_newer(directory: Path) -> bool:
     """True if the unreadable `result.json` is whole, and of a newer schema."""
     try:
         return msgspec.json.decode((directory / RESULT_FILE).read_bytes(), type=_Versioned).schema > SCHEMA
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DAMAGE):
         return False
 
 

@@ -47,7 +47,8 @@ def stop_unsupervised(
     """
     _refuse_ended(directory)
     if supervisor_of(directory) is not None:
-        raise UserError(f"{directory.name} has a supervisor: ask that to stop", key=directory.name)
+        name = directory.name
+        raise UserError(f"{name} has a supervisor: stop it with `trainfast-tui stop {name}`", key=name)
     launched = launched_child_of(directory)
     ranks = running_ranks(directory)
     first = [*([launched] if launched is not None else ranks), *forks_left_by(directory)]
@@ -98,7 +99,7 @@ class Membership:
     """The run's role as in `run.json`; None for a run by itself."""
 
 
-def run_with(home: Home, process: Identity) -> Membership | None:
+def run_of_process(home: Home, process: Identity) -> Membership | None:
     """The live run that `process` is part of; None when it is none of this home's."""
     for run in live_runs(home):
         directory = home.directory(run.run_id)

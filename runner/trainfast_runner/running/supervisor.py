@@ -42,6 +42,7 @@ from trainfast_runner.running.stop_ladder import Signals, StopLadder, collect_or
 from trainfast_runner.running.stopping import STOP_GRACE_S
 from trainfast_runner.running.telemetry_log import TelemetryLog
 from trainfast_runner.running.training_end import TrainingEnd
+from trainfast_runner.units import counted
 
 LOST_RANK_GRACE_S = 5.0
 """Time for a training that has lost a rank to end after SIGTERM."""
@@ -101,7 +102,7 @@ class Supervisor:
             self._script = ScriptWatch(
                 run_file,
                 directory,
-                self._files.output.path,
+                self._files.output,
                 lambda why: self._events.record("no_step", detail=why),
                 bounds.no_step_s,
             )
@@ -262,7 +263,7 @@ class Supervisor:
         while collect_orphans() and time.monotonic() < deadline:
             self._signals.wait(0.05)
         if leftovers := descendants(os.getpid()):
-            count = "1 process" if len(leftovers) == 1 else f"{len(leftovers)} processes"
+            count = counted(len(leftovers), "process", "processes")
             self._events.record_trouble(
                 f"the command ended before {count} that it had started: ended by the supervisor"
             )

@@ -11,8 +11,8 @@ from trainfast_runner.machine.gpus.events import DeviceEvents
 from trainfast_runner.machine.telemetry.sampler import Sampler
 from trainfast_runner.machine.telemetry.xid import xid_words
 from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.run_directory import TELEMETRY_FILE
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.run_records import TELEMETRY_FILE
 from trainfast_runner.records.telemetry_lines import TELEMETRY_CAP_BYTES, thin_evenly, thin_telemetry
 from trainfast_runner.records.tick import Tick, is_instance
 

@@ -54,7 +54,7 @@ class TrainingEnd:
         evidence = self._evidence(directory, run, records, ladder)
         if not self.unended:
             return judge(evidence)
-        reason = did_not_end(self.unended, records, self.unkillable_s)
+        reason = unkillable_reason(self.unended, records, self.unkillable_s)
         # A hanging process keeps its parent from exiting with status 0: the ranks' own records count.
         verdict = judge(replace(evidence, exit_code=0))
         if verdict.state != "finished":
@@ -83,7 +83,7 @@ class TrainingEnd:
         )
 
 
-def did_not_end(processes: Iterable[UnkillableProcess], records: RunRecords, waited_s: float) -> str:
+def unkillable_reason(processes: Iterable[UnkillableProcess], records: RunRecords, waited_s: float) -> str:
     """A sentence for the run's reason or troubles: each process with its pid, state and GPU.
 
     A GPU driver that hangs, as after an Xid, keeps a process in the kernel.

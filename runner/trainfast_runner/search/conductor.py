@@ -22,7 +22,7 @@ from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home, home_error
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
-from trainfast_runner.running import launch
+from trainfast_runner.running import busy_devices, launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import cool_down
 from trainfast_runner.search.journal.lines import (
@@ -148,7 +148,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             cool_down(plan, self._options.cool_to_c, self._write, self._raise_if_cancelled)
             try:
                 self._live_run = launch.start(replace(plan, role=role), self._home)
-            except launch.DevicesBusy:
+            except busy_devices.DevicesBusy:
                 if not self._options.wait:
                     raise
                 continue  # another waiting run was faster
@@ -156,12 +156,12 @@ class Conductor(ABC, Generic[LineT, EndedT]):
 
     def _wait_for_devices(self, plan: RunPlan) -> None:
         """Return when no other run uses the plan's devices; the search's clock stands still meanwhile."""
-        other = launch.busy_with(plan, self._home)
+        other = busy_devices.busy_with(plan, self._home)
         if other is None:
             return
         began = time.monotonic()
         self._write(Waiting(run_id=other.run_id))
-        launch.wait_for_devices(plan, self._home, lambda run, seconds: self._raise_if_cancelled())
+        busy_devices.wait_for_devices(plan, self._home, lambda run, seconds: self._raise_if_cancelled())
         self._write(Resumed())
         self._waited_s += time.monotonic() - began
 

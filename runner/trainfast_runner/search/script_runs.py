@@ -31,8 +31,8 @@ def trial_plan_of(
     def trial_plan(knobs: Mapping[str, KnobValue]) -> RunPlan:
         knob_settings = [f"{name}={knob(name).text_of(value)}" for name, value in knobs.items()]
         plan = plan_script((), [*fixed_settings, *knob_settings], preset=preset, python=python, trial=True)
-        if plan.script is not None and plan.script.door_closed is not None:
-            raise UserError(f"its steps are not seen: {plan.script.door_closed}", key=preset.name)
+        if plan.script is not None and plan.script.hooks_blocked is not None:
+            raise UserError(f"its steps are not seen: {plan.script.hooks_blocked}", key=preset.name)
         return plan
 
     return trial_plan

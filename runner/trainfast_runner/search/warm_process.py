@@ -9,9 +9,8 @@ from typing import TypeVar
 
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import RESULT_FILE
+from trainfast_runner.records.run_directory import RESULT_FILE, rank_file
 from trainfast_runner.records.run_file import PROBE, TRIAL, RecordedKnobs
-from trainfast_runner.records.run_records import rank_file
 from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmTail
 from trainfast_runner.search.run_ends import POLL_S, ResultWatch
 from trainfast_runner.worker.shared_tables import CONTROL_FILE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from trainfast_runner.results.explained_run import explained_now
+from trainfast_runner.results.explained_run import with_newer_explanation
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.arguments import add_run, directory_of
@@ -26,11 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
     directory = directory_of(arguments)
     result = result_or_none_while_live(directory)
     if result is not None:
-        return print_result(explained_now(directory, result), arguments.json)
+        return print_result(with_newer_explanation(directory, result), arguments.json)
     with caught_signals() as signals:
         result = follow(directory, signals, interrupt_stops=False)
     if result is not None:
-        return print_result(explained_now(directory, result), arguments.json)
+        return print_result(with_newer_explanation(directory, result), arguments.json)
     if signals.hung_up:
         return HUNG_UP
     print_notice(f"left {directory.name} running")

@@ -11,6 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running import launch, planning
+from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.table import Outcome, again_is_pointless
 from trainfast_runner.search.bench.variants import Bench, Entry, run_order
@@ -68,7 +69,7 @@ class BenchRows:
         """
         try:
             outcome = self.run_row(entry, group, warm)
-        except launch.DevicesBusy as busy:
+        except DevicesBusy as busy:
             if not may_skip:
                 raise
             return busy
@@ -103,7 +104,7 @@ class BenchRows:
             self._prepare(plan, group)
             try:
                 return start()
-            except launch.DevicesBusy:
+            except DevicesBusy:
                 if not self._arguments.wait:
                     raise
 
@@ -131,7 +132,7 @@ class BenchRows:
 def _print_outcome(outcome: Outcome) -> None:
     """Print why a row has no figure; nothing for one that finished."""
     if isinstance(outcome, UserError):
-        what = "not run" if isinstance(outcome, launch.DevicesBusy) else "refused"
+        what = "not run" if isinstance(outcome, DevicesBusy) else "refused"
         print_notice(plain(f"{what}: {outcome.line()}"))
     elif outcome.state != "finished":
         print_notice(plain(f"{outcome.state.replace('_', ' ')}: {with_sizes(outcome.reason)}"))

@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
+from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import rank_file
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Resumed, Waiting
 from trainfast_runner.search.searches import ReadJournal, search_before_edit

@@ -85,8 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
             return _print_detached(directory, arguments.json)
         why = f", {plan.devices_reason}" if plan.devices_reason else ""
         print_notice(f"{directory.name} is starting{why}")
-        if plan.script is not None and plan.script.door_closed and not plan.script.steps_from_log:
-            print_notice(plain(f"its steps are not seen: {plan.script.door_closed}"))
+        if plan.script is not None and plan.script.hooks_blocked and not plan.script.steps_from_log:
+            print_notice(plain(f"its steps are not seen: {plan.script.hooks_blocked}"))
         result = follow(directory, signals, interrupt_stops=True, printed="starting")
     if result is None:
         return HUNG_UP

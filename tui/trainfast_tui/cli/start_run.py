@@ -12,7 +12,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
-from trainfast_runner.running.launch import busy_with
+from trainfast_runner.running.busy_devices import DevicesBusy, busy_with
 from trainfast_runner.running.planning import RunPlan
 from trainfast_tui.cli.follow_run import Signals, caught_signals
 from trainfast_tui.cli.output import print_notice
@@ -36,7 +36,7 @@ def start_when_free(
         with caught_signals() as signals:
             try:
                 directory = launch.start(ready, home)
-            except launch.DevicesBusy:
+            except DevicesBusy:
                 if not wait:
                     raise
                 continue  # another waiting run was faster

@@ -9,7 +9,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.results.explained_run import explained_now, out_of_memory_of, trace_changes
+from trainfast_runner.results.explained_run import out_of_memory_of, trace_changes, with_newer_explanation
 from trainfast_tui.cli.progress import progress_when_slow
 
 TRACES_WITHIN_S = 20.0
@@ -37,4 +37,4 @@ def with_traced_changes(directory: Path, result: Result, python: str | None) -> 
         pass  # changes without a trace stay estimates
     finally:
         timer.cancel()
-    return explained_now(directory, result)
+    return with_newer_explanation(directory, result)

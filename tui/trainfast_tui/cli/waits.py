@@ -8,7 +8,7 @@ from trainfast_runner.machine.cooling import Cooling, wait_until_cool
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.search_directories import conducted_search_of, has_journal
-from trainfast_runner.running.launch import wait_for_devices
+from trainfast_runner.running.busy_devices import wait_for_devices
 from trainfast_runner.running.planning import RunPlan
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.format import duration

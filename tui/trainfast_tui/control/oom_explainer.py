@@ -122,7 +122,15 @@ def _out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
         return None
     held = run.error.held_bytes if isinstance(run.error, ExceptionLine) else None
     available = highest(tick.host.memory_available_bytes for tick in run.ticks if tick.host is not None)
-    return OutOfMemory(run.run_file, run.reason, _error_of(run), held, available, run.events, run.tried)
+    return OutOfMemory(
+        run=run.run_file,
+        reason=run.reason,
+        error=_error_of(run),
+        held_bytes=held,
+        host_bytes=available,
+        events=run.events,
+        tried=run.tried,
+    )
 
 
 def _error_of(run: RunSnapshot) -> RunError | None:

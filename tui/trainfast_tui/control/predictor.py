@@ -129,12 +129,12 @@ class Predictor:
 
 def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFit:
     """Predict these settings on this machine. Raises UserError for settings unknown to the model."""
-    from trainfast_runner.memory.available import within_container
+    from trainfast_runner.machine.cgroup import free_within_limits
     from trainfast_runner.memory.headroom import predict_headroom
     from trainfast_runner.settings.device_counts import world_size
 
     spec, machine = request.spec, request.machine
-    free = None if request.free_bytes is None else within_container(request.free_bytes)
+    free = None if request.free_bytes is None else free_within_limits(request.free_bytes)
     return predict_headroom(model, spec, machine, world_size(spec, machine), free)
 
 

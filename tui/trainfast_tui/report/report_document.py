@@ -8,7 +8,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import is_conducted, search_directories
-from trainfast_runner.results.explained_run import explained_now
+from trainfast_runner.results.explained_run import with_newer_explanation
 from trainfast_runner.running.final_result import final_result
 from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.best.best_so_far import BestSoFar
@@ -59,5 +59,6 @@ def _read_runs(home: Home, run_ids: Sequence[str]) -> list[ReportedRun]:
     runs = []
     for run_id, label in zip(run_ids, labels(len(run_ids)), strict=True):
         directory = home.directory(run_id)
-        runs.append(read_run(label, directory, explained_now(directory, final_result(home, run_id, "the report"))))
+        result = with_newer_explanation(directory, final_result(home, run_id, "the report"))
+        runs.append(read_run(label, directory, result))
     return runs

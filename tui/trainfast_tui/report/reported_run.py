@@ -7,8 +7,9 @@ from pathlib import Path
 
 from trainfast_runner.records.json_lines import remaining_records
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import TELEMETRY_FILE
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_records import TELEMETRY_FILE, RunRecords, read_records
+from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick

@@ -11,7 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import Identity, is_running
 from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_runner.machine.processes.signalling import check_endable, end_process
-from trainfast_runner.running.stopping import Membership, run_with
+from trainfast_runner.running.stopping import Membership, run_of_process
 from trainfast_tui.charts.column import ChartColumn
 from trainfast_tui.charts.readings import used_uuids
 from trainfast_tui.live.last_minute import LastMinute
@@ -137,7 +137,7 @@ class MonitorScreen(AppScreen):
         except UserError as error:
             self.notify(error.line(), severity="warning")
             return
-        if (member := run_with(self.session.home, row.identity)) is not None:
+        if (member := run_of_process(self.session.home, row.identity)) is not None:
             self._offer_stop(row, member)
             return
         kill = row.identity == self._terminated

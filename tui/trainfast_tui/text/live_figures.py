@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from trainfast_runner.records.result import FEW_STEPS
+from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE
 from trainfast_runner.results.distributions import median_rate
 from trainfast_runner.worker.shared_tables import STEP_PHASES
 from trainfast_tui.text.conditions import RECENT_STEPS
@@ -74,7 +74,7 @@ def _basis_words(steps: int, which: str) -> str:
     """Return the number of steps behind the medians, in words, with a note when there are few."""
     if steps == 1:
         return "few steps: only 1 measured"
-    return ("few steps: " if steps < FEW_STEPS else "") + f"medians of {which}{steps} steps"
+    return ("few steps: " if steps < MIN_STEPS_TO_COMPARE else "") + f"medians of {which}{steps} steps"
 
 
 def latest_measured(steps: Sequence[Step]) -> Sequence[Step]:

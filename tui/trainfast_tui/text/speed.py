@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.records.result import FEW_STEPS
+from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE
 from trainfast_tui.text.format import interval, number, plain, signed_percent
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def speed_words(speed: PredictedSpeed) -> str:
 
 def few_steps_note(measured: int) -> str:
     """Return a remark on figures of so few steps; empty if no step or enough steps were measured."""
-    if not 0 < measured < FEW_STEPS:
+    if not 0 < measured < MIN_STEPS_TO_COMPARE:
         return ""
     return "1 timed step" if measured == 1 else "few steps"
 

@@ -24,11 +24,11 @@ PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
 
 class ThreadPolicy(LaunchThreads, frozen=True, kw_only=True):
-    """The chosen threads of a launch, with the variables that they need."""
+    """The wait policy of a launch's OpenMP threads, with the variables that set it."""
 
     @property
     def env(self) -> dict[str, str]:
-        """The variables that the launch sets for it."""
+        """The variables that the launch sets for the policy."""
         return dict(PASSIVE_SETTINGS) if self.wait == PASSIVE else {}
 
 
@@ -76,8 +76,8 @@ def choose_policy() -> ThreadPolicy:
 def policy_beside(others: float | None) -> ThreadPolicy:
     """The policy beside others' load of so many cores (None: unknown)."""
     if others is None:
-        return ThreadPolicy(wait=PASSIVE, reason="what others take of the cores is unknown, so they may be busy")
-    took = f"others took {100 * others:.0f} % of a core before the launch"
+        return ThreadPolicy(wait=PASSIVE, reason="the load of other processes is unknown")
+    took = f"other processes used {100 * others:.0f} % of a core before the launch"
     if others < IDLE_CORES:
         return ThreadPolicy(wait=DEFAULT, reason=f"{took}: spinning threads are fastest", others_cores=others)
     return ThreadPolicy(wait=PASSIVE, reason=f"{took}: spinning threads would stall", others_cores=others)

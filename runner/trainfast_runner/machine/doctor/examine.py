@@ -13,11 +13,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cgroup import PROC, memory_files
+from trainfast_runner.machine.cgroup import memory_limit
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.doctor.check import Check
 from trainfast_runner.machine.doctor.gpus import energy_checks, gpu_checks
@@ -40,6 +39,7 @@ SMALLEST_TERMINAL = (80, 24)
 
 def examine(home: Home, python: str | None = None) -> list[Check]:
     """All checks, the essential ones first. Takes about a second."""
+    executable = python or sys.executable
     try:
         executable = find_python(python)
         packages = ask_script(executable, "inspect_model.py", ["{}"], task="list its packages")
@@ -53,7 +53,7 @@ def examine(home: Home, python: str | None = None) -> list[Check]:
         *_home(home),
         *_memory(),
         *_gpus(python, packages["versions"]),
-        *_compiler(python),
+        *_compiler(executable),
         *_shared_memory(),
         *_logout(),
         *_terminal(os.environ),
@@ -130,7 +130,7 @@ def _home(home: Home) -> Iterator[Check]:
 
 
 def _memory() -> Iterator[Check]:
-    """The least memory limit of the control groups this process is in."""
+    """The tightest memory limit of this process's control groups."""
     limit, where = memory_limit()
     if limit is None:
         yield Check("memory limit", "ok", "no control group limits this session's memory")
@@ -144,21 +144,8 @@ def _memory() -> Iterator[Check]:
         )
 
 
-def memory_limit(proc: Path = PROC) -> tuple[int | None, str]:
-    """Bytes of the tightest limit above this process (v2 `memory.max`) and its file; None without one."""
-    limits: list[tuple[int, str]] = []
-    for path in memory_files("memory.max", "memory.limit_in_bytes", proc):
-        with suppress(OSError):
-            value = path.read_text().strip()
-            # cgroup v1 writes "no limit" as the largest multiple of the page size that fits 63 bits.
-            if value.isdecimal() and int(value) < 1 << 60:
-                limits.append((int(value), str(path)))
-    return min(limits, default=(None, ""))
-
-
-def _compiler(python: str | None) -> Iterator[Check]:
+def _compiler(executable: str) -> Iterator[Check]:
     """The build tools of DeepSpeed's extensions and torch.compile; a launch puts the Python's own bin first in PATH."""
-    executable = python or sys.executable
     if path := compiler(executable):
         yield Check("C++ compiler", "ok", path)
     else:

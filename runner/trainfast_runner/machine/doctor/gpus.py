@@ -46,7 +46,8 @@ def gpu_checks(tick: Tick, versions: Mapping[str, str | None], refusal: UserErro
             " a run is unknown",
         )
     torch = versions.get("torch")
-    if tick.devices and torch is not None and versions.get(CUDA_BUILD) is versions.get(HIP_BUILD) is None:
+    is_cpu_build = versions.get(CUDA_BUILD) is None and versions.get(HIP_BUILD) is None
+    if tick.devices and torch is not None and is_cpu_build:
         yield Check(
             "GPU and torch",
             "warn",

@@ -45,7 +45,7 @@ def _throttling(gpu: DeviceReading) -> Iterator[Defect]:
         )
     headroom_c = degrees_left(gpu)
     if not reasons and headroom_c is not None and headroom_c <= 0:
-        yield Defect(f"as hot as it may be{at}: it is about to slow down", COOLING)
+        yield Defect(f"at its temperature limit{at}: it is about to slow down", COOLING)
 
 
 def _memory(gpu: DeviceReading) -> Iterator[Defect]:
@@ -59,7 +59,7 @@ def _memory(gpu: DeviceReading) -> Iterator[Defect]:
     if gpu.remapped_rows_uncorrected:
         yield Defect(
             f"{gpu.remapped_rows_uncorrected:,} rows of its memory were replaced for uncorrectable errors",
-            "watch whether there come more: nvidia-smi -q -d ROW_REMAPPER",
+            "check that the number does not grow: nvidia-smi -q -d ROW_REMAPPER",
         )
 
 

@@ -58,13 +58,13 @@ def below(root_pid: int) -> list[tuple[int, Stat]]:
     children: dict[int, list[tuple[int, Stat]]] = {}
     for pid, stat in _all():
         children.setdefault(stat.parent_pid, []).append((pid, stat))
-    descendants: list[tuple[int, Stat]] = []
+    found_descendants: list[tuple[int, Stat]] = []
     parents = [root_pid]
     while parents:
         for pid, stat in children.get(parents.pop(), ()):
             parents.append(pid)
-            descendants.append((pid, stat))
-    return descendants
+            found_descendants.append((pid, stat))
+    return found_descendants
 
 
 def session_members(leader: Identity) -> list[Identity]:

@@ -21,11 +21,12 @@ def check_endable(identity: Identity) -> None:
         raise UserError(f"pid {pid} belongs to another process by now: nothing was signalled", key="pid")
     if pid in (1, os.getpid()):
         raise UserError(
-            "this is trainfast-tui itself: q leaves" if pid == os.getpid() else "process 1 runs the machine", key="pid"
+            "this is trainfast-tui itself: press q to quit" if pid == os.getpid() else "process 1 runs the machine",
+            key="pid",
         )
     uid = owner_uid(pid)
     if uid is None:
-        raise UserError(f"process {pid} does not say whose it is: nothing was signalled", key="pid")
+        raise UserError(f"the owner of process {pid} is unknown: nothing was signalled", key="pid")
     if uid != os.getuid():
         raise UserError(f"process {pid} belongs to {user_name(uid)}, not to you: ask them to end it", key="pid")
 

@@ -54,7 +54,8 @@ class Capabilities:
         self.ask_throttle_reasons = self.queries.get(_THROTTLE_REASONS)
         counted = {field.name for field in self.batch.answered}
         self.has_uncounted_cause = any(
-            cause.policy_counter not in counted and not counted.issuperset(cause.reason_counters)
+            cause.policy_counter not in counted
+            and not (cause.reason_counters and counted.issuperset(cause.reason_counters))
             for cause in CAUSES
             if cause.policy_counter is not None
         )
@@ -82,8 +83,8 @@ def probe(nv: ModuleType, handle: Handle, uuid: str | None) -> Capabilities:
     return capabilities
 
 
-def degrees_left(values: dict[str, Any]) -> int | None:
-    """Degrees Celsius to the lower of the two slowdown temperatures; None without either."""
+def degrees_by_limits(values: dict[str, Any]) -> int | None:
+    """Degrees Celsius to the lower of the two slowdown temperatures; None without either, or without a temperature."""
     limit = lowest((values.get("gpu_max_temperature_c"), values.get("slowdown_temperature_c")))
     now: int | None = values.get("temperature_c")
     return None if now is None or limit is None else int(limit) - now
@@ -153,5 +154,5 @@ def _explain(capabilities: Capabilities) -> None:
     if unsupported.get("degrees_to_slowdown_c") in failures.TOO_OLD and "slowdown_temperature_c" in unsupported:
         # An older driver has it from the thresholds, and of those it is this GPU that has none.
         unsupported["degrees_to_slowdown_c"] = unsupported["slowdown_temperature_c"]
-    if degrees_left(capabilities.probed | {"temperature_c": 0}) is not None:
+    if degrees_by_limits(capabilities.probed | {"temperature_c": 0}) is not None:
         unsupported.pop("degrees_to_slowdown_c", None)

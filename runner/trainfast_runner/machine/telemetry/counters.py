@@ -51,9 +51,9 @@ class DurationCounter:
         elif value_ns - self._first[1] > t_ns - self._first[0] + _SLACK_NS:
             self.distrust = "this driver's counter grows faster than time passes"
         elif self._stuck_ns > _STUCK_NS:
-            self.distrust = "this driver's counter stands still while the GPU says it is throttled"
+            self.distrust = "this driver's counter stands still while the GPU reports throttling"
         elif self._moved and self._unseen_ns > _UNSEEN_NS and self._unseen_grown_ns > _UNSEEN_SHARE * self._unseen_ns:
-            self.distrust = "this driver's counter runs all the time, and the GPU never says it is throttled"
+            self.distrust = "this driver's counter runs all the time although the GPU never reports throttling"
         self._last = (t_ns, value_ns)
         return None if self.distrust else value_ns
 

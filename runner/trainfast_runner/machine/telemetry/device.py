@@ -5,7 +5,7 @@ from typing import Any
 
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.binding import as_text
-from trainfast_runner.machine.telemetry.capabilities import Capabilities, degrees_left, probe
+from trainfast_runner.machine.telemetry.capabilities import Capabilities, degrees_by_limits, probe
 from trainfast_runner.machine.telemetry.counter_checks import CounterChecks
 from trainfast_runner.machine.telemetry.queries import Handle
 from trainfast_runner.records.tick import DeviceReading
@@ -84,7 +84,7 @@ class Device:
             values["throttled_sampled_ns"] = self._checks.throttled_ns(reasons, t_ns)
         values = self._kept | values
         if values.get("degrees_to_slowdown_c") is None:
-            values["degrees_to_slowdown_c"] = degrees_left(values)
+            values["degrees_to_slowdown_c"] = degrees_by_limits(values)
         reading = DeviceReading(
             index=self.index,
             uuid=self.uuid,

@@ -40,8 +40,8 @@ class EnergyBalance:
         if self.seconds < enough_s or high < MIN_JOULES or high <= MAX_APART * low:
             return None
         return (
-            f"the energy counter says {self.counted_j:,.0f} J in {self.seconds:.1f} s,"
-            f" but {self.integrated_j / self.seconds:,.0f} W of power make {self.integrated_j:,.0f} J"
+            f"the energy counter shows {self.counted_j:,.0f} J in {self.seconds:.1f} s,"
+            f" but {self.integrated_j / self.seconds:,.0f} W over that time are {self.integrated_j:,.0f} J"
         )
 
     def clear(self) -> None:

@@ -42,7 +42,7 @@ NO_ACCESS: Final = (
     "render); in a container, start it with --gpus all"
 )
 LOST_ACCESS: Final = (
-    "NVML does not start and does not say why: a container may have lost its devices, start it again; else look for "
+    "NVML fails to start and gives no reason: a container may have lost its devices, start it again; else look for "
     "Xid errors in `dmesg` and reboot"
 )
 
@@ -71,7 +71,7 @@ UNIFIED_MEMORY: Final = (
     "the host's memory is its limit"
 )
 UNDER_MIG: Final = "not given while MIG is on: its instances share the GPU. Switch MIG off to see it"
-OF_THE_WHOLE_GPU: Final = "NVML gives this of a whole GPU only, and this is an instance of one (MIG)"
+OF_THE_WHOLE_GPU: Final = "NVML reports this only for a whole GPU, not for a MIG instance"
 UNREPORTED: Final = "this GPU does not report this reason, so it is never seen here"
 NO_ECC: Final = "not supported by this GPU and driver, or ECC is switched off"
 

@@ -16,6 +16,8 @@ _MEMORY = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree): +(\d+)", re.
 _SECTOR_BYTES = 512
 """`/proc/diskstats` counts sectors of this size on every disk (Documentation/admin-guide/iostats of the kernel)."""
 _LOOPBACK = "lo"
+BLOCK_DEVICES = "/sys/block"
+"""A folder for each whole block device; the kernel's own (LVM, LUKS, md, loop) have no `device` in it."""
 
 
 class CoreSeconds(NamedTuple):
@@ -55,9 +57,12 @@ def read_memory() -> dict[str, int]:
 def read_disks() -> dict[str, int] | None:
     """Bytes that all whole disks have read and written since boot, by field of `HostReading`; None without a disk.
 
-    Raises as `read_cores`.
+    A device that the kernel makes on top of a disk does not count: its disk counts the same bytes. Raises as
+    `read_cores`.
     """
-    disks = {name.replace("!", "/") for name in os.listdir("/sys/block")}
+    disks = {
+        name.replace("!", "/") for name in os.listdir(BLOCK_DEVICES) if os.path.exists(f"{BLOCK_DEVICES}/{name}/device")
+    }
     # Partitions have lines of their own, and their disk's line counts them too.
     counters = [fields for line in _read("diskstats").splitlines() if (fields := line.split())[2] in disks]
     if not counters:

@@ -151,7 +151,9 @@ class Nvml:
         assert nv is not None
         read = partial(_read, nv, t_ns - time.monotonic_ns(), self._ticks)
         self._ticks += 1
-        due = [device for device in devices if self._is_due(device, t_ns)]
+        for device in devices:
+            self._revive_if_rested(device, t_ns)
+        due = [device for device in devices if device.error is None and not device.lost]
         # GPUs that have hung before come last: the others have their readings on time.
         sound = [device for device in due if not self._calls.hung_before(device)]
         doubtful = [device for device in due if self._calls.hung_before(device)]
@@ -160,7 +162,7 @@ class Nvml:
         readings: dict[int, DeviceReading] = {}
         missing: dict[str, str] = {}
         for device, job in ended:
-            if self._has_failed(device, job, t_ns):
+            if self._mark_failed(device, job, t_ns):
                 if device.lost:
                     self._needs_reopening = False
                     self._driver.retry_at_ns = t_ns + FIRST_RETRY_NS
@@ -169,15 +171,14 @@ class Nvml:
                 missing.update({f"gpu{device.index}.{field}": reason for field, reason in reasons.items()})
         return readings, missing
 
-    def _is_due(self, device: Device, t_ns: int) -> bool:
-        """True if this GPU is to be read now; after a call that hung only after a rest."""
+    def _revive_if_rested(self, device: Device, t_ns: int) -> None:
+        """Let a GPU whose call hung be read again once it has rested."""
         if self._calls.is_rested(device, t_ns) and not device.lost:
-            # What hung may have been the first look at it, and may have failed in the end.
+            # The call that hung may have been the first reading, and may have failed in the end.
             device.error, device.lost = None, device.capabilities is None
-        return device.error is None and not device.lost
 
-    def _has_failed(self, device: Device, job: Job[Any], t_ns: int) -> bool:
-        """True if NVML failed in this call, which marks the GPU or the whole library. Raises any other error."""
+    def _mark_failed(self, device: Device, job: Job[Any], t_ns: int) -> bool:
+        """Mark the GPU or the whole library if NVML failed in this call; True if it did. Raises any other error."""
         nv, error = self._driver.nv, job.error
         if error is None:
             return False
@@ -228,7 +229,7 @@ class Nvml:
         timeout_s = max(self.timeout_s, self._opening_s / _PROBES)
         probes = self._calls.run(list(handles), lambda device: device.attach(nv, handles[device]), timeout_s, t_ns)
         for device, job in probes:
-            self._has_failed(device, job, t_ns)
+            self._mark_failed(device, job, t_ns)
         self._needs_reopening = any(device.lost for device in self._gpus.devices)
         if self._needs_reopening:
             self._driver.retry_at_ns = t_ns + _LOST_RETRY_NS

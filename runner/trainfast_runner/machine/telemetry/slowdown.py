@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from trainfast_runner.records.run_records import DeviceSample
-from trainfast_runner.records.tick import DeviceReading
+from typing import TYPE_CHECKING
+
 from trainfast_runner.units import lowest
 
-ThermalReading = DeviceReading | DeviceSample
-"""A reading of a GPU with its temperature and limits, in degrees Celsius; None when unavailable."""
+if TYPE_CHECKING:
+    from trainfast_runner.records.run_records import DeviceSample
+    from trainfast_runner.records.tick import DeviceReading
+
+    ThermalReading = DeviceReading | DeviceSample
+    """A reading of a GPU with its temperature and limits, in degrees Celsius; None when unavailable."""
 
 
 def slows_down_at_c(reading: ThermalReading) -> float | None:

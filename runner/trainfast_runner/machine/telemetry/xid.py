@@ -76,32 +76,34 @@ class XidWatch:
         self._thread.join(2 * _WAIT_MS / 1000)
         return not self._thread.is_alive()
 
-    def _register(self) -> Any:
-        """The set of events to wait for; None when no GPU gives any."""
+    def _register(self) -> tuple[Any, Callable[[Any, int], Any]] | None:
+        """The set of events to wait for, and the call that waits; None when no GPU gives any."""
         nv = self._nv
         try:
-            events = nv.nvmlEventSetCreate()
+            # A foreign or old binding may lack any of the three.
+            register, wait, events = nv.nvmlDeviceRegisterEvents, nv.nvmlEventSetWait_v2, nv.nvmlEventSetCreate()
         except (nv.NVMLError, AttributeError) as error:
             self.missing = dict.fromkeys([*self._handles, *self._instances], _reason(error))
             return None
         refused = {}
         for index, handle in self._handles.items():
             try:
-                nv.nvmlDeviceRegisterEvents(handle, _XID_EVENTS, events)
+                register(handle, _XID_EVENTS, events)
             except nv.NVMLError as error:
                 refused[index] = _reason(error)
         self.missing = self.missing | refused
-        return events if len(refused) < len(self._handles) else None
+        return (events, wait) if len(refused) < len(self._handles) else None
 
     def _run(self) -> None:
         nv = self._nv
         instances = self._instances_by_gpu()
-        events = self._register()
-        if events is None:
+        registered = self._register()
+        if registered is None:
             return
+        events, wait = registered
         while not self._stopping.is_set():
             try:
-                event = nv.nvmlEventSetWait_v2(events, _WAIT_MS)
+                event = wait(events, _WAIT_MS)
             except nv.NVMLError as error:
                 if error.value == failures.UNINITIALIZED:
                     break
@@ -116,7 +118,7 @@ class XidWatch:
                 for instance, number in instances.get(index, ()):
                     if event.gpuInstanceId in (number, _WHOLE_GPU):
                         self._on_xid(t_ns, instance, event.eventData)
-        with contextlib.suppress(nv.NVMLError):
+        with contextlib.suppress(nv.NVMLError, AttributeError):
             nv.nvmlEventSetFree(events)
 
     def _instances_by_gpu(self) -> dict[int, list[tuple[int, int]]]:

@@ -8,6 +8,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Conditions, Result
 from trainfast_runner.results.bottleneck.steady_state import drift_words
 from trainfast_runner.results.device_conditions.rate import MIN_COVERED
+from trainfast_runner.units import counted
 
 OTHERS_PERCENT = 15.0
 """The diagnosis's threshold for a short CPU."""
@@ -32,9 +33,9 @@ def doubts(result: Result) -> Iterator[str]:
     """Predicates of the run, such as "was throttled by heat for 12.0 % of the measured time"."""
     conditions = result.conditions
     if conditions.started_clean is False:
-        yield "did not start under clean conditions: the device was not as free as before"
+        yield "started before the device had freed the last run's memory"
     elif not conditions.clean and conditions.started_clean is None:
-        yield "did not start under clean conditions: the device was not as free as before, or was lost meanwhile"
+        yield "started before the device had freed the last run's memory, or lost the device later"
     yield from _absences(result)
     for error in conditions.xid_errors:
         gpu = "a GPU" if error.get("device") is None else f"{_gpu(result)} {error['device']}"
@@ -42,7 +43,7 @@ def doubts(result: Result) -> Iterator[str]:
     others = len(conditions.foreign_processes)
     if others:
         what = "watched GPU" if result.actual.device == "cpu" else "device"
-        yield f"shared its {what} with {others} other process{'' if others == 1 else 'es'}"
+        yield f"shared its {what} with {counted(others, 'other process', 'other processes')}"
     others_percent = conditions.others_cpu_percent
     if result.actual.device == "cpu" and others_percent is not None and others_percent >= OTHERS_PERCENT:
         yield f"shared the CPU: other processes took {others_percent:.0f} % of it"
@@ -70,7 +71,7 @@ def _absences(result: Result) -> Iterator[str]:
         if grown:
             words += f"; by its counters it was throttled meanwhile: {', '.join(grown)}"
         if absence["measured_fraction"] >= 1 - MIN_COVERED:
-            words += ": too little is left for its throttled time and energy"
+            words += "; the rest is too short for figures of throttled time and energy"
         yield words
 
 
@@ -90,14 +91,14 @@ def _steadiness(conditions: Conditions, warmup: int) -> str | None:
     if conditions.temperature_slope_c_per_min is not None:
         drifts.append(f"{conditions.temperature_slope_c_per_min:+.1f} °C a minute")
     if conditions.step_drift_percent is not None:
-        drifts.append(f"a step {conditions.step_drift_percent:+.1f} % over it")
+        drifts.append(f"step time {conditions.step_drift_percent:+.1f} %")
     if conditions.still_warming:
         how = f" ({', '.join(drifts)})" if drifts else ""
-        return (
-            f"was {drift_words(conditions.temperature_slope_c_per_min)} in its second half{how}: more steps tell more"
-        )
+        drift = drift_words(conditions.temperature_slope_c_per_min)
+        return f"was {drift} in its second half{how}: run more steps for steady figures"
     if conditions.steady_from_step is not None and conditions.steady_from_step > warmup + 1:
-        return f"was steady from step {conditions.steady_from_step} on: the measured steps before it are in its figures"
+        steady = f"was steady from step {conditions.steady_from_step} on"
+        return f"{steady}; its figures include the measured steps before that"
     return None
 
 

@@ -262,7 +262,7 @@ def _processes_words(pids: Sequence[int]) -> str:
 
 def _temperature_words(hottest: float | None, limit: float | None) -> str:
     if hottest is None:
-        return "at a temperature it does not give"
+        return "at an unknown temperature"
     if limit is None:
         return f"at {hottest:.0f} °C"
     over = hottest - limit
@@ -316,7 +316,10 @@ def _ranks(window: MeasuredWindow) -> list[Figures]:
 
 def _lowest_utilization(window: MeasuredWindow) -> float | None:
     """The utilization of the run's least busy GPU."""
-    return lowest(mean_of_known(s.gpu_utilization_percent for s in window.averaged(u)) for u in window.run.device_uuids)
+    return lowest(
+        mean_of_known(sample.gpu_utilization_percent for sample in window.averaged(uuid))
+        for uuid in window.run.device_uuids
+    )
 
 
 def _retries(window: MeasuredWindow) -> int | None:

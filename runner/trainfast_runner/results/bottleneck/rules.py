@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from trainfast_runner.machine.gpus.health import POWER_SUPPLY
 from trainfast_runner.worker.catalog import STRATEGIES
 
 Figure = float | int | str | None
@@ -127,8 +128,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _data_bound("workers={more_workers}: {workers} loader processes do not keep up", _at_least("spare_cores", 1)),
     _data_bound(
-        "cheaper loading (images resized once, text tokenized ahead) or faster storage: {workers} loader processes"
-        " are enough for {cores} cores"
+        "cheaper loading (images resized once, text tokenized ahead) or faster storage: more than {workers} loader"
+        " processes do not help on {cores} cores"
     ),
     Rule(
         "thermal",
@@ -159,7 +160,7 @@ RULES: tuple[Rule, ...] = (
         when=(_at_least("brake_percent", 2),),
         line="{gpu} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step"
         "{brake_lost_words}",
-        advice="the power supply, its cables and rails: the brake is pulled from outside the card",
+        advice=POWER_SUPPLY,
         source=_OURS_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
         cost="brake_cost_ms",
         evidence=("brake_ms_per_step", "step_ms", "power_w", "power_limit_w", "clock_loss_percent", "brake_source"),
@@ -171,7 +172,7 @@ RULES: tuple[Rule, ...] = (
         when=(_at_least("power_percent", 10), _at_least("clock_loss_percent", 5)),
         line="{gpu} is at its power limit for {power_percent:.0f} % of the time, its clock {clock_loss_percent:.0f} %"
         " under the maximum",
-        advice="a higher power limit where the card and its cooling allow it; else it is what this card gives",
+        advice="a higher power limit where the card and its cooling allow it; otherwise this is the card's limit",
         source="ours: the SW power cap is normal at full load on cards bound by their power, so it is information, and"
         " only with a clock that is really lower.",
         severity="info",
@@ -259,8 +260,8 @@ RULES: tuple[Rule, ...] = (
             _at_least("unexplained_idle_percent", 15),
             _below("data_percent", 10),
         ),
-        line="the GPU has nothing to do for {gpu_idle_percent:.0f} % of the time, and not for want of data: kernels are"
-        " too short for the CPU to launch in time",
+        line="the GPU is idle for {gpu_idle_percent:.0f} % of the time although its data is ready: kernels are shorter"
+        " than the CPU takes to launch them",
         advice="a larger batch_size, compile=default, optimizer=adamw-fused, attention=auto: fewer and longer kernels",
         source="utilization is the share of time in which any kernel ran (nvmlDeviceGetUtilizationRates); each launch"
         " costs the CPU microseconds (NVIDIA, CUDA Graph Best Practice for PyTorch). The 15 % is ours.",
@@ -302,7 +303,7 @@ RULES: tuple[Rule, ...] = (
         scope="run",
         when=(_is("device", "cpu"), _at_least("others_cpu_percent", 15)),
         line="other processes take {others_cpu_percent:.0f} % of the CPU that trains{others_lost_words}",
-        advice="end them or wait: on a CPU run they take the device itself",
+        advice="end them or wait: the CPU is this run's device",
         source="ours: host use less the run's own process tree, as a share of all cores. With all of them busy the"
         " training lacks that share: a process that used 5 % of one core slowed a two-core training by about 2 % here.",
         cost="others_cost_ms",
@@ -314,7 +315,7 @@ RULES: tuple[Rule, ...] = (
         scope="run",
         when=(_is("device", "cuda"), _at_least("host_cpu_percent", ALL_CORES_BUSY_PERCENT)),
         line="the host's {cores} cores are {host_cpu_percent:.0f} % busy: loading and launching wait for one",
-        advice="fewer workers, cheaper loading, or end what else runs",
+        advice="fewer workers, cheaper loading, or end other programs",
         source="ours: over 90 % a thread that wants to run has to wait for a core.",
         evidence=("host_cpu_percent", "run_cpu_percent", "workers", "cores"),
     ),
@@ -323,8 +324,8 @@ RULES: tuple[Rule, ...] = (
         "threads spin on a busy CPU",
         scope="run",
         when=(_is("wait_policy", "default"), _at_least("others_cores", 0.25)),
-        line="the run's threads spin while they wait for each other, and others came to take {others_cores:figure} of"
-        " its {cores} cores",
+        line="the run's threads spin while they wait for each other, and other processes now use"
+        " {others_cores:figure} of {cores} cores",
         advice="{sleep_advice}; or end them",
         source="ours: a spinning thread keeps the core that the thread it waits for needs. Beside one busy core of two,"
         " tiny-llama made 1.5 samples/s with spinning threads and 21.7 with sleeping ones.",
@@ -336,8 +337,8 @@ RULES: tuple[Rule, ...] = (
         scope="run",
         when=(_below("memory_available_percent", 5),),
         line="only {memory_available_percent:.1f} % of the host's memory is left",
-        advice="fewer workers, a smaller batch on a CPU run, no offload; next the kernel ends a process",
-        source="ours: MemAvailable is the kernel's own estimate of what can be had without swapping (proc(5)).",
+        advice="fewer workers, a smaller batch on a CPU run, no offload; otherwise the kernel will kill a process",
+        source="ours: MemAvailable is the kernel's own estimate of what can be allocated without swapping (proc(5)).",
         evidence=("memory_available_bytes", "swap_used_bytes"),
     ),
     Rule(

@@ -99,13 +99,13 @@ def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, fl
 
 def _is_at_level(block: _Block, settled: Sequence[_Block]) -> bool:
     """True if a block is like the settled ones, within their scatter."""
-    times = [step.step_ms for step in settled]
+    times = [each.step_ms for each in settled]
     middle = statistics.median(times)
     scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle) for ms in times)
     # Blocks of a noisy run differ by more than a drift does, even when it is steady.
     if abs(block.step_ms - middle) > max(DRIFT_OF_STEP * middle, SIGMAS * scatter):
         return False
-    degrees = [step.temperature_c for step in settled if step.temperature_c is not None]
+    degrees = [each.temperature_c for each in settled if each.temperature_c is not None]
     return (
         not degrees or block.temperature_c is None or abs(block.temperature_c - statistics.median(degrees)) <= DRIFT_C
     )

@@ -51,7 +51,7 @@ def _condition_rows(a: Result, b: Result) -> Iterator[ConditionRow]:
     yield ConditionRow("CPU taken by others", _percent(busy[0]), _percent(busy[1]), on_cpu and _left_apart(*busy))
     for row in (
         _text_row("malloc thresholds", a, b, lambda result: result.cpu.thresholds if result.cpu else None),
-        _text_row("threads wait by policy", a, b, lambda result: result.cpu.wait_policy if result.cpu else None),
+        _text_row("OpenMP wait policy", a, b, lambda result: result.cpu.wait_policy if result.cpu else None),
     ):
         if row.differs:
             yield row

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainfast_runner.records.result import FEW_STEPS, Result
+from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Result
 from trainfast_runner.records.run_file import PROBE, WARM_ROLES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
@@ -33,13 +33,13 @@ from trainfast_runner.results.comparison.ranking import (
 )
 from trainfast_runner.results.comparison.significance import (
     ERRORS_APART,
-    MEDIAN_ERROR,
     is_over,
+    median_error,
     ratio_interval,
     relative_noise,
 )
-from trainfast_runner.results.distributions import MAD_TO_SIGMA
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.units import counted
 from trainfast_runner.worker.shared_tables import STEP_PHASES
 
 BETTER, WORSE = "better", "worse"
@@ -96,7 +96,7 @@ def compare(a: Result, b: Result) -> Comparison:
     if differing := [row.label for row in conditions if row.differs]:
         notes.insert(
             0,
-            f"the conditions differed ({', '.join(differing)}): part of the difference may be theirs; `bench"
+            f"the conditions differed ({', '.join(differing)}): part of the difference may come from them; `bench"
             " --repeat 3` runs two variants in turn (A B A B), so that both have the same",
         )
     return Comparison(a.run_id, b.run_id, _settings(a, b), list(_Rows(a, b).all()), notes, conditions)
@@ -198,9 +198,9 @@ def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
     errors, steps = [], []
     for result in (a, b):
         mad, step = result.step_ms.mad.get(name), result.step_ms.p50
-        if mad is None or step is None or result.steps.measured < FEW_STEPS:
+        if mad is None or step is None or result.steps.measured < MIN_STEPS_TO_COMPARE:
             return None
-        errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(result.steps.measured))
+        errors.append(median_error(mad, result.steps.measured))
         steps.append(step)
     least_ms = MIN_OF_A_STEP * max(steps)
     if value_a <= 0 or value_b <= 0:
@@ -250,7 +250,7 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
         yield f"different presets: {a.name} and {b.name}"
     for result in (a, b):
         if result.role == PROBE:
-            tried = ", ".join(map(str, result.tried)) or "not on record"
+            tried = ", ".join(map(str, result.tried)) or "none recorded"
             yield f"{result.run_id} is a search's probe, which tried one batch_size after another: {tried}"
         elif result.role in WARM_ROLES:
             yield f"{result.run_id} tried {len(result.tried)} settings for a search, one after another"
@@ -258,11 +258,11 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
             yield f"speed is not comparable: that of {result.run_id} was measured under {result.measured_under}"
         if result.state != "finished":
             yield f"{result.run_id} ended {state_words(result.state)}: {result.reason}"
-        elif result.steps.measured < FEW_STEPS:
-            steps = "1 step" if result.steps.measured == 1 else f"{result.steps.measured} steps"
+        elif result.steps.measured < MIN_STEPS_TO_COMPARE:
+            steps = counted(result.steps.measured, "step")
             yield f"{result.run_id} measured {steps}: too few to tell a difference from noise"
         if result.synthetic_data:
-            yield f"{result.run_id} trained on synthetic data: its loss says nothing"
+            yield f"{result.run_id} trained on synthetic data: its loss is meaningless"
         if result.energy.joules_per_sample is not None and (watched := watched_words(result)):
             yield f"the energy of {result.run_id} is that of {watched}, which it does not use"
         for doubt in doubts(result):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from trainfast_runner.records.result import FEW_STEPS, Result
+from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Result
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 
 ERRORS_APART = 3.0
@@ -37,12 +37,17 @@ def ratio_interval(a: float | None, b: float | None, noise: float | None) -> tup
     return 100 * (b / a * math.exp(-half) - 1), 100 * (b / a * math.exp(half) - 1)
 
 
+def median_error(mad: float, count: int) -> float:
+    """The standard error of the median of `count` values whose median absolute deviation is `mad`."""
+    return MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(count)
+
+
 def relative_noise(a: Result, b: Result) -> float | None:
     """The smallest significant difference of step times and rates as a share of the figure; None: too few steps."""
     errors = []
     for result in (a, b):
         spread, steps = result.throughput.samples_per_s, result.steps.measured
-        if steps < FEW_STEPS or not spread.median or spread.mad is None:
+        if steps < MIN_STEPS_TO_COMPARE or not spread.median or spread.mad is None:
             return None
-        errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * (spread.mad / spread.median) / math.sqrt(steps))
+        errors.append(median_error(spread.mad / spread.median, steps))
     return ERRORS_APART * math.hypot(*errors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trainfast_runner.machine.telemetry.throttle import SAMPLED_REASONS, SOURCES, Cause
+from trainfast_runner.machine.telemetry.throttle import SOURCES, Cause
 from trainfast_runner.results.device_conditions.readings import (
     ENERGY_FIELD,
     Reading,
@@ -13,6 +13,8 @@ from trainfast_runner.results.device_conditions.readings import (
     reading_of,
     shows_cause,
 )
+
+_BY_REASON, _BY_POLICY, _BY_SAMPLES = range(len(SOURCES))
 
 
 class ThrottledTime(NamedTuple):
@@ -24,7 +26,7 @@ class ThrottledTime(NamedTuple):
     @property
     def is_counted(self) -> bool:
         """True if a counter gave the time: counters run on while nobody reads them."""
-        return self.ns is not None and self.source < SOURCES.index(SAMPLED_REASONS)
+        return self.ns is not None and self.source != _BY_SAMPLES
 
 
 class SpentEnergy(NamedTuple):
@@ -47,13 +49,15 @@ class CounterGrowth:
         policy = self._growth(cause.policy_counter, before, now) if cause.policy_counter else None
         grown = [growth for field in cause.reason_counters if (growth := self._growth(field, before, now)) is not None]
         if grown and len(grown) == len(cause.reason_counters):
-            return ThrottledTime(_union_ns(grown, policy, cause, (before, now), ns), 0)
+            return ThrottledTime(_union_ns(grown, policy, cause, (before, now), ns), _BY_REASON)
         if policy is not None:
-            return ThrottledTime(policy, 1)
+            return ThrottledTime(policy, _BY_POLICY)
         if (sampled := _sampled_ns(cause, before, now)) is not None:
-            return ThrottledTime(sampled, 2)
+            return ThrottledTime(sampled, _BY_SAMPLES)
         shown = shows_cause(cause, before), shows_cause(cause, now)
-        return ThrottledTime(None, 0) if None in shown else ThrottledTime(ns * sum(map(bool, shown)) / 2, 2)
+        if None in shown:
+            return ThrottledTime(None, _BY_REASON)
+        return ThrottledTime(ns * sum(map(bool, shown)) / 2, _BY_SAMPLES)
 
     def energy(self, before: Reading, now: Reading, ns: int) -> SpentEnergy:
         """The energy spent in the `ns` nanoseconds between two samples."""

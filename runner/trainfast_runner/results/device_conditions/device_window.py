@@ -20,7 +20,8 @@ from trainfast_runner.results.device_conditions.device_track import (
 from trainfast_runner.results.device_conditions.outages import Outage
 from trainfast_runner.units import highest
 
-Samples = list[tuple[int, DeviceSample]]
+Readings = list[tuple[int, DeviceSample]]
+"""The readings of one device in time order, each with its time in CLOCK_MONOTONIC nanoseconds."""
 MIN_SAMPLES = 2
 """Samples needed within the measured steps for their energy. Steps that end before the second sample, as a fast GPU's
 first ones, would get the energy of the start and the end instead."""
@@ -49,19 +50,18 @@ def window_of(steps: Sequence[Step]) -> Window | None:
 
 def energy(
     devices: Sequence[DeviceConditions],
-    sampled: Sequence[Samples],
+    readings: Sequence[Readings],
     window: Window | None,
-    samples: float,
+    trained_samples: float,
     steps: int,
 ) -> Energy:
-    """Energy summed over devices, whose samples are `sampled`; no figure if one device's energy is unknown or
-    doubtful."""
-    if window is None or not is_sampled(sampled, window):
+    """Energy summed over devices, each with its `readings`; no figure if one device's energy is unknown or doubtful."""
+    if window is None or not is_sampled(readings, window):
         return Energy()
-    for device, device_samples in zip(devices, sampled, strict=True):
-        meanwhile = [reading for reading in device_samples if window.begin_ns <= reading[0] <= window.end_ns]
+    for device, device_readings in zip(devices, readings, strict=True):
+        meanwhile = [reading for reading in device_readings if window.begin_ns <= reading[0] <= window.end_ns]
         # Both: the measured steps alone may be too short to refute a counter that the whole run refutes.
-        if (doubt := energy_distrust(meanwhile) or energy_distrust(device_samples)) is not None:
+        if (doubt := energy_distrust(meanwhile) or energy_distrust(device_readings)) is not None:
             return Energy(reason=f"GPU {device.index}: {doubt}")
     joules = [device.energy_joules for device in devices]
     total = sum(value for value in joules if value is not None)
@@ -70,16 +70,16 @@ def energy(
     integrated = any(device.energy_source == INTEGRATED_POWER for device in devices)
     return Energy(
         joules=total,
-        joules_per_sample=total / samples if samples else None,
+        joules_per_sample=total / trained_samples if trained_samples else None,
         joules_per_step=total / steps if steps else None,
         source=INTEGRATED_POWER if integrated else ENERGY_COUNTER,
     )
 
 
-def is_sampled(devices: Iterable[Samples], window: Window | None) -> bool:
+def is_sampled(devices: Iterable[Readings], window: Window | None) -> bool:
     """True if every device was sampled often enough in the window for its energy."""
     return window is not None and all(
-        sum(window.begin_ns <= t_ns <= window.end_ns for t_ns, _ in samples) >= MIN_SAMPLES for samples in devices
+        sum(window.begin_ns <= t_ns <= window.end_ns for t_ns, _ in readings) >= MIN_SAMPLES for readings in devices
     )
 
 

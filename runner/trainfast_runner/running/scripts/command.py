@@ -66,7 +66,7 @@ class ScriptCommand:
         return shlex.join(self.typed)
 
     @property
-    def door_closed(self) -> str | None:
+    def hooks_blocked(self) -> str | None:
         """The reason that the hooks cannot load in this command; None if they can."""
         if self.isolated:
             return "the interpreter ignores PYTHONPATH (-I or -E), by which the hooks load"
@@ -84,28 +84,39 @@ def read_command(typed: Sequence[str], python: str | None = None, cwd: str = "")
     Raises UserError for one that cannot start.
     """
     if not typed:
-        raise UserError("run -- needs a command behind the dashes", key="--", advice="run -- python train.py")
+        raise UserError("run -- needs a command after --", key="--", advice="run -- python train.py")
     first = Path(typed[0]).name
     if PYTHON.fullmatch(first):
         return _python(typed, python, cwd)
     if first == "deepspeed":
         return _deepspeed(typed, python, cwd)
-    module = LAUNCHERS.get(first)
-    if module is None:
-        argv = (_command_path(typed[0], cwd), *typed[1:])
-        interpreter = _shebang(argv[0])
-        # A console script is a Python file.
-        script = argv if interpreter is not None else ()
-        place = next((n for n, word in enumerate(typed) if n and word.endswith(".py")), 0)
-        count = _count(typed[:place] if place else typed)
-        return ScriptCommand(
-            typed=tuple(typed),
-            argv=argv,
-            name=Path(typed[place]).name,
-            interpreter=python or interpreter,
-            processes=count,
-            script=script,
-        )
+    if first in LAUNCHERS:
+        return _launcher(typed, python, cwd)
+    return _program(typed, python, cwd)
+
+
+def _program(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
+    """A program that is neither a Python nor a known launcher, such as a console script or `srun`."""
+    argv = (_command_path(typed[0], cwd), *typed[1:])
+    interpreter = _shebang(argv[0])
+    # A console script is a Python file.
+    script = argv if interpreter is not None else ()
+    place = next((n for n, word in enumerate(typed) if n and word.endswith(".py")), 0)
+    count = _count(typed[:place] if place else typed)
+    return ScriptCommand(
+        typed=tuple(typed),
+        argv=argv,
+        name=Path(typed[place]).name,
+        interpreter=python or interpreter,
+        processes=count,
+        script=script,
+    )
+
+
+def _launcher(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
+    """The console script of a launcher; `python` runs its module instead."""
+    first = Path(typed[0]).name
+    module = LAUNCHERS[first]
     argv = (_command_path(typed[0], cwd), *typed[1:]) if python is None else (python, "-m", module, *typed[1:])
     script = _launched_script(typed[1:], cwd)
     count, accelerate = _asked_ranks(module, typed[1 : len(typed) - len(script)], cwd)

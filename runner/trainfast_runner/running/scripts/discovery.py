@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -21,9 +22,9 @@ from trainfast_runner.machine.processes.identity import send
 from trainfast_runner.records.discovered import DISCOVERED_FILE, Discovered
 from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
-from trainfast_runner.running.scripts.door import DOOR, RUN_VARIABLE
+from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER, RUN_VARIABLE
 from trainfast_runner.running.scripts.sandbox import sandbox
-from trainfast_runner.running.scripts.script_plan import without_torch
+from trainfast_runner.running.scripts.script_plan import no_torch_message
 
 LIMIT_S = 30.0
 """Time for a script's imports; one that has not reached a parser by then is asked for nothing."""
@@ -34,7 +35,7 @@ READ_BYTES, MAX_SHOWN = 1 << 20, 300
 """Bytes from the end of the output in which its last line is looked for, and the characters of that in an error."""
 NO_TORCH = "No module named 'torch'"
 """The end of Python's error at an import of torch that is not installed."""
-FIND_FLAGS = DOOR / "trainfast_door" / "find_flags.py"
+FIND_FLAGS = HOOKS_FOLDER / "trainfast_door" / "find_flags.py"
 ONLY_RANK = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
     **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
@@ -55,7 +56,7 @@ def discover(
     command = read_command(typed, None if python is None else training_python.find_python(python))
     if command.interpreter is None or not command.script:
         raise UserError(
-            f"{command.typed[0]} does not say which script it starts: discovery runs a Python script itself",
+            f"no Python script found in {shlex.join(command.typed)}: discovery needs one",
             key="--",
             advice="presets new NAME -- python train.py",
         )
@@ -69,7 +70,7 @@ def discover(
         if code:
             last = _last_line(folder) or f"exit status {code}"
             if last.endswith(NO_TORCH):
-                raise UserError(f"{command.name} needs torch, and {without_torch(command.interpreter)}", key="--")
+                raise UserError(f"{command.name} needs torch, and {no_torch_message(command.interpreter)}", key="--")
             raise UserError(f"{command.name} ended before its arguments were read: {last}", key="--")
     if discovered.stopped_at in ("", "a first parser"):
         return msgspec.structs.replace(discovered, stopped_at=f"{limit_s:g} s")

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import rank_file
 
 READ_BYTES = 1 << 20
 """Output read at one look; a script that prints faster is caught up with in later ones."""
@@ -39,7 +40,7 @@ class LogSteps:
     A line carries no time: steps read at one poll share the time since the last poll with any.
     """
 
-    def __init__(self, run: RunFile, directory: Path, output: Path) -> None:
+    def __init__(self, run: RunFile, directory: Path, output: CappedFile) -> None:
         script = run.script
         self._pattern = step_pattern(script.steps_from_log) if script and script.steps_from_log else None
         self._warmup = script.timing_warmup if script else 0
@@ -97,9 +98,11 @@ class LogSteps:
     def _read(self) -> bytes:
         """The next output, at most `READ_BYTES`; empty if there is none yet."""
         try:
-            with self._output.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = 0
+            with self._output.path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < self._offset:
+                    # The log was cut behind its head, whose lines were counted before.
+                    self._offset, self._begin = min(size, self._output.head_bytes), b""
                 file.seek(self._offset)
                 new = file.read(READ_BYTES)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The plan of a user's own script: the machine's devices, the command as typed, and the three changes of a run."""
+"""The plan of a user's own script: its devices, its command as typed, and the environment that loads the hooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
-from trainfast_runner.running.scripts.door import DOOR
+from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER
 from trainfast_runner.running.scripts.knob_places import environment, loader_defaults, trainer_fields
 from trainfast_runner.running.scripts.log_steps import step_pattern
 from trainfast_runner.settings.device_counts import device_choice
@@ -56,8 +56,8 @@ def plan_script(
     command = read_command(applied, None if python is None else training_python.find_python(python), cwd)
     steps = _steps(knobs, steps, steps_from_log)
     versions = _versions(command.interpreter)
-    door_closed = _door_closed(command, versions)
-    check_reach(without_flag, preset.framework, door_closed)
+    hooks_blocked = _why_hooks_blocked(command, versions)
+    check_reach(without_flag, preset.framework, hooks_blocked)
     plan = _plan_command(_spec(command.name if typed else preset.name, command.title, knobs), command, versions)
     script = ScriptAsked(
         command=applied,
@@ -70,7 +70,7 @@ def plan_script(
         places=preset.places,
         trainer_fields=trainer_fields(without_flag),
         loader_defaults=loader_defaults(without_flag),
-        door_closed=door_closed,
+        hooks_blocked=hooks_blocked,
         unconfirmed=[] if preset.framework == "HF Trainer" else list(without_flag),
         trial=trial,
     )
@@ -173,7 +173,7 @@ def _gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:
 
 def _environment(knobs: KnobValues, choice: GpuChoice) -> dict[str, str]:
     """Environment variables that the launch adds; the variable that names the run is added at the start."""
-    paths = [path for path in (os.environ.get("PYTHONPATH"), str(DOOR)) if path]
+    paths = [path for path in (os.environ.get("PYTHONPATH"), str(HOOKS_FOLDER)) if path]
     env = {"PYTHONPATH": os.pathsep.join(paths)}
     if asks_for_cpu(knobs.get("devices")):
         env["CUDA_VISIBLE_DEVICES"] = ""
@@ -192,21 +192,22 @@ def _versions(interpreter: str | None) -> dict[str, str | None]:
         return {}
 
 
-def without_torch(interpreter: str) -> str:
-    """Say that this Python has no torch, and how to name another one."""
+def no_torch_message(interpreter: str) -> str:
+    """The message for a Python without torch, with the way to name another."""
     return f"{interpreter} has no torch: give the script's own Python by --python, or in the command"
 
 
-def _door_closed(command: ScriptCommand, versions: dict[str, str | None]) -> str | None:
-    if command.door_closed is not None:
-        return command.door_closed
+def _why_hooks_blocked(command: ScriptCommand, versions: dict[str, str | None]) -> str | None:
+    """The reason that the hooks cannot load in this command with this torch; None if they can."""
+    if command.hooks_blocked is not None:
+        return command.hooks_blocked
     if command.interpreter is not None and versions and versions.get("torch") is None:
-        return without_torch(command.interpreter)
-    return _closed_by_version(versions.get("torch"))
+        return no_torch_message(command.interpreter)
+    return _blocked_by_version(versions.get("torch"))
 
 
-def _closed_by_version(torch: str | None) -> str | None:
-    """Why the hooks cannot load in this torch; None if they can, or if its version is unknown."""
+def _blocked_by_version(torch: str | None) -> str | None:
+    """The reason that the hooks cannot load in this torch; None if they can, or if its version is unknown."""
     parts = (torch or "").split(".")
     version_numbers = [int(part) for part in parts[:2] if part.isdigit()]
     if len(version_numbers) < 2 or tuple(version_numbers) >= FIRST_TORCH:

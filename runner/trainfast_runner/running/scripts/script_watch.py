@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainfast_runner.machine.processes.work import work_below
+from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.state_words import NO_STEP
 from trainfast_runner.results.script_figures import why_no_step
@@ -26,7 +27,12 @@ class ScriptWatch:
     """
 
     def __init__(
-        self, run: RunFile, directory: Path, output: Path, notify: Callable[[str], None], no_step_s: float = NO_STEP_S
+        self,
+        run: RunFile,
+        directory: Path,
+        output: CappedFile,
+        notify: Callable[[str], None],
+        no_step_s: float = NO_STEP_S,
     ) -> None:
         self._run = run
         self._directory = directory
@@ -40,9 +46,9 @@ class ScriptWatch:
         self._log_steps.follow(to_the_end=has_ended)
 
     def poll(self, in_training: bool) -> None:
-        """Notify that no step has come, once with the ways to report steps; `in_training` is True after the first.
+        """Notify once that no step has come, with the ways to report steps; `in_training` is True after the first step.
 
-        While compilers run, that alone is told, and the ways when they have ended.
+        While compilers run, the notice names only them; the ways follow once they have ended.
         """
         waited_s = (time.monotonic_ns() - self._run.clock.monotonic_ns) / 1e9
         if in_training or self._notified or waited_s <= self._due_s:

@@ -40,7 +40,7 @@ def nothing_fits(
     held_bytes = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
     if held_bytes is None and failed.batch_size == 1:
         held_bytes = held_bytes_of(read_records(home.directory(failed.run_id)), error)
-    oom_run = OutOfMemory(single, failed.reason, error, held_bytes)
+    oom_run = OutOfMemory(run=single, reason=failed.reason, error=error, held_bytes=held_bytes)
     _trace_changes(oom_run, plan.python, raise_if_cancelled)
     explained = explain_run(oom_run, models_of(single, plan.python))
     missing = missing_bytes(explained, failed)

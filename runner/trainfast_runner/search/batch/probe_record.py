@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import TELEMETRY_FILE
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import TELEMETRY_FILE, read_records
+from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import ProbeLine

@@ -13,7 +13,7 @@ from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.results.comparison.difference import BETTER, NOISE, WORSE, compare
 from trainfast_runner.results.comparison.ranking import STRICT_THRESHOLDS, speeds_rank
 from trainfast_runner.results.comparison.repeats import paired_interval
-from trainfast_runner.running.launch import DevicesBusy
+from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.search.bench.variants import Bench, Entry
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import RunSpec

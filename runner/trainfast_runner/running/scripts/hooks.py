@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-DOOR = Path(__file__).parents[2] / "door"
+HOOKS_FOLDER = Path(__file__).parents[2] / "door"
 """The folder that is appended to PYTHONPATH; it holds the hooks alone, so it shadows nothing."""
 RUN_VARIABLE = "TRAINFAST_RUN"
 """Names the run directory in the environment of the script."""
