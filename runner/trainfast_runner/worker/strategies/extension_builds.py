@@ -15,7 +15,9 @@ def build_failure(builder: str) -> str | None:
     """Build one of DeepSpeed's extensions, or load one built before; return why that failed, None if it did not."""
     from deepspeed.ops import op_builder
 
-    if not shutil.which((os.environ.get("CXX", "").split() or ["c++"])[0]) or not shutil.which("ninja"):
+    # torch takes an empty CXX as it is.
+    compiler = os.environ.get("CXX", "c++").split()
+    if not compiler or not shutil.which(compiler[0]) or not shutil.which("ninja"):
         missing = "no C++ compiler or no ninja on PATH"
         print(f"deepspeed: {builder}: {missing}", file=sys.stderr)
         return missing
