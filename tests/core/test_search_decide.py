@@ -213,7 +213,7 @@ def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried() -> None:
     too_large = replace_struct(device.probe(56), outcome="oom")
     confirmations = [ConfirmationRun(batch_size=39, run_id="p", state="oom", seconds=1.0)]
     state = BatchState(device="cpu", world_size=1, limits_bytes=(600 * MIB,), probes=(*fitting, too_large))
-    assert "than the trial that it fitted in" in decide(replace(state, confirmations=tuple(confirmations))).step.why
+    assert "of the probe in which it fitted" in decide(replace(state, confirmations=tuple(confirmations))).step.why
     confirmations.append(ConfirmationRun(batch_size=36, run_id="p", state="finished", seconds=1.0))
     found = answer_of(replace(state, confirmations=tuple(confirmations)))
     assert (found.max_batch, found.too_large) == (36, 39)

@@ -47,7 +47,7 @@ def test_line_n_is_order_n_and_the_last_line_ends_it(tmp_path: Path, search_lock
 def test_without_a_parent_every_rank_takes_what_was_ordered_and_then_ends(
     tmp_path: Path, search_lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "PARENT_EVERY_S", 0.0)
+    monkeypatch.setattr(orders, "PARENT_CHECK_S", 0.0)
     control = tmp_path / "control.jsonl"
     order(control, do="probe", batch_size=4, steps=2)
     with control.open("a") as file:

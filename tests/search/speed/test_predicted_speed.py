@@ -18,7 +18,7 @@ from trainfast_runner.records.result import Conditions, Result, Spread, StepCoun
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
 from trainfast_runner.search.speed.earlier_speeds import DeviceName, EarlierSpeed, measured_speeds
-from trainfast_runner.search.speed.predicted_speed import WIDEST, SpeedModel, Unknown
+from trainfast_runner.search.speed.predicted_speed import MAX_SHOWN_RATIO, SpeedModel, Unknown
 from trainfast_runner.search.speed.step_time import ExpectedStep, step_time
 from trainfast_runner.settings.spec import RunSpec, resolve
 
@@ -93,7 +93,7 @@ def test_a_precision_without_a_calibrated_peak_has_no_time() -> None:
 def test_before_any_run_the_work_alone_is_shown_with_a_wide_interval() -> None:
     found, time = shown([], "batch_size=8"), timed("batch_size=8")
     assert found.median == pytest.approx(time.samples / time.seconds)
-    assert 1.5 < found.high / found.low < WIDEST
+    assert 1.5 < found.high / found.low < MAX_SHOWN_RATIO
     assert "calibrated" in found.basis
 
 
