@@ -108,7 +108,7 @@ def test_giving_up_a_wait_that_ends_meanwhile_is_no_error(home: Home) -> None:
 async def test_what_is_no_temperature_is_refused_where_it_is_typed(home: Home) -> None:
     async with running(home, size=(120, 40)) as (app, pilot):
         await asked(pilot, "500")
-        assert "500 is no temperature to wait for" in screen_text(app)
+        assert "500 is not a temperature to wait for" in screen_text(app)
         assert app.session.run_control.cool_to_c is None
 
 

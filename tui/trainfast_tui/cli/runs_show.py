@@ -96,7 +96,7 @@ def _print_steps(directory: Path, as_json: bool) -> None:
 def _settings_line(result: Result, run: RunFile | None) -> str:
     """Return a run's overrides, or the search that a warm process belongs to."""
     if result.role in WARM_ROLES and result.script is None:
-        return f"its search: {result.search_id or 'not on record'}"
+        return f"its search: {result.search_id or 'none recorded'}"
     # Results of older versions have their overrides only in `run.json`.
     overrides = result.overrides or (run.override_values() if run is not None else {})
     typed = typed_overrides(without_search_settings(overrides, result.role))

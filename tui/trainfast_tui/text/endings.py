@@ -72,7 +72,7 @@ def ending(run: RunSnapshot, explanation: OomExplanation | None, to_trace: int) 
             reason = run.reason or "Stopped as requested."
             return Ending("stopped", "warning", reason, advice=f"{steps_kept}r runs again.")
         case "killed":
-            reason = run.reason or "Killed; the reason is not on record."
+            reason = run.reason or "Killed; no reason was recorded."
             advice = f"{steps_kept}r runs again; l shows the end of its log."
             return Ending("killed", "warning", reason, log=last_words, advice=advice)
         case "lost":

@@ -49,7 +49,7 @@ def notes(result: Result) -> Iterator[str]:
     if result.schema > SCHEMA:
         yield f"written by a newer trainfast-tui (schema {result.schema}, not {SCHEMA}): some of it may be missing"
     if result.synthetic_data:
-        yield "synthetic data: drawn at random, so the loss says nothing"
+        yield "synthetic data: drawn at random, so the loss is meaningless"
     if result.knobs.get("precision") == "fp16" and result.actual.device == "cpu" and not cpu_has_fp16():
         yield "fp16 on a CPU without fp16 instructions is emulated: it shows the loss scaling, not a speed"
     if result.loss.not_finite:

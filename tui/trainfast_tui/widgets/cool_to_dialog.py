@@ -41,5 +41,5 @@ def _degrees(text: str) -> float | None:
     except ValueError:
         value = math.nan
     if not LOWEST_C <= value <= HIGHEST_C:
-        raise UserError(f"{text} is no temperature to wait for", key="cool to", allowed=[ALLOWED])
+        raise UserError(f"{text} is not a temperature to wait for", key="cool to", allowed=[ALLOWED])
     return value

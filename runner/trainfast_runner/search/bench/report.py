@@ -119,7 +119,7 @@ def table_notes(table: Table) -> Iterator[str]:
     if any(row.warm for row in table.rows):
         yield "Warm rows trained one after another in one process; --cold gives every row a process of its own."
     if any(not result.conditions.clean for result in results):
-        yield "Some runs did not start under clean conditions; see `trainfast-tui runs show`."
+        yield "Some runs started before their device had freed the last run's memory; see `trainfast-tui runs show`."
 
 
 def _line(texts: list[str]) -> str:
