@@ -110,6 +110,33 @@ def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: 
     assert (again.step.candidate_number, again.needs_new_process) == (base, True)
 
 
+def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space: Synthetic) -> None:
+    base = space.space.baseline_number
+    process = space.space.candidates[base].process_knobs
+    slow, fast, faster = [
+        number
+        for number in sorted(space.truth)
+        if number != base and space.space.candidates[number].process_knobs == process
+    ][:3]
+    elsewhere = next(
+        number for number in sorted(space.truth) if space.space.candidates[number].process_knobs != process
+    )
+    lines = [*visited(space, base), trial(base, warm=False)]
+    # As after a kill: a new process began with the setting that was under way.
+    hopeless = trial(slow, run_id="two", outcome="slow", ms=15_000.0, warm=False)
+    lines += [*visited(space, slow, run_id="two"), hopeless]
+    alone = state_of(space, *lines, warm="two", spent_s=130.0)
+    assert fast in Prospects(alone, ColdCosts(alone)).affordable
+    assert decide(alone).step.action == "trial"
+    lines += [trial(fast, run_id="two"), trial(faster, run_id="two")]
+    lines += [trial(number, run_id="two") for number in sorted(space.truth) if number not in (base, slow, elsewhere)]
+    after = state_of(space, *lines, warm="two", spent_s=200.0)
+    closing = decide(after).step
+    assert (closing.candidate_number, closing.repeats) == (fast, True)
+    drifted = state_of(space, *lines, trial(fast, run_id="two", ms=105.0, repeats=True))
+    assert set(drifted.counted_trials) == {base}
+
+
 def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthetic) -> None:
     base, *others = [
         number

@@ -93,6 +93,14 @@ def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Me
     return Measurements(counted, deviation, frozenset(void), tuple(drifts), noise)
 
 
+def reference_of(trials: Sequence[Trial]) -> Trial | None:
+    """Return the first trial of a process that was measured to its end; None without one.
+
+    Its repeat at the end of the process shows drift. A candidate given up as slow would take long a second time.
+    """
+    return next((trial for trial in trials if trial.outcome == "measured"), None)
+
+
 def log_rate(trial: Trial, joules: bool = False) -> float | None:
     """Return the ln of samples/s by the median step, or of samples a joule; None without an energy counter."""
     if joules:
@@ -135,12 +143,15 @@ def steps_for(deviation: float, error: float, least: int, most: int) -> int:
 
 
 def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:
-    """The ln rate of a visit's first candidate at the end less that at the beginning; None if it was not repeated.
+    """The ln rate of a visit's reference at the end less that at the beginning; None if it was not repeated.
 
     The second figure is the error of the first, in deviations of a step.
     """
-    first = [trial for trial in trials if trial.candidate_number == trials[0].candidate_number and not trial.repeats]
-    last = [trial for trial in trials if trial.repeats]
+    reference = reference_of(trials)
+    if reference is None:
+        return None
+    first = [trial for trial in trials if trial.candidate_number == reference.candidate_number and not trial.repeats]
+    last = [trial for trial in trials if trial.candidate_number == reference.candidate_number and trial.repeats]
     if not first or not last:
         return None
     begin = [step for trial in first for step in trial.step_ms]

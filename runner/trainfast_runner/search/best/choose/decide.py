@@ -24,7 +24,7 @@ from trainfast_runner.search.best.choose.state import BestState
 from trainfast_runner.search.best.objective import seq_len_of
 from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, ORDINARY, StepRule
 from trainfast_runner.search.best.too_large import TOO_LARGE
-from trainfast_runner.search.journal.best import TIMED_OUTCOMES, BestStep
+from trainfast_runner.search.journal.best import BestStep
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
@@ -187,11 +187,10 @@ def _next_cold_run(ranking: ColdRanking, costs: ColdCosts, prospects: Prospects)
 
 
 def _closing_visit(state: BestState, decision: BestDecision) -> BestDecision:
-    """The decision, or before it leaves a process the repeat of that process's first candidate, which shows drift."""
-    action = decision.step.action
+    """The decision, or before it leaves a process the repeat of that process's reference, which shows drift."""
+    action, reference = decision.step.action, state.reference_trial
     stays = action == "end" or (action == "trial" and not decision.needs_new_process)
-    timed = [trial for trial in state.trials_of_visit if trial.outcome in TIMED_OUTCOMES]
-    if stays or len({trial.candidate_number for trial in timed}) < 2 or any(trial.repeats for trial in timed):
+    if stays or reference is None or not state.is_visit_open:
         return decision
     repeated = [trial for trial in state.trials_of_visit if trial.repeats]
     if len(repeated) >= MAX_VOID_ATTEMPTS or any(
@@ -199,8 +198,8 @@ def _closing_visit(state: BestState, decision: BestDecision) -> BestDecision:
     ):
         return decision
     why = "the first setting of this process again: a change would be drift"
-    step = BestStep(action="trial", candidate_number=timed[0].candidate_number, why=why, repeats=True)
-    return BestDecision(step, step_rule=StepRule(least=max(MIN_TIMED_STEPS, len(timed[0].step_ms))))
+    step = BestStep(action="trial", candidate_number=reference.candidate_number, why=why, repeats=True)
+    return BestDecision(step, step_rule=StepRule(least=max(MIN_TIMED_STEPS, len(reference.step_ms))))
 
 
 def _trial_of(state: BestState, number: int, why: str) -> BestDecision:

@@ -107,9 +107,10 @@ class Prospects:
     @cached_property
     def _costs_s(self) -> dict[int, float]:
         state, steps = self._state, UNTIMED + self.steps
-        # The process that waits is closed with a repeat of its first candidate.
+        # The process that waits is closed first, with a repeat of its reference where several candidates were timed.
+        closing_s = self._closing_s if state.is_visit_open else 0.0
         before_s = {
-            process: 0.0 if process == state.warm_process_key else self._closing_s + state.starts.seconds(process)
+            process: 0.0 if process == state.warm_process_key else closing_s + state.starts.seconds(process)
             for process in set(state.process_keys)
         }
         return {
@@ -119,9 +120,9 @@ class Prospects:
 
     @cached_property
     def _closing_s(self) -> float:
-        """Expected seconds of the repeat of the first candidate that closes the process."""
-        visit = self._state.trials_of_visit
-        return (UNTIMED + self.steps) * self._state.step_s(visit[0].candidate_number) if visit else 0.0
+        """Expected seconds of the repeat that closes the process."""
+        reference = self._state.reference_trial
+        return 0.0 if reference is None else (UNTIMED + self.steps) * self._state.step_s(reference.candidate_number)
 
     @cached_property
     def steps(self) -> int:

@@ -13,6 +13,7 @@ from trainfast_runner.search.best.choose.ruled_out import ruled_out
 from trainfast_runner.search.best.objective import LogObjective, log_objective
 from trainfast_runner.search.best.person_orders import excluded_by_orders
 from trainfast_runner.search.journal.best import (
+    TIMED_OUTCOMES,
     BestJournal,
     BestLaunched,
     BestLine,
@@ -27,7 +28,13 @@ from trainfast_runner.search.speed.effects import Posterior
 from trainfast_runner.search.speed.fit_effects import fit_effects
 from trainfast_runner.search.speed.levels import Levels
 from trainfast_runner.search.speed.process_starts import ProcessKey, ProcessStarts, process_key, switch_seconds
-from trainfast_runner.search.speed.trial_rates import Measurements, earlier_observations, log_rate, measurements
+from trainfast_runner.search.speed.trial_rates import (
+    Measurements,
+    earlier_observations,
+    log_rate,
+    measurements,
+    reference_of,
+)
 
 WORTHWHILE_LOG_GAIN = math.log(1.02)
 """A gain that is worth going on for, in ln rate."""
@@ -149,6 +156,20 @@ class BestState(BestJournal):
     def trials_of_visit(self) -> list[Trial]:
         """The trials in the process that waits."""
         return [trial for trial in self.trials if trial.run_id == self.warm_run_id]
+
+    @cached_property
+    def reference_trial(self) -> Trial | None:
+        """The trial in the process that waits whose repeat shows drift: the first that was not given up as slow."""
+        return reference_of(self.trials_of_visit)
+
+    @cached_property
+    def is_visit_open(self) -> bool:
+        """True if the process that waits has timed several candidates since its reference, and not repeated that."""
+        if self.reference_trial is None:
+            return False
+        since = self.trials_of_visit[self.trials_of_visit.index(self.reference_trial) :]
+        timed = [trial for trial in since if trial.outcome in TIMED_OUTCOMES]
+        return len({trial.candidate_number for trial in timed}) > 1 and not any(trial.repeats for trial in timed)
 
     def changes_training(self, number: int) -> list[str]:
         """The knobs by which a candidate trains differently from the baseline."""
