@@ -7,7 +7,6 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,17 +14,7 @@ import pytest
 from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
-from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed
-from trainfast_runner.search.journal.batch import (
-    BatchAnswer,
-    BatchEnded,
-    BatchQuestion,
-    BatchStep,
-    ConfirmationRun,
-    Probe,
-)
-from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseLine
-from trainfast_runner.settings.spec import resolve
+from trainfast_runner.records.run_file import PredictedSpeed
 
 RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
 """24 steps on a CPU beside a GPU that is held back by heat twice."""
@@ -297,104 +286,6 @@ def test_a_run_that_is_running_has_no_report(cli: Cli, tmp_path: Path) -> None:
     with (directory / "alive.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         assert "is still running" in cli("report", "last", "-o", str(tmp_path / "report.md")).refused()
-
-
-SEARCH_ID = "20261121-070000-tiny-llama-5ea2"
-
-
-def write_batch_search(home: Path) -> None:
-    """A search that found 42, refuted nothing, and whose confirmation run is the recorded one."""
-    spec, clock = resolve("tiny-llama", ["memory_limit=1GiB"]), ClockAnchor(monotonic_ns=0, wall_ns=0)
-    line = PhaseLine(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB)
-    fit = MemoryFit(rank=0, lines=[line], limit_bytes=1024 * MIB)
-    probed: dict[str, Any] = {"run_id": "20261121-070002-tiny-llama-b001", "seconds": 4.0}
-    lines = [
-        BatchQuestion(
-            search_id=SEARCH_ID,
-            key="k",
-            preset="tiny-llama",
-            model=spec.model,
-            data=spec.data,
-            knobs=spec.knobs,
-            limits_bytes=[1024 * MIB],
-            limit_words="memory_limit",
-            clock=clock,
-        ),
-        *(
-            Probe(
-                t_ns=size,
-                batch_size=size,
-                outcome="fits",
-                peak_allocated_bytes=int((118 + 21.5 * size) * MIB),
-                **probed,
-            )
-            for size in (8, 32)
-        ),
-        BatchStep(t_ns=40, action="probe", batch_size=42, why="the fit reaches the limit at 42.1", fits=[fit]),
-        Probe(t_ns=44, batch_size=44, outcome="oom", reason=EVIL, peak_allocated_bytes=1020 * MIB, **probed),
-        ConfirmationRun(
-            t_ns=50,
-            batch_size=42,
-            run_id=RECORDED.name,
-            state="finished",
-            peak_allocated_bytes=1021 * MIB,
-            step_ms=1661.0,
-            seconds=9.0,
-        ),
-        BatchEnded(
-            t_ns=60,
-            state="answered",
-            answer=BatchAnswer(
-                max_batch=42,
-                recommended_batch=40,
-                recommended_why="leaves 46 MiB",
-                limit_bytes=1024 * MIB,
-                headroom_bytes=3 * MIB,
-                proof_run_id=RECORDED.name,
-                certainty="44 ran out of memory",
-            ),
-            seconds=35.0,
-        ),
-    ]
-    directory = home / "searches" / SEARCH_ID
-    directory.mkdir(parents=True)
-    (directory / "journal.jsonl").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in lines))
-
-
-def test_a_batch_search_has_its_sizes_its_fit_and_its_confirmation_run(recorded: Cli, tmp_path: Path) -> None:
-    write_batch_search(recorded.home)
-    page = page_of(recorded, tmp_path, SEARCH_ID)
-    assert_loads_nothing(page)
-    tried = next(table for table in page.tables if table[0][0] == "batch size")
-    assert [row[0] for row in tried[1:]] == ["8", "32", "44", "42"]
-    assert tried[-1][tried[0].index("step")] == "1,661 ms", "the median of the confirmation run's result"
-    for words in (
-        f"42, confirmed by {RECORDED.name}; 44 ran out of memory",
-        "fit, the highest phase",
-        "limit 1.00 GiB",
-        "the recommended one is 40",
-        "TrainingArguments(",
-    ):
-        assert words in page.text
-    markdown = markdown_of(recorded, tmp_path, SEARCH_ID[:16])
-    assert_tables_are_even(markdown)
-    assert "Picture left out of this form: peak memory by batch size" in markdown
-
-
-def test_a_search_that_goes_on_is_reported_as_live(recorded: Cli, tmp_path: Path) -> None:
-    write_batch_search(recorded.home)
-    with (recorded.home / "searches" / SEARCH_ID / "search.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "The search is still running" in markdown_of(recorded, tmp_path, SEARCH_ID)
-    assert "still running" not in markdown_of(recorded, tmp_path, SEARCH_ID)
-
-
-def test_a_search_stands_alone_and_the_nearest_is_named(recorded: Cli, tmp_path: Path) -> None:
-    write_batch_search(recorded.home)
-    file = str(tmp_path / "report.md")
-    assert "one search alone" in recorded("report", SEARCH_ID, "last", "-o", file).refused()
-    assert f"did you mean {SEARCH_ID}?" in recorded("report", SEARCH_ID.replace("llama", "lama"), "-o", file).refused()
-    assert "matches 2 runs and searches" in recorded("report", "20261121-", "-o", file).refused()
 
 
 def test_runs_of_other_work_are_not_in_the_picture_of_memory_and_throughput(cli: Cli, tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def test_giving_up_a_wait_that_ends_meanwhile_is_no_error(home: Home) -> None:
     class Ending(RunControl):
         """Its thread ends the wait right after the first look at it."""
 
-        looks = iter((threading.Event(),))
+        event = threading.Event()
+        looks = iter((event,))
 
         @property
         def _giving_up(self) -> threading.Event | None:
@@ -103,6 +104,7 @@ def test_giving_up_a_wait_that_ends_meanwhile_is_no_error(home: Home) -> None:
         def _giving_up(self, value: threading.Event | None) -> None: ...
 
     Ending(home, lambda message: None).give_up()
+    assert Ending.event.is_set(), "what waits on it may still look"
 
 
 async def test_what_is_no_temperature_is_refused_where_it_is_typed(home: Home) -> None:

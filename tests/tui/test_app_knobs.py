@@ -10,89 +10,26 @@ from typing import Any
 
 import msgspec
 import pytest
-from best_searched import BEST_ID, a_best_search, a_question
-from recorded import GIB, a_run
-from searched import SEARCH_ID, a_search, asked
+from recorded import a_run
 from still import CPU, FIT, FULL, SMALL, StillApp, a_snapshot, given, running, screen_text, shown
 from textual.events import Key
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.search.advice.facts import Measured, Situation
-from trainfast_runner.search.advice.situation import gather
 from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_tui.control.messages import NextRunRefused, SituationGathered, SnapshotTaken
 from trainfast_tui.control.situation_gatherer import SituationGatherer
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.next_run.sources import (
     next_run_from_preset,
-    next_run_from_script,
     preset_choices,
-    repeat_preset_run,
 )
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
 from trainfast_tui.text.lines import line_text
 from trainfast_tui.widgets.knob_panel import KnobPanel
-
-
-async def test_the_next_run_of_an_old_record_that_says_nothing_of_its_data(home: Home) -> None:
-    old = RunFile(run_id="20250101-000000-old-0000", preset="tiny-llama", clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
-    spec = repeat_preset_run(old, home).spec
-    assert spec.data == {"kind": "text", "objective": "causal-lm"}
-    assert gather(spec, Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2), home).measured == ()
-
-
-async def test_a_proof_leaves_the_knobs_that_were_searched_to_the_next_run(home: Home) -> None:
-    proof = a_run(home, role="proof", knobs={"batch_size": 37, "steps": 10, "timing_warmup": 2})
-    ran = read_run_file(proof)
-    assert ran is not None
-    run = msgspec.structs.replace(ran, search_id=SEARCH_ID)
-    preset = next_run_from_preset("tiny-llama").spec.knobs
-    again = repeat_preset_run(run, home).spec.knobs
-    assert (again["steps"], again["timing_warmup"]) == (preset["steps"], preset["timing_warmup"]), "no journal"
-    spec = next_run_from_preset("tiny-llama").with_value("steps", "30").with_value("batch_size", "16").spec
-    a_search(home, [asked(title=spec.title, knobs=dict(spec.knobs), overrides=list(spec.overrides))])
-    next_run = repeat_preset_run(run, home)
-    assert next_run.spec == spec
-    assert next_run.is_changed("batch_size")
-    assert next_run.is_changed("steps")
-
-
-async def test_a_cold_run_of_a_best_fit_leaves_the_knobs_that_were_searched_unless_it_was_opened(home: Home) -> None:
-    cold = a_run(home, role="cold", knobs={"batch_size": 4, "precision": "bf16", "steps": 63, "memory_limit": None})
-    ran = read_run_file(cold)
-    assert ran is not None
-    (cold / "run.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(ran, search_id=BEST_ID)))
-    searched = next_run_from_preset("tiny-llama").with_value("steps", "30").with_value("batch_size", "16").spec
-    a_best_search(home, [a_question(**searched.record_fields())])
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(cold)))
-        await pilot.pause()
-        assert app.session.next_run is not None
-        assert app.session.next_run.spec == searched
-        app.session.show_run(cold)
-        app.post(SnapshotTaken(a_snapshot(cold)))
-        await pilot.pause()
-        knobs = app.session.next_run.spec.knobs
-        assert (knobs["batch_size"], knobs["precision"], knobs["steps"]) == (4, "bf16", 63)
-
-
-async def test_a_value_typed_while_a_script_takes_the_place_of_the_next_run_is_refused(home: Home) -> None:
-    script = ScriptPreset(command=("python", "train.py"), name="mine", framework="torch")
-    async with running(home, size=FULL) as (app, pilot):
-        await pilot.press("enter")
-        app.session.set_next_run(next_run_from_script(script))
-        await pilot.pause()
-        await pilot.press(*"16", "enter")
-        assert "batch_size cannot reach mine" in " ".join(screen_text(app).split())
-        assert app.session.next_run is not None
-        assert "batch_size" not in app.session.next_run.spec.knobs
 
 
 async def test_a_turned_knob_is_marked_and_counts_in_the_global_batch(home: Home) -> None:
@@ -314,41 +251,6 @@ async def test_a_precision_that_the_device_lacks_is_refused_at_its_knob(home: Ho
             await pilot.press(key)
             await pilot.pause()
             assert any(refused in line_text(line) for line in panel.lines(160, 30)) == is_refused, key
-
-
-async def test_the_default_preset_follows_the_machine(home: Home) -> None:
-    from recorded import a_gpu
-
-    from trainfast_runner.machine.devices import Machine
-    from trainfast_tui.control.messages import MachineSeen
-
-    gpu = a_gpu(0)
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(None)))
-        await pilot.pause()
-        app.post(MachineSeen(Machine(device="cuda", gpus=(gpu,), nvml_gpus=(gpu,), cores=8)))
-        await pilot.pause()
-        assert app.session.next_run is not None
-        assert app.session.next_run.spec.preset == "gpt2-medium"
-    text, _ = await shown(home, a_snapshot(None), preset="no-such-preset")
-    assert "there is no preset 'no-such-preset'" in text
-
-
-async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> None:
-    _, app = await shown(home, a_snapshot(a_run(home, knobs={"batch_size": 32, "memory_limit": "2GiB"})))
-    assert app.session.next_run is not None
-    assert app.session.next_run.spec.knobs["batch_size"] == 32
-    assert app.session.next_run.spec.knobs["devices"] is None, "the launcher's own choice is no setting"
-    assert not any(app.session.next_run.is_changed(name) for name in app.session.next_run.spec.knobs)
-    assert GIB == 2**30
-
-
-async def test_a_model_that_was_changed_is_shown_above_the_knobs_of_the_next_run(home: Home) -> None:
-    run = a_run(home, changed=("model.num_hidden_layers", "batch_size"), model={"num_hidden_layers": 1})
-    text, app = await shown(home, a_snapshot(run))
-    assert "with model.num_hidden_layers=1" in text
-    assert app.session.next_run is not None
-    assert app.session.next_run.field_overrides() == ["model.num_hidden_layers=1"]
 
 
 async def test_the_smallest_screen_counts_the_knobs_out_of_sight(home: Home) -> None:

@@ -10,16 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from recorded import a_run, an_oom_run
 from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, running, screen_text, until, until_true
 from textual.pilot import Pilot
 from textual.widgets import Input
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import read_result, read_run_file
-from trainfast_runner.records.script_run import ScriptAsked, ScriptFigures
 from trainfast_runner.running.scripts import discovery
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.batch import BatchScreen
@@ -339,71 +335,3 @@ async def test_no_script_is_started_beside_a_measured_run(home: Home, work: Path
         await pilot.press("o")
         await typed(pilot, command())
         assert f"{directory.name} is being measured, and starting the script would slow it" in screen_text(app)
-
-
-LONG = ("/a/folder/deep/below/others/env/bin/python", "-u")
-
-
-def of_script(directory: Path, *, flagged: tuple[str, ...], knobs: dict[str, Any]) -> Path:
-    """The run as one of a script, whose flags took these knobs."""
-    run, result = read_run_file(directory), read_result(directory)
-    assert run is not None
-    assert result is not None
-    words = [*LONG, "train.py"]
-    asked = ScriptAsked(command=words, argv=words, flagged=list(flagged))
-    run = msgspec.structs.replace(
-        run, preset="train.py", title="train.py", model={}, data={}, knobs=knobs, overrides=list(knobs), script=asked
-    )
-    (directory / "run.json").write_bytes(msgspec.json.encode(run))
-    figures = ScriptFigures(command=words)
-    result = msgspec.structs.replace(result, preset="train.py", knobs=knobs, oom=None, script=figures)
-    (directory / "result.json").write_bytes(msgspec.json.encode(result))
-    return directory
-
-
-async def test_out_of_memory_proposes_only_knobs_that_reach_the_script(home: Home) -> None:
-    knobs = {"batch_size": 64, "grad_accum": 1, "precision": "fp32", "timing_warmup": 3}
-    directory = of_script(an_oom_run(home), flagged=("batch_size", "grad_accum"), knobs=knobs)
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory)))
-        await pilot.pause()
-        text = screen_text(app)
-        assert "1 batch_size = 32, grad_accum = 2" in text
-        assert "the global batch stays" in text
-        for name in ("precision = ", "optimizer = ", "checkpointing = ", "seq_len = "):
-            assert name not in text
-        app.session.set_preset("tiny-llama")
-        await pilot.press("1")
-        await pilot.pause()
-        assert "The changes are for train.py; the next run is tiny-llama." in screen_text(app)
-
-
-async def test_out_of_memory_without_a_knob_says_what_to_try(home: Home) -> None:
-    directory = of_script(an_oom_run(home), flagged=(), knobs={"timing_warmup": 3})
-    async with running(home, size=SMALL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory)))
-        await pilot.pause()
-        text = " ".join(line.split("│")[0] for line in screen_text(app).splitlines())
-        assert "make the batch smaller, or map its flag (o)" in " ".join(text.split())
-
-
-async def test_a_script_run_on_the_screen_is_the_next_run(home: Home) -> None:
-    directory = of_script(a_run(home), flagged=("batch_size",), knobs={"batch_size": 8, "steps": 30})
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory)))
-        await pilot.pause()
-        assert app.session.next_run is not None
-        script = app.session.next_run.script
-        assert script is not None
-        assert script.command == (*LONG, "train.py"), "with the flags that it ran with"
-        assert app.session.next_run.spec.knobs == {"steps": 30}
-
-
-async def test_history_names_a_script_and_its_details_have_the_whole_command(home: Home) -> None:
-    directory = of_script(a_run(home), flagged=("batch_size",), knobs={"batch_size": 8})
-    async with running(home, size=SMALL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory)))
-        await pilot.pause()
-        await pilot.press("h")
-        text = await until(pilot, "/a/folder/deep/below/others/env/bin/python -u train.py")
-        assert text.count("train.py") >= 3, "in its row as well"

@@ -71,11 +71,26 @@ async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_sear
         assert starts.asked[0][1], "an answered search starts anew"
 
 
+@pytest.fixture
+def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The searches that were cancelled, which ends none of them."""
+    directories: list[Path] = []
+    monkeypatch.setattr(control, "cancel", lambda directory: directories.append(directory) or True)
+    return directories
+
+
+async def stopped_while_it_starts(pilot: Pilot[Any], starts: Starts, search: Path, cancelled: list[Path]) -> None:
+    """Press `s`, let the start go on, and show the search until it is cancelled."""
+    await pilot.press("s")
+    await until(pilot, "Stopping as soon as the search has started")
+    starts.go.set()
+    while not cancelled:
+        await show(pilot, search)
+
+
 async def test_b_starts_a_search_of_the_knobs_and_s_while_it_starts_stops_it(
-    home: Home, starts: Starts, conduct: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+    home: Home, starts: Starts, conduct: Callable[[Path], None], cancelled: list[Path]
 ) -> None:
-    cancelled: list[Path] = []
-    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
     search = starts.directory = a_search(home, [asked(), CONDUCTED])
     conduct(search)
     starts.go.clear()
@@ -89,20 +104,14 @@ async def test_b_starts_a_search_of_the_knobs_and_s_while_it_starts_stops_it(
         assert "The knobs are being checked" in screen_text(app), "there is no answer to apply, and none to miss"
         await pilot.press("space")
         await until(pilot, "The search is starting; press the key again once it runs.")
-        await pilot.press("s")
-        await until(pilot, "Stopping as soon as the search has started")
-        starts.go.set()
-        while not cancelled:
-            await show(pilot, search)
+        await stopped_while_it_starts(pilot, starts, search, cancelled)
         assert starts.asked[0][0]["batch_size"] == 16
         assert not starts.asked[0][1], "an unfinished journal is continued"
 
 
 async def test_s_while_an_unfinished_search_starts_again_stops_it_though_the_snapshot_is_older(
-    home: Home, starts: Starts, monkeypatch: pytest.MonkeyPatch
+    home: Home, starts: Starts, cancelled: list[Path]
 ) -> None:
-    cancelled: list[Path] = []
-    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
     broken = BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled")
     search = starts.directory = a_search(home, [*going_on(), broken])
     starts.go.clear()
@@ -110,12 +119,8 @@ async def test_s_while_an_unfinished_search_starts_again_stops_it_though_the_sna
         await opened(pilot, search)
         await pilot.press("enter")
         await until(pilot, "The knobs are being checked")
-        await pilot.press("s")
-        await until(pilot, "Stopping as soon as the search has started")
-        starts.go.set()
         # Each snapshot still shows the search as it was before its conductor took the lock.
-        while not cancelled:
-            await show(pilot, search)
+        await stopped_while_it_starts(pilot, starts, search, cancelled)
     assert cancelled == [search]
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from recorded import START_NS, S, a_run, a_step, write_lines
-from still import FULL, SMALL, a_live_run, a_snapshot, running, shown, until
+from recorded import START_NS, S, a_run, a_step, an_oom_run, write_lines
+from still import FULL, SMALL, a_live_run, a_snapshot, running, screen_text, shown, until
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.records.script_run import ScriptAsked, ScriptFigures
 from trainfast_tui.control.messages import SnapshotTaken
 
 COMMAND = ["python", "train.py"]
@@ -54,3 +55,71 @@ async def test_ended_script_is_in_the_history(home: Home) -> None:
         app.post(SnapshotTaken(a_snapshot(directory)))
         await pilot.press("h")
         await until(pilot, "train.py")
+
+
+LONG = ("/a/folder/deep/below/others/env/bin/python", "-u")
+
+
+def with_flags(directory: Path, *, flagged: tuple[str, ...], knobs: dict[str, Any]) -> Path:
+    """The run as one of a script, whose flags took these knobs."""
+    run, result = read_run_file(directory), read_result(directory)
+    assert run is not None
+    assert result is not None
+    words = [*LONG, "train.py"]
+    asked = ScriptAsked(command=words, argv=words, flagged=list(flagged))
+    run = msgspec.structs.replace(
+        run, preset="train.py", title="train.py", model={}, data={}, knobs=knobs, overrides=list(knobs), script=asked
+    )
+    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+    figures = ScriptFigures(command=words)
+    result = msgspec.structs.replace(result, preset="train.py", knobs=knobs, oom=None, script=figures)
+    (directory / "result.json").write_bytes(msgspec.json.encode(result))
+    return directory
+
+
+async def test_out_of_memory_proposes_only_knobs_that_reach_the_script(home: Home) -> None:
+    knobs = {"batch_size": 64, "grad_accum": 1, "precision": "fp32", "timing_warmup": 3}
+    directory = with_flags(an_oom_run(home), flagged=("batch_size", "grad_accum"), knobs=knobs)
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(directory)))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "1 batch_size = 32, grad_accum = 2" in text
+        assert "the global batch stays" in text
+        for name in ("precision = ", "optimizer = ", "checkpointing = ", "seq_len = "):
+            assert name not in text
+        app.session.set_preset("tiny-llama")
+        await pilot.press("1")
+        await pilot.pause()
+        assert "The changes are for train.py; the next run is tiny-llama." in screen_text(app)
+
+
+async def test_out_of_memory_without_a_knob_says_what_to_try(home: Home) -> None:
+    directory = with_flags(an_oom_run(home), flagged=(), knobs={"timing_warmup": 3})
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(directory)))
+        await pilot.pause()
+        text = " ".join(line.split("│")[0] for line in screen_text(app).splitlines())
+        assert "make the batch smaller, or map its flag (o)" in " ".join(text.split())
+
+
+async def test_a_script_run_on_the_screen_is_the_next_run(home: Home) -> None:
+    directory = with_flags(a_run(home), flagged=("batch_size",), knobs={"batch_size": 8, "steps": 30})
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(directory)))
+        await pilot.pause()
+        assert app.session.next_run is not None
+        script = app.session.next_run.script
+        assert script is not None
+        assert script.command == (*LONG, "train.py"), "with the flags that it ran with"
+        assert app.session.next_run.spec.knobs == {"steps": 30}
+
+
+async def test_history_names_a_script_and_its_details_have_the_whole_command(home: Home) -> None:
+    directory = with_flags(a_run(home), flagged=("batch_size",), knobs={"batch_size": 8})
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(directory)))
+        await pilot.pause()
+        await pilot.press("h")
+        text = await until(pilot, "/a/folder/deep/below/others/env/bin/python -u train.py")
+        assert text.count("train.py") >= 3, "in its row as well"
