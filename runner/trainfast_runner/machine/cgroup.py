@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -64,13 +65,19 @@ def _limit_files(proc: Path) -> Iterator[Path]:
     return memory_files("memory.max", "memory.limit_in_bytes", proc)
 
 
-def _mounts(proc: Path, *, is_v2: bool) -> Iterator[tuple[Path, str]]:
-    """Mount points of version 2 or of the memory controller, each with the group that is mounted there (proc(5))."""
+@functools.cache
+def _mounts(proc: Path, *, is_v2: bool) -> tuple[tuple[Path, str], ...]:
+    """Mount points of version 2 or of the memory controller, each with the group that is mounted there (proc(5)).
+
+    They stay as they are while a process runs; the group that it is in may change.
+    """
+    mounts = []
     for line in _file_lines(proc / "mountinfo"):
         mount, _, kind = line.partition(" - ")
         fields, kinds = mount.split(), kind.split()
         if kinds[:1] == ["cgroup2"] if is_v2 else kinds[:1] == ["cgroup"] and "memory" in kinds[-1].split(","):
-            yield Path(fields[4]), fields[3]
+            mounts.append((Path(fields[4]), fields[3]))
+    return tuple(mounts)
 
 
 def _file_lines(path: Path) -> list[str]:

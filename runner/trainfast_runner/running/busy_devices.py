@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.home import STAMP_CHARACTERS, Home
 from trainfast_runner.records.run_directory import is_unfinished, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.search_directories import conducted_search_of, may_start_a_run, search_directories
@@ -63,7 +63,9 @@ def _newest_run_of_live_search(plan: RunPlan, home: Home) -> RunFile | None:
     live = {directory.name for directory in search_directories(home) if may_start_a_run(directory)}
     if not live:
         return None
-    runs = (read_run_file(home.directory(run_id)) for run_id in reversed(home.run_ids()))
+    # Ids begin with their time, and no run is older than its search.
+    since = min(live)[:STAMP_CHARACTERS]
+    runs = (read_run_file(home.directory(run_id)) for run_id in reversed(home.run_ids()) if run_id >= since)
     return next(
         (run for run in runs if run is not None and run.search_id in live and _shares_a_device(run, plan)), None
     )
