@@ -54,7 +54,7 @@ def cooling(
     """
     if not (math.isfinite(below_c) and LOWEST_C <= below_c <= HIGHEST_C):
         raise UserError(
-            f"--cool-to {below_c:g} is out of range",
+            f"--cool-to: {below_c:g} is not a temperature to wait for",
             key="--cool-to",
             allowed=[f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"],
         )

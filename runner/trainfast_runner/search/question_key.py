@@ -25,7 +25,7 @@ def batch_key(plan: RunPlan) -> str:
 
 
 def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:
-    """Return the key of a question: a hash, or for a script `QUESTION.FILES`, of which an edit changes only FILES."""
+    """Return the key of a question: a hash. A script's is `QUESTION.FILES`; an edit of its files changes only FILES."""
     if plan.script is None:
         return _hash_of(parts)
     question = _hash_of((*parts, plan.script.command, plan.cwd))

@@ -164,7 +164,7 @@ def _flags(words: list[str]) -> list[list[str]]:
 
 
 def _with_flag(command: list[str], flag: list[str]) -> list[str]:
-    """`command` with the flag: in index of the same one, else at the end."""
+    """`command` with the flag: in place of the same one, else at the end."""
     name, equals, _ = flag[0].partition("=")
     index = _index_of_flag(command, name)
     if index is None:

@@ -67,7 +67,7 @@ PIPELINE_OBJECTIVES: Mapping[str, tuple[str, ...]] = {
     "gpt2": ("causal-lm",),
     "bert": ("masked-lm", "sequence-classification"),
 }
-"""Objectives for which a model family can be cut into stages; `strategies/pipeline_stages.py` has the cuts."""
+"""The objectives with which each family can be cut into stages; the cuts are in `strategies/pipeline_stages.py`."""
 
 
 def search_lock(run_directory: Path, search_id: str) -> Path:

@@ -47,7 +47,7 @@ def _process_key(spec: RunSpec) -> str | None:
 
 
 class WarmRows:
-    """The warm process of one group of rows; to start that of another group ends it.
+    """The warm process of one group of rows; `end` it before another group's starts.
 
     `raise_if_cancelled` is called while a row trains and may raise Interrupted.
     """
@@ -64,7 +64,6 @@ class WarmRows:
 
     def start(self, plan: RunPlan, group: str) -> None:
         """Start the process of a group by the plan of its first row. Raises UserError, as when a device is busy."""
-        self.end()
         if self._search_id is None:
             search = new_search(self._home, plan.spec.preset)
             self._locks.callback(shutil.rmtree, search, ignore_errors=True)

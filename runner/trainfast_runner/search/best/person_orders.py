@@ -20,8 +20,9 @@ UNPIN: Final = "unpin"
 
 
 def give_order(directory: Path, do: str, name: str, value: object = None) -> None:
-    """Order a live search; it obeys before its next step. Raises UserError for an unknown order, knob or value,
-    and when it cannot be written.
+    """Order a live search to skip a value, or to pin or unpin a knob; it obeys before its next step.
+
+    Raises UserError for an unknown order, knob or value, and when the order cannot be written.
     """
     if do not in (SKIP, PIN, UNPIN):
         raise UserError(f"{do}: no such order", key=do, allowed=[SKIP, PIN, UNPIN])

@@ -13,7 +13,6 @@ from trainfast_runner.search.best.question.script_memory import memory_from
 from trainfast_runner.search.journal.best import (
     BestAnswer,
     BestEnded,
-    BestQuestion,
     Candidate,
     CandidateVerdict,
     ColdRun,
@@ -34,10 +33,9 @@ SCRIPT_MEMORY = "the memory of a script is predicted from its trials of like set
 def best_report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
     lines = read_best_journal(directory)
-    question = next(line for line in lines if isinstance(line, BestQuestion))
-    space = newest(lines, Space)
-    ended = newest(lines, BestEnded)
-    so_far = BestSoFar(tuple(lines))
+    so_far, ended = BestSoFar(tuple(lines)), newest(lines, BestEnded)
+    question, space = so_far.question, so_far.space
+    assert question is not None, "a search is reported once it has its question"
     return {
         **first_fields(question, ended),
         **fields_of(question, "objective", "for_steps", "global_batch", "vary", "left_alone"),

@@ -243,12 +243,12 @@ class BatchJournal(JournalLines):
     @cached_property
     def probes(self) -> tuple[Probe, ...]:
         """Probes in the order they were made, void ones included."""
-        return tuple(line for line in self.lines if isinstance(line, Probe))
+        return self.all_of(Probe)
 
     @cached_property
     def confirmations(self) -> tuple[ConfirmationRun, ...]:
         """Confirmation runs in the order they were made."""
-        return tuple(line for line in self.lines if isinstance(line, ConfirmationRun))
+        return self.all_of(ConfirmationRun)
 
 
 def read_batch_journal(directory: Path) -> list[BatchLine]:

@@ -333,17 +333,17 @@ class BestJournal(JournalLines):
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
         """Every trial, void ones and those of voided visits included, in their order."""
-        return tuple(line for line in self.attempts if isinstance(line, Trial))
+        return self.all_of(Trial)
 
     @cached_property
     def cold_runs(self) -> tuple[ColdRun, ...]:
         """Every run in a fresh process, in their order."""
-        return tuple(line for line in self.attempts if isinstance(line, ColdRun))
+        return self.all_of(ColdRun)
 
     @cached_property
     def orders(self) -> tuple[Ordered, ...]:
         """The person's orders that the conductor has taken."""
-        return tuple(line for line in self.lines if isinstance(line, Ordered))
+        return self.all_of(Ordered)
 
 
 def read_best_journal(directory: Path) -> list[BestLine]:

@@ -76,6 +76,7 @@ class SearchEnded(Line, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
+LineT = TypeVar("LineT", bound=Line)
 EndedT = TypeVar("EndedT", bound=SearchEnded)
 
 
@@ -90,6 +91,10 @@ class JournalLines:
     """The lines of a journal of either kind, oldest first, and what its conductor waits for."""
 
     lines: tuple[Any, ...]
+
+    def all_of(self, kind: type[LineT]) -> tuple[LineT, ...]:
+        """The lines of this kind, in their order."""
+        return tuple(line for line in self.lines if isinstance(line, kind))
 
     @cached_property
     def is_paused(self) -> bool:

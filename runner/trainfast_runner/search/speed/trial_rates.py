@@ -39,7 +39,7 @@ class Measurements:
     void: frozenset[str]
     """The run ids of voided visits."""
     drifts: tuple[float, ...]
-    """The ln rate of each visit's first candidate at the end of the visit less that at its beginning."""
+    """The ln rate of each visit's reference at the end of the visit less that at its beginning."""
     drift_variance: float = 0.0
     """Variance of each trial by drift, where drift is noise and voids no visit."""
 

@@ -20,9 +20,9 @@ from trainfast_runner.settings.compatibility.general_rules import (
     GENERAL_RULES,
     devices_exist,
     limit_for_every_rank,
-    one_device_suffices,
     precision_has_hardware,
     set_knobs_matter,
+    strategy_uses_all_devices,
 )
 from trainfast_runner.settings.compatibility.pipeline_rules import PIPELINE_RULES, micro_batches_divide
 from trainfast_runner.settings.compatibility.technique_rules import TECHNIQUE_RULES
@@ -43,7 +43,7 @@ RULES: tuple[Rule, ...] = (
     *TECHNIQUE_RULES,
 )
 
-DEVICE_RULES: tuple[Rule, ...] = (devices_exist, one_device_suffices, strategy_has_gpus, precision_has_hardware)
+DEVICE_RULES: tuple[Rule, ...] = (devices_exist, strategy_uses_all_devices, strategy_has_gpus, precision_has_hardware)
 """Rules that look at devices only, and at what they compute with."""
 
 KNOB_RULES: tuple[Rule, ...] = (

@@ -60,7 +60,7 @@ def _cpu_processes(facts: Facts) -> int:
     return facts.ranks if count is None else count
 
 
-def one_device_suffices(facts: Facts) -> None:
+def strategy_uses_all_devices(facts: Facts) -> None:
     """A strategy for one device is not asked to use several."""
     if not facts.strategy.one_device:
         return
@@ -175,7 +175,7 @@ GENERAL_RULES: tuple[Rule, ...] = (
     _warmup_leaves_steps,
     set_knobs_matter,
     devices_exist,
-    one_device_suffices,
+    strategy_uses_all_devices,
     precision_has_hardware,
     limit_for_every_rank,
     _positions_suffice,

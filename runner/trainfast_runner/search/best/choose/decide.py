@@ -197,7 +197,7 @@ def _closing_visit(state: BestState, decision: BestDecision) -> BestDecision:
         trial.outcome in ("oom", "failed") for trial in state.trials_of_visit[-1:]
     ):
         return decision
-    why = "the first setting of this process again: a change would be drift"
+    why = "the first setting measured in this process again: a change would be drift"
     step = BestStep(action="trial", candidate_number=reference.candidate_number, why=why, repeats=True)
     return BestDecision(step, step_rule=StepRule(least=max(MIN_TIMED_STEPS, len(reference.step_ms))))
 
