@@ -161,11 +161,32 @@ def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_a
     assert answer_of(state_of_best_journal(measured, 0.0)) is None
     stopped = answer_so_far(measured)
     assert stopped is not None
-    assert any("every process drifted" in note for note in stopped.notes)
+    assert any("1 process drifted" in note for note in stopped.notes)
+    assert any("going on measures" in note for note in stopped.notes)
     rate = stopped.best_rate
     assert rate.high / rate.low > 1.05, "the interval is as wide as the drift"
     void = trial(base, outcome="void", step_ms=[], reason="another run took the machine")
     assert answer_so_far([*lines[:-1], void]) is None
+
+
+def test_processes_that_drifted_count_once_the_budget_leaves_no_time_to_repeat_them(space: Synthetic) -> None:
+    base = space.space.baseline_number
+    first, second = [number for number in sorted(space.truth) if number != base][:2]
+    lines = [*visited(space, base), trial(base, warm=False), *visited(space, first, "two")]
+    lines += [trial(first, run_id="two", ms=80.0), trial(second, run_id="two"), trial(first, "two", 96.0, repeats=True)]
+    early = state_of(space, *lines, spent_s=50.0)
+    assert set(early.counted_trials) == {base}, "there is time to measure them again"
+    assert decide(early).step.action == "trial"
+    late = state_of(space, *lines, spent_s=early.question.budget_s)
+    answer = answer_of(late)
+    assert answer is not None
+    measured = {one.candidate_number: one.rate for one in answer.verdicts if one.verdict == "measured"}
+    assert measured.keys() == {base, first, second}
+    width = {number: rate.high / rate.low for number, rate in measured.items() if rate is not None}
+    assert width[first] > 1.15 > 1.05 > width[base], "the interval is as wide as the drift of its process"
+    assert any("1 process drifted" in note for note in answer.notes)
+    assert answer.best_number == first
+    assert decide(late).step.action == "confirm", "by fresh processes"
 
 
 def test_void_trials_count_for_nothing(space: Synthetic) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, NORMAL_95
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, BestLine, EarlierEffect, Trial
@@ -42,6 +42,8 @@ class Measurements:
     """The ln rate of each visit's reference at the end of the visit less that at its beginning."""
     drift_variance: float = 0.0
     """Variance of each trial by drift, where drift is noise and voids no visit."""
+    unrepeated: Mapping[str, float] = field(default_factory=dict)
+    """Variance of a trial by the drift of its visit, by the run ids of visits that drifted and count all the same."""
 
     def observations(self, levels: Levels, joules: bool) -> list[Observation]:
         """Return one observation a trial: ln samples/s, or ln samples a joule."""
@@ -59,13 +61,15 @@ class Measurements:
         if count > 2:
             pooled = POOL_STEPS * step_variance
             step_variance = (pooled + count * _robust_variance(deviations)) / (POOL_STEPS + count)
-        return MEDIAN_VARIANCE * step_variance / max(1, len(trial.step_ms)) + MIN_NOISE**2 + self.drift_variance
+        drift_variance = self.drift_variance + self.unrepeated.get(trial.run_id, 0.0)
+        return MEDIAN_VARIANCE * step_variance / max(1, len(trial.step_ms)) + MIN_NOISE**2 + drift_variance
 
 
 def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Measurements:
     """Return the trials that count: measured or slow, in no voided visit.
 
-    Without `voids_drifted` drift is noise, as where trials count that other processes disturbed.
+    Without `voids_drifted` the trials of a visit that drifted count, with its drift as noise. Where trials count that
+    other processes disturbed, drift is noise in all visits.
     """
     timed = [
         line
@@ -73,11 +77,11 @@ def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Me
         if isinstance(line, Trial) and line.outcome in TIMED_OUTCOMES and line.step_ms and min(line.step_ms) > 0
     ]
     deviation = _pooled(timed)
-    is_noise = not voids_drifted or any(trial.outcome == "measured" and trial.reason for trial in timed)
+    is_noise = any(trial.outcome == "measured" and trial.reason for trial in timed)
     visits: dict[str, list[Trial]] = defaultdict(list)
     for trial in timed:
         visits[trial.run_id].append(trial)
-    void: list[str] = []
+    drifted: dict[str, float] = {}
     drifts = []
     for run_id, trials in visits.items():
         drift = _drift(trials)
@@ -85,12 +89,14 @@ def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Me
             continue
         size, error = drift
         drifts.append(size)
-        if abs(size) > max(DRIFT, 3 * error * deviation) and len(void) < MAX_VOID_VISITS and not is_noise:
-            void.append(run_id)
-    counted = tuple(trial for trial in timed if trial.run_id not in void)
-    # Both ends of a process have an error.
+        if abs(size) > max(DRIFT, 3 * error * deviation) and len(drifted) < MAX_VOID_VISITS and not is_noise:
+            # Both ends of a process have an error.
+            drifted[run_id] = size * size / 2
     noise = statistics.fmean(drift * drift for drift in drifts) / 2 if is_noise and drifts else 0.0
-    return Measurements(counted, deviation, frozenset(void), tuple(drifts), noise)
+    if not voids_drifted:
+        return Measurements(tuple(timed), deviation, frozenset(), tuple(drifts), noise, drifted)
+    counted = tuple(trial for trial in timed if trial.run_id not in drifted)
+    return Measurements(counted, deviation, frozenset(drifted), tuple(drifts), noise)
 
 
 def reference_of(trials: Sequence[Trial]) -> Trial | None:

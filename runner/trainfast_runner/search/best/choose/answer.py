@@ -13,7 +13,7 @@ from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.choose.cold_costs import ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.cold_runs import Difference
-from trainfast_runner.search.best.choose.prospects import LIKELY, Prospects
+from trainfast_runner.search.best.choose.prospects import LIKELY, Prospects, with_unrepeated
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
@@ -27,7 +27,7 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_runner.search.journal.lines import worked_seconds
 from trainfast_runner.search.speed.trial_rates import log_rate
-from trainfast_runner.units import chance_text
+from trainfast_runner.units import chance_text, counted
 
 GAP = 0.03
 """A difference between warm trials and fresh processes that the answer mentions."""
@@ -36,9 +36,10 @@ CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
 
 def answer_of(state: BestState) -> BestAnswer | None:
     """Return the answer, or the best so far of a search that goes on; None before anything was measured."""
-    ranking = ColdRanking(state)
+    state = with_unrepeated(state)
     if state.leader_number is None:
         return None
+    ranking = ColdRanking(state)
     best_number, baseline_number = ranking.answer_number, ranking.baseline_number
     best_rate, baseline_rate = _rate(ranking, best_number), _rate(ranking, baseline_number)
     if best_rate is None:
@@ -77,14 +78,14 @@ def answer_of(state: BestState) -> BestAnswer | None:
 def answer_so_far(lines: Sequence[BestLine]) -> BestAnswer | None:
     """Return the answer so far of a search that is stopped; None before anything was measured.
 
-    Where every process drifted, their trials count all the same, with intervals as wide as the drift.
+    Where every process drifted, their trials count all the same.
     """
     spent_s = worked_seconds(lines)
     answer = answer_of(state_of_best_journal(lines, spent_s))
     if answer is not None:
         return answer
     answer = answer_of(state_of_best_journal(lines, spent_s, voids_drifted=False))
-    note = "every process drifted by more than 2 %: going on measures these settings again"
+    note = "going on measures the settings of processes that drifted again"
     return None if answer is None else msgspec.structs.replace(answer, notes=[*answer.notes, note])
 
 
@@ -273,8 +274,12 @@ def _notes(ranking: ColdRanking) -> Iterator[str]:
                 gap = statistics.fmean(values) - state.log_objective(number).value
                 if abs(gap) > GAP:
                     yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its trial"
+    if state.measured.unrepeated:
+        drifted = counted(len(state.measured.unrepeated), "process", "processes")
+        yield f"{drifted} drifted by more than 2 %: the intervals of what ran there are as wide as the drift"
     if state.measured.void:
-        yield f"{len(state.measured.void)} processes drifted by more than 2 % and were repeated"
+        drifted = counted(len(state.measured.void), "process", "processes")
+        yield f"{drifted} drifted by more than 2 %, and what ran there was measured again"
     if state.question.earlier:
         yield "effects of earlier searches, with widened spread, chose the order of the trials"
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from trainfast_runner.search.best.choose.cold_costs import CONFIRMING_SHARE, ColdCosts
-from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState
+from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
 from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, MAX_TIMED_STEPS, MIN_TIMED_STEPS, UNTIMED
 from trainfast_runner.search.speed.trial_rates import steps_for
 
@@ -30,6 +30,13 @@ class Outlook(NamedTuple):
 
     chance: float
     price_s: float
+
+
+def with_unrepeated(state: BestState) -> BestState:
+    """The state, with the trials of processes that drifted counted if the budget leaves no time to repeat them."""
+    if not state.measured.void or not Prospects(state, ColdCosts(state)).is_budget_spent:
+        return state
+    return state_of_best_journal(state.lines, state.spent_s, state.warm_run_id, voids_drifted=False)
 
 
 class Prospects:
