@@ -4,8 +4,9 @@
 
 The hooks' own time is CPU time of the thread that trains, in one process that takes the hooks off and puts them back
 every few steps. Other load only ever adds to a block of steps: the figure is the difference between the least disturbed
-tenth of the blocks with the hooks and of those without, the quartiles are of neighbours' differences. Between
-processes, which start differently, the sides alternate as A B B A. Whole runs are those of `script_speeds.py`.
+tenth of the blocks with the hooks and of those without, the quartiles are of neighbours' differences. Beside them, in
+blocks of its own, stands the least that any script can do to report a step: a hook that writes one line of JSON.
+Between processes, which start differently, the sides alternate as A B B A. Whole runs are those of `script_speeds.py`.
 """
 
 import argparse
@@ -28,10 +29,12 @@ from benchmarks.budget import Row, at_most, print_table
 from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER
 
 HOOKS_US = 15.0
+PEER_US = 9.0
+"""One line of JSON and one write a step, on the machine that the bound was set on (torch 2.13)."""
 TRAINER_PERCENT = 0.3
 IMPORT_MS = 20.0
 ALTERNATION = """
-import json, statistics, time, torch
+import json, os, statistics, time, torch
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
@@ -51,13 +54,17 @@ def switch_of(model):
             place.update(kept if on else {})
         loader.__next__ = timed if on else timed.__wrapped__
     return switch
+
+def print_blocks(times, order):
+    print(json.dumps({side: [time for n, time in enumerate(times) if order[n % len(order)] == side] for side in order}))
 """
 EMPTY = (
     ALTERNATION
     + """
 from trainfast_door.script_run import current_run
 
-STEPS, BLOCKS = 50, 1600
+STEPS, BLOCKS = 50, 2400
+ORDER = ("hooks", "bare", "line", "line", "bare", "hooks")
 
 class Still(torch.optim.SGD):
     def step(self, closure=None):
@@ -78,12 +85,21 @@ def step_us():
     flush()
     return (time.thread_time_ns() - begun_ns) / STEPS / 1e3
 
+lines = os.open(os.path.join(os.environ["TRAINFAST_RUN"], "lines"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+def write_line(optimizer, args, kwargs):
+    os.write(lines, (json.dumps({"t_ns": time.monotonic_ns(), "optimizer": id(optimizer)}) + chr(10)).encode())
+
 step_us()
 switch, times = switch_of(model), []
 for block in range(BLOCKS):
-    switch(block % 4 in (0, 3))
+    side = ORDER[block % len(ORDER)]
+    switch(side == "hooks")
+    handle = optimizers.register_optimizer_step_post_hook(write_line) if side == "line" else None
     times.append(step_us())
-print(json.dumps(times))
+    if handle:
+        handle.remove()
+print_blocks(times, ORDER)
 """
 )
 """Prints the microseconds of steps, by block, that have a batch, a forward pass and an optimizer doing nothing."""
@@ -94,6 +110,7 @@ import tempfile
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 STEPS, BLOCKS, WARMUP = 2, 3000, 20
+ORDER = ("hooks", "bare", "bare", "hooks")
 
 class Alternation(TrainerCallback):
     times, begun_ns = [], 0
@@ -108,7 +125,7 @@ class Alternation(TrainerCallback):
             self.callbacks = list(trainer.callback_handler.callbacks)
         else:
             self.times.append((now_ns - self.begun_ns) / STEPS / 1e3)
-        on = block % 4 in (0, 3)
+        on = ORDER[block % len(ORDER)] == "hooks"
         self.switch(on)
         # The list that is being gone through stays as it is.
         kept = [callback for callback in self.callbacks if on or type(callback).__name__ != "TrainfastCallback"]
@@ -128,7 +145,7 @@ with tempfile.TemporaryDirectory() as folder:
     alternation = Alternation()
     trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[alternation])
     trainer.train()
-print(json.dumps(alternation.times))
+print_blocks(alternation.times, ORDER)
 """
 )
 """Prints the microseconds of a Trainer's steps, by block."""
@@ -153,10 +170,18 @@ def rows(pairs: int) -> list[Row]:
         empty = _printed(EMPTY, _hooked(base / "empty"))
         trainer = _printed(TRAINER, _hooked(base / "trainer"))
         imports = [_import_difference(base / f"import-{pair}", pair) for pair in range(pairs)]
-    step_us = statistics.median(trainer)
+    step_us = statistics.median(trainer["hooks"])
     whole, door = zip(*imports, strict=True)
     return [
         _hooks_row("hooks of a step", empty, 1.0, HOOKS_US, "us"),
+        at_most(
+            "the same, beside a hook that writes a line a step",
+            _added(empty, "hooks") / _added(empty, "line"),
+            round(HOOKS_US / PEER_US, 2),
+            "x",
+            digits=2,
+            more=f" ({_added(empty, 'line'):.2f} us)",
+        ),
         _hooks_row(
             f"hooks of a Trainer's step of {step_us / 1e3:.1f} ms", trainer, 100 / step_us, TRAINER_PERCENT, "%"
         ),
@@ -165,15 +190,15 @@ def rows(pairs: int) -> list[Row]:
     ]
 
 
-def _hooks_row(what: str, times: list[float], unit_us: float, most: float, unit: str) -> Row:
-    """What the hooks add to a block's time, in units of `unit_us` a microsecond.
+def _hooks_row(what: str, times: dict[str, list[float]], unit_us: float, most: float, unit: str) -> Row:
+    """What the hooks add to a step's time, in units of `unit_us` a microsecond."""
+    neighbours = [(hooked - bare) * unit_us for hooked, bare in zip(times["hooks"], times["bare"], strict=False)]
+    return at_most(what, _added(times, "hooks") * unit_us, most, unit, digits=2, more=_quartiles(neighbours, 2))
 
-    The blocks come in the order with, without, without, with.
-    """
-    hooked, bare = ([time * unit_us for n, time in enumerate(times) if (n % 4 in (0, 3)) is on] for on in (True, False))
-    least = statistics.quantiles(hooked, n=10)[0] - statistics.quantiles(bare, n=10)[0]
-    neighbours = [a - b for a, b in zip(hooked, bare, strict=False)]
-    return at_most(what, least, most, unit, digits=2, more=_quartiles(neighbours, 2))
+
+def _added(times: dict[str, list[float]], side: str) -> float:
+    """The microseconds that this side adds to a step, in the least disturbed tenth of the blocks."""
+    return statistics.quantiles(times[side], n=10)[0] - statistics.quantiles(times["bare"], n=10)[0]
 
 
 def _median_row(what: str, measured: Sequence[float], most: float, unit: str) -> Row:
