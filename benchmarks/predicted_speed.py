@@ -1,7 +1,8 @@
 """How well a run's speed is predicted: `python benchmarks/predicted_speed.py`, or `--live` to train for real.
 
 Over each grid in `benchmarks/grids`, once a seed: three settings are measured (the baseline and two others), and the
-speed of 20 others is predicted, by the traces of their model and a calibration of this machine. Without a grid the
+speed of 20 others is predicted, by the traces of their model and a calibration of this machine. A grid was recorded on
+another day: the calibrated times are scaled as the grid's anchor setting was slower then than now. Without a grid the
 settings are those of synthetic spaces, labelled so: they judge the code, not a machine. `--live` calibrates, trains
 three settings of tiny-llama, then others, each predicted before it starts. Exits 1 when a budget is not held.
 """
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from benchmarks.as_installed import app
 from benchmarks.best_fit_spaces import GRIDS, Recorded, Synthetic
 from benchmarks.budget import Row, print_table
 
+from trainfast_runner.machine import calibration
 from trainfast_runner.machine.calibration import Ceiling, calibrate
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.tracing import trace_models
@@ -50,6 +52,9 @@ MAX_ERROR, WITHIN = 0.12, 2.0
 """The median error after three runs, and the factor that a prediction before any run is within."""
 MIN_WITHIN = 0.95
 """Of the settings shown before any run: the widest 90 % interval that is shown leaves 4 % outside of a factor of 2."""
+ANCHOR_RUNS, ANCHOR_STEPS = 3, 40
+SLOW_PRECISION = 0.1
+"""A precision slower than this share of fp32 is not trained."""
 STEP_NOISE = 1e-4
 """Variance of the ln rate of some steps of one visit."""
 
@@ -173,6 +178,8 @@ def of_grid(path: Path) -> list[Setting]:
     ]
     specs = [candidate_spec(spec, terrain.space.candidates[number].knobs) for number in numbers]
     ceiling = ceiling_of_one_thread()
+    slower = terrain.anchor_ms / anchor_ms(stored["preset"], stored["settings"])
+    print(f"{path.stem}: its anchor took {slower:.2f} times as long as now", file=sys.stderr)
     settings: dict[int, Setting] = {}
     for place, model in trace_models(specs, "cpu"):
         if isinstance(model, Exception):
@@ -180,8 +187,18 @@ def of_grid(path: Path) -> list[Setting]:
         devices = device_count(specs[place], machine)
         time = step_time(specs[place], model, devices, machine.cores, ceiling)
         assert time is not None
+        time = replace(time, seconds=slower * time.seconds)
         settings[place] = Setting(specs[place], devices, time, tuple(terrain.rates[numbers[place]]))
     return [settings[place] for place in sorted(settings)]
+
+
+def anchor_ms(preset: str, settings: Sequence[str]) -> float:
+    """Train a grid's baseline as it was recorded, with one thread a rank; return the median run's median step."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = {**os.environ, "TRAINFAST_HOME": folder, "OMP_NUM_THREADS": "1"}
+        words = [word for setting in settings for word in ("--set", setting)]
+        runs = [_printed(home, "run", preset, "--set", f"steps={ANCHOR_STEPS}", *words) for _ in range(ANCHOR_RUNS)]
+    return statistics.median(float(run["step_ms"]["p50"]) for run in runs)
 
 
 def ceiling_of_one_thread() -> Ceiling:
@@ -223,16 +240,22 @@ def synthetic_settings(space: Synthetic, draw: random.Random) -> list[Setting]:
 def live() -> Scores:
     """Calibrate, train three settings of tiny-llama, then unseen ones, each predicted before it starts."""
     draw, scores = random.Random(0), Scores("live")
-    grid = [
-        {"batch_size": batch, "precision": precision, "optimizer": optimizer, "checkpointing": checkpointing}
-        for batch, precision, optimizer, checkpointing in itertools.product(
-            (2, 4, 8, 16, 32), ("fp32", "bf16"), ("adamw", "adamw-fused"), ("off", "full")
-        )
-    ]
-    draw.shuffle(grid)
     with tempfile.TemporaryDirectory() as folder:
         home = {**os.environ, "TRAINFAST_HOME": folder}
         _printed(home, "doctor", "--calibrate")
+        (ceiling,) = calibration.read(Home(Path(folder))).values()
+        # A CPU that only emulates bf16 would take minutes a run.
+        precisions = [
+            name for name in ("fp32", "bf16") if ceiling.tflops[name] > SLOW_PRECISION * ceiling.tflops["fp32"]
+        ]
+        batches, optimizers = (2, 3, 4, 6, 8, 12, 16, 32), ("adamw", "adamw-fused")
+        grid = [
+            {"batch_size": batch, "precision": precision, "optimizer": optimizer, "checkpointing": checkpointing}
+            for batch, precision, optimizer, checkpointing in itertools.product(
+                batches, precisions, optimizers, ("off", "full")
+            )
+        ]
+        draw.shuffle(grid)
         scores.before.append(Score())
         scores.after.append(Score())
         for place, knobs in enumerate([{}, *grid[: 2 + UNSEEN]]):

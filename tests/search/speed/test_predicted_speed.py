@@ -19,7 +19,7 @@ from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
 from trainfast_runner.search.speed.earlier_speeds import DeviceName, EarlierSpeed, measured_speeds
 from trainfast_runner.search.speed.predicted_speed import MAX_SHOWN_RATIO, SpeedModel, Unknown
-from trainfast_runner.search.speed.step_time import ExpectedStep, step_time
+from trainfast_runner.search.speed.step_time import SLOWDOWN, ExpectedStep, step_time
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 CPU = DeviceName("cpu")
@@ -69,19 +69,25 @@ def shown(runs: Sequence[tuple[str, float]], *settings: str) -> PredictedSpeed:
     return found
 
 
+def seconds_of(calls_s: float, flops_s: float, moved_s: float) -> float:
+    """The step of these calibrated seconds, each by its factor."""
+    return sum(factor * part_s for factor, part_s in zip(SLOWDOWN["cpu"], (calls_s, flops_s, moved_s), strict=True))
+
+
 def test_the_time_of_a_step_is_its_work_by_the_calibrated_speeds() -> None:
-    # 1500 calls of 10 us, 16 GFLOP at 0.1 TFLOP/s, 0.9 GB at 10 GB/s, each by its factor of SLOWDOWN.
-    time = timed("batch_size=8")
-    assert time.seconds == pytest.approx(0.8 * 0.015 + 1.2 * 0.16 + 0.5 * 0.09)
-    assert time.shares == pytest.approx((0.012 / 0.249, 0.192 / 0.249, 0.045 / 0.249))
+    # 1500 calls of 10 us, 16 GFLOP at 0.1 TFLOP/s, 0.9 GB at 10 GB/s.
+    time, whole = timed("batch_size=8"), seconds_of(0.015, 0.16, 0.09)
+    assert time.seconds == pytest.approx(whole)
+    parts = seconds_of(0.015, 0, 0), seconds_of(0, 0.16, 0), seconds_of(0, 0, 0.09)
+    assert time.shares == pytest.approx([part / whole for part in parts])
     assert time.samples == 8
-    assert timed("batch_size=8", "grad_accum=3").seconds == pytest.approx(0.8 * 0.035 + 1.2 * 0.48 + 0.5 * 0.25)
-    assert timed("batch_size=8", "precision=bf16").seconds == pytest.approx(0.8 * 0.015 + 1.2 * 0.02 + 0.5 * 0.09)
+    assert timed("batch_size=8", "grad_accum=3").seconds == pytest.approx(seconds_of(0.035, 0.48, 0.25))
+    assert timed("batch_size=8", "precision=bf16").seconds == pytest.approx(seconds_of(0.015, 0.02, 0.09))
 
 
 def test_ranks_on_a_cpu_share_it() -> None:
     two = timed("batch_size=8", "strategy=ddp", "devices=2", devices=2)
-    assert two.seconds == pytest.approx(0.8 * 0.015 + 1.2 * 0.32 + 0.5 * 0.18)
+    assert two.seconds == pytest.approx(seconds_of(0.015, 0.32, 0.18))
     assert two.samples == 16
 
 
@@ -119,6 +125,14 @@ def test_runs_tell_what_a_knob_does_beside_its_work() -> None:
     with_it = shown([("", 1.2), ("compile=default", 0.9)], "compile=default", "batch_size=16")
     assert with_it.median > 1.2 * without.median
     assert with_it.high / with_it.low < without.high / without.low
+
+
+def test_runs_that_differ_among_themselves_widen_the_interval() -> None:
+    steady = [(f"batch_size={batch}", 1.2) for batch in (4, 8, 16, 32)] * 2
+    noisy = [(settings, slower * (0.85, 1.15)[place % 2]) for place, (settings, slower) in enumerate(steady)]
+    narrow, wide = shown(steady, "batch_size=12"), shown(noisy, "batch_size=12")
+    assert wide.high / wide.low > 1.3 * narrow.high / narrow.low
+    assert wide.median == pytest.approx(narrow.median, rel=0.1)
 
 
 def test_an_interval_of_a_factor_of_three_is_not_shown() -> None:

@@ -1,8 +1,9 @@
 """The samples/s of a run before it, with a 90 % interval: the calibrated time of its step, corrected by earlier runs.
 
 ln(measured rate x calibrated step time) is modelled as the parts of the step that take longer than calibrated, each by
-its share of the step, plus the effects of knobs as in a best-fit search, relative to `REFERENCE`, plus a process's own
-effect and noise. The posterior is exact (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2.2).
+its share of the step, plus the speed of the machine since it was calibrated, plus the effects of knobs as in a best-fit
+search, relative to `REFERENCE`, plus a process's own effect and noise. The posterior is exact (Rasmussen and Williams,
+"Gaussian Processes for Machine Learning", 2.2).
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add, mul
+from typing import NamedTuple
 
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.results.distributions import NORMAL_90
 from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed, training_of
 from trainfast_runner.search.speed.effects import (
+    CovarianceParts,
     Factor,
     FactorRow,
     Observation,
@@ -32,10 +35,12 @@ from trainfast_runner.settings.spec import RunSpec
 
 MAX_SHOWN_RATIO = 3.0
 """An interval whose upper end is this many times its lower end is too wide to be shown."""
-WORK_DEVIATIONS = (0.35, 0.25, 0.4)
+WORK_DEVIATIONS = (0.3, 0.2, 0.3)
 """Prior deviations, in ln seconds, of how much longer calls, FLOPs and moved bytes take than calibrated."""
 UNCALIBRATED_WORK_DEVIATIONS = (1.5, 1.5, 1.5)
 """`WORK_DEVIATIONS` of a device that was not calibrated: nominal speeds stand in."""
+MACHINE_DEVIATION = 0.15
+"""Prior deviation, in ln seconds, of every step alike: other work, heat or a host's other guests change a machine."""
 KNOB_DEVIATIONS = {
     "precision": 0.15,
     "batch_size": 0.08,
@@ -49,7 +54,8 @@ KNOB_DEVIATIONS = {
     "workers": 0.05,
     "pin_memory": 0.02,
     "prefetch": 0.02,
-    "strategy": 0.17,
+    # Ranks also communicate: fsdp of two gloo ranks took 1.4 to 2.7 times as long as ddp (`benchmarks/grids`).
+    "strategy": 0.4,
     "devices": 0.1,
     "tp_degree": 0.2,
     "pp_degree": 0.2,
@@ -62,6 +68,9 @@ KNOB_DEVIATIONS = {
 }
 """Prior deviations, in ln rate, of a knob's effect beyond the work it changes. Other knobs do not change the speed."""
 SCALES = Scales(main=0.1, pair=0.03, visit=0.04)
+VISITS = (0.04, 0.08, 0.16)
+"""Deviations between runs of the same settings: the most likely one, of `ENOUGH_RUNS` or more, else the first."""
+ENOUGH_RUNS = 4
 WEIGHTS = {name: (deviation / SCALES.main) ** 2 for name, deviation in KNOB_DEVIATIONS.items()}
 REFERENCE: KnobValues = {
     **{name: value for name, value in defaults().items() if name in KNOB_DEVIATIONS},
@@ -94,6 +103,33 @@ class _Timed:
     shares: tuple[float, ...]
 
 
+class _Pair(NamedTuple):
+    """The prior covariance of two runs: its parts by knobs, and that by work and machine."""
+
+    by_knobs: CovarianceParts
+    by_work: float
+
+
+class _Fit:
+    """The measured runs under one prior. `pairs` are those of each run with itself and those before it."""
+
+    def __init__(self, prior: PriorCovariance, runs: Sequence[_Timed], pairs: Sequence[Sequence[_Pair]]) -> None:
+        self._prior, self.factor = prior, Factor()
+        for run, with_earlier in zip(runs, pairs, strict=False):
+            self._add(run, with_earlier)
+
+    def predict(self, run: _Timed, pairs: Sequence[_Pair]) -> tuple[float, float]:
+        """Return mean and deviation of the ln rate of one more run, relative to its calibrated step."""
+        measured = self.factor.whitened.copy()
+        row, deviation, _ = self._add(run, pairs)
+        return sum(map(mul, row, measured)), deviation
+
+    def _add(self, run: _Timed, pairs: Sequence[_Pair]) -> FactorRow:
+        by_knobs = self._prior.from_parts([pair.by_knobs for pair in pairs])
+        *covariances, own_variance = map(add, by_knobs, (pair.by_work for pair in pairs))
+        return self.factor.add(covariances, own_variance + run.observation.variance, run.observation.value)
+
+
 class SpeedModel:
     """Predicts speeds of one training on one device from earlier ones there, each with its calibrated step time."""
 
@@ -121,15 +157,16 @@ class SpeedModel:
             terms = ((1.0, levels.point(knobs)), (-1.0, reference))
             return _Timed(Observation(terms, rate - _log_rate(step), variance, visit), step.shares)
 
-        prior, factor = PriorCovariance(levels, SCALES), Factor()
-        before: list[_Timed] = []
-        for number in near:
-            speed, expected = self._measured[number]
-            run = timed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.visit)
-            self._add(factor, prior, levels, run, before)
-            before.append(run)
-        row, deviation, _ = self._add(factor, prior, levels, timed(wanted, step, 0.0, self._noise, ""), before)
-        return self._interval(_log_rate(step) + sum(map(mul, row, factor.whitened)), deviation)
+        runs = [
+            timed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.visit)
+            for number, (speed, expected) in ((number, self._measured[number]) for number in near)
+        ]
+        runs.append(timed(wanted, step, 0.0, self._noise, ""))
+        pairs = [self._pairs_of(levels, run, runs[: place + 1]) for place, run in enumerate(runs)]
+        visits = VISITS if len(near) >= ENOUGH_RUNS else VISITS[:1]
+        fits = (_Fit(PriorCovariance(levels, replace(SCALES, visit=visit)), runs[:-1], pairs) for visit in visits)
+        mean, deviation = max(fits, key=lambda fit: fit.factor.log_likelihood).predict(runs[-1], pairs[-1])
+        return self._interval(_log_rate(step) + mean, deviation)
 
     def _interval(self, log_rate: float, deviation: float) -> PredictedSpeed | Unknown:
         factor = math.exp(NORMAL_90 * deviation)
@@ -154,20 +191,16 @@ class SpeedModel:
         training = training_of(spec)
         return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
 
-    def _add(
-        self, factor: Factor, prior: PriorCovariance, levels: Levels, run: _Timed, before: Sequence[_Timed]
-    ) -> FactorRow:
-        """Add a run to the factor of those before it."""
-        runs = [*before, run]
-        by_knobs = prior.from_parts(
-            [covariance_parts(levels, run.observation, earlier.observation) for earlier in runs]
-        )
-        by_work = [
-            sum(a * b * spread**2 for a, b, spread in zip(run.shares, earlier.shares, self._parts, strict=True))
-            for earlier in runs
+    def _pairs_of(self, levels: Levels, run: _Timed, others: Sequence[_Timed]) -> list[_Pair]:
+        """The run beside each of the others."""
+        return [
+            _Pair(
+                covariance_parts(levels, run.observation, other.observation),
+                MACHINE_DEVIATION**2
+                + sum(a * b * spread**2 for a, b, spread in zip(run.shares, other.shares, self._parts, strict=True)),
+            )
+            for other in others
         ]
-        *covariances, own_variance = map(add, by_knobs, by_work)
-        return factor.add(covariances, own_variance + run.observation.variance, run.observation.value)
 
 
 def _prior_variance_between(knobs: KnobValues, other_knobs: KnobValues) -> float:
