@@ -114,12 +114,31 @@ def test_trainer_with_fewer_samples_than_its_batch_counts_those_it_has(cli: Cli,
     assert samples_of_steps(cli, result) == {SAMPLES}
 
 
+def test_smaller_optimizer_that_steps_first_takes_no_step_of_the_training(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "gan.py"
+    path.write_text(
+        "import torch\n"
+        "critic, generator = torch.nn.Linear(2, 1), torch.nn.Linear(64, 2)\n"
+        "small, large = (torch.optim.SGD(each.parameters(), lr=0.01) for each in (critic, generator))\n"
+        "for step in range(6):\n"
+        "    for _ in range(5):\n"
+        "        critic(torch.ones(4, 2)).sum().backward()\n"
+        "        small.step()\n"
+        "    critic(generator(torch.ones(4, 64))).sum().backward()\n"
+        "    large.step()\n"
+    )
+    result = run_script(cli, "--", PYTHON, str(path))
+    assert counted(result) == 6
+    assert result["actual"]["parameters"] == 64 * 2 + 2
+
+
 @pytest.mark.long
 def test_accelerate_counts_optimizer_steps_under_accumulation(cli: Cli) -> None:
     result = run_script(cli, *script("with_accelerate.py"))
     assert counted(result) == 12
     assert "took 12 steps" in printed(cli, result)
     assert result["script"]["framework"] == "accelerate"
+    assert result["step_ms"]["optimizer"] > 0, "accelerate passes a closure that is None"
     # Batches count when they are loaded, and accelerate loads one ahead: the last step has one fewer.
     assert samples_of_steps(cli, result) == {8, 4}
 

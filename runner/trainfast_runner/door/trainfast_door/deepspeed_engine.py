@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 NAME = "DeepSpeed"
 
 
-def install(engine: Any, run: ScriptRun) -> None:
-    """Follow `DeepSpeedEngine.step` of the module `deepspeed.runtime.engine`."""
-    step = engine.DeepSpeedEngine.step
+def install(module: Any, run: ScriptRun) -> None:
+    """Follow `DeepSpeedEngine.step` of `module`, which is `deepspeed.runtime.engine`."""
+    step = module.DeepSpeedEngine.step
 
     @functools.wraps(step)
     def followed(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -40,4 +40,4 @@ def install(engine: Any, run: ScriptRun) -> None:
         if run.steps.source == NAME and run.steps.record_step(samples=samples):
             raise SystemExit(0)
 
-    engine.DeepSpeedEngine.step = followed
+    module.DeepSpeedEngine.step = followed

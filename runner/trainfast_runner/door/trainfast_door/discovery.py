@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from . import flags
-from .framework_finder import FrameworkFinder
+from .import_hooks import ImportHooks
 from .notes import never_raises
 
 REPORT = "discovered.json"
@@ -38,7 +38,7 @@ class Discovery:
         self._path = os.path.join(directory, REPORT)
         self._pid = os.getpid()
         self._parsers: list[argparse.ArgumentParser] = []
-        """The parsers that are parsing, or have: the script's own, then those of its subcommands."""
+        """The parsers called since the outermost call began: the script's own, then its subcommands'."""
         self._flags: list[dict[str, Any]] = []
 
     def install(self) -> None:
@@ -53,7 +53,7 @@ class Discovery:
             "torch.optim.optimizer": self._follow_optimizers,
             "torch.nn.modules.module": self._follow_forward,
         }
-        sys.meta_path.insert(0, FrameworkFinder(hooks))
+        sys.meta_path.insert(0, ImportHooks(hooks))
 
     @never_raises
     def report(self, stopped_at: str, **details: Any) -> None:
@@ -83,10 +83,14 @@ class Discovery:
                 return parse(parser, *args, **kwargs)
             outermost = not self._parsers
             self._parsers.append(parser)
-            namespace, unparsed = parse(parser, *args, **kwargs)
-            if outermost:
-                report_parser(parser, namespace, unparsed)
-                self._parsers.clear()
+            try:
+                namespace, unparsed = parse(parser, *args, **kwargs)
+                if outermost:
+                    report_parser(parser, namespace, unparsed)
+            finally:
+                # A script may catch what its first parser refuses, and try a second one.
+                if outermost:
+                    self._parsers.clear()
             return namespace, unparsed
 
         @never_raises
@@ -98,8 +102,8 @@ class Discovery:
                 (ancestor.__name__ for ancestor in type(parser).__mro__ if ancestor.__name__ == "HfArgumentParser"),
                 "argparse",
             )
-            # Words that are left over are refused next, or belong to a second parser; a parser without --help is for
-            # the name of a configuration file.
+            # The script refuses leftover words next, or hands them to a second parser. A parser without --help usually
+            # reads only the name of a configuration file.
             if unparsed or not parser.add_help:
                 self.report("a first parser", parser=kind)
             else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MAX_TEXT = 200
+MAX_ITEMS = 200
 MAX_CHOICES = 100
-"""A flag may take any value of a range: the first of its choices tell what they are."""
+"""Choices listed for a flag; `choices=range(...)` may have millions."""
 CLICK_TYPES = {"integer": "int", "float": "float", "boolean": "bool"}
 """Types of click's parameters by the first word of their names; all others are read as text."""
 
@@ -59,9 +61,9 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return _cut(value) if isinstance(value, str) else value
     if isinstance(value, float):
-        return value if value - value == 0 else str(value)
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value[:MAX_TEXT]]
+        return [plain(item) for item in value[:MAX_ITEMS]]
     if callable(value) or type(value).__name__ == "Sentinel" or value is argparse.SUPPRESS:
         return None
     return plain(getattr(value, "value", None)) if hasattr(value, "value") else _cut(str(value))

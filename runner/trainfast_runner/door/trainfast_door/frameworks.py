@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import deepspeed_engine, knobs_without_flag, trainer_callback
-from .framework_finder import FrameworkFinder
+from .import_hooks import ImportHooks
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun
@@ -21,7 +21,7 @@ def install(run: ScriptRun) -> None:
         "transformers.training_args": knobs_without_flag.set_trainer_fields,
         "deepspeed.runtime.engine": deepspeed_engine.install,
     }
-    sys.meta_path.insert(0, FrameworkFinder({name: _of_run(hook, run) for name, hook in hooks.items()}))
+    sys.meta_path.insert(0, ImportHooks({name: _of_run(hook, run) for name, hook in hooks.items()}))
 
 
 def _of_run(hook: Callable[[Any, ScriptRun], None], run: ScriptRun) -> Callable[[Any], None]:

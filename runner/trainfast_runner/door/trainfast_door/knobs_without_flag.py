@@ -6,8 +6,8 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from .blocked_saves import sandbox_fields
 from .notes import never_raises, note
-from .trial import sandbox_fields
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun

@@ -49,7 +49,7 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
 
         @never_raises
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            # It counts optimizer steps: a batch that only accumulates gradients leaves it.
+            # `global_step` counts optimizer steps; accumulation alone does not change it.
             if trainer.global_step == self._steps_before:
                 return
             self._steps_before = trainer.global_step

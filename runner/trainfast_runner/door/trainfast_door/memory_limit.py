@@ -26,9 +26,9 @@ class MemoryLimit:
 
     @never_raises
     def impose(self, rank: int) -> None:
-        """Limit the process: on a CPU to the bytes that its data take now and the limit.
+        """Set this rank's limit: on CUDA the allocator's fraction, on a CPU RLIMIT_DATA at the present VmData plus it.
 
-        On a CPU the allocator itself then refuses; its thread pools are started before.
+        A small product first starts torch's threads, whose stacks would otherwise count.
         """
         if not self._limits_bytes:
             return

@@ -16,9 +16,9 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from .blocked_saves import silence_loaded
 from .notes import never_raises, note_error
 from .script_run import uses_accelerate
-from .trial import silence_loaded
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -76,7 +76,7 @@ def find_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor
         attention=getattr(getattr(model, "config", None), "_attn_implementation", None),
     )
     if run.settings.get("trace"):
-        from .seen_step import watch_step
+        from .watched_step import watch_step
 
         watch_step(run, model, optimizer)
     if run.actual["compiled"] and not compiled:
@@ -84,9 +84,9 @@ def find_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor
         return  # autocast shows in a forward pass alone
     run.actual["compute_dtype"] = run.actual.get("param_dtype")
     times = ForwardTimes(run)
-    _handles.append(model.register_forward_pre_hook(Begun(times), with_kwargs=True))
+    _handles.append(model.register_forward_pre_hook(BeforeForward(times), with_kwargs=True))
     if run.steps.peaks.on_cpu:
-        _handles.append(model.register_forward_hook(Ended(times)))
+        _handles.append(model.register_forward_hook(AfterForward(times)))
 
 
 def remove_hooks() -> None:
@@ -117,11 +117,18 @@ class ForwardTimes:
             steps.unknown["forward_ms"] = steps.unknown["optimizer_ms"] = "the host runs ahead of the GPU"
 
 
-class Begun:
-    """The hook before a forward pass. A model that is saved or copied whole carries a no-op in its place."""
+class _ForwardHook:
+    """A hook around the forward pass. A model that is saved or copied whole carries a no-op in its place."""
 
     def __init__(self, times: ForwardTimes) -> None:
         self._times = times
+
+    def __reduce__(self) -> Any:
+        return _NOTHING
+
+
+class BeforeForward(_ForwardHook):
+    """The hook before a forward pass."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the beginning and the input of a forward pass that trains."""
@@ -139,11 +146,8 @@ class Begun:
             note_error("model forward hook", error)
         times.begun_ns = monotonic_ns()
 
-    def __reduce__(self) -> Any:
-        return _NOTHING
 
-
-class Ended(Begun):
+class AfterForward(_ForwardHook):
     """The hook after a forward pass, on a CPU only: a GPU's work is not over when its forward returns."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -67,7 +67,7 @@ def note_error(place: str, error: Exception) -> None:
 
 
 def note(detail: str) -> None:
-    """Append a trouble to `door.jsonl`, each once."""
+    """Append a problem of the hooks to `door.jsonl`; a repeated text, or one after `MAX_NOTES`, is dropped."""
     if detail in _noted or len(_noted) >= MAX_NOTES:
         return
     _noted.add(detail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from .step_trace import trace_memory
 if TYPE_CHECKING:
     from .script_run import ScriptRun
 
+MAX_SKIPPED = 20
+"""Steps of smaller optimizers that are skipped before the largest one's first; it may never step."""
+
 
 def install(run: ScriptRun) -> None:
     """Count the steps of the optimizer with most parameters: a GAN takes two kinds of steps."""
@@ -37,6 +41,9 @@ class OptimizerHook:
         self._main: Callable[[], Optimizer | None] = lambda: None
         """The optimizer with most parameters of those that have stepped and live."""
         self._parameters = 0
+        self._live: weakref.WeakSet[Optimizer] | None = None
+        """The optimizers that lived at the first step; None before it."""
+        self._skipped = 0
         self._begun_ns = 0
         self._smaller: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -53,7 +60,7 @@ class OptimizerHook:
             return
         try:
             if self._main() is optimizer or self._becomes_main(optimizer):
-                self._count(optimizer, has_closure=len(args) > 1 or bool(kwargs))
+                self._count(optimizer, has_closure=_has_closure(args[1:], kwargs))
         except Exception as error:
             note_error("optimizer step hook", error)
 
@@ -70,21 +77,21 @@ class OptimizerHook:
             raise SystemExit(0)
 
     def _becomes_main(self, optimizer: Optimizer) -> bool:
-        """Make the optimizer the main one and return True if it has more parameters than that."""
+        """Return True if the optimizer has more parameters than the main one, and make it that."""
         if optimizer in self._smaller:
             return False
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        size = sum(parameter.numel() for parameter in parameters)
+        parameters = _parameters(optimizer)
+        size = _size(optimizer)
         steps = self._steps
         is_first = self._main() is None
+        if is_first and self._is_skipped(size):
+            return False
         if not is_first and size <= self._parameters:
             self._smaller.add(optimizer)
             self._run.why_untraced = "its script has another optimizer"
             return False
         if steps.source == OPTIMIZER:
             steps.note_hook("optimizer step hook")
-            if not is_first:
-                steps.drop_first_step()
         self._main, self._parameters = weakref.ref(optimizer), size
         group = optimizer.param_groups[0]
         self._run.has_scheduler = "initial_lr" in group
@@ -98,6 +105,29 @@ class OptimizerHook:
         )
         find_model(self._run, optimizer, parameters)
         return True
+
+    def _is_skipped(self, size: int) -> bool:
+        """True for one of the first steps, while an optimizer of more than `size` parameters may still take its own."""
+        if self._live is None:
+            # Once: 50 ms for half a million objects.
+            self._live = weakref.WeakSet(each for each in gc.get_objects() if issubclass(type(each), Optimizer))
+        if self._skipped == MAX_SKIPPED or not any(_size(each) > size for each in self._live):
+            return False
+        self._skipped += 1
+        return True
+
+
+def _parameters(optimizer: Optimizer) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _size(optimizer: Optimizer) -> int:
+    return sum(parameter.numel() for parameter in _parameters(optimizer))
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    """True if `step` got a closure; Accelerate passes None for one."""
+    return any(value is not None for value in (*args, *kwargs.values()))
 
 
 def _finite(rate: Any) -> float | None:

@@ -26,12 +26,12 @@ class ScriptRun:
         with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
             recorded: dict[str, Any] = json.load(file)
         self.settings: dict[str, Any] = recorded["script"] or {}
-        """`script` of `run.json`."""
+        """`script` of `run.json`, with the fields of `records.script_run.ScriptAsked`."""
         self.is_trial = bool(self.settings.get("trial"))
         """True in a search's trial, which leaves nothing behind."""
         limits_bytes = recorded.get("memory_limit_bytes") if self.is_trial else None
         self.memory_limit = MemoryLimit(limits_bytes or [], str(recorded.get("device")))
-        self.seen_step: Any = None
+        self.watched_step: Any = None
         """The step that is to be traced; None where it cannot be, or is not asked for."""
         self.why_untraced: str | None = "no optimizer of torch.optim steps a model"
         """The reason for a missing trace, in a trial that is asked for one."""
@@ -40,9 +40,9 @@ class ScriptRun:
         self.opened = False
         """True once the hooks are installed."""
         self.actual: dict[str, Any] = {}
-        """Settings read from live objects, for the `actual` record."""
+        """Facts read from live objects that are no knobs: wrapper, dtypes, device, number of parameters."""
         self.ran: dict[str, Any] = {}
-        """Values of knobs, read from live objects."""
+        """Knobs by the values that ran, read from live objects."""
         self.given_rate: float | None = None
         """The rate that the script gave its optimizer: `initial_lr` if a scheduler keeps one, else its first rate."""
         self.has_scheduler = False
@@ -100,7 +100,7 @@ class ScriptRun:
             mixed = sys.modules["accelerate.state"].AcceleratorState().mixed_precision
             ran["precision"] = {"no": "fp32"}.get(mixed, mixed)
             accumulated = sys.modules["accelerate.state"].GradientState().num_steps
-            # A script that accumulates by a flag of its own leaves it at 1.
+            # With an accumulation flag of its own a script leaves Accelerate's `num_steps` at 1.
             if accumulated > 1 or "grad_accum" not in self.settings.get("flagged", ()):
                 ran["grad_accum"] = accumulated
         # A rate that the script changes by hand shows by its second step; what it was given is then unknown.

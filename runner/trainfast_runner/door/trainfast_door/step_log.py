@@ -36,8 +36,7 @@ class StepLog:
     """Counts the optimizer steps of this process and appends their records.
 
     `data_ns`, `forward_ns` and `optimizer_ns` add up over a step, None for a phase that was not seen in it. The record
-    of the first step waits for the second, that of a step whose loss may still come for the next one, and those of fast
-    steps for each other.
+    of a step whose loss may still come waits for the next one, and those of fast steps wait for each other.
     """
 
     def __init__(self, files: RankFiles, settings: dict[str, Any], write_facts: Callable[[], None]) -> None:
@@ -112,12 +111,6 @@ class StepLog:
         if self.taken == 0:
             self.begun_ns = monotonic_ns()
 
-    def drop_first_step(self) -> None:
-        """Drop the only recorded step: a smaller optimizer took it than the one that steps now."""
-        if self.taken == 1:
-            self.taken = 0
-            self._records.clear()
-
     def record_step(self, samples: int | None = None, loss: float | None = None) -> bool:
         """Record that a step has ended now; return True once the script must stop, as `--steps` asks."""
         now_ns = monotonic_ns()
@@ -140,8 +133,7 @@ class StepLog:
         self.loader_samples = self.forward_samples = 0
         if self._limit is not None and step >= self._limit:
             self.stopping = True
-        # The first record may be of a smaller optimizer than the one that steps next.
-        if is_due and step > 1 and not self.waits_for_loss:
+        if is_due and not self.waits_for_loss:
             self.flush(now_ns)
         if step == FACTS_AFTER:
             self._write_facts()

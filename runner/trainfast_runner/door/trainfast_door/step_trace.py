@@ -23,7 +23,7 @@ WORKER = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir, "worker")
 @never_raises
 def trace_memory(run: ScriptRun) -> None:
     """Trace the step that was seen, once, in a trial that is asked for it; without a trace note the reason."""
-    seen = run.seen_step
+    seen = run.watched_step
     if not run.settings.get("trace") or run.traced_memory is not None or not run.files.are_ours or run.files.rank:
         return
     run.memory_limit.lift()

@@ -23,10 +23,10 @@ OPTIMIZERS = {
 }
 
 
-def install(trainer: Any, run: ScriptRun) -> None:
+def install(module: Any, run: ScriptRun) -> None:
     """Add the callback to `transformers.trainer`, the module."""
 
-    class TrainfastCallback(trainer.TrainerCallback):  # type: ignore[misc]
+    class TrainfastCallback(module.TrainerCallback):  # type: ignore[misc]
         """Counts the Trainer's steps. Properties of its arguments, microseconds each, are read once in a training."""
 
         batch_size, accumulated, unread = 1, 1, 0
@@ -64,7 +64,7 @@ def install(trainer: Any, run: ScriptRun) -> None:
                 trace_memory(run)
                 raise SystemExit(0)
 
-    trainer.DEFAULT_CALLBACKS.append(TrainfastCallback)
+    module.DEFAULT_CALLBACKS.append(TrainfastCallback)
 
 
 def knobs_of(args: Any) -> dict[str, Any]:

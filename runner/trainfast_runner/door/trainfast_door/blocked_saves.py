@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .framework_finder import FrameworkFinder
+from .import_hooks import ImportHooks
 from .notes import never_raises
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def install(run: ScriptRun) -> None:
     run.suppress("experiment trackers")
     _silence(torch, ("save",), run)
     hooks = {name: functools.partial(_silence, names=names, run=run) for name, names in SAVES.items()}
-    sys.meta_path.insert(0, FrameworkFinder(hooks))
+    sys.meta_path.insert(0, ImportHooks(hooks))
 
 
 @never_raises

@@ -11,7 +11,7 @@ from typing import Any
 from .notes import never_raises
 
 
-class FrameworkFinder:
+class ImportHooks:
     """Finds the awaited modules as the other finders do; each one's hook gets the module after its execution."""
 
     def __init__(self, hooks: Mapping[str, Callable[[Any], None]]) -> None:

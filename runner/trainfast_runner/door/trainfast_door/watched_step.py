@@ -24,7 +24,7 @@ TRACED_WRAPPERS = ("none", "DistributedDataParallel")
 """Wrappers in which the model has all its parameters and the whole batch of its rank."""
 
 
-class SeenStep:
+class WatchedStep:
     """Watches the second step, the first in which the optimizer has its states.
 
     `untraceable` is the reason why that step cannot be traced, None once it can. Nothing of the script's is kept alive:
@@ -57,7 +57,7 @@ class SeenStep:
         ]
         self._watch_backward()
 
-    def __deepcopy__(self, memo: Any) -> SeenStep:
+    def __deepcopy__(self, memo: Any) -> WatchedStep:
         """A copied model has the same hooks: this object itself."""
         return self
 
@@ -151,7 +151,7 @@ def watch_step(run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
     elif set(parameter_types.values()) != {nn.Parameter}:
         run.why_untraced = "its model has parameters of a class of its own"
     else:
-        run.why_untraced, run.seen_step = None, SeenStep(run, model, optimizer)
+        run.why_untraced, run.watched_step = None, WatchedStep(run, model, optimizer)
 
 
 def _without_memory(value: Any) -> Any:
