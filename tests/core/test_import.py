@@ -91,6 +91,16 @@ def test_deepspeeds_json_comes_back(tmp_path: Path) -> None:
         assert {name: imported.knobs.get(name) for name in wanted} == {name: run.knobs[name] for name in wanted}
 
 
+def test_an_offload_to_nowhere_offloads_nothing() -> None:
+    config = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}}
+    assert import_settings(json.dumps(config), "ds", "tiny-llama").knobs["strategy"] == "zero2"
+
+
+def test_our_own_command_takes_its_settings_with_an_equals_sign_too() -> None:
+    imported = import_settings("trainfast-tui run tiny-llama --set=batch_size=4 --set lr=0.5", "it", "tiny-llama")
+    assert (imported.knobs["batch_size"], imported.knobs["lr"]) == (4, 0.5)
+
+
 @pytest.mark.parametrize(
     ("command", "precision"),
     [

@@ -136,18 +136,19 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
     remaining = {name: value for name, value in config.items() if name not in (*IGNORED, "train_batch_size")}
     foreign = ForeignKnobs({}, [])
     zero = foreign.section(remaining, "zero_optimization")
-    offload = foreign.section(zero, "offload_optimizer")
-    parameters = zero.get("offload_param")
+    offload, parameters = foreign.section(zero, "offload_optimizer"), foreign.section(zero, "offload_param")
+    # DeepSpeed's default device is "none": such a table offloads nothing.
+    offloads = any(table.get("device", "none") != "none" for table in (offload, parameters))
     names = [
         name
         for name, entry in STRATEGIES.items()
-        if entry.is_zero and entry.zero_stage == zero.get("stage") and entry.offloads == bool(offload or parameters)
+        if entry.is_zero and entry.zero_stage == zero.get("stage") and entry.offloads == offloads
     ]
     if names:
         foreign.knobs["strategy"] = names[0]
     elif zero:
         foreign.not_understood.append(f"zero_optimization.stage: {zero.get('stage')}")
-    if offload.get("nvme_path"):
+    if offload.get("device") == "nvme" and offload.get("nvme_path"):
         foreign.knobs["offload_path"] = offload["nvme_path"]
     halves = {name: dict(remaining.pop(name)) for name in ("bf16", "fp16") if isinstance(remaining.get(name), dict)}
     on = next((name for name, half in halves.items() if half.get("enabled") is True), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import shlex
 import tomllib
@@ -166,7 +165,12 @@ def spec_of_command(text: str) -> RunSpec | None:
         return None
     if words[:2] != ["trainfast-tui", "run"] or len(words) < 3 or words[2].startswith("-"):
         return None
-    return resolve(words[2], [after for word, after in itertools.pairwise(words) if word == "--set"])
+    settings = [
+        following if word == "--set" else word.removeprefix("--set=")
+        for word, following in zip(words, [*words[1:], ""], strict=True)
+        if word == "--set" or word.startswith("--set=")
+    ]
+    return resolve(words[2], settings)
 
 
 def _preset(name: str, spec: RunSpec, knobs: KnobValues) -> str:
