@@ -27,8 +27,8 @@ def process_memory(size_bytes: float) -> str:
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """A count with its noun: `1 step`, `3 steps`."""
-    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+    """A count with its noun: `1 step`, `12,345 steps`."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def chance_text(chance: float, decimals: int = 0) -> str:

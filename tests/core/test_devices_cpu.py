@@ -9,7 +9,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import available_memory, gpu_of
+from trainfast_runner.memory.available import available_memory, first_gpu_name
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.results.comparison.difference import compare
@@ -103,7 +103,7 @@ def test_the_room_is_the_hosts_and_the_watched_gpus_stay() -> None:
     room = available_memory(spec, TWO, 2, 8 * GIB)
     assert room is not None
     assert (room.limit_bytes, room.words) == (4 * GIB, "free, shared by 2 processes")
-    assert gpu_of(spec, TWO) is None
+    assert first_gpu_name(spec, TWO) is None
     on_cpu = TWO.used_by(spec.knobs["devices"])
     assert [gpu.index for gpu in on_cpu.watched("1", ())] == [1]
 

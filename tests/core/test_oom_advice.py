@@ -1,6 +1,6 @@
 """The advice after an out-of-memory error."""
 
-from trainfast_runner.memory.oom_advice import best_of_each_knob, fixes, useful_first
+from trainfast_runner.memory.oom.fixes import best_of_each_knob, fixes, useful_first
 from trainfast_runner.settings.spec import resolve
 
 
@@ -9,6 +9,13 @@ def test_a_batch_is_halved_and_the_global_batch_kept() -> None:
     [smaller] = [fix for fix in fixes(knobs, "cpu", "forward") if fix.knob == "batch_size"]
     assert (smaller.value, smaller.saves) == ("2048", "activations to 50 %")
     assert "grad_accum=2 keeps the global batch" in smaller.costs
+
+
+def test_a_smaller_batch_that_does_not_divide_the_global_batch_says_so() -> None:
+    knobs = resolve("tiny-llama", ["batch_size=6"]).knobs
+    [smaller] = [fix for fix in fixes(knobs, "cpu", "forward", 5 / 6) if fix.knob == "batch_size"]
+    assert smaller.value == "4"
+    assert smaller.costs == "little; the global batch becomes 0.67 times as large"
 
 
 def test_a_batch_far_too_large_is_brought_down_to_where_its_request_fits() -> None:

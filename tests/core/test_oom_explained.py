@@ -7,17 +7,17 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory import oom_explained
 from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.oom_candidates import specs_with_one_change, specs_with_several_changes
-from trainfast_runner.memory.oom_changes import ModelOf
-from trainfast_runner.memory.oom_explained import OutOfMemory
+from trainfast_runner.memory.oom import explain as oom_explain
+from trainfast_runner.memory.oom.candidates import specs_with_one_change, specs_with_several_changes
+from trainfast_runner.memory.oom.explain import OutOfMemory
+from trainfast_runner.memory.oom.predicted_fixes import ModelOf
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.results.explained_run import explain_run
+from trainfast_runner.results.oom.explain_run import explain_run
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 from trainfast_tui.text.oom import changes_title, oom_sentences
@@ -35,7 +35,7 @@ ON_GPU = (
 
 
 def explain(run: RunFile, error: RunError, reason: str, model_of: ModelOf, **records: Any) -> OomExplanation:
-    return oom_explained.explain(OutOfMemory(run=run, reason=reason, error=error, **records), model_of)
+    return oom_explain.explain(OutOfMemory(run=run, reason=reason, error=error, **records), model_of)
 
 
 class Arithmetic:
@@ -153,7 +153,9 @@ def test_an_end_in_the_step_is_the_optimizer_s_and_of_the_model_the_parameters()
 def test_the_allocator_s_own_sentence_tells_limit_shortage_and_who_else_was_there() -> None:
     run = a_run(None, "cuda", memory_limit=None)
     appeared = Event(t_ns=1, kind="foreign_process", pid=99, state="appeared", detail="python (pid 99) with 300 MiB")
-    found = explain(run, error("forward"), ON_GPU, lambda spec: None, events=[appeared])
+    guest = Event(t_ns=1, kind="foreign_process", pid=7, state="appeared", detail="a guest")
+    gone = Event(t_ns=2, kind="foreign_process", pid=7, state="left")
+    found = explain(run, error("forward"), ON_GPU, lambda spec: None, events=[appeared, guest, gone])
     assert found.limit_bytes == int(37.5 * 2**30)
     assert found.missing_bytes == 1536 * MIB
     assert found.others == ["process 4711 held 40.00 GiB", "python (pid 99) with 300 MiB"]

@@ -52,7 +52,7 @@ from trainfast_runner.search.journal.lines import (
     Waiting,
     worked_seconds,
 )
-from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseLine
+from trainfast_runner.search.journal.memory_fit import PhaseLine, RankMemory
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.searches import new_search, newest_search, unfinished
 
@@ -80,7 +80,7 @@ def search(home: Home, key: str = "k") -> tuple[Path, SearchJournal]:
 def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path: Path) -> None:
     directory, journal = search(Home(tmp_path))
     line = PhaseLine(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
-    fit = MemoryFit(rank=0, lines=[line], limit_bytes=10)
+    fit = RankMemory(rank=0, lines=[line], limit_bytes=10)
     step = BatchStep(action="probe", batch_size=4, why="because", needs_bytes=9, fits=[fit], tightest_rank=0)
     journal.write(step)
     with (directory / JOURNAL_FILE).open("ab") as file:

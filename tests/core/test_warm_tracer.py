@@ -18,7 +18,7 @@ import pytest
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import worker_scripts
 from trainfast_runner.machine.worker_scripts import ScriptCancelled
-from trainfast_runner.memory.tracing import Tracing, trace_model
+from trainfast_runner.memory.tracing import TraceProgress, trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.settings.spec import RunSpec, resolve
 
@@ -77,7 +77,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_second_trace_imports_nothing(tracer: WarmTracer) -> None:
-    heard: list[Tracing] = []
+    heard: list[TraceProgress] = []
     first = trace_model(small(), on_traced=heard.append, tracer=tracer)
     assert [one.importing for one in heard][:2] == [sys.executable, ""]
     [server] = servers_of(os.getpid())

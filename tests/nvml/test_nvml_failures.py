@@ -215,7 +215,7 @@ def test_the_cure_fits_what_the_machine_has(tmp_path: Path, code: int, files: li
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    assert sentence in failures.initialization(code, "its name", tmp_path)
+    assert sentence in failures.library_failure(code, "its name", tmp_path)
 
 
 @pytest.mark.parametrize("broken", ["empty", "garbage", "folder"])
@@ -226,7 +226,7 @@ def test_a_broken_driver_library_is_not_called_missing(tmp_path: Path, broken: s
     else:
         library.write_bytes(b"" if broken == "empty" else b"no library at all" * 10)
     script = f"import sys; sys.path[:0] = [{str(RUNNER)!r}]\n" + (
-        "from trainfast_runner.machine.telemetry import failures; print(failures.initialization(12, 'not found'))"
+        "from trainfast_runner.machine.telemetry import failures; print(failures.library_failure(12, 'not found'))"
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)

@@ -118,7 +118,7 @@ def test_long_list_of_flags_is_folded_to_those_of_knobs(cli: Cli, tmp_path: Path
     assert "argparse, 31 flags" in short
     assert "  --bs " in short
     assert "--other-7" not in short
-    assert "and 30 flags that no knob takes; --all lists them" in short
+    assert "and 30 flags without a knob; --all lists them" in short
     whole = cli("presets", "new", "mine", "--overwrite", "--all", *written(tmp_path, lines)).out
     assert whole.index("  --bs ") < whole.index("--other-7 "), "flags of knobs come first"
     assert "--all lists them" not in whole
@@ -148,6 +148,16 @@ def test_parser_for_a_configuration_file_is_not_the_last(cli: Cli, tmp_path: Pat
     found = discovered(cli, *written(tmp_path, lines), "--batch-size=2")
     assert [flag["names"] for flag in found["flags"]] == [["--batch-size"], ["--config"]]
     assert found["mapping"][0]["value"] == 2
+
+
+def test_parser_that_refused_leaves_the_next_one_to_be_seen(cli: Cli, tmp_path: Path) -> None:
+    lines = (
+        "import argparse\nfirst = argparse.ArgumentParser(exit_on_error=False)\n"
+        "first.add_argument('--lr', type=int)\n"
+        "try:\n    first.parse_args(['--lr=a'])\nexcept argparse.ArgumentError:\n    pass\n"
+        "parser = argparse.ArgumentParser()\nparser.add_argument('--seed', type=int, default=1)\nparser.parse_args()\n"
+    )
+    assert mapping(discovered(cli, *written(tmp_path, lines))) == {"seed": "--seed {}"}
 
 
 def test_subcommand_has_its_own_flags(cli: Cli, tmp_path: Path) -> None:

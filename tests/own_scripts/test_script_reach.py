@@ -12,7 +12,7 @@ from own_scripts.conftest import SCRIPTS
 from trainfast_runner.running.scripts.command import read_command
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import Way, reach_of
+from trainfast_runner.settings.script_reach import Way, reach_of, why_unreachable
 
 MAPPED = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}
 TRAIN = str(SCRIPTS / "plain_torch.py")
@@ -38,12 +38,21 @@ def test_each_knob_has_its_way_into_the_script(framework: str, knob: str, way: W
     assert words in reach.words
 
 
+def test_without_hooks_a_framework_takes_only_its_own_variables() -> None:
+    blocked = "the hooks cannot load"
+    assert why_unreachable("precision", "accelerate", blocked) is None
+    assert why_unreachable("grad_clip", "Lightning", blocked) is None
+    assert why_unreachable("grad_clip", "HF Trainer", blocked) == blocked
+    assert why_unreachable("grad_clip", "", blocked) is None, "it may be Lightning"
+
+
 @pytest.mark.parametrize(
     ("words", "title"),
     [
         ((sys.executable, TRAIN, "--lr", "3e-4"), "plain_torch.py --lr 3e-4"),
         ((sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", TRAIN), "plain_torch.py"),
         ((sys.executable, "-u", "-m", "json.tool", "a b"), "json.tool 'a b'"),
+        ((sys.executable, "-um", "json.tool", "a b"), "json.tool 'a b'"),
         ((sys.executable, "-c", "pass"), f"{sys.executable} -c pass"),
     ],
 )

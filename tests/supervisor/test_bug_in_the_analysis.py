@@ -15,7 +15,7 @@ from trainfast_runner.records.run_directory import is_unfinished, read_result, r
 from trainfast_runner.results import summary
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.history import iter_rows
-from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.run_state import run_state
 
 from .conftest import Run
@@ -65,7 +65,7 @@ def test_the_verdict_is_on_the_disk_before_the_analysis(run: Run, tmp_path: Path
     written = until(lambda: read_written_result(run.directory), "the verdict")
     assert (written.state, written.reason, written.provisional) == ("finished", "took all 5 steps", True)
     assert read_result(run.directory) is None
-    assert settle(run.directory) is None
+    assert recover_result(run.directory) is None
     assert run_state(run.directory).state == "finished"
     assert is_unfinished(run.directory), "another launch waits until the analysis is done"
     (tmp_path / "go").touch()
@@ -87,7 +87,7 @@ def killed_in_its_analysis(run: Run, tmp_path: Path) -> None:
 def test_a_supervisor_killed_in_its_analysis_has_given_its_verdict(run: Run, tmp_path: Path) -> None:
     killed_in_its_analysis(run, tmp_path)
     assert run_state(run.directory).state == "finished"
-    result = settle(run.directory)
+    result = recover_result(run.directory)
     assert result is not None
     assert (result.state, result.reason) == ("finished", "took all 5 steps")
     assert result.throughput.samples_per_s.median == 400
@@ -118,7 +118,7 @@ def test_a_bug_in_the_analysis_of_a_lost_run_does_not_stop_the_list(
         directory = home.directory(run_id)
         directory.mkdir(parents=True)
         Run(directory).prepare("")
-    settle(home.directory("20260101-000001-stand-in-0002"))
+    recover_result(home.directory("20260101-000001-stand-in-0002"))
 
     def wrong(*_: object) -> None:
         raise ZeroDivisionError("of a test")

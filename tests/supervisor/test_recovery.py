@@ -16,7 +16,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import identify
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.run_state import RunState, run_state
 from trainfast_runner.running.stopping import request_stop, stop_unsupervised
 
@@ -35,12 +35,12 @@ def test_the_training_outlives_its_supervisor_and_is_lost_only_in_name(run: Run)
     kill_supervisor(run)
     now = run_state(run.directory)
     assert (now.state, now.supervised, now.ended) == ("running", False, False)
-    assert settle(run.directory) is None
+    assert recover_result(run.directory) is None
     assert request_stop(run.directory) is False
     (run.directory / "go").touch()
     until(lambda: run_state(run.directory).ended, "the run to end")
     assert read_result(run.directory) is None, "a look writes nothing"
-    result = settle(run.directory)
+    result = recover_result(run.directory)
     assert result is not None
     assert read_result(run.directory) == result
     assert result.state == "lost"
@@ -120,7 +120,7 @@ def test_readers_that_come_at_once_agree(run: Run) -> None:
     seen: list[RunState] = []
 
     def read() -> None:
-        settle(run.directory)
+        recover_result(run.directory)
         seen.append(run_state(run.directory))
 
     readers = [threading.Thread(target=read) for _ in range(8)]
@@ -136,7 +136,7 @@ def test_readers_that_come_at_once_agree(run: Run) -> None:
 def test_a_reader_that_comes_before_the_lock_is_free_sees_a_live_run(run: Run) -> None:
     run.start("begin(); wait_for_ever()")
     until(lambda: run.worker("started"), "the rank")
-    assert settle(run.directory) is None
+    assert recover_result(run.directory) is None
     assert run_state(run.directory).state == "starting"
 
 
@@ -146,7 +146,7 @@ def test_supervisor_that_fell_between_its_verdict_and_the_result(run: Run) -> No
     (run.directory / "events.jsonl").write_text(
         '{"t_ns": 1, "kind": "state", "state": "oom", "reason": "CUDA out of memory"}\n{"t_ns": 2, "ki'
     )
-    result = settle(run.directory)
+    result = recover_result(run.directory)
     assert result is not None
     assert result.state == "lost"
     assert result.reason.endswith("the supervisor's own verdict was oom: CUDA out of memory")
@@ -157,7 +157,7 @@ def test_files_of_a_trial_go_when_its_supervisor_did_not_remove_them(run: Run) -
     (run.directory / "alive.lock").touch()
     (run.directory / "sandbox").mkdir()
     (run.directory / "sandbox" / "checkpoint").write_bytes(b"x")
-    assert settle(run.directory) is not None
+    assert recover_result(run.directory) is not None
     assert not (run.directory / "sandbox").exists()
 
 
@@ -167,14 +167,14 @@ def test_nothing_but_an_empty_directory(tmp_path: Path) -> None:
     now = run_state(tmp_path)
     assert now.state == "lost"
     assert "run.json is missing" in (now.reason or "")
-    assert settle(tmp_path) is None
+    assert recover_result(tmp_path) is None
 
 
 def test_a_home_that_cannot_be_written_still_tells(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.prepare("")
     # A directory stands where the temporary file must go: works for root too, whom no permission stops.
     (run.directory / f".result.json.{os.getpid()}-{threading.get_native_id()}").mkdir()
-    result = settle(run.directory)
+    result = recover_result(run.directory)
     assert result is not None
     assert result.state == "lost"
     assert read_result(run.directory) is None
@@ -184,7 +184,7 @@ def test_a_result_of_a_newer_version_is_never_overwritten(run: Run) -> None:
     run.prepare("")
     newer = b'{"schema": 9, "run_id": {"of": "another shape"}, "state": "finished"}\n'
     (run.directory / "result.json").write_bytes(newer)
-    assert settle(run.directory) is None
+    assert recover_result(run.directory) is None
     now = run_state(run.directory)
     assert (now.ended, now.reason) == (True, "result.json was written by a newer trainfast-tui: update this one")
     assert (run.directory / "result.json").read_bytes() == newer
@@ -193,7 +193,7 @@ def test_a_result_of_a_newer_version_is_never_overwritten(run: Run) -> None:
 def test_a_run_that_was_written_off_is_not_started(run: Run) -> None:
     """Its launcher died before the supervisor had the lock, and a reader wrote its result in between."""
     run.prepare("begin(); train(5); say('finished')")
-    result = settle(run.directory)
+    result = recover_result(run.directory)
     assert result is not None
     assert result.state == "lost"
     done = subprocess.run(

@@ -21,7 +21,7 @@ from trainfast_runner.results.device_conditions.joined_steps import joined_steps
 from trainfast_runner.results.distributions import percentile, spread
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
-from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.search.batch.script_conductor import fitting_probe
 
 S = 1_000_000_000
@@ -341,7 +341,7 @@ def test_no_records_are_too_broken_for_a_result(
             (directory / f"{stem}.jsonl").write_bytes(b"\n".join(lines))
         run = RunFile(run_id="r", preset="p", watch_uuids=["u"], clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
         (directory / "run.json").write_bytes(msgspec.json.encode(run))
-        result = settle(directory)
+        result = recover_result(directory)
         assert result is not None
         assert result.state == "lost"
         assert msgspec.json.decode((directory / "result.json").read_bytes(), type=Result) is not None

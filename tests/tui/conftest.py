@@ -17,7 +17,7 @@ from searched import a_search, going_on
 from settling import settled
 
 from trainfast_runner.records.home import Home
-from trainfast_tui.control import background
+from trainfast_tui.control import threads
 
 
 @pytest.fixture
@@ -45,13 +45,13 @@ def _no_guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in ("textual.app", "textual.pilot"):
         monkeypatch.setattr(f"{module}.wait_for_idle", settled)
     begun: list[threading.Thread] = []
-    begin = background.threading.Thread
+    begin = threads.threading.Thread
 
     def noted(*arguments: Any, **options: Any) -> threading.Thread:
         begun.append(begin(*arguments, **options))
         return begun[-1]
 
-    monkeypatch.setattr(background, "threading", SimpleNamespace(Thread=noted, Event=threading.Event))
+    monkeypatch.setattr(threads, "threading", SimpleNamespace(Thread=noted, Event=threading.Event))
     yield
     # What a key has begun would otherwise go on under the next test, and with the real parts in place of the stand-ins.
     for thread in begun:

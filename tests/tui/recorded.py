@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import (
     Conditions,
@@ -106,7 +107,7 @@ def a_tick(second: int, *, gpus: int = 0, live: bool = True) -> Tick:
             else None,
         ),
         devices=[a_gpu(index, second) for index in range(gpus)],
-        missing={} if gpus else {"nvml": "no NVIDIA driver"},
+        missing={} if gpus else {"nvml": LIBRARY_FAILURES[LIBRARY_NOT_FOUND]},
         sample_us=900,
     )
 

@@ -29,7 +29,7 @@ from trainfast_runner.search.journal.batch import (
     RankPeaks,
 )
 from trainfast_runner.search.journal.lines import Conducted
-from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseLine
+from trainfast_runner.search.journal.memory_fit import PhaseLine, RankMemory
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.batch import BatchScreen
@@ -41,9 +41,9 @@ RUN_ID = "20261121-070002-tiny-llama-b001"
 PROOF_ID = "20261121-070044-tiny-llama-b002"
 
 
-def a_fit(rank: int = 0, limit: int = GIB) -> MemoryFit:
+def a_fit(rank: int = 0, limit: int = GIB) -> RankMemory:
     """118 MiB and 21.5 MiB a sample before the step, 190 MiB in it."""
-    return MemoryFit(
+    return RankMemory(
         rank=rank,
         lines=[
             PhaseLine(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB),

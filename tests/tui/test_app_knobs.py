@@ -77,6 +77,9 @@ async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> 
         assert "pp_schedule" not in app.session.next_run.spec.overrides, (
             "what cannot be seen is not refused at the next start"
         )
+        next_run = app.session.next_run.with_value("strategy", "tp").with_value("tp_degree", "4")
+        assert "tp_degree" in next_run.spec.overrides
+        assert "tp_degree" not in next_run.reset("strategy").spec.overrides
 
 
 async def test_images_have_no_length_in_tokens_to_turn(home: Home) -> None:

@@ -293,6 +293,11 @@ def test_a_filter_wants_every_word() -> None:
     assert matches(row, "")
 
 
+def test_a_filter_takes_values_as_they_are_typed() -> None:
+    row = RunRow("20260101-000000-x", "bert-large", None, "oom", knobs={"memory_limit": None, "devices": None})
+    assert matches(row, "memory_limit=none devices=auto")
+
+
 def test_a_changed_model_is_listed_and_found() -> None:
     row = RunRow(
         "20260101-000000-x", "vit-large", None, "finished", overrides={"model.num_hidden_layers": 1, "lr": 1.0}

@@ -255,6 +255,24 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again
     assert [fresh for _, fresh in starts.asked] == [False]
 
 
+async def test_f5_takes_up_the_search_on_the_screen_though_a_knob_was_turned_since(home: Home, starts: Starts) -> None:
+    search = starts.directory = a_search(home, going_on())
+    conductor = os.open(search / SEARCH_LOCK_FILE, os.O_RDWR)
+    fcntl.flock(conductor, fcntl.LOCK_EX)
+    async with running(home, size=FULL) as (app, pilot):
+        await opened(pilot, search)
+        await pilot.press("escape")
+        assert app.session.next_run is not None
+        app.session.set_next_run(app.session.next_run.with_value("optimizer", "sgd"))
+        await pilot.press("b")
+        await show(pilot, search)
+        os.close(conductor)
+        await show(pilot, search)
+        await pilot.press("f5")
+        await until_true(pilot, lambda: starts.asked, "the start")
+    assert starts.asked[0][0]["optimizer"] == "adamw"
+
+
 async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
     home: Home, conduct: Callable[[Path], None], starts: Starts
 ) -> None:

@@ -81,6 +81,8 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
         await show(pilot, old)
         await pilot.press("r", "r")
         await until(pilot, "A run is starting; press r again")
+        await pilot.press("s")
+        await until(pilot, "The run is starting; press s again")
         launches.go.set()
         await until_true(
             pilot, lambda: not app.session.run_control.is_starting or (home.runs / NEW).exists(), "the run"

@@ -159,7 +159,7 @@ async def test_nothing_happened_is_shown() -> None:
 
 def test_a_gpu_whose_call_takes_long_is_not_called_lost() -> None:
     text = DESCRIPTIONS["gpu_lost"](
-        Event(t_ns=START_NS, kind="gpu_lost", device=4, detail=failures.slow(2, "this GPU"))
+        Event(t_ns=START_NS, kind="gpu_lost", device=4, detail=failures.slow_call_sentence(2, "this GPU"))
     )[2]
     assert text.startswith(
         "GPU 4 does not answer: this GPU has not answered for 2 s: the NVIDIA driver is slow with it"

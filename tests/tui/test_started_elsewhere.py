@@ -84,3 +84,21 @@ async def test_it_is_notified_once_beside_the_run_on_the_screen(home: Home) -> N
         await pilot.pause()
         await pilot.pause()
         assert "something newer" in screen_text(app)
+
+
+def test_a_journal_that_cannot_be_read_leaves_the_other_search_and_its_own_last_state(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = Reader(home, lambda snapshot: None)
+    batch, best = object(), object()
+    monkeypatch.setattr(reader._batch_search, "poll", lambda: batch)
+    monkeypatch.setattr(reader._best_search, "poll", lambda: best)
+    assert reader._snapshot().trouble is None
+
+    def broken() -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(reader._batch_search, "poll", broken)
+    snapshot = reader._snapshot()
+    assert snapshot.trouble == "cannot read the batch search: [Errno 5] Input/output error"
+    assert (snapshot.batch_search, snapshot.best_search) == (batch, best)

@@ -14,7 +14,7 @@ from trainfast_runner.machine.worker_scripts import ScriptCancelled
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.memory.tracing import Tracing
+from trainfast_runner.memory.tracing import TraceProgress
 from trainfast_runner.settings.spec import RunSpec
 
 
@@ -103,18 +103,18 @@ class Tracer:
         python: str | None = None,
         cancelled: threading.Event | None = None,
         gpus: Sequence[str] = (),
-        on_traced: Callable[[Tracing], None] = lambda tracing: None,
+        on_traced: Callable[[TraceProgress], None] = lambda tracing: None,
         **_: object,
     ) -> TenMiBASample:
         model = self._key(spec)
         self.traced.append(model)
         if self.importing:
-            on_traced(Tracing(0, 2, importing=self.importing))
+            on_traced(TraceProgress(0, 2, importing=self.importing))
             while not self.imported.wait(0.01):
                 assert cancelled is not None
                 if cancelled.is_set():
                     raise ScriptCancelled("nobody waits")
-            on_traced(Tracing(0, 2))
+            on_traced(TraceProgress(0, 2))
         assert cancelled is not None
         deadline = time.monotonic() + 60
         while not self.go.wait(0.01):

@@ -16,7 +16,7 @@ from trainfast_runner.worker.limit_gauge import HostLimitGauge
 from trainfast_runner.worker.memory_meter import CudaMemoryMeter, HostMemoryMeter
 from trainfast_runner.worker.probing import (
     MAX_SKIPPED,
-    Prober,
+    ProbeRunner,
     ProbeSteps,
 )
 from trainfast_runner.worker.recorder import StepRecorder
@@ -77,11 +77,11 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
     assert set(written["phase_peaks"]) == with_peaks
 
 
-def prober(**parts: Any) -> Prober:
+def prober(**parts: Any) -> ProbeRunner:
     """A prober of which only these parts are there."""
     nothing: Any = None
     rest = {"gauge": HostLimitGauge(None), **dict.fromkeys(("state", "samples", "memory", "log"), nothing)}
-    return Prober(**{**rest, **parts})
+    return ProbeRunner(**{**rest, **parts})
 
 
 def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

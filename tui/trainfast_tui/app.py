@@ -63,7 +63,7 @@ class TrainfastApp(TerminalApp):
         return MainScreen(self.session)
 
     def on_mount(self) -> None:
-        # The first frame waits for nothing that it does not need.
+        # Start the threads after the first frame, which needs none of them.
         self.call_after_refresh(self.begin)
 
     def begin(self) -> None:

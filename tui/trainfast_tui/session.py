@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_tui.control.background import in_background
 from trainfast_tui.control.background_work import BackgroundWork
 from trainfast_tui.control.compared_runs import compared_runs, compared_with_previous
 from trainfast_tui.control.messages import (
@@ -36,6 +35,7 @@ from trainfast_tui.control.messages import (
 from trainfast_tui.control.run_control import RunControl
 from trainfast_tui.control.script_control import ScriptControl
 from trainfast_tui.control.searches import Searches
+from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.sources import next_run_from_preset, repeat_run
@@ -93,7 +93,7 @@ class Session:
     def start(self) -> None:
         """Start the threads that look at runs and machine."""
         self.reader.start()
-        in_background("machine", self._look_at_machine, self.post)
+        start_thread("machine", self._look_at_machine, self.post)
 
     def stop(self) -> None:
         """End the threads, and traces, which are processes that would outlive the app."""
@@ -184,12 +184,17 @@ class Session:
         self.run_control.note_left()
         self.reader.follow(directory)
 
-    def set_next_run(self, next_run: NextRun, knob: str = "") -> None:
-        """Replace the next run; the cursor goes to `knob`, where one is named."""
-        self.next_run = next_run
+    def set_next_run(self, next_run: NextRun, knob: str = "") -> NextRun:
+        """Replace the next run, and return it as compared with the run on the screen.
+
+        The cursor goes to `knob`, where one is named.
+        """
+        run = self.shown_run
+        self.next_run = next_run.compared_with(run.run_file if run is not None else None)
         self._keeps_knobs = True
         self.update_background_work()
         self.post(NextRunChanged(knob))
+        return self.next_run
 
     def set_knobs(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> bool:
         """Give the knobs of `next_run`, else of the next run, values as they are typed, with a notice.
@@ -212,14 +217,7 @@ class Session:
 
     def set_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
-        return self.set_next_run_compared(next_run_from_preset(name))
-
-    def set_next_run_compared(self, next_run: NextRun) -> NextRun:
-        """Replace the next run, and return it as compared with the run on the screen."""
-        run = self.shown_run
-        compared = next_run.compared_with(run.run_file if run is not None else None)
-        self.set_next_run(compared)
-        return compared
+        return self.set_next_run(next_run_from_preset(name))
 
     def start_run(self, next_run: NextRun, run_to_stop: Path | None = None) -> None:
         """Start this run, after `run_to_stop` has ended."""
@@ -259,11 +257,11 @@ class Session:
 
     def compare(self, a: str, b: str) -> None:
         """Have two runs compared: posts RunsCompared."""
-        in_background("compare", partial(compared_runs, self.home, a, b), self.post)
+        start_thread("compare", partial(compared_runs, self.home, a, b), self.post)
 
     def compare_with_previous(self, run_id: str) -> None:
         """Have a run compared with the finished one before it, or else the newest other one: posts RunsCompared."""
-        in_background("compare", partial(compared_with_previous, self.home, run_id), self.post)
+        start_thread("compare", partial(compared_with_previous, self.home, run_id), self.post)
 
     def update_background_work(self) -> None:
         """Begin or give up background work after a change."""

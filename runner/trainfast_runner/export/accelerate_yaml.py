@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.deepspeed_json import FILE as DEEPSPEED_FILE
-from trainfast_runner.export.deepspeed_json import recorded_config
+from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, recorded_config
 from trainfast_runner.export.trainer_arguments import overrides
-from trainfast_runner.export.written import SAME_RUN_HERE, Written, comment_lines, malloc_comments
+from trainfast_runner.export.written import SAME_RUN_HERE, ExportText, comment_lines, malloc_comments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES
 from trainfast_runner.settings.strategies import strategy_of
 
-FILE = "accelerate.yaml"
+ACCELERATE_FILE = "accelerate.yaml"
 
 
-def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
+def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     """The YAML. Raises UserError where a script started with it would be another run."""
     kind = _kind(run, knobs)
     config: dict[str, object] = {
@@ -51,7 +50,7 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> Written
     head += malloc_comments(run)
     if other_files:
         head.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to accelerate -o DIR")
-    return Written("\n".join([*head, *_yaml(config)]), left_out, FILE, other_files)
+    return ExportText("\n".join([*head, *_yaml(config)]), left_out, ACCELERATE_FILE, other_files)
 
 
 def _kind(run: RunFile, knobs: KnobValues) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.trainer_arguments import overrides
-from trainfast_runner.export.written import Written
+from trainfast_runner.export.written import ExportText
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.strategies import strategy_of
 
-FILE = "deepspeed.json"
+DEEPSPEED_FILE = "deepspeed.json"
 FILLED_BY_THE_TRAINER = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -27,7 +27,7 @@ FILLED_BY_THE_TRAINER = (
 """Values that transformers fills in from TrainingArguments where the JSON says "auto" (its DeepSpeed guide)."""
 
 
-def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
+def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     """The JSON for a script that calls DeepSpeed itself, all in numbers. Raises UserError for a run that gave none.
 
     Any other JSON would be another run: DeepSpeed shards what single, ddp and fsdp keep whole or shard otherwise.
@@ -52,19 +52,19 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
         if not any(_has_value(config, path) for path in KNOBS_BY_NAME[name].same_as.deepspeed.split(" / "))
         and (name != "devices" or run.world_size > 1)
     ]
-    return Written(json.dumps(config, indent=2), left_out, FILE)
+    return ExportText(json.dumps(config, indent=2), left_out, DEEPSPEED_FILE)
 
 
 def recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
     """The configuration that the run recorded. Raises UserError if it ended before."""
     try:
-        config = json.loads((directory / FILE).read_text())
+        config = json.loads((directory / DEEPSPEED_FILE).read_text())
     except (OSError, ValueError):
         config = None
     if not isinstance(config, dict):
         raise UserError(
             f"{run.run_id} ended before it gave DeepSpeed a configuration, so there is none to export",
-            key=FILE,
+            key=DEEPSPEED_FILE,
             advice=f"trainfast-tui run {run.name}, and the export of that run",
         )
     return config

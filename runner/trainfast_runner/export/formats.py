@@ -18,14 +18,14 @@ from trainfast_runner.export.script_command import torchrun
 from trainfast_runner.export.trainfast_command import command, preset
 from trainfast_runner.export.training_block import training_block
 from trainfast_runner.export.user_script import user_script_export
-from trainfast_runner.export.written import Written
+from trainfast_runner.export.written import ExportText
 from trainfast_runner.records.export_proof import last_proof
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import spec_of_record
 
-FORMS: dict[str, Callable[[RunFile, KnobValues, Path], Written]] = {
+FORMS: dict[str, Callable[[RunFile, KnobValues, Path], ExportText]] = {
     "training-args": training_block,
     "accelerate": accelerate_yaml,
     "deepspeed": deepspeed_json,
@@ -83,7 +83,7 @@ def oom_warning(run: RunFile, directory: Path) -> str | None:
     return f"{run.run_id} ran out of memory with these settings: see trainfast-tui runs show {run.run_id}"
 
 
-def _written(run: RunFile, directory: Path, to: str) -> Written:
+def _written(run: RunFile, directory: Path, to: str) -> ExportText:
     if run.script is not None:
         return user_script_export(run, run.script, directory, to)
     return FORMS[to](run, spec_of_record(run).knobs, directory)

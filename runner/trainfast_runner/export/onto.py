@@ -15,11 +15,11 @@ from trainfast_runner.export.call_fields import CallFields, trainer_call
 from trainfast_runner.export.onto_defaults import flags_by_knob
 from trainfast_runner.export.trainer_arguments import trainer_arguments
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES
 from trainfast_runner.settings.script_preset import FlagWords, ScriptPreset
+from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.settings.strategies import strategy_or_single
 
@@ -98,7 +98,7 @@ def _knobs_to_write(run: RunFile) -> KnobValues:
     kernels of one optimizer train alike, and another one is chosen for its memory.
     """
     if run.script is not None:
-        return {name: value for name, value in run.knobs.items() if name in KNOBS_BY_NAME and name not in OUR_KNOBS}
+        return {name: value for name, value in run.knobs.items() if name in KNOBS_BY_NAME and name not in LAUNCH_KNOBS}
     knobs = spec_of_record(run).knobs
     trainer_arguments(run, knobs)
     return {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].trains_same}

@@ -14,9 +14,9 @@ from trainfast_runner.records.export_proof import ExportProof
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import worker_lines
-from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
 
 ENGINES = {"HF Trainer": "trainer", "accelerate": "accelerate", "DeepSpeed": "native", "torch": "native"}
 """The engine whose steps stand for the steps of a script with that framework."""
@@ -60,7 +60,9 @@ def _exported_knobs(run: RunFile, exported: Exported) -> dict[str, Any]:
     """The knobs that the export sets, with their values."""
     if run.script is None or exported.to == "training-args":
         return import_settings(exported.text, exported.to, PLAIN_PRESET).knobs if exported.to != "preset" else {}
-    names = [name for name in run.overrides if name in KNOBS_BY_NAME and name not in (*OUR_KNOBS, *exported.left_out)]
+    names = [
+        name for name in run.overrides if name in KNOBS_BY_NAME and name not in (*LAUNCH_KNOBS, *exported.left_out)
+    ]
     return {name: run.knobs[name] for name in names}
 
 

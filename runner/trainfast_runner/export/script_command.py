@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.accelerate_yaml import FILE as ACCELERATE_FILE
-from trainfast_runner.export.accelerate_yaml import accelerate_yaml
-from trainfast_runner.export.deepspeed_json import FILE as DEEPSPEED_FILE
-from trainfast_runner.export.deepspeed_json import config_for_trainer
+from trainfast_runner.export.accelerate_yaml import ACCELERATE_FILE, accelerate_yaml
+from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, config_for_trainer
 from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
-from trainfast_runner.export.written import Written, comment_lines, malloc_variables
+from trainfast_runner.export.written import ExportText, comment_lines, malloc_variables
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -27,7 +25,7 @@ OUTPUT = ("--output_dir", "out")
 """The Trainer of transformers 4 asks for a folder."""
 
 
-def torchrun(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
+def torchrun(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     """The command that starts a script of the Trainer like this run. Raises UserError where it would be another."""
     command, left_out = script_command(run, knobs)
     other_files = {}
@@ -35,7 +33,7 @@ def torchrun(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
     if strategy_of(knobs).is_zero:
         other_files = {DEEPSPEED_FILE: json.dumps(config_for_trainer(run, directory), indent=2)}
         head.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to torchrun -o DIR")
-    return Written("\n".join([*head, f"# {PLACEHOLDER}", command]), left_out, "train.sh", other_files)
+    return ExportText("\n".join([*head, f"# {PLACEHOLDER}", command]), left_out, "train.sh", other_files)
 
 
 def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:

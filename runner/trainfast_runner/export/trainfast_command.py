@@ -11,7 +11,7 @@ import tomlkit
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.script_command import script_comments
-from trainfast_runner.export.written import Written
+from trainfast_runner.export.written import ExportText
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
@@ -22,12 +22,14 @@ from trainfast_runner.settings.strategies import strategy_of
 PLAIN_PRESET = "tiny-llama"
 
 
-def command(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
+def command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     """The command that starts the same run again, and as comments those that start a script like it."""
-    return Written("\n".join([_trainfast_command(run, knobs), *script_comments(run, knobs, directory)]), [], "run.sh")
+    return ExportText(
+        "\n".join([_trainfast_command(run, knobs), *script_comments(run, knobs, directory)]), [], "run.sh"
+    )
 
 
-def preset(run: RunFile, knobs: KnobValues, _directory: Path) -> Written:
+def preset(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportText:
     """A preset of its own, whole, with the knobs that are not at their defaults."""
     alone = strategy_of(knobs).one_device and "devices" not in run.overrides
     default_values = defaults()
@@ -37,7 +39,7 @@ def preset(run: RunFile, knobs: KnobValues, _directory: Path) -> Written:
         if value != default_values[name] and KNOBS_BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
     }
     text = preset_text(run.title or run.preset, run.model, run.data, changed_knobs)
-    return Written(text, [], f"{Path(run.preset).stem}.toml")
+    return ExportText(text, [], f"{Path(run.preset).stem}.toml")
 
 
 def preset_text(title: str, model: dict[str, Any], data: dict[str, Any], knobs: KnobValues) -> str:
@@ -63,7 +65,11 @@ def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:
     words = ["trainfast-tui", "run", reference]
     for section, now, before in (("model.", model, {} if anew else spec.model), ("data.", run.data, spec.data)):
         for name, value in now.items():
-            if value != before.get(name) and not (name == "paths" and now.get("kind") == before.get("kind")):
+            # Recorded paths are expanded, so they differ from the preset's even where --set did not change them.
+            is_expanded = (
+                name == "paths" and "data.paths" not in run.overrides and now.get("kind") == before.get("kind")
+            )
+            if value != before.get(name) and not is_expanded:
                 text = "+".join(map(str, value)) if name == "paths" else _toml_text(value)
                 words += ["--set", f"{section}{name}={text}"]
     for name, value in knobs.items():

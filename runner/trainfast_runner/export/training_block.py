@@ -10,18 +10,18 @@ from pprint import pformat
 from trainfast_runner.export.deepspeed_json import config_for_trainer
 from trainfast_runner.export.script_command import has_field
 from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
-from trainfast_runner.export.written import Written, comment_lines, malloc_comments
+from trainfast_runner.export.written import ExportText, comment_lines, malloc_comments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import StrategyEntry
 
-FILE = "training_args.py"
+TRAINING_ARGS_FILE = "training_args.py"
 INDENT = "    "
 
 
-def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
+def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     """The call; the Trainer's other defaults for clipping and rate are overruled.
 
     Raises UserError where a script with it would be another run.
@@ -40,7 +40,7 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
         packages.append("deepspeed")
     launch = [*_process_comments(run, strategy_of(knobs)), *malloc_comments(run)]
     head = [*comment_lines(run, packages, left_out), *elsewhere, *launch]
-    return Written(block_text(head, arguments), left_out, FILE)
+    return ExportText(block_text(head, arguments), left_out, TRAINING_ARGS_FILE)
 
 
 def block_text(head: Sequence[str], arguments: Mapping[str, object]) -> str:

@@ -12,18 +12,18 @@ from trainfast_runner.export.call_fields import trainer_call
 from trainfast_runner.export.foreign_settings import ForeignKnobs
 from trainfast_runner.export.script_command import has_field
 from trainfast_runner.export.trainer_arguments import trainer_fields
-from trainfast_runner.export.training_block import FILE, block_text
-from trainfast_runner.export.written import Written, comment_lines
+from trainfast_runner.export.training_block import TRAINING_ARGS_FILE, block_text
+from trainfast_runner.export.written import ExportText, comment_lines
 from trainfast_runner.records.discovered import FRAMEWORKS
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import worker_lines
-from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
+from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.saving_script import script_preset_text
 from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import BY_ENVIRONMENT
+from trainfast_runner.settings.script_reach import BY_ENVIRONMENT, LAUNCH_KNOBS
 
 VARIABLES = {"accelerate": "ACCELERATE_", "Lightning": "PL_TRAINER_"}
 """Beginnings of the variables by which a framework takes knobs."""
@@ -35,15 +35,18 @@ REASONS = {
 """Why a script's run has no export of that form."""
 
 
-def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: str) -> Written:
-    """The run's settings in one of `FORMS`. Raises UserError for another form, and where the script has no Trainer."""
-    if to not in FORMS:
+def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: str) -> ExportText:
+    """The run's settings in one of `SCRIPT_FORMS`.
+
+    Raises UserError for another form, and where the script has no Trainer.
+    """
+    if to not in SCRIPT_FORMS:
         message = f"{run.run_id} ran a script of your own: {REASONS[to]}"
-        raise UserError(message, key="--to", allowed=FORMS)
-    return FORMS[to](run, asked, newest_of_first_rank(worker_lines(directory), ScriptLine) or ScriptLine(t_ns=0))
+        raise UserError(message, key="--to", allowed=SCRIPT_FORMS)
+    return SCRIPT_FORMS[to](run, asked, newest_of_first_rank(worker_lines(directory), ScriptLine) or ScriptLine(t_ns=0))
 
 
-def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Written:
+def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     """The command that ran, with the variables that its framework reads and the flags that its Trainer takes."""
     unflagged, framework = _without_flag(run, asked), line.framework or ""
     text = shlex.join(asked.command)
@@ -61,7 +64,7 @@ def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Written:
     started = f"# Started in {run.cwd}. The same run here: {_same_run(run, asked)}"
     # A comment ends with its line.
     head = [*comment_lines(run, ("torch",), left_out), *([] if "\n" in started else [started])]
-    return Written("\n".join([*head, start]), left_out, "run.sh")
+    return ExportText("\n".join([*head, start]), left_out, "run.sh")
 
 
 def _variables(run: RunFile, framework: str) -> dict[str, str]:
@@ -82,7 +85,7 @@ def _same_run(run: RunFile, asked: ScriptAsked) -> str:
     return shlex.join(["trainfast-tui", "run", *options, *_options(asked), "--", *asked.command])
 
 
-def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Written:
+def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     """A preset of the script: its command as it ran, the flags of its knobs, and the knobs."""
     stem, framework = Path(run.preset).stem or "script", line.framework or ""
     # A known framework refuses a knob that has no flag and that it does not take itself.
@@ -97,10 +100,10 @@ def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Written:
     )
     left_out = [word for word in _options(asked) if word.startswith("--")]
     head = [f"# Cannot be expressed in this format: {', '.join(left_out)}."] if left_out else []
-    return Written("\n".join([*head, script_preset_text(script, {}).strip()]), left_out, f"{stem}.toml")
+    return ExportText("\n".join([*head, script_preset_text(script, {}).strip()]), left_out, f"{stem}.toml")
 
 
-def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Written:
+def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     """The fields that the script's Trainer had, read from its live TrainingArguments."""
     if line.framework != "HF Trainer":
         raise UserError(
@@ -121,10 +124,10 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Writt
     ranks = run.world_size
     launch = [f"# {ranks} processes: torchrun --standalone --nproc-per-node {ranks} SCRIPT"] if ranks > 1 else []
     head = [*comment_lines(run, ("transformers", "torch"), ()), *unknown, *launch]
-    return Written(block_text(head, fields), [], FILE)
+    return ExportText(block_text(head, fields), [], TRAINING_ARGS_FILE)
 
 
-FORMS: dict[str, Callable[[RunFile, ScriptAsked, ScriptLine], Written]] = {
+SCRIPT_FORMS: dict[str, Callable[[RunFile, ScriptAsked, ScriptLine], ExportText]] = {
     "training-args": _training_block,
     "command": _command,
     "preset": _preset,
@@ -139,7 +142,7 @@ def _settings(run: RunFile) -> list[str]:
 
 def _without_flag(run: RunFile, asked: ScriptAsked) -> KnobValues:
     """The knobs that reached the script without a flag of its own."""
-    names = [name for name in _settings(run) if name not in (*asked.flagged, *OUR_KNOBS)]
+    names = [name for name in _settings(run) if name not in (*asked.flagged, *LAUNCH_KNOBS)]
     return {name: run.knobs[name] for name in names}
 
 

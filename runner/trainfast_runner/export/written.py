@@ -13,7 +13,7 @@ SAME_RUN_HERE = "--to command, which starts the same run here"
 
 
 @dataclass(frozen=True)
-class Written:
+class ExportText:
     """The text of a form; `-o` writes it as `file`, and the texts in `other_files` under their names."""
 
     text: str

@@ -51,7 +51,7 @@ def free_within_limits(free_bytes: int, proc: Path = PROC) -> int:
 
 
 def oom_kills() -> int | None:
-    """The kernel's kills for want of memory so far: in this group (`memory.events`), else on the whole machine.
+    """The kernel's out-of-memory kills so far: in this group (`memory.events`), else on the whole machine.
 
     None when Linux counts none. Take differences.
     """

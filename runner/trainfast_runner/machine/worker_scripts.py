@@ -18,7 +18,7 @@ from trainfast_runner.errors import UserError
 WORKER = Path(__file__).parents[1] / "worker"
 ANSWER_TIMEOUT_S = 120
 ENDED_EVERY_S = 0.01
-"""Seconds between two looks whether a script has ended."""
+"""Seconds between two polls for a script's end."""
 PLACE_IN_A_JOB = frozenset(
     (
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CROSS_RANK", "MPI_LOCALRANKID"),

@@ -1,5 +1,12 @@
-"""Predict a training's memory by category, phase and batch size, before it runs, and explain running out of it.
+"""Predict a training's memory before it runs, and explain running out of it. Read in this order:
 
-`tracing` has the training Python take a step without memory (seconds, once) or reads an earlier trace;
-`model.MemoryModel` predicts from it for any batch, number of ranks and sharding, by arithmetic.
+- warm_tracer, tracing, traces: trace one step in the training Python without allocating memory; cache the traces
+- timeline: the step's live bytes for any batch and depth, rebuilt from the traced segments
+- sharding, one_process, pipeline: from one process's live bytes to those of one rank of a strategy
+- model, prediction: the peak of the fullest rank, by category and phase
+- corrections: bytes that this machine's finished runs took beyond their trace
+- available, headroom: the prediction beside the available memory; the largest batch that fits
+- predict_rows, predicted_run: predictions for `predict` and for `run.json`
+- model_size, step_work: estimates without a trace; the FLOPs and bytes moved of a step
+- oom: after running out of memory, the cause and the fixes that fit
 """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.settings.spec import RunSpec
 
-NOTHING_FITS = 3
+EXIT_NOTHING_FITS = 3
 """Exit code."""
 
 
@@ -64,7 +64,7 @@ def available_memory(
     return RankLimit(free.limit_bytes, f"{free.words}, less than memory_limit", free.with_context)
 
 
-def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> UserError | None:
+def limit_below_weights_error(spec: RunSpec, parameters: int | None, devices: int) -> UserError | None:
     """The refusal of a `memory_limit` that the weights alone exceed; None if they fit or are unknown."""
     limit = spec.knobs["memory_limit"]
     if parameters is None or not isinstance(limit, str):
@@ -76,11 +76,11 @@ def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> UserE
         f"memory_limit={limit} is below what the {parameters:,} parameters alone need"
         f"{' on each device' if devices > 1 else ''}: {needed:,} bytes ({mebibytes(needed)})",
         key="memory_limit",
-        exit_code=NOTHING_FITS,
+        exit_code=EXIT_NOTHING_FITS,
     )
 
 
-def gpu_of(spec: RunSpec, machine: Machine) -> str | None:
+def first_gpu_name(spec: RunSpec, machine: Machine) -> str | None:
     """The name of the first GPU that a run takes; None on a CPU. Raises UserError for GPUs that do not exist."""
     gpus = chosen_gpus(spec.knobs, machine.used_by(spec.knobs["devices"])).gpus
     return gpus[0].name if gpus else None

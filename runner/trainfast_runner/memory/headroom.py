@@ -7,7 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from trainfast_runner.bisection import largest_fitting
-from trainfast_runner.memory.available import RankLimit, available_memory, gpu_of
+from trainfast_runner.memory.available import RankLimit, available_memory, first_gpu_name
 from trainfast_runner.memory.corrections import WHOLE_STEP, correction_key
 from trainfast_runner.memory.model import batch_multiple, keeps_untraced_memory
 from trainfast_runner.memory.prediction import Prediction
@@ -77,7 +77,7 @@ def predict_headroom(
     """
     cannot_run = cannot_run_here(spec, machine)
     if cannot_run is None:
-        model = model.corrected_for(gpu_of(spec, machine))
+        model = model.corrected_for(first_gpu_name(spec, machine))
     predicted = model.predict(spec, ranks)
     # A run that cannot run here is planned for another machine: free memory here does not matter.
     available = available_memory(
@@ -85,10 +85,11 @@ def predict_headroom(
     )
     if available is None:
         return PredictedFit(predicted, cannot_run=cannot_run)
-    counts = model.device == "cpu" and available.from_memory_limit
-    margin = margin_bytes(model, spec, ranks, predicted) if counts else 0
+    # RLIMIT_DATA also counts memory outside the trace; a GPU's cap does not.
+    needs_margin = model.device == "cpu" and available.from_memory_limit
+    margin = margin_bytes(model, spec, ranks, predicted) if needs_margin else 0
     max_batch = model.max_batch(spec, ranks, available.for_allocator(predicted.context_bytes)) or 0
-    if counts:
+    if needs_margin:
 
         def fits(batch: int) -> bool:
             sized = replace(spec, knobs={**spec.knobs, "batch_size": batch})

@@ -16,7 +16,7 @@ from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 
-HALF_BYTES, FULL_BYTES = 2, 4
+FP16_BYTES, FP32_BYTES = 2, 4
 CONTEXT_BYTES = 3 << 29
 """CUDA context and kernels: 1 to 2 GB outside the allocator."""
 
@@ -61,10 +61,10 @@ def bytes_per_parameter(precision: str, optimizer: str) -> int:
 
     fp32 AdamW 16, mixed 18 (the cast weights exist beside the fp32 ones), 8-bit AdamW 10, bf16-pure AdamW 8.
     """
-    width = HALF_BYTES if precision == "bf16-pure" else FULL_BYTES
+    width = FP16_BYTES if precision == "bf16-pure" else FP32_BYTES
     entry = OPTIMIZERS[optimizer]
     states = entry.state_tensors * (1 if entry.eight_bit else width)
-    return 2 * width + states + (HALF_BYTES if precision in MIXED else 0)
+    return 2 * width + states + (FP16_BYTES if precision in MIXED else 0)
 
 
 def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: int) -> int:
@@ -78,7 +78,7 @@ def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: in
     # DeepSpeed keeps the weights in half precision, and the masters with the states.
     half = precision == "bf16-pure" or (strategy.is_zero and precision in MIXED)
     shards = devices if "weights" in strategy.shards or "mp" in strategy.axes else model_degree(knobs)
-    return parameters * (HALF_BYTES if half else FULL_BYTES) // shards
+    return parameters * (FP16_BYTES if half else FP32_BYTES) // shards
 
 
 def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, optimizer: str) -> int:
@@ -90,8 +90,8 @@ def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, op
     entry = STRATEGIES[strategy]
     count = size.parameters
     each = bytes_per_parameter(precision, optimizer)
-    weights = HALF_BYTES if precision not in ("fp32", "tf32") else FULL_BYTES
-    gathered = FULL_BYTES * size.largest_layer
+    weights = FP16_BYTES if precision not in ("fp32", "tf32") else FP32_BYTES
+    gathered = FP32_BYTES * size.largest_layer
     if entry.offloads:
         return gathered if "weights" in entry.shards else count * 2 * weights
     if "weights" in entry.shards:
@@ -99,8 +99,8 @@ def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, op
     if "gradients" in entry.shards:
         return count * weights + count * each // devices
     if "states" in entry.shards:
-        return count * (weights + FULL_BYTES) + count * max(0, each - weights - FULL_BYTES) // devices
+        return count * (weights + FP32_BYTES) + count * max(0, each - weights - FP32_BYTES) // devices
     if entry.memory_rule == "Replicated":
         # Its reduction buckets hold every gradient a second time.
-        return count * (each + (HALF_BYTES if precision == "bf16-pure" else FULL_BYTES))
+        return count * (each + (FP16_BYTES if precision == "bf16-pure" else FP32_BYTES))
     return count * each // (1 if entry.one_device or "dp" in entry.axes else devices)

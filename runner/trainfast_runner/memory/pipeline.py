@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES
+from trainfast_runner.memory.model_size import FP16_BYTES, FP32_BYTES
 from trainfast_runner.memory.one_process import LAYERS_SPREAD, devices_of
 from trainfast_runner.memory.prediction import RankBytes
 from trainfast_runner.memory.sharding import WholeModel
@@ -50,7 +50,7 @@ class PipelineCut(msgspec.Struct, frozen=True):
 
 
 class PipelineAction(NamedTuple):
-    """A micro-batch's forward or backward through one of the rank's stages."""
+    """A micro-batch's forward or backward; `stage` counts the rank's own stages from 0."""
 
     stage: int
     backward: bool
@@ -89,23 +89,22 @@ def schedule_actions(schedule: str, rank: int, degree: int, micro_batches: int) 
     if schedule == "gpipe":
         return [PipelineAction(0, False)] * micro_batches + [PipelineAction(0, True)] * micro_batches
     stages_per_rank = SCHEDULES[schedule].stages_per_rank
+    forwards = micro_batches * stages_per_rank
     if schedule == "1f1b":
-        turns = micro_batches
-        # The last forward before the first backward belongs to the pairs here.
-        ahead, a_round = min(turns, degree - rank) - 1, turns
+        round_size = micro_batches
+        # The last forward before the first backward counts as the first pair's.
+        warmup = min(forwards, degree - rank) - 1
     else:
-        turns = micro_batches * stages_per_rank
-        a_round = micro_batches // max(1, micro_batches // degree)
-        ahead = min((stages_per_rank - 1) * a_round + AHEAD * (degree - 1 - rank), turns)
-    stages = [rank + degree * (turn // a_round % stages_per_rank) for turn in range(turns)]
-    forwards = [PipelineAction(stage, False) for stage in stages]
-    last = rank + degree * (stages_per_rank - 1)
-    backwards = [PipelineAction(last + rank - stage, True) for stage in stages]
-    done = forwards[:ahead]
-    for number, backward in enumerate(backwards):
-        done += forwards[ahead + number : ahead + number + 1]
-        done.append(backward)
-    return [PipelineAction(action.stage // degree, action.backward) for action in done]
+        # A stage runs `round_size` micro-batches before the rank's next stage does.
+        round_size = micro_batches // max(1, micro_batches // degree)
+        warmup = min((stages_per_rank - 1) * round_size + AHEAD * (degree - 1 - rank), forwards)
+    stages = [forward // round_size % stages_per_rank for forward in range(forwards)]
+    actions = [PipelineAction(stage, False) for stage in stages[:warmup]]
+    for index, stage in enumerate(stages):
+        actions += [PipelineAction(later, False) for later in stages[warmup + index : warmup + index + 1]]
+        # Backwards visit the rank's stages in reverse.
+        actions.append(PipelineAction(stages_per_rank - 1 - stage, True))
+    return actions
 
 
 def stage_peaks(
@@ -175,7 +174,7 @@ class _RankMemory:
             peak[TEMPORARY] = whole_peak[TEMPORARY] * largest / max(stage.largest for stage in self.cut.stages)
         if float(self.knobs["grad_clip"]) > 0:
             # Each gradient's squares, in fp32.
-            peak[TEMPORARY] = max(peak[TEMPORARY], FULL_BYTES * largest)
+            peak[TEMPORARY] = max(peak[TEMPORARY], FP32_BYTES * largest)
         peak[ACTIVATIONS] = self._batches()
         return RankBytes(*peak)._replace(communication=self._buffers())
 
@@ -210,7 +209,7 @@ class _RankMemory:
             segments = [*after, Segment("backward", micro, "", [], (head_delta, NOTHING)), *segments]
             if not self.is_spread:
                 # torch's `PipelineStage` keeps them.
-                logit_width = HALF_BYTES if self.knobs["precision"] in MIXED else width
+                logit_width = FP16_BYTES if self.knobs["precision"] in MIXED else width
                 logits = self.samples * self.cut.output * logit_width
         else:
             start = _vector({TEMPORARY: self.samples * width * self.cut.hidden})
@@ -235,13 +234,13 @@ class _RankMemory:
         return traced[: inside[0]], blocks, traced[inside[-1] + 1 :]
 
     def _traced_blocks(self, number: int) -> list[int]:
-        """Indices of the traced blocks that stand for a stage's."""
+        """Index of the traced block that represents each of the stage's blocks; [first, MIDDLE, last] of a long one."""
         [stack], stage = self.whole.stacks, self.cut.stages[number]
         blocks = list(range(stage.begin, stage.end))
         if stack.kept == stack.count:
             return blocks
-        stands = [0 if block == 0 else stack.kept - 1 if block == stack.count - 1 else MIDDLE for block in blocks]
-        return stands if len(stands) <= stack.kept else [stands[0], MIDDLE, stands[-1]]
+        indices = [0 if block == 0 else stack.kept - 1 if block == stack.count - 1 else MIDDLE for block in blocks]
+        return indices if len(indices) <= stack.kept else [indices[0], MIDDLE, indices[-1]]
 
     def _run(self, number: int, segments: list[Segment], start: Vector = NOTHING) -> tuple[Vector, Vector]:
         """Live bytes of some segments: at their peak and at their end."""

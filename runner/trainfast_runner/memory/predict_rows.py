@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, detect_machine
-from trainfast_runner.memory.available import hopeless_limit, host_free_bytes
+from trainfast_runner.memory.available import host_free_bytes, limit_below_weights_error
 from trainfast_runner.memory.headroom import PredictedFit, predict_headroom
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.tracing import Tracing, trace_models
+from trainfast_runner.memory.tracing import TraceProgress, trace_models
 from trainfast_runner.settings import device_counts, presets
 from trainfast_runner.settings.compatibility.check import cannot_run_anywhere
 from trainfast_runner.settings.published import published_for
@@ -59,7 +60,7 @@ def runs_to_predict(reference: str, settings: list[str]) -> list[RunToPredict]:
 
 
 def predict_rows(
-    runs: list[RunToPredict], python: str | None, on_traced: Callable[[Tracing], None]
+    runs: list[RunToPredict], python: str | None, on_traced: Callable[[TraceProgress], None]
 ) -> Iterator[tuple[int, PredictedRow]]:
     """Yield each run's index and its row as soon as it is ready; a run that cannot be predicted has its `error`.
 
@@ -75,11 +76,7 @@ def predict_rows(
     runs = list(runs)
     for index, run in enumerate(runs):
         try:
-            if (refusal := machine.used_by(run.spec.knobs["devices"]).refusal) is not None:
-                raise refusal
-            runs[index] = run = replace(run, spec=device_counts.with_devices(run.spec, machine))
-            if (refusal := cannot_run_anywhere(run.spec, machine)) is not None:
-                raise refusal
+            runs[index] = run = _checked_run(run, machine)
             ranks[index] = device_counts.world_size(run.spec, machine)
         except UserError as error:
             yield index, PredictedRow(run, error=error)
@@ -87,14 +84,26 @@ def predict_rows(
     for index in ranks:
         on_device.setdefault(machine.used_by(runs[index].spec.knobs["devices"]).device, []).append(index)
     for device, indexes in on_device.items():
-
-        def report(tracing: Tracing, indexes: list[int] = indexes) -> None:
-            on_traced(replace(tracing, index=indexes[tracing.index]))
-
         gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid] if device == "cuda" else []
+        report = partial(_report, on_traced, indexes)
         for number, model in trace_models([runs[index].spec for index in indexes], device, python, report, gpus=gpus):
             index = indexes[number]
             yield index, _predicted_row(runs[index], model, machine, ranks[index])
+
+
+def _checked_run(run: RunToPredict, machine: Machine) -> RunToPredict:
+    """Return the run with its devices filled in. Raises UserError if it cannot run."""
+    if (refusal := machine.used_by(run.spec.knobs["devices"]).refusal) is not None:
+        raise refusal
+    run = replace(run, spec=device_counts.with_devices(run.spec, machine))
+    if (refusal := cannot_run_anywhere(run.spec, machine)) is not None:
+        raise refusal
+    return run
+
+
+def _report(on_traced: Callable[[TraceProgress], None], indexes: list[int], progress: TraceProgress) -> None:
+    """Report progress by the index of the run, not by that among the device's runs."""
+    on_traced(replace(progress, index=indexes[progress.index]))
 
 
 def _predicted_row(run: RunToPredict, model: MemoryModel | UserError, machine: Machine, ranks: int) -> PredictedRow:
@@ -103,7 +112,7 @@ def _predicted_row(run: RunToPredict, model: MemoryModel | UserError, machine: M
     try:
         fit = predict_headroom(model, run.spec, machine, ranks, host_free_bytes())
         parameters = None if strategy_of(run.spec.knobs).is_tensor_parallel else model.parameters
-        hopeless = hopeless_limit(run.spec, parameters, device_counts.device_count(run.spec, machine))
+        hopeless = limit_below_weights_error(run.spec, parameters, device_counts.device_count(run.spec, machine))
     except UserError as error:
         return PredictedRow(run, error=error)
     return PredictedRow(run, fit, model, machine, hopeless)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES
+from trainfast_runner.memory.model_size import FP16_BYTES, FP32_BYTES
 from trainfast_runner.memory.one_process import with_copied_gradients
 from trainfast_runner.memory.prediction import RankBytes
 from trainfast_runner.memory.timeline import BlockStack, Moment, Place, Vector
@@ -122,7 +122,7 @@ class FullySharded(MemoryRule):
     def at(self, moment: Moment) -> RankBytes:
         """Shards, the gathered part of the model, and gradients that are not reduced yet."""
         whole, live = self.whole, RankBytes(*moment.live)
-        gathered_width = HALF_BYTES if self.mixed else whole.weight_width
+        gathered_width = FP16_BYTES if self.mixed else whole.weight_width
         block = whole.size_of(moment.place)
         communication = gathered_width * (whole.outside_blocks + block)
         if self.knobs.get("reshard") == "off":
@@ -130,7 +130,7 @@ class FullySharded(MemoryRule):
         elif moment.backward:
             communication += gathered_width * block
         if moment.backward:
-            communication += FULL_BYTES * block
+            communication += FP32_BYTES * block
         activations = live.activations
         if self.mixed:
             # The gathered weights are the cast ones that autocast would have made.
@@ -170,9 +170,9 @@ class ZeroPartitioned(MemoryRule):
     def __init__(self, whole: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
         super().__init__(whole, ranks, knobs)
         # Weights are half for the half precisions, whatever the trace had.
-        self.width = FULL_BYTES if knobs["precision"] in ("fp32", "tf32") else HALF_BYTES
+        self.width = FP32_BYTES if knobs["precision"] in ("fp32", "tf32") else FP16_BYTES
         self.weights = float(self.width * whole.parameters)
-        master_width = FULL_BYTES if knobs["precision"] != "bf16-pure" else HALF_BYTES
+        master_width = FP32_BYTES if knobs["precision"] != "bf16-pure" else FP16_BYTES
         self.masters = master_width * whole.parameters / self.ranks
         self.states = whole.before_optimizer[OPTIMIZER] * master_width / whole.weight_width / self.ranks
 
@@ -240,7 +240,7 @@ class ZeroParameters(ZeroPartitioned):
     @property
     def largest_group(self) -> float:
         """Bytes in the masters' type of the largest group of parameters that is updated at once."""
-        return min(self.masters, FULL_BYTES * self.largest_part / self.width)
+        return min(self.masters, FP32_BYTES * self.largest_part / self.width)
 
     def at(self, moment: Moment) -> RankBytes:
         """Parts, the gathered weights and the gradients being reduced."""

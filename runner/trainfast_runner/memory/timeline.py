@@ -31,10 +31,11 @@ class BlockStack(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A part of the step between two marks.
+    """A part of the traced step between two marks.
 
-    `place` is the traced block as "STACK:INDEX", empty outside of all. Each of `lines` is live bytes above the
-    segment's start, fixed and per sample; `delta` is the same at its end, `work` that of the segment alone.
+    Bytes are relative to the segment's start and linear in the batch: (fixed, per sample). `lines` are the moments that
+    can be the segment's peak at some batch size, `delta` is its end. `work` is (fixed, per sample) too. `place` is the
+    traced block as "STACK:INDEX", empty outside of all blocks.
     """
 
     phase: str
@@ -87,6 +88,7 @@ def moments(
         delta = _live_at(segment.delta, batch, share)
         cast = segment.delta[0][ACTIVATIONS] * share
         peaks = [_live_at(line, batch, share) for line in segment.lines]
+        # Live bytes are linear in the copy's number, so only the first and the last copy can hold the peak.
         for copy in dict.fromkeys((0, blocks.copies - 1)):
             block = blocks.first + (blocks.copies - 1 - copy if backward else copy)
             place = None if blocks.stack is None else Place(blocks.stack, block, backward)
@@ -127,5 +129,5 @@ def _live_at(line: tuple[Vector, Vector], batch: float, share: float) -> Vector:
 
 
 def add(live: Vector, delta: Vector, times: int = 1) -> Vector:
-    """Return `live` with so many `times` of `delta`."""
+    """Return `live` plus `times` times `delta`."""
     return tuple(a + times * b for a, b in zip(live, delta, strict=True))

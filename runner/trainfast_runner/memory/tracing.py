@@ -35,8 +35,8 @@ KINDS: tuple[type[Trace], ...] = (StepTrace, OptimizerTrace)
 
 
 @dataclass(frozen=True)
-class Tracing:
-    """Progress of several traces: `done` of `total`, and in words the first missing one, of the spec at `index`.
+class TraceProgress:
+    """Progress of several traces: `done` of `total`. `next_trace` describes the one for the spec at `index`.
 
     `importing` is the Python that is still importing the training stack, empty when that is done.
     """
@@ -44,7 +44,7 @@ class Tracing:
     done: int
     total: int
     index: int = 0
-    words: str = ""
+    next_trace: str = ""
     importing: str = ""
 
 
@@ -86,7 +86,7 @@ def trace_model(
     python: str | None = None,
     cancelled: threading.Event | None = None,
     gpus: Sequence[str] = (),
-    on_traced: Callable[[Tracing], None] = lambda tracing: None,
+    on_traced: Callable[[TraceProgress], None] = lambda tracing: None,
     tracer: WarmTracer | None = None,
 ) -> MemoryModel:
     """Return the cached model, or trace it in the training Python: a few seconds. `gpus` as for `trace_models`.
@@ -106,7 +106,7 @@ def trace_models(
     specs: list[RunSpec],
     device: str = "cpu",
     python: str | None = None,
-    on_traced: Callable[[Tracing], None] = lambda tracing: None,
+    on_traced: Callable[[TraceProgress], None] = lambda tracing: None,
     cancelled: threading.Event | None = None,
     gpus: Sequence[str] = (),
     tracer: WarmTracer | None = None,
@@ -214,11 +214,11 @@ def _missing_requests(wanted: list[ModelRequests], traces: Mapping[Path, TraceOr
 
 def _progress(
     requests: list[TraceRequest], traces: Mapping[Path, TraceOrError], wanted: list[ModelRequests]
-) -> Tracing:
+) -> TraceProgress:
     missing = [request for request in requests if request.file not in traces]
     done = len(requests) - len(missing)
     if not missing:
-        return Tracing(done, len(requests))
+        return TraceProgress(done, len(requests))
     file, fields = missing[0].file, missing[0].fields
     knobs = fields["knobs"]
     words = f"forward and backward, {knobs['precision']}, checkpointing {knobs.get('checkpointing')}"
@@ -226,7 +226,7 @@ def _progress(
         words = f"the optimizer's step, {knobs['optimizer']}"
     files = [(model_requests.step.file, model_requests.optimizer.file) for model_requests in wanted]
     index = next(index for index, files_of_model in enumerate(files) if file in files_of_model)
-    return Tracing(done, len(requests), index, words)
+    return TraceProgress(done, len(requests), index, words)
 
 
 def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:

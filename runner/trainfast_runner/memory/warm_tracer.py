@@ -34,7 +34,7 @@ from trainfast_runner.machine.worker_scripts import (
 )
 
 POLL_S = 0.1
-"""Seconds between two looks whether an answer is still wanted."""
+"""Seconds between two polls for an answer or a cancellation."""
 CANCELLED_WITHIN_S = 2.0
 """A cancelled trace that does not end within this time is ended with its process."""
 CHUNK = 1 << 20

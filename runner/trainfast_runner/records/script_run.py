@@ -7,9 +7,6 @@ from typing import Any
 
 import msgspec
 
-OUR_KNOBS = ("steps", "timing_warmup", "devices", "watch", "memory_limit")
-"""The knobs that need no place in a script: the launch, the supervisor and the hooks see to them."""
-
 
 class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     """`script` of `run.json`; the hooks in the script read it too.

@@ -30,7 +30,7 @@ class StepTotals:
         return self.measured + self.dropped
 
     def add(self, step: Step) -> None:
-        """Take the next step."""
+        """Add the rank's next step."""
         if step.warmup:
             self.warmup += 1
         else:

@@ -29,7 +29,7 @@ class Thinned(Generic[T]):
         self._last: deque[tuple[int, T]] = deque()
 
     def add(self, number: int, record: T) -> None:
-        """Take the next record of the stream."""
+        """Add the stream's next record."""
         self.total += 1
         if len(self._first) < ENDS:
             self._first.append(record)

@@ -9,8 +9,9 @@ import msgspec
 from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
-from trainfast_runner.records.script_run import OUR_KNOBS, HookLine, Overridden, ScriptFigures
+from trainfast_runner.records.script_run import HookLine, Overridden, ScriptFigures
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
+from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
 
 HOOKS_FILE = "door.jsonl"
 WAYS = (
@@ -68,7 +69,7 @@ def _overridden(run: RunFile, line: ScriptLine | None) -> list[Overridden]:
     return [
         Overridden(knob=name, asked=value, ran=ran.get(name), by=framework or "the script")
         for name, value in run.knobs.items()
-        if name in run.overrides and name not in OUR_KNOBS and ran.get(name) != value
+        if name in run.overrides and name not in LAUNCH_KNOBS and ran.get(name) != value
         # A flag of the script's own is believed where nothing shows its value.
         if name in ran or name not in flagged
     ]

@@ -46,7 +46,7 @@ from trainfast_runner.results.compile_cost import compile_cost
 from trainfast_runner.results.device_conditions.device_window import absences, energy, hottest_c, throttle, window_of
 from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.results.distributions import median_rate, percentile, spread
-from trainfast_runner.results.explained_run import explanation_of
+from trainfast_runner.results.oom.explain_run import explanation_of
 from trainfast_runner.results.script_figures import hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.precisions import peak_precision

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.accelerate_yaml import FILE as ACCELERATE_FILE
-from trainfast_runner.export.deepspeed_json import FILE as DEEPSPEED_FILE
+from trainfast_runner.export.accelerate_yaml import ACCELERATE_FILE
+from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE
 from trainfast_runner.export.formats import Exported
 from trainfast_runner.export.imported import spec_of_command
 from trainfast_runner.export.script_command import OUTPUT, SCRIPT

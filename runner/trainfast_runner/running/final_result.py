@@ -9,13 +9,13 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import EXIT_CODES
-from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.run_state import run_state
 
 
 def result_or_none_while_live(directory: Path) -> Result | None:
     """Return the result, or None while the run is alive; raises UserError for a directory without records."""
-    result = settle(directory)
+    result = recover_result(directory)
     if result is None and not is_alive(directory):
         now = run_state(directory)
         if now.ended:

@@ -45,7 +45,7 @@ from trainfast_runner.results.bottleneck.live import LiveDiagnosis
 from trainfast_runner.results.device_conditions.step_conditions import StepConditions, StepJoin
 from trainfast_runner.running.growing_files import RankTails, RecentRecords, new_records
 from trainfast_runner.running.rates import Rates, SummedRates
-from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.run_processes import StateEvents
 from trainfast_runner.running.run_state import is_whole, run_state
 from trainfast_runner.settings.device_counts import ranks_with_samples
@@ -154,7 +154,7 @@ class Follower:
         # First the lock, then the state: the files read afterwards are at least as new as both.
         alive = is_alive(self.directory)
         state = run_state(self.directory, self._known.run_file, self._state_events)
-        result = settle(self.directory) if state.ended and not alive else read_result(self.directory)
+        result = recover_result(self.directory) if state.ended and not alive else read_result(self.directory)
         grew = self._read()
         # The supervisor records the end before it writes the result: while it lives, the result may still come.
         self._has_ended = (is_whole(result) or (state.ended and not alive)) and not grew

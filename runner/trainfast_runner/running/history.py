@@ -13,7 +13,7 @@ from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.result import StepCount, Throughput, speed_doubt
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import WARM_ROLES, RecordedKnobs, name_of
-from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.run_state import run_state
 
 
@@ -127,7 +127,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
     row = _ended_row(str(directory / RESULT_FILE))
     if row is not None:
         return row
-    result = settle(directory)
+    result = recover_result(directory)
     if result is not None:
         return _row_of_head(msgspec.convert(result, ResultHead, from_attributes=True))
     run = read_run_file(directory)

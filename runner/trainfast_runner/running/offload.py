@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.units import mebibytes
-from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes, remove_leftovers
+from trainfast_runner.worker.strategies.offload_scratch import DISK_FULL_BELOW_BYTES, free_bytes, remove_leftovers
 
 DISK_ANSWERS_S = 5.0
 """Time for `offload_path` to answer with its free space."""
@@ -35,7 +35,9 @@ def full_disk(path: Path | None) -> str | None:
     reading = threading.Thread(target=read_free, daemon=True)
     reading.start()
     reading.join(DISK_ANSWERS_S)
-    return f"offload_path={path} is full ({mebibytes(free[0])} free)" if free and free[0] < FULL_BYTES else None
+    return (
+        f"offload_path={path} is full ({mebibytes(free[0])} free)" if free and free[0] < DISK_FULL_BELOW_BYTES else None
+    )
 
 
 def remove_offloaded(path: Path | None) -> str | None:

@@ -12,7 +12,7 @@ from trainfast_runner.machine import training_python, worker_scripts
 from trainfast_runner.machine.cpu.thread_policy import ThreadPolicy, shared_cores
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.extensions import extensions_directory, search_path
-from trainfast_runner.memory.available import hopeless_limit
+from trainfast_runner.memory.available import limit_below_weights_error
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.records.tick import DeviceReading
@@ -148,7 +148,7 @@ def _memory_limits(spec: RunSpec, machine: Machine, ranks: int, parameters: int 
     """The bytes that `memory_limit` leaves each rank, None without one. Raises UserError below what parameters need."""
     limits = bytes_of_ranks(spec.knobs["memory_limit"], ranks)
     if limits is not None:
-        too_small = hopeless_limit(spec, parameters, device_counts.device_count(spec, machine))
+        too_small = limit_below_weights_error(spec, parameters, device_counts.device_count(spec, machine))
         if too_small is not None:
             raise too_small
     return limits

@@ -20,7 +20,7 @@ from trainfast_runner.running.scripts.sandbox import remove_sandbox
 from trainfast_runner.units import counted
 
 
-def settle(directory: Path) -> Result | None:
+def recover_result(directory: Path) -> Result | None:
     """The result of a run that has ended, written now from its records when its supervisor could not.
 
     None while anything of it is alive, where there is no readable `run.json`, and where a newer version wrote the

@@ -41,7 +41,7 @@ class RunState:
 
 
 def run_state(directory: Path, run: RunFile | None = None, events: StateEvents | None = None) -> RunState:
-    """Return the state of the run: `lost` if it was left behind, before and after `settle` has written its result.
+    """Return the state of the run: `lost` if it was left behind, with or without the result of `recover_result`.
 
     `run` is its `run.json`, if the caller has read it; `events` is kept by a caller who asks more than once.
     """

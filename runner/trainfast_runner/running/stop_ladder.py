@@ -67,7 +67,7 @@ class StopLadder:
         self._deadline_ns = 0
 
     def ask(self, child: Identity) -> None:
-        """Take a request to end the training; a second one changes nothing."""
+        """Note a request to end the training; a second one changes nothing."""
         if self.asked_ns is not None:
             return
         self.asked_ns = time.monotonic_ns()
@@ -76,7 +76,7 @@ class StopLadder:
         self._on_event(Event(t_ns=self.asked_ns, kind="stop_requested", deadline_ns=self._deadline_ns))
 
     def kill_now(self, child: Identity) -> None:
-        """Take a request to end the training at once."""
+        """End the training at once, as a person asked."""
         now = time.monotonic_ns()
         if self.asked_ns is None:
             self.asked_ns = now
@@ -100,7 +100,7 @@ class StopLadder:
             send(process, signal.SIGKILL)
 
     def _begin(self, child: Identity, grace_s: float) -> None:
-        self.begun = True
+        self.begun, self.granted_s = True, grace_s
         self._deadline_ns = time.monotonic_ns() + round(grace_s * 1e9)
         send(child, signal.SIGTERM)
 

@@ -14,7 +14,7 @@ from trainfast_runner.machine.processes.identity import Identity, is_running, se
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.run_processes import forks_left_by, launched_child_of, running_ranks, supervisor_of
 from trainfast_runner.running.run_state import live_runs, run_state
 
@@ -67,7 +67,7 @@ def stop_unsupervised(
         on_tick(0.0)
         time.sleep(POLL_S)
         processes = _with_descendants(processes)
-    return settle(directory)
+    return recover_result(directory)
 
 
 def _with_descendants(processes: set[Identity]) -> set[Identity]:

@@ -11,17 +11,9 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 
 MAX_HASHED_BYTES = 1 << 20
 """Size of a file of a script's command from which its content is left out: an interpreter, or data."""
-
-
-def batch_key(plan: RunPlan) -> str:
-    """Return the key of a batch search: of model, data or script, knobs, devices and versions."""
-    knobs = {name: value for name, value in plan.spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
-    parts = (plan.spec.model, plan.spec.data, knobs, plan.device, plan.device_uuids, plan.python, plan.versions)
-    return key_of_question(parts, plan)
 
 
 def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:

@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.running.recovery import settle
+from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 
 POLL_S = 0.02
@@ -49,7 +49,7 @@ class ResultWatch:
     def result(self) -> Result | None:
         """The result; None while there is none. Raises UserError when the run is gone and left none to read."""
         alive = is_alive(self._directory)
-        result = read_result(self._directory) if alive else settle(self._directory)
+        result = read_result(self._directory) if alive else recover_result(self._directory)
         if result is not None or alive:
             self._gone_since = None
         elif self._gone_since is None:

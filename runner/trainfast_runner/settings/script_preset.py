@@ -193,7 +193,7 @@ def _index_of_flag(command: list[str], name: str) -> int | None:
 
 
 def _end_of_flag(command: list[str], index: int, values: int) -> int:
-    """Index after a flag and at most so many values of its own."""
+    """Index after a flag and at most `count` values of its own."""
     end = index + 1
     while "=" not in command[index] and end < len(command) and end - index <= values and not FLAG.match(command[end]):
         end += 1

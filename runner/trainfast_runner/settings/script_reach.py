@@ -38,7 +38,7 @@ LAUNCH_KNOBS = {
     "watch": "the supervisor samples these devices",
     "memory_limit": "for the trials of a search (b) alone: a run refuses it",
 }
-"""The knobs of `OUR_KNOBS`, and what each does to a script."""
+"""The knobs that need no place in a script, and how the launch, the supervisor or the hooks apply each."""
 
 
 class Way(StrEnum):
@@ -86,23 +86,25 @@ def ways_without_flag(framework: str, mapped: Collection[str]) -> dict[str, list
     return {way: names for way, names in missing_flags.items() if names}
 
 
-def why_unreachable(name: str, framework: str, door_closed: str | None) -> str | None:
+def why_unreachable(name: str, framework: str, hooks_blocked: str | None) -> str | None:
     """Return the reason that a knob without a flag cannot reach a script; None if it may.
 
     `framework` is empty if it is unknown.
     """
-    if door_closed is not None and not any(name in names for names in BY_ENVIRONMENT.values()):
-        return door_closed
+    every_variable = [knob for names in BY_ENVIRONMENT.values() for knob in names]
+    by_variable = BY_ENVIRONMENT.get(framework, ()) if framework else every_variable
+    if hooks_blocked is not None and name not in by_variable:
+        return hooks_blocked
     reachable = [name for names in BY_FRAMEWORK.get(framework, {}).values() for name in names]
     if framework and name not in reachable:
         return f"without a flag {framework} takes only {', '.join(reachable)}"
     return None
 
 
-def check_reach(names: Collection[str], framework: str, door_closed: str | None) -> None:
+def check_reach(names: Collection[str], framework: str, hooks_blocked: str | None) -> None:
     """Refuse knobs without a flag that cannot reach a script. Raises UserError naming the first and how to map it."""
     for name in names:
-        if (why := why_unreachable(name, framework, door_closed)) is not None:
+        if (why := why_unreachable(name, framework, hooks_blocked)) is not None:
             raise UserError(
                 f"{name} cannot reach the script: {why}",
                 key=name,

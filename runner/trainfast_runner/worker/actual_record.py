@@ -14,6 +14,7 @@ from .build import attention_of
 from .compilation import unwrap
 from .flops import SampleFlops
 from .model_config import text_part
+from .objective import logits_of
 from .optimizer import class_name, implementation
 from .precision import dtype_name
 from .strategies.base import Strategy
@@ -34,7 +35,8 @@ class ComputeDtype:
         self._hook = None if layer is None else layer.register_forward_hook(self._see)
 
     def _see(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        self.name = dtype_name(getattr(output, "logits", output).dtype)
+        tensor = output if isinstance(output, torch.Tensor) else logits_of(output)
+        self.name = dtype_name(tensor.dtype)
         if self._hook is not None:
             self._hook.remove()
 

@@ -68,10 +68,10 @@ class Allocator:
         self._set(ORDINARY, ((M_MMAP_THRESHOLD, ORDINARY_MMAP_BYTES), (M_TRIM_THRESHOLD, ORDINARY_TRIM_BYTES)))
 
     def set_strict_again(self) -> None:
-        """Make a process strict that was ordinary: nothing of what it freed until now is resident or used again.
+        """Switch from ordinary to strict thresholds.
 
-        malloc takes a free block of the heap before it maps a new one, and would return neither that block nor its
-        parts: all such blocks are withheld, untouched, until `set_ordinary`.
+        malloc reuses a free heap block before it maps a new one, and returns no part of it to the kernel. So every free
+        block of 128 KiB or more is allocated here, untouched, and freed by `set_ordinary`.
         """
         if self.kept_because is not None:
             return

@@ -66,7 +66,7 @@ class ProbeSteps:
 
 
 @dataclass(frozen=True)
-class Prober:
+class ProbeRunner:
     """Tries batch sizes on one model, its optimizer included."""
 
     state: TrainState

@@ -12,7 +12,7 @@ from .memory_meter import MemoryMeter
 from .worker_log import WorkerLog
 
 
-class Log(Protocol):
+class StepSink(Protocol):
     """Takes the figures of each step."""
 
     def add(
@@ -28,13 +28,13 @@ class StepRecorder:
         self,
         clock: StepClock,
         memory: MemoryMeter,
-        log: Log,
+        step_sink: StepSink,
         worker_log: WorkerLog,
         write_actual: Callable[[], None] | None = None,
     ) -> None:
         self._clock = clock
         self._memory = memory
-        self._log = log
+        self._step_sink = step_sink
         self._worker_log = worker_log
         self._write_actual = write_actual
         self._in_optimizer = False
@@ -54,9 +54,9 @@ class StepRecorder:
         self._worker_log.phase = "train" if phase == "other" else phase
 
     def end_step(self, loss: Tensor, reduced: Any, scale: Tensor | None, rate: float) -> None:
-        """End the step. `scale` is fp16's loss scale, `rate` the learning rate; `loss` and `reduced` as for `Log`."""
+        """End the step. `scale` is fp16's loss scale, `rate` the learning rate; the others are as for `StepSink`."""
         step, times = self._worker_log.step or 0, self._clock.end_step()
-        self._log.add(step, times, loss, reduced, scale, {"lr": rate, **self._memory.read()})
+        self._step_sink.add(step, times, loss, reduced, scale, {"lr": rate, **self._memory.read()})
         if step == 1:
             self.write_actual()
 

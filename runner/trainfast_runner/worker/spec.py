@@ -77,10 +77,10 @@ class RankSpec:
 
     @property
     def strict_steps(self) -> int | None:
-        """First steps of a CPU run with strict malloc thresholds, whose memory is measured; None for all steps.
+        """Number of first steps of a CPU run that are measured under strict malloc thresholds.
 
-        None with a memory limit and in a batch search. 0 with fewer than two warm-up steps: optimizer states exist
-        from step 2 on.
+        None means every step: with a memory limit, and in a batch search. 0 with fewer than two warm-up steps, because
+        optimizer states exist from step 2 on.
         """
         if self.memory_limit_bytes is not None or self.role in (PROBE, CONFIRMATION):
             return None

@@ -40,7 +40,7 @@ class StepLog:
     def __init__(
         self,
         write: Callable[[dict[str, Any]], object],
-        log: WorkerLog,
+        worker_log: WorkerLog,
         samples: int,
         tokens: int | Callable[[], int],
         timing_warmup: int,
@@ -48,7 +48,7 @@ class StepLog:
         initial_scale: float | None,
     ) -> None:
         self._write_record = write
-        self._log = log
+        self._worker_log = worker_log
         self._samples = samples
         self._tokens = tokens
         self._timing_warmup = timing_warmup
@@ -120,7 +120,7 @@ class StepLog:
         if scale:
             record["loss_scale"] = scale[0]
             if self._last_scale is not None and scale[0] < self._last_scale:
-                self._log.write("overflow", step=record["step"], scale=scale[0])
+                self._worker_log.write("overflow", step=record["step"], scale=scale[0])
             self._last_scale = scale[0]
         self._write_record(record)
 

@@ -1,9 +1,10 @@
 """Trace training steps without memory: the timelines of their live bytes, one answer for each request.
 
 A request has `part`, `model`, `objective`, `knobs`, `device`, `whole` to trace every block, `tp_degree` for a slice and
-`stages` for a pipeline. The part `step` is its forward and backward at two batch sizes. The part `optimizer` is the
-optimizer's step; either `unused` names the parameters without a gradient, or `after` is the index of the `step` request
-whose answer names them. An answer has `request`, the index of its request: answers may come in another order.
+`stages` for a pipeline; `spread` divides the model over devices as naive-mp does, not into stages. The part `step` is
+its forward and backward at two batch sizes. The part `optimizer` is the optimizer's step; either `unused` names the
+parameters without a gradient, or `after` is the index of the `step` request whose answer names them. An answer has
+`request`, the index of its request: answers may come in another order.
 
 The real worker builds the model and the optimizer and takes the step; only its tensors are fake. Three blocks of a
 stack of identical ones are traced: the first, one that stands for all between, and the last. The libraries are
@@ -37,10 +38,10 @@ UNUSED = ("accelerate", "deepspeed", "peft", "kernels", "sklearn", "scipy", "ten
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """One trace: a request at one of the two sizes that its answer is computed from."""
+    """One trace of a request: the smaller (0) or the larger (1) of the two that its answer is computed from."""
 
     request: int
-    size: int
+    size_index: int
 
 
 def answers(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -92,21 +93,23 @@ def import_for(requests: list[dict[str, Any]]) -> None:
 
 def _trace_all(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the answers as they come; earlier requests are traced first."""
-    ready = [Task(number, size) for number, request in enumerate(requests) if "after" not in request for size in (0, 1)]
+    ready = [
+        Task(number, index) for number, request in enumerate(requests) if "after" not in request for index in (0, 1)
+    ]
     traced: dict[Task, dict[str, Any]] = {}
     running: dict[Future[dict[str, Any]], Task] = {}
     with _pool_for(requests) as pool:
         while ready or running:
             while ready and len(running) < PROCESSES:
                 task = ready.pop(0)
-                running[pool.submit(_trace, requests[task.request], task.size)] = task
+                running[pool.submit(_trace, requests[task.request], task.size_index)] = task
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 task = running.pop(future)
                 traced[task] = future.result()
-                both = [traced.get(Task(task.request, size)) for size in (0, 1)]
+                both = [traced.get(Task(task.request, index)) for index in (0, 1)]
                 if both[0] is not None and both[1] is not None:
                     yield task.request, _join(both[0], both[1])
-                if task.size > 0:
+                if task.size_index > 0:
                     continue
                 for number, request in enumerate(requests):
                     if request.get("after") == task.request:
@@ -144,14 +147,15 @@ def _pool_for(requests: list[dict[str, Any]]) -> Executor:
         return InProcess()  # a container without /dev/shm has no semaphores
 
 
-def _trace(request: dict[str, Any], size: int) -> dict[str, Any]:
+def _trace(request: dict[str, Any], size_index: int) -> dict[str, Any]:
     """Run one trace."""
     from .invalid import InvalidInput
 
     try:
         from .memory_trace.step_timeline import trace_optimizer, trace_step
 
-        return trace_step(request, size) if request["part"] == "step" else trace_optimizer(request, size)
+        trace = trace_step if request["part"] == "step" else trace_optimizer
+        return trace(request, size_index)
     except InvalidInput as error:
         return {"error": error.as_fields()}
     except Exception as error:

@@ -41,7 +41,7 @@ class TrainState:
         import_optimizer_code(spec.knobs.optimizer)
         self.strategy = make_strategy(spec.knobs, device)
         # One process loads for all of its devices.
-        self.knobs = replace(spec.knobs, batch_size=spec.knobs.batch_size * self.strategy.slices)
+        self.knobs = replace(spec.knobs, batch_size=spec.knobs.batch_size * self.strategy.batch_shares)
         self.engine = make_engine(self.knobs, self.strategy, Objective(spec.data.objective))
         self.batches: Iterator[Batch] = iter(())
         self._spec = replace(spec, knobs=self.knobs)

@@ -21,7 +21,7 @@ from .limit_gauge import make_limit_gauge
 from .memory_meter import make_memory_meter
 from .model_config import check_seq_len, resolve_config
 from .orders import Orders
-from .probing import Prober
+from .probing import ProbeRunner
 from .record_file import RecordFile, rank_suffix
 from .recorder import StepRecorder
 from .shared_tables import CONTROL_FILE, PROBE, TRIAL, search_lock
@@ -30,7 +30,7 @@ from .spec import RankSpec
 from .step_log import StepLog
 from .threads import openmp_libraries, wait_policy
 from .train_state import TrainState
-from .trials import Trials
+from .trials import TrialRunner
 from .worker_log import WorkerLog
 
 NO_THREAD = "can't start new thread"
@@ -128,14 +128,14 @@ class Training:
         self.log.enter("train", "trying batch sizes")
         # From here on the parent may order.
         self.log.write("ready", room_bytes=gauge.available_bytes())
-        Prober(self.state, self.samples, gauge, self.memory, self.log).run(self._orders())
+        ProbeRunner(self.state, self.samples, gauge, self.memory, self.log).run(self._orders())
         self.log.write("finished", steps=0)
 
     def _try_settings(self) -> None:
         """Try the settings that the parent orders, each with a model of its own."""
         keep_last_step_on_sigterm(None, self.log, self.device)
         self.log.write("ready")
-        Trials(self.spec, self.config, self.device, self.samples, self.memory, self.log).run(self._orders())
+        TrialRunner(self.spec, self.config, self.device, self.samples, self.memory, self.log).run(self._orders())
         self.log.write("finished", steps=0)
 
     def _orders(self) -> Orders:

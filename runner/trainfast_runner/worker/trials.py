@@ -61,7 +61,7 @@ class HeldLoader:
 
 
 @dataclass
-class Trials:
+class TrialRunner:
     """Tries settings one after the other in this process."""
 
     spec: RankSpec

@@ -47,8 +47,8 @@ class ChartData:
     axis: TimeAxis
     gap_ns: int
     """Samples further apart than this are not joined."""
-    scale_of: str = ""
-    """Owner of the y axis, such as a run and its unit: the y range starts anew for another one."""
+    y_range_key: str = ""
+    """The y range is kept between frames with the same key, such as a run id and a unit."""
     unit: Formatter = number
     """Formats the y labels and the newest value in the title row."""
     spans: tuple[ThrottledSpan, ...] = ()

@@ -36,6 +36,8 @@ REDRAW_AFTER_NS = 2_000_000_000
 """Redraw at least this often, also where a cell is many seconds."""
 EVENT_ROWS_FROM = (9, 20)
 """Heights from which there is one row of events, and from which there are two."""
+MAX_EVENT_ROWS = 2
+"""The signs, and the words of one event."""
 
 
 class ChartColumn(Vertical):
@@ -117,7 +119,7 @@ class ChartColumn(Vertical):
     def _show_events(self, snapshot: Snapshot, axis: TimeAxis, height: int) -> int:
         """Show the events and return the rows they take."""
         rows = sum(height >= least_height for least_height in EVENT_ROWS_FROM)
-        if not self._with_run and height <= len(EVENT_ROWS_FROM):
+        if not self._with_run and height <= MAX_EVENT_ROWS:
             rows = height  # no room for a chart, but for the words of an event
         line = self.query_one(EventLine)
         line.set_class(not rows, "-away")

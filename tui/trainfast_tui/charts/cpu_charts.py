@@ -31,13 +31,13 @@ def cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[Cha
     ]
 
 
-def _series(name: str, ticks: Sequence[Tick], of: Callable[[Tick], float | None], tone: Tone) -> Series:
+def _series(name: str, ticks: Sequence[Tick], value_of: Callable[[Tick], float | None], tone: Tone) -> Series:
     """Return a reading over time up to its last known value."""
     known = len(ticks)
-    while known and of(ticks[known - 1]) is None:
+    while known and value_of(ticks[known - 1]) is None:
         known -= 1
     shown = ticks[:known]
-    return Series(name, [tick.t_ns for tick in shown], [of(tick) for tick in shown], tone)
+    return Series(name, [tick.t_ns for tick in shown], [value_of(tick) for tick in shown], tone)
 
 
 def _run_cpu_percent(cores: int | None, tick: Tick) -> float | None:

@@ -10,9 +10,9 @@ from trainfast_tui.charts.cpu_charts import cpu_charts
 from trainfast_tui.charts.readings import (
     GPU_READINGS,
     Reading,
+    charted_ticks,
     charted_uuids,
-    device_ticks,
-    has_no_gpu_samples,
+    has_gpu_samples,
     reading_names,
 )
 from trainfast_tui.charts.tick_values import MAX_LINES, TickValues, TickValuesCache, throttled_spans
@@ -30,11 +30,11 @@ def device_charts(
     snapshot: Snapshot, axis: TimeAxis, first: int, count: int, cache: TickValuesCache | None = None
 ) -> list[ChartData]:
     """Return charts of `count` readings from number `first` on, starting over after the last."""
-    ticks = device_ticks(snapshot)
+    ticks = charted_ticks(snapshot)
     names = reading_names(snapshot)
     wanted = [(first + number) % len(names) for number in range(count)]
     recent = ticks_on(axis, ticks)
-    if has_no_gpu_samples(snapshot):
+    if not has_gpu_samples(snapshot):
         charts = cpu_charts(recent, axis, snapshot.run is not None)
         return [charts[number] for number in wanted]
     uuids = charted_uuids(snapshot.run, ticks[-1])

@@ -20,7 +20,7 @@ class Reading:
     """One device reading that can be charted."""
 
     name: str
-    of: Callable[[DeviceReading], float | None]
+    value_of: Callable[[DeviceReading], float | None]
     unit: fmt.Formatter
     limit: Callable[[DeviceReading], float | None] | None = None
     limit_label: str = ""
@@ -52,18 +52,18 @@ GPU_READINGS: tuple[Reading, ...] = (
 CPU_READING_NAMES = ("CPU of all cores", "memory")
 
 
-def has_no_gpu_samples(snapshot: Snapshot) -> bool:
-    """True if no GPU has a sample: the CPU is charted in its place."""
-    ticks = device_ticks(snapshot)
-    return not ticks or not ticks[-1].devices
+def has_gpu_samples(snapshot: Snapshot) -> bool:
+    """True if a GPU has a sample; else the CPU is charted."""
+    ticks = charted_ticks(snapshot)
+    return bool(ticks) and bool(ticks[-1].devices)
 
 
 def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the names of the readings that can be charted, the most telling first."""
-    return CPU_READING_NAMES if has_no_gpu_samples(snapshot) else tuple(reading.name for reading in GPU_READINGS)
+    return tuple(reading.name for reading in GPU_READINGS) if has_gpu_samples(snapshot) else CPU_READING_NAMES
 
 
-def device_ticks(snapshot: Snapshot) -> Sequence[Tick]:
+def charted_ticks(snapshot: Snapshot) -> Sequence[Tick]:
     """Return the machine's samples, or an ended run's own."""
     run = snapshot.run
     return snapshot.machine_ticks if run is None or run.is_live else run.ticks

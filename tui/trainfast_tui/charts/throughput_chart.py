@@ -53,7 +53,7 @@ def throughput_chart(
         series=(Series(f"{unit}/s", rates.times_ns if rates is not None and values else (), values, "success"),),
         axis=axis,
         gap_ns=_step_gap(run),
-        scale_of=f"{run.run_id if run is not None else ''} {unit}/s",
+        y_range_key=f"{run.run_id if run is not None else ''} {unit}/s",
         unit=fmt.number,
         spans=throttled_spans((cache or TickValuesCache()).values_of(ticks, uuids)),
         empty=empty,

@@ -52,7 +52,7 @@ def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
     devices = [by_uuid.get(uuid) for uuid in uuids]
     values: list[tuple[float | None, ...]] = []
     for reading in GPU_READINGS:
-        drawn = tuple(None if device is None else reading.of(device) for device in devices)
+        drawn = tuple(None if device is None else reading.value_of(device) for device in devices)
         if len(devices) > MAX_LINES:
             known = [value for value in drawn if value is not None]
             drawn = max(known, default=None), min(known, default=None)

@@ -1,7 +1,7 @@
 """The command line: one file a command, imported only when its words are typed.
 
 Modules that only some uses of a command need, for a script or a proof, are imported where they are used.
-Exit codes: finished 0, usage or an invalid preset 2, out of memory 3, failed or killed 4, lost 5, stopped 130.
+Exit codes: docs/commands.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trainfast_tui.cli.exit_codes import CUT_OFF, INTERRUPTED
+from trainfast_tui.cli.exit_codes import CUT_OFF, INTERRUPTED, USAGE
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         _drop_stdout()
         print(f"trainfast-tui: {error.strerror or error}", file=sys.stderr)
-        return 2
+        return USAGE
 
 
 def _run(arguments: list[str]) -> int:

@@ -18,6 +18,7 @@ from trainfast_runner.search.journal.best import (
     Trial,
     Visited,
 )
+from trainfast_runner.units import counted
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.format import duration, plain, size, with_sizes
@@ -86,8 +87,8 @@ class BestPrinter(JournalPrinter[BestLine]):
             for name in ("incompatible", "too_large", "bound")
         }
         ruled_out = "".join(f", {count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
-        dropped = f"; {space.dropped:,} combinations have another global batch" if space.dropped else ""
-        return f"{len(space.candidates):,} candidates{ruled_out}{dropped}"
+        dropped = f"; another global batch: {counted(space.dropped, 'combination')}" if space.dropped else ""
+        return f"{counted(len(space.candidates), 'candidate')}{ruled_out}{dropped}"
 
     def _outcome(self, line: Trial | ColdRun) -> str:
         """Return the outcome of the newest trial or run in words."""

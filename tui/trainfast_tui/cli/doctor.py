@@ -10,6 +10,7 @@ from trainfast_runner.machine.doctor.check import Check
 from trainfast_runner.machine.doctor.examine import examine, is_healthy
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.units import counted
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.text.format import plain, to_width
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not is_healthy(checks):
         print_line('\nRuns cannot start here. Fix the checks marked "fail" first.')
     else:
-        print_line("\nRuns can be started here" + (f"; {warnings} warning(s)." if warnings else "."))
+        print_line("\nRuns can be started here" + (f"; {counted(warnings, 'warning')}." if warnings else "."))
     if unusable is not None:
         raise unusable
     return 0

@@ -91,7 +91,9 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
 def stop(directory: Path, signals: Signals, *, now: bool = False) -> Result | None:
     """Stop a live run, or kill it `now`, and wait with the countdown; None if Ctrl-C ended the wait."""
     # During the launch there is no supervisor yet that could stop the run.
-    while (state := run_state(directory)).state == "starting" and not state.supervised and not signals.interrupts:
+    while (state := run_state(directory)).state == "starting" and not state.supervised:
+        if signals.interrupts or signals.hung_up:
+            return None
         time.sleep(LOOK_EVERY_S)
     with suppress(Interrupted):  # `follow` sees the signal
         _stop_or_kill(directory, Progress(), signals, now=now)

@@ -15,6 +15,7 @@ from trainfast_runner.records.run_lines import Step
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Resumed, Waiting
 from trainfast_runner.search.searches import ReadJournal, search_before_edit
+from trainfast_runner.units import counted
 from trainfast_tui.cli.follow_run import Signals
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.format import duration, plain
@@ -32,8 +33,11 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     def __init__(self, progress: Progress, home: Home) -> None:
         self._progress, self._home = progress, home
-        self._work, self._began_s, self._printed_at_s = "starting", time.monotonic(), time.monotonic()
-        """The work or wait under way, empty without any; its beginning; the time at which anything was printed last."""
+        self._work = "starting"
+        """The work or wait under way; empty if there is none."""
+        self._work_began_s = time.monotonic()
+        self._printed_at_s = self._work_began_s
+        """The time at which anything was printed last."""
         self._step_work = ""
         """The work of the newest step, which goes on after a wait for another run."""
         self._cooling: CoolingDown | None = None
@@ -103,8 +107,8 @@ class JournalPrinter(ABC, Generic[LineT]):
             return
         if self._steps is not None:
             self._step = max((step.step for step in self._steps.new()), default=self._step)
-        steps = f", {self._step} step{'s' if self._step > 1 else ''}" if self._step else ""
-        self._progress.show_activity(f"{self._work}… {duration(int(now_s - self._began_s))}{steps}{self.so_far()}")
+        steps = f", {counted(self._step, 'step')}" if self._step else ""
+        self._progress.show_activity(f"{self._work}… {duration(int(now_s - self._work_began_s))}{steps}{self.so_far()}")
 
     def so_far(self) -> str:
         """Return words on the search as a whole that follow the work under way; empty without any."""
@@ -113,7 +117,7 @@ class JournalPrinter(ABC, Generic[LineT]):
     def _begin(self, work: str) -> None:
         """Begin a work and its clock; with an empty text the last line stays."""
         self._work = work
-        self._began_s = self._printed_at_s = time.monotonic()
+        self._work_began_s = self._printed_at_s = time.monotonic()
         self._steps, self._step = None, 0
 
 

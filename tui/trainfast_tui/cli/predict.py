@@ -18,7 +18,7 @@ from trainfast_runner.memory.predict_rows import (
     published_bytes,
     runs_to_predict,
 )
-from trainfast_runner.memory.tracing import Tracing
+from trainfast_runner.memory.tracing import TraceProgress
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
 from trainfast_runner.search.speed.predicted_speed import Unknown
@@ -83,14 +83,14 @@ def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTabl
     """Return the prediction of each run, with progress on stderr; rows are printed as soon as they are known."""
     rows: dict[int, PredictedRow] = {}
 
-    def show_tracing(tracing: Tracing) -> None:
+    def show_tracing(tracing: TraceProgress) -> None:
         if tracing.importing:
             slow.update(plain(importing_words(tracing.importing)))
-        elif tracing.words:
+        elif tracing.next_trace:
             what = TRACING
             if len(runs) > 1:
                 what = f"tracing {plain(runs[tracing.index].id)}, {tracing.index + 1} of {len(runs)}"
-            slow.update(f"{what}: {tracing.words}", tracing.done / tracing.total)
+            slow.update(f"{what}: {tracing.next_trace}", tracing.done / tracing.total)
 
     with progress_when_slow(f"{TRACING}…", everywhere=len(runs) > 1) as slow:
         for index, row in predict_rows(runs, python, show_tracing):

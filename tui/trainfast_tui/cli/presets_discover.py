@@ -19,9 +19,10 @@ from trainfast_runner.settings.script_preset import flag_names
 from trainfast_runner.settings.script_reach import ways_without_flag
 from trainfast_runner.settings.typed_mapping import mapping_of
 from trainfast_runner.settings.typed_settings import setting_of
+from trainfast_runner.units import counted
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.cli.progress import progress_when_slow
-from trainfast_tui.text.format import count, plain
+from trainfast_tui.text.format import plain
 from trainfast_tui.text.script import default_words, discovery_words
 from trainfast_tui.text.tables import pairs, table
 
@@ -74,7 +75,7 @@ def _flag_lines(discovered: Discovered, mapping: list[Proposal], whole: bool) ->
     if shown:
         yield from table(["  FLAG", "TYPE", "DEFAULT"], [_cells(flag) for flag in shown])
     if rest:
-        yield f"  and {count(len(rest))} flags that no knob takes; --all lists them"
+        yield f"  and {counted(len(rest), 'flag')} without a knob; --all lists them"
 
 
 def _cells(flag: Flag) -> list[str]:

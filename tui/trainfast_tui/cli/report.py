@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.units import counted
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.output_file import output_path, write_output
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.as_markdown import as_markdown
 from trainfast_tui.report.report_document import report_document
-from trainfast_tui.text.format import count, plain, size
+from trainfast_tui.text.format import plain, size
 
 FORMS = (".html", ".md")
 
@@ -35,6 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"file": str(path), "runs": run_ids, "bytes": written})
         return 0
-    runs = "1 run" if len(run_ids) == 1 else count(len(run_ids), "runs")
-    print_line(plain(f"{path}: {runs}, {size(written)}"))
+    print_line(plain(f"{path}: {counted(len(run_ids), 'run')}, {size(written)}"))
     return 0

@@ -11,6 +11,7 @@ from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import pruning
 from trainfast_runner.running.pruning import PrunePlan
+from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import whole
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.text.format import count, size
@@ -76,12 +77,12 @@ def _lines(plan: PrunePlan) -> Iterator[str]:
             yield f"and {count(len(entries) - SHOWN)} more"
     yield from (f"{name} is live and stays" for name in plan.live)
     parts = [
-        f"{count(len(sizes))} {noun}, {size(sum(sizes))}"
-        for noun, sizes in (
-            ("runs", list(plan.runs.values())),
-            ("searches", list(plan.searches.values())),
-            ("cache entries", [entry.bytes for entry in plan.caches]),
-            ("stale locks", [entry.bytes for entry in plan.locks]),
+        f"{counted(len(sizes), noun, plural)}, {size(sum(sizes))}"
+        for noun, plural, sizes in (
+            ("run", "runs", list(plan.runs.values())),
+            ("search", "searches", list(plan.searches.values())),
+            ("cache entry", "cache entries", [entry.bytes for entry in plan.caches]),
+            ("stale lock", "stale locks", [entry.bytes for entry in plan.locks]),
         )
         if sizes
     ]

@@ -23,6 +23,7 @@ from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.settings.vary import read_vary
+from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_search_arguments, positive
 from trainfast_tui.cli.best_printer import BestPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
@@ -34,7 +35,6 @@ from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.waits import await_devices
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.search.best_answer import answer_lines
-from trainfast_tui.text.search.best_figures import measurements
 from trainfast_tui.text.search.best_question import estimate_lines, question_lines
 
 
@@ -122,7 +122,7 @@ def _conduct(
     progress = Progress()
     lines = read_best_journal(directory)
     measured = sum(isinstance(line, Trial | ColdRun) for line in lines)
-    tried = f"with {measurements(measured)}" if measured else ""
+    tried = f"with {counted(measured, 'measurement')}" if measured else ""
     print_earlier_search(progress, home, directory, tried, read_best_journal)
     printer = BestPrinter(progress, home, lines)
     printer.print_question(best_plan.question)

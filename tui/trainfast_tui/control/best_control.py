@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import BestPlanned, Post
 from trainfast_tui.control.search_control import SearchControl
+from trainfast_tui.control.threads import start_thread
 from trainfast_tui.text.lines import Piece
 from trainfast_tui.text.search.kind import SearchKind
 
@@ -55,7 +55,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         def refusal(error: UserError) -> BestPlanned:
             return BestPlanned(plan_id, [(f"Refused: {error.line()}", "error")])
 
-        in_background("plan", partial(self._plan, spec, self.options, plan_id), post, refusal)
+        start_thread("plan", partial(self._plan, spec, self.options, plan_id), post, refusal)
         return plan_id
 
     def note_started(self, directory: Path) -> None:

@@ -26,14 +26,14 @@ def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
     Without another finished run, one that ended otherwise is taken. Raises UserError if there is none.
     """
     from trainfast_runner.running.final_result import final_result
-    from trainfast_runner.running.recovery import settle
+    from trainfast_runner.running.recovery import recover_result
 
     ids = home.run_ids()
     before = [other_id for other_id in ids if other_id < run_id]
     after = [other_id for other_id in ids if other_id > run_id]
     ended: Result | None = None
     for other_id in (*reversed(before), *reversed(after)):
-        result = settle(home.directory(other_id))
+        result = recover_result(home.directory(other_id))
         if result is not None and result.role in WARM_ROLES:
             continue  # it tried settings, and trained none of them
         ended = ended or result

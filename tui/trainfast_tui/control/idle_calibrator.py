@@ -6,8 +6,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.background import CancellableWork
 from trainfast_tui.control.messages import DeviceCalibrated, Post
+from trainfast_tui.control.threads import CancellableWork
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine

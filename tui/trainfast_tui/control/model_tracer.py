@@ -9,12 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.background import CancellableWork
 from trainfast_tui.control.messages import Post, ThreadFailed
+from trainfast_tui.control.threads import CancellableWork
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.memory.tracing import Tracing
+    from trainfast_runner.memory.tracing import TraceProgress
     from trainfast_runner.memory.warm_tracer import WarmTracer
     from trainfast_runner.settings.spec import RunSpec
 
@@ -90,7 +90,7 @@ class ModelTracer:
         # The newest request may be another than this trace's, and yet be answered by it.
         self._on_news()
 
-    def _note_import(self, tracing: Tracing) -> None:
+    def _note_import(self, tracing: TraceProgress) -> None:
         if tracing.importing != self.importing:
             self.importing = tracing.importing
             self._on_news()

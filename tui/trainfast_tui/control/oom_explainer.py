@@ -11,11 +11,11 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.worker_lines import ExceptionLine, error_of
 from trainfast_runner.units import highest
-from trainfast_tui.control.background import CancellableWork
 from trainfast_tui.control.messages import OomExplained, Post
+from trainfast_tui.control.threads import CancellableWork
 
 if TYPE_CHECKING:
-    from trainfast_runner.memory.oom_explained import OutOfMemory
+    from trainfast_runner.memory.oom.explain import OutOfMemory
     from trainfast_runner.memory.warm_tracer import WarmTracer
     from trainfast_runner.records.result import OomExplanation, RunError
     from trainfast_runner.running.follower import RunSnapshot
@@ -83,7 +83,7 @@ class OomExplainer:
         self._newest = message
 
     def _explain(self, run: RunSnapshot, cancelled: threading.Event) -> OomExplained:
-        from trainfast_runner.results.explained_run import trace_changes
+        from trainfast_runner.results.oom.trace_fixes import trace_changes
 
         oom_run = _out_of_memory(run)
         assert oom_run is not None
@@ -97,7 +97,7 @@ class OomExplainer:
 
 
 def _explanation(oom_run: OutOfMemory, python: str | None) -> OomExplanation:
-    from trainfast_runner.results.explained_run import explain_run, models_of
+    from trainfast_runner.results.oom.explain_run import explain_run, models_of
 
     return explain_run(oom_run, models_of(oom_run.run, python))
 
@@ -108,7 +108,7 @@ def _recorded_explanation(run: RunSnapshot) -> OomExplanation | None:
     # Results of older versions explain a probe by the preset's batch.
     if run.result is not None and run.result.oom is not None and (run.result.tried or not is_warm):
         return run.result.oom
-    from trainfast_runner.results.explained_run import explain_run
+    from trainfast_runner.results.oom.explain_run import explain_run
 
     oom_run = _out_of_memory(run)
     return None if oom_run is None else explain_run(oom_run, lambda spec: None)
@@ -116,7 +116,7 @@ def _recorded_explanation(run: RunSnapshot) -> OomExplanation | None:
 
 def _out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
     """Return the error, limits and events of a followed run that ran out of memory; None without its `run.json`."""
-    from trainfast_runner.memory.oom_explained import OutOfMemory
+    from trainfast_runner.memory.oom.explain import OutOfMemory
 
     if run.run_file is None:
         return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 MOVED_SHARE = 0.01
-"""Free memory of an idle machine moves by less with every sample."""
+"""A smaller change of free memory is noise of an idle machine; it starts no prediction."""
 
 
 @dataclass(frozen=True, slots=True)

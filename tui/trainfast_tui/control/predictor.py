@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_type import whole_number
-from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed
 from trainfast_tui.control.model_tracer import ModelTracer
 from trainfast_tui.control.prediction_request import PredictionRequest
 from trainfast_tui.control.speed_predictor import SpeedPredictor, Traced
+from trainfast_tui.control.threads import start_thread
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.text.starting import importing_words
 
@@ -66,7 +66,7 @@ class Predictor:
             self._unanswered = self._newest
             if not self._is_answering:
                 self._is_answering = True
-                in_background("predict", self._answer_requests, self._post, ThreadFailed)
+                start_thread("predict", self._answer_requests, self._post, ThreadFailed)
 
     def _answer_requests(self) -> None:
         while (request := self._next_request()) is not None:
@@ -140,11 +140,11 @@ def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFi
 
 def _peak_bytes(traced: Traced, machine: Machine) -> int | None:
     """Predict the peak of other settings; None if they cannot run on this machine."""
-    from trainfast_runner.memory.available import gpu_of
+    from trainfast_runner.memory.available import first_gpu_name
     from trainfast_runner.settings.device_counts import world_size
 
     try:
         ranks = world_size(traced.spec, machine)
-        return traced.model.corrected_for(gpu_of(traced.spec, machine)).predict(traced.spec, ranks).total_bytes
+        return traced.model.corrected_for(first_gpu_name(traced.spec, machine)).predict(traced.spec, ranks).total_bytes
     except UserError:
         return None

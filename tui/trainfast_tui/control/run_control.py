@@ -12,8 +12,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import Notified, Post, RunGivenUp, RunRefused, RunStarted
+from trainfast_tui.control.threads import start_thread
 
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
@@ -74,15 +74,15 @@ class RunControl:
     def start(self, spec: RunSpec, run_to_stop: Path | None = None) -> None:
         """Check and start a run, once `run_to_stop` is stopped and gone: posts RunStarted or RunRefused."""
         self._is_starting = True
-        in_background("start", partial(self._start, spec, run_to_stop), self._post, RunRefused)
+        start_thread("start", partial(self._start, spec, run_to_stop), self._post, RunRefused)
 
     def request_stop(self, directory: Path) -> None:
         """Ask the run to end; its supervisor kills it after the countdown."""
-        in_background("stop", partial(self._stop, directory), self._post)
+        start_thread("stop", partial(self._stop, directory), self._post)
 
     def kill(self, directory: Path) -> None:
         """Send SIGKILL to all of the run's processes."""
-        in_background("kill", partial(self._kill, directory), self._post)
+        start_thread("kill", partial(self._kill, directory), self._post)
 
     def _start(self, spec: RunSpec, run_to_stop: Path | None) -> RunStarted | RunGivenUp:
         from trainfast_runner.running import launch

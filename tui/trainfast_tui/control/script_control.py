@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
-from trainfast_tui.control.background import CancellableWork
 from trainfast_tui.control.messages import DiscoveryRefused, Post, ScriptDiscovered
+from trainfast_tui.control.threads import CancellableWork
 
 
 class ScriptControl:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_states import PAUSE_STATES
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import Notified, Post, SearchEnded, SearchRefused, SearchStarted
+from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.snapshot import SearchSnapshot
 from trainfast_tui.text.search.kind import SearchKind
 
@@ -85,7 +85,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
             if self._stop_when_seen:
                 self._stop_when_seen = False
                 # Not `stop`: this snapshot may be older than the lock of a continued search.
-                in_background("cancel", partial(self._cancel, search.directory), self._post)
+                start_thread("cancel", partial(self._cancel, search.directory), self._post)
 
     @abstractmethod
     def _describe(self, search: SearchSnapshotT) -> str:
@@ -107,7 +107,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         self._is_starting, self._stop_when_seen, self._dismissed_directory = True, False, None
         self.requested_ns = time.monotonic_ns()
         start = partial(self._start, spec, self._request(), fresh, cool_to_c, stop_run_first)
-        in_background("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
+        start_thread("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 
     def _request(self) -> BestRequest | None:
         """Return the options of this search; None if its kind has none."""
@@ -136,7 +136,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         if search is None or not search.is_live:
             return self.no_search_notice()
         do = resume if search.state in PAUSE_STATES else pause
-        in_background("pause", partial(do, search.directory), self._post)
+        start_thread("pause", partial(do, search.directory), self._post)
         return Notified("")
 
     def no_search_notice(self) -> Notified:
@@ -152,7 +152,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
             return Notified("Stopping as soon as the search has started…", "warning")
         if search is None or not search.is_live:
             return NOT_LIVE
-        in_background("cancel", partial(self._cancel, search.directory), self._post)
+        start_thread("cancel", partial(self._cancel, search.directory), self._post)
         return Notified("Stopping: the running process is ended, the journal is kept…", "warning")
 
     @staticmethod

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import Post, SituationGathered
+from trainfast_tui.control.threads import start_thread
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -38,7 +38,7 @@ class SituationGatherer:
         if self._key is None or key[:2] != self._key[:2]:
             self.situation = None
         self._key = key
-        in_background("advice", partial(self._gather, key, spec, machine), self._post)
+        start_thread("advice", partial(self._gather, key, spec, machine), self._post)
 
     def note(self, message: SituationGathered) -> None:
         """Keep the facts; those of an earlier request are dropped."""

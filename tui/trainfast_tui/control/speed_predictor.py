@@ -56,11 +56,11 @@ class SpeedPredictor:
         return predicted.why if isinstance(predicted, Unknown) else predicted
 
     def _speeds(self, spec: RunSpec, machine: Machine, speed_key: str) -> Speeds:
-        from trainfast_runner.memory.available import gpu_of
+        from trainfast_runner.memory.available import first_gpu_name
         from trainfast_runner.search.speed.earlier_speeds import DeviceName, training_of
         from trainfast_runner.search.speed.speeds import speeds_on
 
-        device = DeviceName(machine.used_by(spec.knobs["devices"]).device, gpu_of(spec, machine) or "")
+        device = DeviceName(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")
         key = repr((training_of(spec), device, speed_key))
         if self._known is None or self._known[0] != key:
             self._known = key, speeds_on(self._home, spec, device, self._python)

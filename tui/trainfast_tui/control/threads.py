@@ -9,7 +9,7 @@ from trainfast_runner.errors import UserError
 from trainfast_tui.control.messages import Message, Post, ThreadFailed, as_warning
 
 
-def in_background(
+def start_thread(
     name: str,
     work: Callable[[], Message | None],
     post: Post,
@@ -53,7 +53,7 @@ class CancellableWork:
         post: Post,
         to_message: Callable[[UserError], Message | None] = as_warning,
     ) -> None:
-        """Cancel the work under way and start this one after it, as `in_background`.
+        """Cancel the work under way and start this one after it, as `start_thread`.
 
         `work` gets the event that cancels it.
         """
@@ -66,7 +66,7 @@ class CancellableWork:
             return None if cancelled.is_set() else work(cancelled)
 
         self._cancelled = cancelled
-        self._thread = in_background(self._thread_name, work_after, post, to_message)
+        self._thread = start_thread(self._thread_name, work_after, post, to_message)
 
     def cancel(self, wait_s: float = 0.0) -> None:
         """Cancel the work under way and wait at most `wait_s` seconds until it has ended."""

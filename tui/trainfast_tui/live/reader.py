@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
 
+T = TypeVar("T")
 PERIOD_S = 0.5
 SAMPLE_PERIOD_S = 1.0
 WATCHED_PERIOD_S = 0.5
@@ -56,6 +57,9 @@ class Reader(threading.Thread):
         self._sampler: Sampler | None = None
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
         self._xids: deque[Event] = deque(maxlen=XIDS_KEPT)
+        self._last_snapshot: Snapshot | None = None
+        self._trouble: str | None = None
+        """The reason why something could not be read for the present snapshot."""
         self._looks_at_processes = False
         self._processes: ProcessList | None = None
         self._new_runs = NewRuns(home)
@@ -109,22 +113,20 @@ class Reader(threading.Thread):
             self._wake.clear()
 
     def _snapshot(self) -> Snapshot:
-        trouble: str | None = None
-        run: RunSnapshot | None = None
-        batch_search = best_search = None
-        elsewhere: str | None = None
-        try:
-            run = self._followed_run.poll()
-            batch_search = self._batch_search.poll()
-            best_search = self._best_search.poll()
-            elsewhere = self._new_runs.newest(self.followed)
-            if elsewhere is not None and run is None and self.followed is None:
-                self._followed_run.follow(self._home.directory(elsewhere))
-                elsewhere = None  # the next snapshot shows it
-        except UserError as error:
-            trouble = error.line()
-        except OSError as error:
-            trouble = f"cannot read the run: {error}"
+        self._trouble = None
+        run = self._read("the run", self._followed_run.poll, None)
+        # A search that cannot be read is as it was: nothing may start beside it.
+        before = self._last_snapshot
+        batch_search = self._read(
+            "the batch search", self._batch_search.poll, before.batch_search if before is not None else None
+        )
+        best_search = self._read(
+            "the best-fit search", self._best_search.poll, before.best_search if before is not None else None
+        )
+        elsewhere = self._read("the list of runs", lambda: self._new_runs.newest(self.followed), None)
+        if elsewhere is not None and run is None and self.followed is None:
+            self._followed_run.follow(self._home.directory(elsewhere))
+            elsewhere = None  # the next snapshot shows it
         self._sample(run)
         snapshot = Snapshot(
             taken_ns=time.monotonic_ns(),
@@ -134,10 +136,21 @@ class Reader(threading.Thread):
             home_read=self._followed_run.is_known,
             batch_search=batch_search,
             best_search=best_search,
-            trouble=trouble,
+            trouble=self._trouble,
             started_elsewhere=elsewhere,
         )
+        self._last_snapshot = snapshot
         return replace(snapshot, processes=self._read_processes(snapshot)) if self._looks_at_processes else snapshot
+
+    def _read(self, what: str, read: Callable[[], T], instead: T) -> T:
+        """Return what `read` does; `instead`, with the reason in `_trouble`, if that fails."""
+        try:
+            return read()
+        except UserError as error:
+            self._trouble = error.line()
+        except OSError as error:
+            self._trouble = f"cannot read {what}: {error}"
+        return instead
 
     def _add_tick(self, tick: Tick) -> None:
         is_first = not self._ticks

@@ -29,7 +29,7 @@ LAUNCH_DEFAULTS = {name: KNOBS_BY_NAME[name].default for name in LAUNCH_KNOBS if
 
 @dataclass(frozen=True)
 class NextRun(ABC):
-    """`spec` would run; `shown_run_knobs` are those of the run on the screen, `preset_knobs` the preset's own."""
+    """Settings of the next run, with the knobs of its preset and of the run on the screen to compare with."""
 
     spec: RunSpec
     preset_knobs: KnobValues
@@ -66,12 +66,12 @@ class NextRun(ABC):
 
     def field_overrides(self) -> list[str]:
         """Return the overrides of the preset's model and data fields, as they are typed."""
-        sections = {"model": self.spec.model, "data": self.spec.data}
-        places = [key.partition(".") for key in self.spec.overrides if "." in key]
-        return typed_overrides({"".join(place): sections.get(place[0], {}).get(place[2]) for place in places})
+        sections = (("model", self.spec.model), ("data", self.spec.data))
+        fields = {f"{section}.{name}": value for section, values in sections for name, value in values.items()}
+        return typed_overrides({key: fields.get(key) for key in self.spec.overrides if "." in key})
 
     def repeats(self, run: RunFile) -> bool:
-        """True if it would be that run again."""
+        """True if the next run has the model and knobs of `run`."""
         return has_same_model(run, self.spec) and all(
             asks_for_same(name, run.knobs.get(name), value) for name, value in self.spec.knobs.items()
         )

@@ -1,4 +1,4 @@
-"""True or false: two settings ask for the same model, knob or search."""
+"""Compare settings: the same model, the same value of a knob, the same batch search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def asks_for_same(name: str, reference: object, value: object) -> bool:
     """True if a run with this value of a knob would equal a run with `reference`.
 
-    No number of devices equals any number that a strategy took; paths are equal if they lead to the same place.
+    An unset `devices` or `watch` equals every recorded value; paths are equal if they lead to the same place.
     """
     if name == "offload_path" and isinstance(reference, str) and isinstance(value, str):
         return os.path.abspath(os.path.expanduser(value)) == os.path.abspath(os.path.expanduser(reference))

@@ -13,13 +13,14 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     refuted_by,
 )
+from trainfast_runner.units import counted
 from trainfast_tui.report.document import Block, Grid, Heading, Prose, grid, pairs_grid, present
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, changes_grid, run_sections
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
-from trainfast_tui.text.format import count, duration, milliseconds, number, processes, size, with_sizes
+from trainfast_tui.text.format import count, duration, milliseconds, number, size, with_sizes
 from trainfast_tui.text.search.batch_answer import batch_answer_rows
 
 POINT_KINDS = {
@@ -63,9 +64,8 @@ def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Se
 def _question(search: BatchSnapshot, question: BatchQuestion) -> Iterator[Block]:
     limit = min(question.limits_bytes, default=None)
     where = f" within {size(limit)} a rank ({question.limit_words})" if limit is not None else ""
-    yield Prose(
-        f"How large a batch of {question.name} fits on {question.device} in {processes(question.world_size)}{where}?"
-    )
+    ranks = counted(question.world_size, "process", "processes")
+    yield Prose(f"How large a batch of {question.name} fits on {question.device} in {ranks}{where}?")
     if question.title:
         yield Prose(f"{question.name}: {question.title}.")
     predicted = search.prediction

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainfast_runner.results.comparison.conditions import compared_conditions
+from trainfast_runner.units import counted
 from trainfast_tui.report.document import Block, Heading, Prose, pairs_grid
 from trainfast_tui.report.reported_run import ReportedRun
-from trainfast_tui.text.format import percent, processes, size
+from trainfast_tui.text.format import percent, size
 
 
 def machine_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
@@ -34,7 +35,7 @@ def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
     run_file, result = run.run_file, run.result
     if run_file is not None:
         names = f": {', '.join(run_file.device_names)}" if run_file.device_names else ""
-        yield "device", f"{run_file.device}{names}, {processes(run_file.world_size)}"
+        yield "device", f"{run_file.device}{names}, {counted(run_file.world_size, 'process', 'processes')}"
     yield from _host(run)
     gpus = dict.fromkeys(device.name for tick in run.snapshot.ticks[-1:] for device in tick.devices if device.name)
     if gpus:

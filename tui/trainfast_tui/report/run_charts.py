@@ -9,7 +9,7 @@ from statistics import median
 from trainfast_tui.charts.chart_data import ChartData
 from trainfast_tui.charts.cpu_charts import cpu_charts
 from trainfast_tui.charts.device_charts import device_charts
-from trainfast_tui.charts.readings import has_no_gpu_samples, reading_names
+from trainfast_tui.charts.readings import has_gpu_samples, reading_names
 from trainfast_tui.charts.throughput_chart import throughput_chart
 from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.live.snapshot import Snapshot
@@ -22,7 +22,7 @@ def charts_of(run: ReportedRun) -> list[ChartData]:
     snapshot = Snapshot(taken_ns=axis.end_ns, run=run.snapshot, ticks=(), home_read=True)
     names = reading_names(snapshot)
     charts = [throughput_chart(snapshot, axis, "samples"), *device_charts(snapshot, axis, 0, len(names))]
-    if not has_no_gpu_samples(snapshot) and run.run_file is not None and run.run_file.device == "cpu":
+    if has_gpu_samples(snapshot) and run.run_file is not None and run.run_file.device == "cpu":
         # The screen has GPUs that a CPU run only watches in their place.
         charts += cpu_charts(run.snapshot.ticks, axis, has_run=True)
     measured_from_ns = _measured_from_ns(run)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from textual.app import ComposeResult
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_tui.control.batch_control import BatchControl
@@ -14,6 +15,7 @@ from trainfast_tui.control.messages import Notified
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.same_settings import has_same_settings
+from trainfast_tui.next_run.sources import next_run_from_search
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.search.batch_question import batch_question_rows, limit_notice
@@ -96,10 +98,17 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
 
     def start_after(self, run_to_stop: Path | None) -> None:
         # The journal of an interrupted or cancelled search is continued; an answered one leaves nothing to do.
-        fresh = self._has_answer
+        fresh, search, spec = self._has_answer, self._search, self._next_run.spec
+        if search is not None and search.question is not None and not has_same_settings(search, spec):
+            # The next run was changed since: what is shown goes on.
+            try:
+                spec = next_run_from_search(search.question).spec
+            except UserError as error:
+                self.refuse(error)
+                return
         self._is_asking = False
         self.notify("")
-        self.session.start_search(SearchKind.BATCH, self._next_run.spec, run_to_stop, fresh=fresh)
+        self.session.start_search(SearchKind.BATCH, spec, run_to_stop, fresh=fresh)
         self._show_search(None)
 
     def action_apply(self) -> None:

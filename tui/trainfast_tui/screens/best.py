@@ -14,9 +14,9 @@ from trainfast_runner.records.search_states import UNFINISHED_STATES
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
-from trainfast_tui.control.background import in_background
 from trainfast_tui.control.best_control import BestControl, BestOptions
 from trainfast_tui.control.messages import BestPlanned, Notified
+from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.same_settings import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
@@ -150,9 +150,10 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def hidden_actions(self) -> set[str]:
         search, is_active = self._search, self.search_control.is_active
         is_live = search is not None and search.is_live
-        has_best = search is not None and search.so_far.best is not None
+        can_start = search is None and not is_active
+        can_take = search is not None and search.so_far.best is not None
         hidden: set[str] = set()
-        if (not has_best) if search is not None else is_active:
+        if not (can_start or can_take):
             hidden.add("apply")
         if not is_live:
             hidden |= {"pin", "skip"}
@@ -201,7 +202,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         is_other = not has_same_model(question, next_run.spec)
         if is_other:
             try:
-                next_run = session.set_next_run_compared(next_run_from_search(question))
+                next_run = session.set_next_run(next_run_from_search(question))
             except UserError as error:
                 words = f"The search was of {question.name}, the next run is of {next_run.spec.name}; {error.line()}"
                 self.notify(words, severity="error")
@@ -240,7 +241,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             return
 
         def give_chosen(name: str) -> None:
-            in_background("order", orders[name].give, self.session.post)
+            start_thread("order", orders[name].give, self.session.post)
 
         ask_choice(self.app, title, [(name, order.effect) for name, order in orders.items()], give_chosen)
 

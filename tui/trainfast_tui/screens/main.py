@@ -268,6 +268,8 @@ class MainScreen(AppScreen):
             runs.give_up()
         elif search is not None:
             self._refuse_beside(search)
+        elif run is None and runs.is_starting:
+            self.notify("The run is starting; press s again once it is on the screen.", severity="warning")
         elif run is None:
             self.notify("Nothing is running.")
         elif run.state == "stopping" or run.stop_deadline_ns is not None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainfast_runner.search.best.person_orders import PIN, SKIP, UNPIN, give_order, skip_candidate
+from trainfast_runner.units import counted
 from trainfast_tui.control.best_orders import ValueOrder, open_values, orders_in_force
 from trainfast_tui.text.search.best_state import setting_words
 
@@ -50,6 +51,6 @@ def _value_orders(search: BestSnapshot, do: ValueOrder) -> Orders:
     """Return the orders to pin or skip (`do`) each value that is open to it, with the number of its candidates."""
     give = partial(give_order, search.directory, do)
     return {
-        f"{name}={value}": OrderChoice(f"{count:,} candidates", partial(give, name, value))
+        f"{name}={value}": OrderChoice(counted(count, "candidate"), partial(give, name, value))
         for (name, value), count in open_values(search, do).items()
     }

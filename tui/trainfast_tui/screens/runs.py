@@ -13,8 +13,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow, row_of
-from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import Notified, ScreenMessage, as_warning
+from trainfast_tui.control.threads import start_thread
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.keys import actions_of
@@ -90,7 +90,7 @@ class RunsScreen(AppScreen):
 
     def _list(self, known: list[RunRow]) -> None:
         self._is_listing = True
-        in_background("runs", partial(list_runs, self._home, known), self.post, self._not_listed)
+        start_thread("runs", partial(list_runs, self._home, known), self.post, self._not_listed)
 
     def _not_listed(self, error: UserError) -> Notified:
         self._is_listing = False

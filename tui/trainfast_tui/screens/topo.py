@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
-from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import ScreenMessage
+from trainfast_tui.control.threads import start_thread
 from trainfast_tui.screens.base import PageScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.lines import Line, labelled, paragraph, rule
@@ -40,7 +40,7 @@ class TopoScreen(PageScreen):
             self.repaint()
 
     def action_reload(self) -> None:
-        in_background("topology", lambda: TopologyRead(read_topology()), self.post)
+        start_thread("topology", lambda: TopologyRead(read_topology()), self.post)
 
     def body(self, width: int) -> list[Line]:
         if self._topology is None:

@@ -24,7 +24,7 @@ MIN_CLOCK_LOSS = 0.005
 
 
 def has_conditions(run: RunSnapshot) -> bool:
-    """True if there is more to say about the devices than that the run is steady."""
+    """True if the run has device conditions of its steps, or is still warming up."""
     return bool(run.conditions) or run.steady.still_warming is True
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
+from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, labelled, paragraph, rule
 
@@ -158,8 +159,6 @@ def _nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
 @cache
 def _throttling() -> dict[str, str]:
     """Return the words of each throttling figure by its name."""
-    from trainfast_runner.machine.telemetry.throttle import CAUSES
-
     figures: dict[str, str] = {}
     for cause in CAUSES:
         figures |= dict.fromkeys((f"{cause.name}_percent", f"{cause.name}_ms_per_step"), f"throttled by {cause.words}")

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Tone
+from trainfast_tui.text.shades import CAUSE_BY_REASON, shade_of
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_lines import Event, Step
@@ -85,11 +87,8 @@ def _device(event: Event) -> str:
 
 
 def _throttle(event: Event, began: bool) -> tuple[str, Tone, str]:
-    from trainfast_runner.machine.telemetry import throttle
-    from trainfast_tui.text.shades import cause_by_reason, shade_of
-
     reason = event.detail or ""
-    cause = cause_by_reason().get(reason)
+    cause = CAUSE_BY_REASON.get(reason)
     letter = shade_of(cause).letter if cause is not None else "C"
     tone: Tone = "error" if throttle.severity(reason) == "warning" else "warning"
     words = f"{_device(event)}: {'' if began else 'no longer: '}{throttle.cause_words(reason)}"

@@ -24,7 +24,10 @@ def _finite(value: float | None) -> float | None:
 
 
 def number(value: float | None) -> str:
-    """Return three significant digits without an exponent: `0.123`, `1.23`, `12.3`, `1,234`; no unit."""
+    """Return three significant digits, from 1,000 on whole numbers: `0.123`, `12.3`, `1,234`; no unit.
+
+    With an exponent below 0.0005 and from 1e15 on.
+    """
     if (value := _finite(value)) is None:
         return ABSENT
     magnitude = abs(value)
@@ -43,11 +46,6 @@ def number(value: float | None) -> str:
 def interval(low: float, high: float) -> str:
     """Return the two ends of an interval: `120 to 126`; no unit."""
     return f"{number(low)} to {number(high)}"
-
-
-def processes(world_size: int) -> str:
-    """Return a number of processes: 1 process, 2 processes."""
-    return "1 process" if world_size == 1 else f"{world_size} processes"
 
 
 def size(size_bytes: float | None) -> str:

@@ -16,6 +16,7 @@ from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.records.state_words import notable_reason, state_words
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
+from trainfast_runner.units import counted
 from trainfast_runner.worker.shared_tables import STEP_PHASES
 from trainfast_tui.text.format import (
     ABSENT,
@@ -28,7 +29,6 @@ from trainfast_tui.text.format import (
     number,
     per_second,
     plain,
-    processes,
     size,
     with_sizes,
 )
@@ -53,14 +53,14 @@ def notes(result: Result) -> Iterator[str]:
     if result.knobs.get("precision") == "fp16" and result.actual.device == "cpu" and not cpu_has_fp16():
         yield "fp16 on a CPU without fp16 instructions is emulated: it shows the loss scaling, not a speed"
     if result.loss.not_finite:
-        yield f"the loss was not a finite number in {count(result.loss.not_finite)} step(s): the training diverged"
+        yield f"the loss was not a finite number in {counted(result.loss.not_finite, 'step')}: the training diverged"
     for doubt in doubts(result):
         yield f"the run {plain(doubt)}"
     if result.thinning is not None:
         yield from _thinning_notes(result.thinning, result.steps.measured + result.steps.warmup)
     yield from (plain(trouble) for trouble in result.troubles)
     if result.unreadable_lines:
-        yield f"{count(result.unreadable_lines)} damaged line(s) in its records were left out"
+        yield f"{counted(result.unreadable_lines, 'damaged line')} in its records left out"
 
 
 def _thinning_notes(thinning: Thinning, steps: int) -> Iterator[str]:
@@ -204,7 +204,7 @@ def _cpu(cpu: Cpu) -> str:
 
 def _ran_as(actual: Actual, world_size: int) -> str:
     """Return processes, device, wrapper, dtype, optimizer and attention of the run."""
-    words = [processes(world_size), f"on {actual.device}"]
+    words = [counted(world_size, "process", "processes"), f"on {actual.device}"]
     if actual.wrapper not in (None, "none"):
         words.append(str(actual.wrapper))
     optimizer = actual.optimizer

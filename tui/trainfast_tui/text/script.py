@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_tui.text.format import count, plain
+from trainfast_runner.units import counted
+from trainfast_tui.text.format import plain
 
 if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered, Flag
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 def discovery_words(discovered: Discovered) -> str:
     """Return where discovery stopped the script, its parser, and the number of its flags."""
     kind = f"{discovered.parser}, " if discovered.parser else ""
-    return f"stopped at {discovered.stopped_at}: {kind}{count(len(discovered.flags))} flags"
+    return f"stopped at {discovered.stopped_at}: {kind}{counted(len(discovered.flags), 'flag')}"
 
 
 def default_words(flag: Flag) -> str:

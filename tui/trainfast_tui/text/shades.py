@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
+from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.lines import Tone
@@ -54,16 +55,11 @@ UMBRELLA = "hardware"
 """The cause that NVML sets together with a more specific one."""
 
 
-@cache
-def cause_by_reason() -> dict[str, str]:
-    """Return the cause of each throttle reason. Clocks that somebody set are no cause: the GPU obeys them."""
-    from trainfast_runner.machine.telemetry.throttle import CAUSES
-
-    return {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
+CAUSE_BY_REASON = {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
+"""The cause of each throttle reason; clocks that somebody set are no cause, because the GPU obeys them."""
 
 
 def causes_of(reasons: Sequence[str] | None) -> frozenset[str]:
     """Return the causes behind a device's throttle reasons, `UMBRELLA` only if nothing more specific is set."""
-    cause_of = cause_by_reason()
-    causes = frozenset(cause_of[reason] for reason in reasons or () if reason in cause_of)
+    causes = frozenset(CAUSE_BY_REASON[reason] for reason in reasons or () if reason in CAUSE_BY_REASON)
     return causes - {UMBRELLA} if causes & {"thermal", "brake"} else causes

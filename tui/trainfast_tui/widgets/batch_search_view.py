@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfast_runner.records.run_file import CONFIRM_STEP
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import Probe
-from trainfast_runner.search.journal.memory_fit import MemoryFit
+from trainfast_runner.search.journal.memory_fit import RankMemory
 from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import (
@@ -182,7 +182,7 @@ def _limit_line(search: BatchSnapshot) -> Line:
     return line
 
 
-def _tightest(search: BatchSnapshot) -> MemoryFit | None:
+def _tightest(search: BatchSnapshot) -> RankMemory | None:
     """Return the fit of the rank with the least memory left."""
     rank = search.newest_step.tightest_rank if search.newest_step is not None else None
     fits = search.fits
@@ -245,7 +245,7 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height)
 
 
-def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> Point | None:
+def _point(probe: Probe, fit: RankMemory | None, limit: int | None) -> Point | None:
     sign, tone, _ = PROBE_OUTCOMES.get(probe.outcome, ("○", "text", ""))
     if probe.outcome == "oom":
         # Only the fit knows its need; it is certainly above the limit.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
 from trainfast_tui.control.best_orders import orders_in_force
 from trainfast_tui.text import format as fmt
@@ -19,7 +20,7 @@ from trainfast_tui.text.lines import (
     rule,
     scrolled,
 )
-from trainfast_tui.text.search.best_figures import measurements, objective_of
+from trainfast_tui.text.search.best_figures import objective_of
 from trainfast_tui.text.search.best_question import BY_KEYS, question_lines
 from trainfast_tui.text.search.best_state import (
     best_search_words,
@@ -163,8 +164,8 @@ def _varied_lines(search: BestSnapshot, width: int) -> list[Line]:
 
 def _time_words(search: BestSnapshot, now_ns: int) -> str:
     so_far = search.so_far
-    measured = measurements(len(so_far.attempts))
-    of_all = f"{len(so_far.candidates):,} candidates, {measured}" if so_far.candidates else measured
+    measured = counted(len(so_far.attempts), "measurement")
+    of_all = f"{counted(len(so_far.candidates), 'candidate')}, {measured}" if so_far.candidates else measured
     if not search.is_live:
         return f"{of_all}, took {fmt.duration(so_far.spent_s())}"
     budget = "" if so_far.question is None else f", the budget is {fmt.duration(so_far.question.budget_s)}"

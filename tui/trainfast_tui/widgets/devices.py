@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
+from trainfast_runner.machine.telemetry import failures, throttle
 from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.machine.telemetry.slowdown import degrees_left
+from trainfast_runner.units import counted
 from trainfast_tui.charts.readings import used_uuids
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.painting.painted import Painted
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 LONG_WORDS_FROM, GPU_NAMES_FROM = 120, 150
 """Columns from which words and bars are long, and from which a GPU's row has its name."""
 NEARLY_FULL = 0.93
-NO_DRIVER = "no NVIDIA driver"
-"""The beginning of the sentence in `telemetry.failures`, whose import would bring the sampler along."""
 NEAR_SLOWDOWN_C = 5
 SHORT_WORDS = {
     "sw_power_cap": "power limit",
@@ -81,22 +81,23 @@ def _host_lines(snapshot: Snapshot, tick: Tick, width: int) -> list[Line]:
             (fmt.size(run.memory_rss_bytes), "text"),
             # On a CPU a `memory_limit` beside it counts the training alone.
             (" with libraries  " if long_words and not has_gpu else "  ", "muted"),
-            (fmt.count(run.processes, "process" if run.processes == 1 else "processes"), "text"),
+            (counted(run.processes, "process", "processes"), "text"),
             (f", {fmt.count(run.threads, 'threads')}" if long_words and not has_gpu else "", "text"),
         ]
     elif has_gpu:
         tail = []
     else:
-        tail = [(" no GPU: training runs on the CPU", "muted"), *_driver_failure(tick)]
+        tail = [(" no GPU", "muted"), *_driver_failure(tick)]
     if has_gpu:
         return [[*head, ("  ", "text"), *tail]]
     return [head, tail]
 
 
 def _driver_failure(tick: Tick) -> Line:
-    """Name the reason why a driver shows no GPU; a missing driver is no problem."""
-    failure = tick.missing.get("nvml", NO_DRIVER)
-    return [] if failure.startswith(NO_DRIVER) else [(f"; {failure}", "warning")]
+    """Name the reason why a driver shows no GPU; a machine without a driver has no problem."""
+    without_driver = failures.LIBRARY_FAILURES[failures.LIBRARY_NOT_FOUND]
+    failure = tick.missing.get("nvml", without_driver)
+    return [] if failure == without_driver else [(f": {failure}", "warning")]
 
 
 def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu: bool) -> Line:
@@ -175,9 +176,6 @@ def _temperature_pieces(device: DeviceReading, long_words: bool) -> Line:
 
 def _badges(device: DeviceReading, room: int) -> Line:
     """Return the throttle reasons in words, the worst first; none for a GPU that is not throttled."""
-    # Importing it would bring the sampler along and delay the first frame.
-    from trainfast_runner.machine.telemetry import throttle
-
     reasons = sorted(device.throttle_reasons or (), key=lambda name: SEVERITIES.index(throttle.severity(name)))
     tones = [BADGES[throttle.severity(name)] for name in reasons]
     words = [throttle.cause_words(name) for name in reasons]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.binding import IN_SHORT
 from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.units import counted
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
@@ -47,7 +49,7 @@ class MonitorHead(Painted):
         if tick is None or snapshot is None:
             return [[*line, ("   looking…", "muted")]]
         if tick.devices:
-            line += [(f"  {fmt.count(len(tick.devices), 'GPU' if len(tick.devices) == 1 else 'GPUs')}", "text")]
+            line += [(f"  {counted(len(tick.devices), 'GPU')}", "text")]
             worded = [*line, *_throttled(tick, with_words=True)]
             line = worded if line_length(worded) <= width else [*line, *_throttled(tick, with_words=False)]
         cost: Line = [(f"  {_microseconds(tick.sample_us)} a sample{_period(snapshot)}", "muted")]
@@ -195,13 +197,9 @@ def _period(snapshot: Snapshot) -> str:
     return f", every {fmt.duration(round((ticks[-1].t_ns - ticks[-2].t_ns) / 1e9, 1))}"
 
 
-WITHOUT_A_DRIVER = ("no NVIDIA driver", "none is listed")
-"""The beginnings of `missing` on a machine where runs use the CPU by default."""
-
-
 def _why_no_gpu(tick: Tick) -> list[str]:
-    failure = tick.missing.get("nvml", "none is listed")
-    if not failure.startswith(WITHOUT_A_DRIVER):
+    failure = tick.missing.get("nvml", failures.NO_DEVICES)
+    if failures.comes_from_a_driver(failure):
         return [f"no GPU: {failure}.", "devices=cpu trains without one; trainfast-tui doctor says more."]
-    why = f"no GPU: {failure}. Training runs on the CPU."
-    return [why, "Runs and searches work without one; trainfast-tui doctor says more."]
+    how = "Runs use the CPU; with an NVIDIA card in this machine they need devices=cpu. trainfast-tui doctor says more."
+    return [f"no GPU: {failure}.", how]

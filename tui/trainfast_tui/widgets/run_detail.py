@@ -31,6 +31,6 @@ class RunDetail(Painted):
         reason = with_sizes(row.reason)
         if row.command:
             return [first, *paragraph(shlex.join(row.command), width, "text"), *paragraph(reason, width, "muted")]
-        knobs = " ".join(override_words(row)) or "knobs as the defaults"
+        knobs = " ".join(override_words(row)) or "all knobs at their defaults"
         knobs += f"  {SYNTHETIC}" if row.synthetic_data else ""
         return [first, *paragraph(f"{reason}.  {knobs}" if reason else knobs, width, "text")]

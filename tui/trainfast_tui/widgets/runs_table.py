@@ -45,7 +45,7 @@ def matches(row: RunRow, words: str) -> bool:
     """True if every word stands in the row: its id, preset, state, reason or a `knob=value`."""
     text = " ".join(
         [row.run_id, row.name, row.state, state_words(row.state), row.reason]
-        + [f"{name}={value}" for name, value in row.knobs.items()]
+        + typed_overrides(row.knobs)
         + typed_overrides(field_overrides(row.overrides))
         + ([SYNTHETIC] if row.synthetic_data else [])
     ).lower()

@@ -74,7 +74,7 @@ def choose_policy() -> ThreadPolicy:
 
 
 def policy_beside(others: float | None) -> ThreadPolicy:
-    """The policy beside others' load of so many cores (None: unknown)."""
+    """The policy when other processes keep `others` cores busy; None if that is unknown."""
     if others is None:
         return ThreadPolicy(wait=PASSIVE, reason="the load of other processes is unknown")
     took = f"other processes used {100 * others:.0f} % of a core before the launch"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trainfast_runner.machine.processes.family import below
 
-COMPILERS = {
+COMPILER_PROGRAMS = {
     *("ninja", "nvcc", "cicc", "cudafe++", "ptxas", "hipcc"),
     *("cc", "c++", "gcc", "g++", "cc1", "cc1plus", "clang", "clang++"),
 }
@@ -14,18 +14,18 @@ COMPILERS = {
 
 
 @dataclass(frozen=True)
-class Work:
+class ProcessWork:
     """The running processes' processor time so far in seconds, and the names of compilers among them."""
 
     cpu_s: float = 0.0
     compilers: tuple[str, ...] = ()
 
 
-def work_below(root_pid: int) -> Work:
+def work_below(root_pid: int) -> ProcessWork:
     """Return the work of all processes below `root_pid`; none if /proc cannot be read now."""
     try:
         running = [stat for _, stat in below(root_pid) if not stat.ended]
     except OSError:
-        return Work()
+        return ProcessWork()
     names = {stat.name for stat in running}
-    return Work(sum(stat.cpu_s for stat in running), tuple(sorted(names & COMPILERS)))
+    return ProcessWork(sum(stat.cpu_s for stat in running), tuple(sorted(names & COMPILER_PROGRAMS)))

@@ -66,7 +66,7 @@ def ask_once(read: Callable[[ModuleType], T]) -> T | str:
             with contextlib.suppress(nv.NVMLError):
                 nv.nvmlShutdown()
     except nv.NVMLError as error:
-        return failures.initialization(getattr(error, "value", failures.UNKNOWN), str(error))
+        return failures.library_failure(getattr(error, "value", failures.UNKNOWN), str(error))
 
 
 def answer_or_none(nv: ModuleType, ask: Callable[[], Any]) -> Any:

@@ -123,7 +123,7 @@ def _probe_query(nv: ModuleType, handle: Handle, query: Query, capabilities: Cap
             if error.value in failures.TRANSIENT:
                 capabilities.queries[query] = ask
                 return
-            reasons.append(failures.reading(error.value, str(error)))
+            reasons.append(failures.reading_failure(error.value, str(error)))
         except (AttributeError, TypeError):
             # An old or foreign binding lacks the function, or its `version` argument.
             reasons.append(failures.BINDING_TOO_OLD)
@@ -140,7 +140,7 @@ def _probe_query(nv: ModuleType, handle: Handle, query: Query, capabilities: Cap
 def _explain(capabilities: Capabilities) -> None:
     """Replace "not supported" by the cause where it is known."""
     unsupported, batch = capabilities.unsupported, capabilities.batch
-    unexplained = failures.reading(failures.NOT_SUPPORTED, "")
+    unexplained = failures.reading_failure(failures.NOT_SUPPORTED, "")
     if unsupported.get("memory_total_bytes") == unexplained:
         memory = ("memory_used_bytes", "memory_total_bytes", "memory_free_bytes")
         unsupported.update(dict.fromkeys(memory, failures.UNIFIED_MEMORY))

@@ -64,10 +64,10 @@ class CounterChecks:
         return distrusted
 
     def see_bits(self, bits: int, t_ns: int) -> None:
-        """Take throttle reasons that were read between two readings."""
+        """Add throttle reasons that were read between two readings."""
         self._sampled.see(throttle.decode(bits), t_ns)
 
     def throttled_ns(self, reasons: set[str], t_ns: int) -> dict[str, int]:
-        """Take the reasons of a reading; return the throttled time by cause, from all reasons so far."""
+        """Add the reasons of a reading; return the throttled time by cause, from all reasons so far."""
         self._sampled.see(reasons, t_ns)
         return self._sampled.held_ns()

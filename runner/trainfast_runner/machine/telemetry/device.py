@@ -107,7 +107,7 @@ class Device:
             except nv.NVMLError as error:
                 if failures.is_fatal(error.value):
                     raise
-                failed.update(dict.fromkeys(query.fields, failures.reading(error.value, str(error))))
+                failed.update(dict.fromkeys(query.fields, failures.reading_failure(error.value, str(error))))
                 values.update(dict.fromkeys(query.fields))
         field_values, field_failures = capabilities.batch.read(nv, self.handle, sparse=sparse)
         return values | field_values, failed | field_failures

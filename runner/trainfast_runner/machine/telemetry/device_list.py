@@ -39,7 +39,7 @@ class DeviceList:
                 if error.value in failures.LIBRARY_FAILURES:
                     raise
                 device = device or self._identify(position, None)
-                device.fail(failures.device(error.value, str(error)), lost=failures.may_pass(error.value))
+                device.fail(failures.device_failure(error.value, str(error)), lost=failures.may_pass(error.value))
             seen.add(device.index)
         for device in self.devices:
             if device.index not in seen:

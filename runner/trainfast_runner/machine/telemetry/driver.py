@@ -50,7 +50,7 @@ class Driver:
         except nv.NVMLError as error:
             _shut_down(nv)
             # A foreign binding's error may have no code.
-            self.failure = failures.initialization(getattr(error, "value", failures.UNKNOWN), str(error))
+            self.failure = failures.library_failure(getattr(error, "value", failures.UNKNOWN), str(error))
             self._postpone(t_ns)
             return None
         # From here on the GPUs may be read: not before, with handles of an earlier initialization.
@@ -62,7 +62,7 @@ class Driver:
         if not self.is_open:
             return
         self.is_open = False
-        self.failure = failures.initialization(code, text)
+        self.failure = failures.library_failure(code, text)
         self._postpone(t_ns)
 
     def close(self, *, shut_down: bool) -> None:

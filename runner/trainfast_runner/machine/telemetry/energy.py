@@ -23,7 +23,7 @@ class EnergyBalance:
         self._last: tuple[int, int, float] | None = None
 
     def add(self, t_ns: int, energy_mj: int | None, power_w: float | None) -> None:
-        """Take a reading at CLOCK_MONOTONIC `t_ns`; a counter that the driver reset begins anew."""
+        """Add a reading at `t_ns` (CLOCK_MONOTONIC); skip an interval in which the driver reset the counter."""
         before = self._last
         self._last = None if energy_mj is None or power_w is None else (t_ns, energy_mj, power_w)
         if before is None or self._last is None or self._last[1] < before[1] or t_ns <= before[0]:
@@ -34,7 +34,7 @@ class EnergyBalance:
         self.integrated_j += (self._last[2] + before[2]) / 2 * seconds
 
     def disagreement(self) -> str | None:
-        """The reason to distrust the counter; None if it agrees with power, or for want of time or energy."""
+        """The reason to distrust the counter; None if it agrees with power, or too little was measured."""
         low, high = sorted((self.counted_j, self.integrated_j))
         enough_s = STILL_S if self.counted_j == 0 else MIN_S
         if self.seconds < enough_s or high < MIN_JOULES or high <= MAX_APART * low:

@@ -81,7 +81,7 @@ VANISHED: Final = "the driver no longer lists this GPU: look for Xid 79 in `dmes
 NO_DEVICES: Final = "the NVIDIA driver is loaded and lists no GPU"
 
 
-def initialization(code: int, text: str, root: Path = Path("/")) -> str:
+def library_failure(code: int, text: str, root: Path = Path("/")) -> str:
     """The reason that NVML as a whole does not answer, and the cure.
 
     `text` is the library's own name for the code. Ambiguous codes are decided by the driver's files below `root`: the
@@ -131,19 +131,19 @@ def comes_from_a_driver(sentence: str) -> bool:
     return sentence not in absent and not sentence.startswith(("the pynvml module", UNLOADABLE))
 
 
-def device(code: int, text: str) -> str:
+def device_failure(code: int, text: str) -> str:
     """The reason that one GPU does not answer."""
     if code == NO_PERMISSION:
         return "no permission to talk to this GPU: check its /dev/nvidia* file"
     return DEVICE_FAILURES.get(code, f"the driver gives no access to this GPU: {text} (code {code})")
 
 
-def reading(code: int, text: str) -> str:
+def reading_failure(code: int, text: str) -> str:
     """The reason that one reading of a GPU is missing."""
     return _READING_FAILURES.get(code, f"{text} (code {code})")
 
 
-def hangs(seconds: float, who: str = "NVML") -> str:
+def hang_sentence(seconds: float, who: str = "NVML") -> str:
     """A sentence about a call into the driver that has not returned for this long."""
     return (
         f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: a call into the NVIDIA driver does not come back. Look for Xid"
@@ -151,10 +151,10 @@ def hangs(seconds: float, who: str = "NVML") -> str:
     )
 
 
-def slow(seconds: float, who: str) -> str:
+def slow_call_sentence(seconds: float, who: str) -> str:
     """A sentence about a slow call: up to `SLOW_S` it mostly returns."""
     if seconds >= SLOW_S:
-        return hangs(seconds, who)
+        return hang_sentence(seconds, who)
     return f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: the NVIDIA driver is slow with it; it is asked again"
 
 
@@ -163,10 +163,10 @@ def takes_long(sentence: str) -> bool:
     return HAS_NOT_ANSWERED in sentence
 
 
-def opening(seconds: float, timeout_s: float) -> str:
+def opening_sentence(seconds: float, timeout_s: float) -> str:
     """A sentence about a driver that is being opened; after `timeout_s` it is treated as hanging."""
     if seconds > timeout_s:
-        return hangs(seconds)
+        return hang_sentence(seconds)
     return (
         f"NVML {HAS_NOT_ANSWERED} {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"
         " each GPU without persistence mode"
@@ -177,6 +177,6 @@ def _digits(seconds: float) -> str:
     return f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
 
 
-def field(code: int) -> str:
+def field_failure(code: int) -> str:
     """The reason that a field value is missing; an unknown field number counts as not supported."""
-    return reading(NOT_SUPPORTED if code in (INVALID_ARGUMENT, FUNCTION_NOT_FOUND) else code, "no value")
+    return reading_failure(NOT_SUPPORTED if code in (INVALID_ARGUMENT, FUNCTION_NOT_FOUND) else code, "no value")

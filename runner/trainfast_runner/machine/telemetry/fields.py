@@ -125,7 +125,7 @@ class FieldBatch:
             code = getattr(error, "value", None)
             if code is not None and failures.is_fatal(code):
                 raise
-            reason = failures.BINDING_TOO_OLD if code is None else failures.field(code)
+            reason = failures.BINDING_TOO_OLD if code is None else failures.field_failure(code)
             names = [*CAUSE_COUNTERS, "throttle_counters", *(field.name for field in FIELDS)]
             self.absent = dict.fromkeys(names, reason)
             return {}
@@ -194,7 +194,7 @@ class FieldBatch:
             if code != 0:
                 if failures.is_fatal(code):
                     raise nv.NVMLError(code)
-                values[field.name], failed[field.name] = None, failures.field(code)
+                values[field.name], failed[field.name] = None, failures.field_failure(code)
             elif bits is not None:
                 raw &= (1 << bits) - 1
                 if field.wraps:
@@ -220,7 +220,7 @@ class Unwrapped:
         self._last = None
 
     def follow(self, raw: int, bits: int) -> int:
-        """The running total after this reading of a counter of so many bits; the first reading is its start."""
+        """The running total after this reading of a counter of `bits` bits; the first reading is its start."""
         if self._total is None:
             self._total = raw
         elif self._last is None:
@@ -245,4 +245,4 @@ def _failure_text(field: NvmlField, entry: Entry) -> str:
     _, code, _ = entry
     if code == 0:
         return f"this driver means something else by field {field.number}"
-    return failures.field(code)
+    return failures.field_failure(code)

@@ -88,4 +88,4 @@ class GpuCalls:
 
 
 def _sentence(job: Job[Any]) -> str:
-    return failures.slow(job.age_s, "this GPU")
+    return failures.slow_call_sentence(job.age_s, "this GPU")

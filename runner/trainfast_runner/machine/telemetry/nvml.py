@@ -129,7 +129,7 @@ class Nvml:
     def _failure(self) -> str | None:
         """The reason that NVML as a whole does not answer, or None."""
         if self._opening is not None:
-            return failures.opening(self._opening.age_s, OPENING_S)
+            return failures.opening_sentence(self._opening.age_s, OPENING_S)
         return self._driver.failure
 
     def _general_reasons(self) -> dict[str, str]:
@@ -188,7 +188,7 @@ class Nvml:
         if code in failures.LIBRARY_FAILURES:
             self._driver.fail(code, str(error), t_ns)
         else:
-            device.fail(failures.device(code, str(error)), lost=failures.may_pass(code))
+            device.fail(failures.device_failure(code, str(error)), lost=failures.may_pass(code))
         return True
 
     def _open_when_due(self, t_ns: int) -> None:

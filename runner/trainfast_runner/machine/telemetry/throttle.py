@@ -133,7 +133,7 @@ class SampledReasons:
         self._last: tuple[int, frozenset[str]] | None = None
 
     def see(self, reasons: Iterable[str], t_ns: int) -> None:
-        """Take the reasons at CLOCK_MONOTONIC `t_ns`."""
+        """Add the reasons read at `t_ns` (CLOCK_MONOTONIC)."""
         now = frozenset(reasons)
         before, self._last = self._last, (t_ns, now)
         if before is None or not 0 < t_ns - before[0] <= LONGEST_NS:

@@ -104,7 +104,7 @@ def _read_topology(nv: ModuleType) -> Topology:
             device = _device(nv, handle, index)
         except nv.NVMLError as error:
             handle = None
-            device = TopologyDevice(index=index, error=failures.device(error.value, str(error)))
+            device = TopologyDevice(index=index, error=failures.device_failure(error.value, str(error)))
         handles.append(handle)
         devices.append(device)
     if not devices:

@@ -143,4 +143,4 @@ def _address(handle: Handle) -> int | None:
 
 def _reason(error: Exception) -> str:
     code = getattr(error, "value", None)
-    return failures.BINDING_TOO_OLD if code is None else failures.reading(code, str(error))
+    return failures.BINDING_TOO_OLD if code is None else failures.reading_failure(code, str(error))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.oom_advice import MIN_SEQ_LEN, Fix, fixes, useful_first
+from trainfast_runner.memory.oom.fixes import MIN_SEQ_LEN, Fix, fixes, useful_first
 from trainfast_runner.settings.spec import RunSpec, with_setting
 
 Settings = dict[str, str]

@@ -1,4 +1,4 @@
-"""Explain why memory ran out, from the records and the memory model; `oom_changes` finds changes that make it fit."""
+"""Explain why memory ran out, from the records and the memory model; `predicted_fixes` finds what makes it fit."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.memory.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, best_of_each_knob, fixes
-from trainfast_runner.memory.oom_changes import (
+from trainfast_runner.memory.oom.fixes import MODEL_PHASE, OPTIMIZER_PHASE, best_of_each_knob, fixes
+from trainfast_runner.memory.oom.predicted_fixes import (
     MAX_CHANGES,
     FitTarget,
     ModelOf,
@@ -198,8 +198,14 @@ def _other_processes(oom_run: OutOfMemory) -> Iterator[str]:
             named.add(pid)
             size = mebibytes(used) if isinstance(used, int) else "memory"
             yield f"process {pid} held {size} from the start"
+    present: dict[tuple[int | None, int | None], Event] = {}
     for event in oom_run.events:
-        if event.kind == "foreign_process" and event.state == "appeared" and event.pid not in named:
+        if event.kind == "foreign_process" and event.state == "appeared":
+            present[event.device, event.pid] = event
+        elif event.kind == "foreign_process":
+            present.pop((event.device, event.pid), None)
+    for event in present.values():
+        if event.pid not in named:
             yield event.detail or f"process {event.pid} appeared"
 
 

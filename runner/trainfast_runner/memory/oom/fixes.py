@@ -77,7 +77,9 @@ def _listed_fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, larg
     batch, accumulation = int(knobs["batch_size"]), int(knobs["grad_accum"])
     if batch > 1:
         smaller = 1 << (max(1, min(batch - 1, int(batch * largest_share))).bit_length() - 1)
-        costs = f"little; grad_accum={accumulation * batch // smaller} keeps the global batch"
+        whole, rest = divmod(accumulation * batch, smaller)
+        kept = f"the global batch becomes {smaller / batch:.2g} times as large"
+        costs = f"little; {kept if rest else f'grad_accum={whole} keeps the global batch'}"
         yield Fix("batch_size", str(smaller), f"activations to {100 * smaller / batch:.2g} %", costs, smaller / batch)
     if precision in ("fp32", "tf32"):
         yield Fix("precision", "bf16", "frees about half of the activations", bf16_speed, 0.6)

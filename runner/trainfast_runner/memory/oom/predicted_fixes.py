@@ -1,6 +1,6 @@
 """Find changes of knobs that would make a run fit that ran out of memory, or the closest ones.
 
-`oom_advice` lists the knobs that free memory, with their costs; the memory model tells which changes are enough.
+`fixes` lists the knobs that free memory, with their costs; the memory model tells which changes are enough.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import margin_bytes
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.oom_advice import BATCH_PHASES, OPTIMIZER_PHASE, Fix, best_of_each_knob, fixes
-from trainfast_runner.memory.oom_candidates import Settings, pairs_of_knobs, spec_with, strongest_settings, values_of
+from trainfast_runner.memory.oom.candidates import Settings, pairs_of_knobs, spec_with, strongest_settings, values_of
+from trainfast_runner.memory.oom.fixes import BATCH_PHASES, OPTIMIZER_PHASE, Fix, best_of_each_knob, fixes
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.settings.knob_type import whole_number
@@ -146,32 +146,49 @@ def best_changes(target: FitTarget) -> list[OomChange]:
     Changes that are enough by the model come before untraced ones, which are one of each knob. If there are neither,
     the closest are returned, each with its missing bytes.
     """
-    tried: list[OomChange] = []
-    not_enough: list[Fix] = []
-    untraced: list[Fix] = []
     cheapest = _fixes_that_matter(target)
-    for fix in cheapest:
-        fix_changes = _batch_changes(target) if fix.knob == "batch_size" else _first_enough(target, fix, values_of(fix))
-        tried += fix_changes
-        if not fix_changes and (fix.knob != "batch_size" or target.need({"batch_size": "1"}) is None):
-            untraced.append(fix)
-        elif fix.knob != "batch_size" and not _enough_changes(fix_changes):
-            not_enough.append(fix)
-    if len(_enough_changes(tried)) < MAX_CHANGES:
-        # Beside a smaller batch another change is worth its cost only where the batch then is larger.
-        alone = max(map(_batch_in, _enough_changes(tried)), default=0)
-        tried += [pair for pair in _pair_changes(target, not_enough) if not 0 < _batch_in(pair) <= alone]
-    if all("seq_len" in change.settings for change in _enough_changes(tried)):
-        # A shorter sequence is another task.
-        together = _combined_changes(target, cheapest)
-        if not _enough_changes([*tried, *together]):
-            for fix in (fix for fix in cheapest if fix.knob == "seq_len"):
-                together += _first_enough(target, fix, values_of(fix)[1:], strongest_settings(cheapest)[0])
-        tried += together
+    by_fix = {fix: _changes_of(target, fix) for fix in cheapest}
+    untraced = [fix for fix, changes in by_fix.items() if not changes and _is_untraced(target, fix)]
+    not_enough = [
+        fix for fix, changes in by_fix.items() if changes and fix.knob != "batch_size" and not _enough_changes(changes)
+    ]
+    tried = [change for changes in by_fix.values() for change in changes]
+    tried += _pairs_worth_their_cost(target, not_enough, tried)
+    tried += _all_knobs_at_once(target, cheapest, tried)
     # Untraced changes may be enough as well: they follow the ones known to be.
     unpredicted_changes = [unpredicted_change(fix, target) for fix in best_of_each_knob(untraced, target.phase)]
     closest = sorted(tried, key=lambda change: change.predicted_bytes or 0)
     return ([*_enough_changes(tried), *unpredicted_changes] or closest)[:MAX_CHANGES]
+
+
+def _changes_of(target: FitTarget, fix: Fix) -> list[OomChange]:
+    """The changes of one knob that are predicted; empty if none is."""
+    return _batch_changes(target) if fix.knob == "batch_size" else _first_enough(target, fix, values_of(fix))
+
+
+def _is_untraced(target: FitTarget, fix: Fix) -> bool:
+    """True if a fix without changes may help: a batch that cannot be smaller has none either."""
+    return fix.knob != "batch_size" or target.need({"batch_size": "1"}) is None
+
+
+def _pairs_worth_their_cost(target: FitTarget, not_enough: list[Fix], tried: list[OomChange]) -> list[OomChange]:
+    """Pairs of fixes, while few changes are enough; beside a smaller batch only those that leave it larger."""
+    enough = _enough_changes(tried)
+    if len(enough) >= MAX_CHANGES:
+        return []
+    alone = max(map(_batch_in, enough), default=0)
+    return [pair for pair in _pair_changes(target, not_enough) if not 0 < _batch_in(pair) <= alone]
+
+
+def _all_knobs_at_once(target: FitTarget, cheapest: list[Fix], tried: list[OomChange]) -> list[OomChange]:
+    """All knobs together, unless a change that keeps the task is enough: a shorter sequence is another task."""
+    if any("seq_len" not in change.settings for change in _enough_changes(tried)):
+        return []
+    together = _combined_changes(target, cheapest)
+    if not _enough_changes([*tried, *together]):
+        for fix in (fix for fix in cheapest if fix.knob == "seq_len"):
+            together += _first_enough(target, fix, values_of(fix)[1:], strongest_settings(cheapest)[0])
+    return together
 
 
 def _fixes_that_matter(target: FitTarget) -> list[Fix]:
@@ -206,15 +223,17 @@ def _batch_in(change: OomChange) -> int:
 
 
 def _first_enough(target: FitTarget, fix: Fix, values: list[str], beside: Settings | None = None) -> list[OomChange]:
-    """The first value that is enough, with all other knobs turned `beside` it; else the last one predicted."""
-    newest: list[OomChange] = []
+    """The first value that is enough, with the overrides `beside` it; else the last one predicted."""
+    predicted: list[OomChange] = []
     costs = fix.costs if beside is None else f"all memory-saving knobs at once; {fix.costs}"
     for value in values:
         change = target.change({**(beside or {}), fix.knob: value}, costs)
-        newest = newest if change is None else [change]
-        if change is None or is_enough(change):
+        if change is None:
             break
-    return newest
+        predicted = [change]
+        if is_enough(change):
+            break
+    return predicted
 
 
 def _batch_changes(target: FitTarget) -> list[OomChange]:

@@ -10,7 +10,7 @@ from typing import Any
 from trainfast_runner.records.result import Diagnosis
 from trainfast_runner.results.bottleneck.figures import figure_text, figures_by_scope
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
-from trainfast_runner.results.bottleneck.rules import RULES, Figure, Rule
+from trainfast_runner.results.bottleneck.rules import RULES, BottleneckRule, Figure
 
 SEVERITIES = ("warning", "info")
 MIN_STEPS_TO_DIAGNOSE = 3
@@ -34,7 +34,7 @@ def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
     )
 
 
-def _weight(rule: Rule, finding: Diagnosis) -> tuple[float, float]:
+def _weight(rule: BottleneckRule, finding: Diagnosis) -> tuple[float, float]:
     """The sort key of a rule's finding: its cost, then the figure that the rule compares first."""
     first_figure = next((condition.figure for condition in rule.when if condition.operator == ">="), "")
     value = finding.evidence.get(first_figure)
@@ -60,7 +60,7 @@ _ONE_OF_TWO = ("degrees_over_c", "degrees_under_c")
 """The distances from a limit: one of them is always None, and left out."""
 
 
-def _finding(rule: Rule, figures: Mapping[str, Figure]) -> Diagnosis | None:
+def _finding(rule: BottleneckRule, figures: Mapping[str, Figure]) -> Diagnosis | None:
     """The rule's finding; None unless every condition holds and every figure in its sentences is known."""
     if not rule.holds(figures):
         return None

@@ -55,7 +55,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Rule:
+class BottleneckRule:
     """One possible bottleneck.
 
     `line` and `advice` are format strings over figures; `figure` as a format is three significant digits. `scope` is
@@ -91,9 +91,9 @@ def _is(figure: str, value: str | float) -> Condition:
     return Condition(figure, "is", value)
 
 
-def _data_bound(advice: str, *more: Condition) -> Rule:
+def _data_bound(advice: str, *more: Condition) -> BottleneckRule:
     """The rule about waiting for data, with the advice for further conditions."""
-    return Rule(
+    return BottleneckRule(
         "data-bound",
         "data-bound",
         scope="run",
@@ -109,8 +109,8 @@ def _data_bound(advice: str, *more: Condition) -> Rule:
 
 _OURS_TWO_PERCENT = "ours: 2 % is what two runs of the same settings differ by; the reasons and counters are nvml.h's."
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[BottleneckRule, ...] = (
+    BottleneckRule(
         "memory-thrashing",
         "memory thrashing",
         scope="run",
@@ -131,7 +131,7 @@ RULES: tuple[Rule, ...] = (
         "cheaper loading (images resized once, text tokenized ahead) or faster storage: more than {workers} loader"
         " processes do not help on {cores} cores"
     ),
-    Rule(
+    BottleneckRule(
         "thermal",
         "throttled by heat",
         scope="device",
@@ -153,7 +153,7 @@ RULES: tuple[Rule, ...] = (
             "thermal_source",
         ),
     ),
-    Rule(
+    BottleneckRule(
         "power-brake",
         "held by the power brake",
         scope="device",
@@ -165,7 +165,7 @@ RULES: tuple[Rule, ...] = (
         cost="brake_cost_ms",
         evidence=("brake_ms_per_step", "step_ms", "power_w", "power_limit_w", "clock_loss_percent", "brake_source"),
     ),
-    Rule(
+    BottleneckRule(
         "power-capped",
         "at the power limit",
         scope="device",
@@ -179,7 +179,7 @@ RULES: tuple[Rule, ...] = (
         cost="power_cost_ms",
         evidence=("power_ms_per_step", "power_lost_ms_per_step", "power_w", "power_limit_w", "power_source"),
     ),
-    Rule(
+    BottleneckRule(
         "sync-boost",
         "held by its sync-boost group",
         scope="device",
@@ -191,7 +191,7 @@ RULES: tuple[Rule, ...] = (
         cost="sync_boost_cost_ms",
         evidence=("sync_boost_ms_per_step", "clock_loss_percent", "sync_boost_source"),
     ),
-    Rule(
+    BottleneckRule(
         "foreign-process",
         "another process on the GPU",
         scope="device",
@@ -201,7 +201,7 @@ RULES: tuple[Rule, ...] = (
         source="ours: one is enough, kernels of two processes take turns on the device.",
         evidence=("foreign_memory_bytes",),
     ),
-    Rule(
+    BottleneckRule(
         "straggler-rank",
         "a slow rank",
         scope="rank",
@@ -219,7 +219,7 @@ RULES: tuple[Rule, ...] = (
         cost="behind_ms",
         evidence=("forward_ms", "median_forward_ms", "behind_ms", "world_size"),
     ),
-    Rule(
+    BottleneckRule(
         "straggler-gpu",
         "a slow GPU",
         scope="device",
@@ -232,7 +232,7 @@ RULES: tuple[Rule, ...] = (
         cost="clock_behind_cost_ms",
         evidence=("sm_clock_mhz", "fastest_sm_clock_mhz", "temperature_c", "power_limit_w"),
     ),
-    Rule(
+    BottleneckRule(
         "communication-bound",
         "communication-bound",
         scope="run",
@@ -250,7 +250,7 @@ RULES: tuple[Rule, ...] = (
         cost="exposed_ms",
         evidence=("forward_ms", "backward_ms", "computed_backward_ms", "exposed_ms", "link", "p2p"),
     ),
-    Rule(
+    BottleneckRule(
         "launch-bound",
         "launch-bound",
         scope="run",
@@ -268,7 +268,7 @@ RULES: tuple[Rule, ...] = (
         cost="unexplained_idle_ms",
         evidence=("gpu_utilization_percent", "data_percent", "batch_size", "step_ms", "compile"),
     ),
-    Rule(
+    BottleneckRule(
         "small-batch",
         "too small a batch for tensor cores",
         scope="run",
@@ -284,7 +284,7 @@ RULES: tuple[Rule, ...] = (
         " Background User's Guide); an H100 SXM needs 989 TFLOP/s / 3.35 TB/s = 295 a byte.",
         evidence=("batch_size", "tokens_per_micro_batch", "gpu_utilization_percent"),
     ),
-    Rule(
+    BottleneckRule(
         "pcie-width",
         "PCIe below its width",
         scope="device",
@@ -297,7 +297,7 @@ RULES: tuple[Rule, ...] = (
         severity="info",
         evidence=("pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max"),
     ),
-    Rule(
+    BottleneckRule(
         "host-cpu",
         "host CPU short",
         scope="run",
@@ -309,7 +309,7 @@ RULES: tuple[Rule, ...] = (
         cost="others_cost_ms",
         evidence=("host_cpu_percent", "run_cpu_percent", "cores"),
     ),
-    Rule(
+    BottleneckRule(
         "host-cpu",
         "host CPU short",
         scope="run",
@@ -319,7 +319,7 @@ RULES: tuple[Rule, ...] = (
         source="ours: over 90 % a thread that wants to run has to wait for a core.",
         evidence=("host_cpu_percent", "run_cpu_percent", "workers", "cores"),
     ),
-    Rule(
+    BottleneckRule(
         "spinning-threads",
         "threads spin on a busy CPU",
         scope="run",
@@ -331,7 +331,7 @@ RULES: tuple[Rule, ...] = (
         " tiny-llama made 1.5 samples/s with spinning threads and 21.7 with sleeping ones.",
         evidence=("wait_policy", "others_cores", "cores", "host_cpu_percent", "run_cpu_percent"),
     ),
-    Rule(
+    BottleneckRule(
         "host-memory",
         "host memory short",
         scope="run",
@@ -341,7 +341,7 @@ RULES: tuple[Rule, ...] = (
         source="ours: MemAvailable is the kernel's own estimate of what can be allocated without swapping (proc(5)).",
         evidence=("memory_available_bytes", "swap_used_bytes"),
     ),
-    Rule(
+    BottleneckRule(
         "host-memory",
         "host memory short",
         scope="run",
@@ -357,6 +357,6 @@ RULES: tuple[Rule, ...] = (
 in this order."""
 
 
-def matching_rule(name: str, evidence: Mapping[str, Figure]) -> Rule | None:
+def matching_rule(name: str, evidence: Mapping[str, Figure]) -> BottleneckRule | None:
     """The first rule of this name whose conditions the evidence fulfils; None for a rule of another version."""
     return next((rule for rule in RULES if rule.name == name and rule.holds(evidence)), None)

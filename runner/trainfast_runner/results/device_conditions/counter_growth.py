@@ -30,7 +30,7 @@ class ThrottledTime(NamedTuple):
 
 
 class SpentEnergy(NamedTuple):
-    """Energy in joules, None if unknown; `is_integrated` if it is power times time for want of a counter."""
+    """Energy in joules, None if unknown; `is_integrated` if it is power times time without a counter."""
 
     joules: float | None
     is_integrated: bool = False

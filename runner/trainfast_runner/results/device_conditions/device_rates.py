@@ -81,14 +81,14 @@ class DeviceRates:
         lost.grow(t_ns, _product(share, mean_of_ends(clock_loss(before), clock_loss(now))))
         return turn_ns
 
-    def go_beyond(self, sample: Reading, *, is_first: bool) -> None:
+    def extend_ends(self, sample: Reading, *, is_first: bool) -> None:
         """Take the newest sample for the time after it, and the first one for the time before it."""
-        self.clock_loss.go_beyond(working_clock_loss(sample), is_first=is_first)
+        self.clock_loss.extend_ends(working_clock_loss(sample), is_first=is_first)
         for cause in CAUSES:
             shown = shows_cause(cause, sample)
             rate = None if shown is None else float(shown)
-            self.throttled[cause.name].go_beyond(rate, is_first=is_first)
-            self.lost[cause.name].go_beyond(_product(rate, clock_loss(sample)), is_first=is_first)
+            self.throttled[cause.name].extend_ends(rate, is_first=is_first)
+            self.lost[cause.name].extend_ends(_product(rate, clock_loss(sample)), is_first=is_first)
 
     def forget(self, count: int, before_ns: int) -> None:
         """Drop the `count` oldest samples, which are all before this time."""

@@ -65,7 +65,7 @@ class DeviceTrack:
         else:
             self._rates.grow(self._last, sample, self.times[-1], t_ns)
         self._outages.add(t_ns, sample)
-        self._rates.go_beyond(sample, is_first=not self.times)
+        self._rates.extend_ends(sample, is_first=not self.times)
         self._last = sample
         self.times.append(t_ns)
         self._temperatures.append(sample.temperature_c)
@@ -90,12 +90,7 @@ class DeviceTrack:
         begin = self._within(begin_ns)
         end = self._within(end_ns)
         ns = end_ns - begin_ns
-        outages = [
-            (covered, part, outage.grown)
-            for outage in self._outages.ended
-            if (covered := min(end_ns, outage.end_ns) - max(begin_ns, outage.begin_ns)) > 0
-            and ((part := covered / (outage.end_ns - outage.begin_ns)) == 1 or not whole_outages)
-        ]
+        outages = self._outages_within(begin_ns, end_ns, only_whole=whole_outages)
 
         def amount(rate: Rate, counter: str, max_rate: float = math.inf) -> float | None:
             """The mean rate times the time; in outages the growth of `counter` instead. None for an unknown rate."""
@@ -130,6 +125,18 @@ class DeviceTrack:
             energy_source=None if joules is None else INTEGRATED_POWER if is_integrated else ENERGY_COUNTER,
             temperature_c=self._temperatures[low] if self.times[low] <= begin_ns else None,
         )
+
+    def _outages_within(
+        self, begin_ns: int, end_ns: int, *, only_whole: bool
+    ) -> list[tuple[int, float, dict[str, float]]]:
+        """Nanoseconds within the window, share of the outage, and counter growth of each outage in the window."""
+        found = []
+        for outage in self._outages.ended:
+            covered = min(end_ns, outage.end_ns) - max(begin_ns, outage.begin_ns)
+            share = covered / (outage.end_ns - outage.begin_ns)
+            if covered > 0 and (share == 1 or not only_whole):
+                found.append((covered, share, outage.grown))
+        return found
 
     def _within(self, t_ns: int) -> int:
         """The moment, at most as far outside the samples as the nearest interval is long."""

@@ -29,7 +29,7 @@ class Rate:
             self._ends.append(until_ns)
             self._rates.append(rate)
 
-    def go_beyond(self, rate: float | None, *, is_first: bool) -> None:
+    def extend_ends(self, rate: float | None, *, is_first: bool) -> None:
         """Set the rate after the newest sample, and before the first; None: as in the nearest interval."""
         self._before = rate if is_first else self._before
         self._after = rate
@@ -54,7 +54,7 @@ class Rate:
         self._before = None
 
     def _rate(self, index: int) -> float | None:
-        """The rate up to a breakpoint; before the first and after the last one the `go_beyond` rates."""
+        """The rate up to a breakpoint; before the first and after the last one the `extend_ends` rates."""
         if 0 < index < len(self._ends):
             return self._rates[index]
         nearest, beyond = (self._rates[1], self._before) if index == 0 else (self._rates[-1], self._after)

@@ -1,32 +1,26 @@
-"""The explanation of a run that ran out of memory, by the models traced so far; and further traces for it."""
+"""The explanation of a run that ran out of memory, by the models traced so far."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainfast_runner.machine.worker_scripts import ScriptCancelled
-from trainfast_runner.memory.oom_candidates import specs_with_one_change, specs_with_several_changes
-from trainfast_runner.memory.oom_changes import ModelOf, is_enough
-from trainfast_runner.memory.oom_explained import OutOfMemory, explain
+from trainfast_runner.memory.oom.explain import OutOfMemory, explain
+from trainfast_runner.memory.oom.predicted_fixes import ModelOf
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomExplanation, Result, RunError
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.records.worker_lines import ExceptionLine
-from trainfast_runner.results.script_oom import explain_script
-from trainfast_runner.settings.spec import spec_of_record
+from trainfast_runner.results.oom.script import explain_script
 from trainfast_runner.units import highest
 
 if TYPE_CHECKING:
-    from trainfast_runner.memory.warm_tracer import WarmTracer
-    from trainfast_runner.settings.spec import RunSpec
+    pass
 
 
 def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
@@ -102,55 +96,3 @@ def with_newer_explanation(directory: Path, result: Result) -> Result:
     ):
         return result
     return msgspec.structs.replace(result, oom=explanation)
-
-
-def trace_changes(
-    oom_run: OutOfMemory,
-    python: str | None = None,
-    cancelled: threading.Event | None = None,
-    tracer: WarmTracer | None = None,
-) -> Generator[int]:
-    """Trace the run's model with each change of a knob, and with several changes if no single one is enough.
-
-    `python` traces, None for the one that trained; `tracer` is a tracing process to use.
-
-    Yields the number of remaining traces before each. Ends early once `cancelled` is set. Raises UserError when the
-    training Python cannot be asked.
-    """
-    run, phase = oom_run.run, oom_run.phase
-    if run.script is not None:
-        return
-    spec = spec_of_record(run)
-    python = python or run.python or None
-    try:
-        yield from _trace([spec, *specs_with_one_change(spec, run.device, phase)], run, python, cancelled, tracer)
-        if not _is_cured(oom_run, python):
-            yield from _trace(specs_with_several_changes(spec, run.device, phase), run, python, cancelled, tracer)
-    except ScriptCancelled:
-        return
-
-
-def _trace(
-    specs: list[RunSpec],
-    run: RunFile,
-    python: str | None,
-    cancelled: threading.Event | None,
-    tracer: WarmTracer | None,
-) -> Generator[int]:
-    from trainfast_runner.memory.tracing import cached_models, trace_models
-
-    model_of = cached_models(run.device, python)
-    missing = [spec for spec in specs if model_of(spec) is None]
-    if not missing:
-        return
-    yield len(missing)
-    traces = trace_models(missing, run.device, python, cancelled=cancelled, gpus=run.device_uuids, tracer=tracer)
-    for done, _ in enumerate(traces, 1):
-        if done < len(missing):
-            yield len(missing) - done
-
-
-def _is_cured(oom_run: OutOfMemory, python: str | None) -> bool:
-    """True if a known change fits, or if there is no limit to fit into."""
-    explanation = explain_run(oom_run, models_of(oom_run.run, python))
-    return explanation.limit_bytes is None or any(map(is_enough, explanation.changes))

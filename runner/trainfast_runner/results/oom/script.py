@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.oom_advice import Fix, best_of_each_knob, fixes
-from trainfast_runner.memory.oom_changes import MAX_CHANGES, unpredicted_change
-from trainfast_runner.memory.oom_explained import OutOfMemory
+from trainfast_runner.memory.oom.explain import OutOfMemory
+from trainfast_runner.memory.oom.fixes import Fix, best_of_each_knob, fixes
+from trainfast_runner.memory.oom.predicted_fixes import MAX_CHANGES, unpredicted_change
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import ScriptAsked

@@ -26,7 +26,7 @@ class AccelerateLaunch:
     is_distributed: bool | None
 
     def ranks(self, gpus: int) -> int:
-        """Return the number of ranks on a machine with so many visible GPUs: 1 unless they are launched distributed."""
+        """Return the number of ranks on a machine with `gpus` visible GPUs: 1 unless they are launched distributed."""
         count = gpus if self.processes is None else self.processes
         is_distributed = count > 1 and gpus > 1 if self.is_distributed is None else self.is_distributed
         return max(1, count) if is_distributed else 1

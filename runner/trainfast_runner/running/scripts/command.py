@@ -52,7 +52,7 @@ class ScriptCommand:
     """True if a launcher starts the script's ranks."""
 
     def ranks(self, gpus: int) -> int:
-        """Return the number of ranks that start on a machine where the script sees so many GPUs."""
+        """Return the number of ranks that start on a machine where the script sees `gpus` GPUs."""
         if self.accelerate is not None:
             return self.accelerate.ranks(gpus)
         return self.processes or gpus or os.cpu_count() or 1
@@ -192,6 +192,9 @@ def _split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     remaining = list(arguments)
     while remaining and remaining[0].startswith("-") and remaining[0] not in ("-m", "-c", "-"):
         flag = remaining.pop(0)
+        # `-um MODULE` is `-u -m MODULE`.
+        if (joined := re.fullmatch(r"(-[A-Za-z]+)([mc])", flag)) and flag[1] not in "WX":
+            return [*flags, joined[1]], [f"-{joined[2]}", *remaining]
         flags.append(flag)
         if flag in WITH_VALUE and remaining:
             remaining.pop(0)

@@ -12,7 +12,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.gpus.choice import GpuChoice
-from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
+from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER
@@ -23,7 +23,7 @@ from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import bytes_of_ranks
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
+from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.typed_settings import setting_of
 
@@ -48,13 +48,13 @@ def plan_script(
     and keeps it from saving anything. Raises UserError.
     """
     preset = preset or ScriptPreset()
-    knobs = _knobs(settings, preset, trial)
+    knobs = _knobs(settings, preset, steps, trial)
     flagged = [name for name in knobs if name in preset.places]
-    without_flag = {name: value for name, value in knobs.items() if name not in (*preset.places, *OUR_KNOBS)}
+    without_flag = {name: value for name, value in knobs.items() if name not in (*preset.places, *LAUNCH_KNOBS)}
     cwd = "" if typed else _folder(preset)
     applied = preset.applied(list(typed or preset.command), knobs)
     command = read_command(applied, None if python is None else training_python.find_python(python), cwd)
-    steps = _steps(knobs, steps, steps_from_log)
+    step_limit = _step_limit(knobs, steps_from_log)
     versions = _versions(command.interpreter)
     hooks_blocked = _why_hooks_blocked(command, versions)
     check_reach(without_flag, preset.framework, hooks_blocked)
@@ -62,7 +62,7 @@ def plan_script(
     script = ScriptAsked(
         command=applied,
         argv=list(command.argv),
-        steps=steps,
+        steps=step_limit,
         timing_warmup=whole_number(knobs, "timing_warmup"),
         samples_per_step=samples_per_step,
         steps_from_log=steps_from_log,
@@ -100,14 +100,15 @@ def _plan_command(spec: RunSpec, command: ScriptCommand, versions: dict[str, str
     )
 
 
-def _knobs(settings: Iterable[str], preset: ScriptPreset, trial: bool) -> KnobValues:
-    """The preset's knobs with every `--set`, and a timing_warmup.
+def _knobs(settings: Iterable[str], preset: ScriptPreset, steps: int | None, trial: bool) -> KnobValues:
+    """The preset's knobs with every `--set` and `--steps`, and a timing_warmup.
 
-    Raises UserError for a knob that no script takes without a flag, and for a `memory_limit` that is not a trial's.
+    Raises UserError for a knob that no script takes without a flag, for a `memory_limit` that is not a trial's, and for
+    contradictory numbers of steps.
     """
     knobs: KnobValues = dict(preset.knobs)
     knobs |= dict(setting_of(setting) for setting in settings)
-    takes = dict.fromkeys((*OUR_KNOBS, *FRAMEWORK_KNOBS, *preset.places))
+    takes = dict.fromkeys((*LAUNCH_KNOBS, *FRAMEWORK_KNOBS, *preset.places))
     for name in knobs:
         if name not in takes:
             raise UserError(
@@ -119,6 +120,10 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset, trial: bool) -> KnobVa
             key="memory_limit",
             advice="trainfast-tui search max-batch",
         )
+    if steps is not None:
+        if knobs.get("steps", steps) != steps:
+            raise UserError(f"--steps {steps} and --set steps={knobs['steps']} differ", key="--steps")
+        knobs["steps"] = steps
     knobs.setdefault("timing_warmup", knob("timing_warmup").default)
     return knobs
 
@@ -130,15 +135,11 @@ def _folder(preset: ScriptPreset) -> str:
     return preset.cwd
 
 
-def _steps(knobs: KnobValues, steps: int | None, steps_from_log: str | None) -> int | None:
-    """The steps after which the script is ended, put into `knobs`; None for a script that ends by itself.
+def _step_limit(knobs: KnobValues, steps_from_log: str | None) -> int | None:
+    """Return the steps after which the script is ended; None for a script that ends by itself.
 
-    Raises UserError for contradictory numbers, for steps that leave none to measure, and for steps without hooks.
+    Raises UserError for steps that leave none to measure, and for steps without hooks.
     """
-    if steps is not None:
-        if knobs.get("steps", steps) != steps:
-            raise UserError(f"--steps {steps} and --set steps={knobs['steps']} differ", key="--steps")
-        knobs["steps"] = steps
     limit = whole_number(knobs, "steps") if "steps" in knobs else None
     warmup = whole_number(knobs, "timing_warmup")
     if limit is not None and warmup >= limit:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.search.batch.decide import ALIGNED, TOLERANCE_BYTES, TOLERANCE_SHARE, tolerance_bytes
-from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, fits_by_rank, tightest, uncounted_bytes
+from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, memory_by_rank, tightest, uncounted_bytes
 from trainfast_runner.search.journal.batch import BatchAnswer, ConfirmationRun, Margin, refuted_by
-from trainfast_runner.search.journal.memory_fit import MemoryFit
+from trainfast_runner.search.journal.memory_fit import RankMemory
 from trainfast_runner.units import mebibytes
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
@@ -20,11 +20,11 @@ As much as a maximum may be off and still be called exact."""
 def answer_of(state: BatchState) -> BatchAnswer:
     """Return the answer of a journal whose last confirmation run finished."""
     confirmation = state.confirmations[-1]
-    max_batch, rank_fits = confirmation.batch_size, fits_by_rank(state)
-    tight = tightest(rank_fits, max_batch)
+    max_batch, rank_memory = confirmation.batch_size, memory_by_rank(state)
+    tight = tightest(rank_memory, max_batch)
     line = max(tight.lines, key=lambda phase_line: phase_line.at(max_batch))
     margins = _margins(state, tight, max_batch)
-    recommended = _recommended(state, rank_fits, max_batch, sum(margin.margin_bytes for margin in margins))
+    recommended = _recommended(state, rank_memory, max_batch, sum(margin.margin_bytes for margin in margins))
     fastest, rate = _fastest(state)
     too_large = _too_large(state, max_batch)
     return BatchAnswer(
@@ -55,13 +55,13 @@ def _too_large(state: BatchState, max_batch: int) -> int | None:
     return min((size for size in (*tried, *confirmed) if size > max_batch), default=None)
 
 
-def _certainty(state: BatchState, tight: MemoryFit, max_batch: int, too_large: int | None) -> str:
+def _certainty(state: BatchState, tight: RankMemory, max_batch: int, too_large: int | None) -> str:
     """The reason, in words, that no larger batch fits, and the sizes that were not tried."""
     if too_large is None:
-        needs = f"{mebibytes(tight.need_bytes(max_batch + 1))} of {mebibytes(tight.limit_bytes)}"
+        needs = tight.need_text(max_batch + 1)
         return f"by the fit {max_batch + 1} needs {needs}, give or take {mebibytes(tight.error_at(max_batch + 1))}"
     words = f"{too_large} ran out of memory"
-    warm = [probe.batch_size for probe in state.fitting if max_batch < probe.batch_size < too_large]
+    warm = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
     if warm:
         words += f"; {_sizes_text(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not confirmed"
     untried = [size for size in range(max_batch + 1, too_large) if size not in warm]
@@ -71,7 +71,7 @@ def _certainty(state: BatchState, tight: MemoryFit, max_batch: int, too_large: i
     return words
 
 
-def _near_words(tight: MemoryFit, max_batch: int) -> str:
+def _near_words(tight: RankMemory, max_batch: int) -> str:
     """Name the tolerance in force above the largest batch: a share of its memory, or the least one in bytes."""
     tolerance = tolerance_bytes(tight.need_bytes(max_batch))
     share = f" ({100 * TOLERANCE_SHARE:.0f} % of what {max_batch} needs)" if tolerance > TOLERANCE_BYTES else ""
@@ -93,7 +93,7 @@ def aligned(batch_size: int) -> int | None:
     return batch_size // unit * unit or None
 
 
-def _margins(state: BatchState, tight: MemoryFit, max_batch: int) -> list[Margin]:
+def _margins(state: BatchState, tight: RankMemory, max_batch: int) -> list[Margin]:
     """Parts of the memory that the recommended batch leaves free; parts of 0 bytes are listed too."""
     margins = [
         Margin(
@@ -102,7 +102,7 @@ def _margins(state: BatchState, tight: MemoryFit, max_batch: int) -> list[Margin
         )
     ]
     if state.device == "cuda":
-        peaks = [rank for probe in state.fitting[-1:] for rank in probe.ranks if rank.rank == tight.rank]
+        peaks = [rank for probe in state.probes_that_fit[-1:] for rank in probe.ranks if rank.rank == tight.rank]
         fragments = max(
             ((peak.peak_reserved_bytes or 0) - (peak.peak_allocated_bytes or 0) for peak in peaks), default=0
         )
@@ -115,10 +115,10 @@ def _margins(state: BatchState, tight: MemoryFit, max_batch: int) -> list[Margin
     return margins
 
 
-def _recommended(state: BatchState, rank_fits: tuple[MemoryFit, ...], max_batch: int, margin_bytes: int) -> int:
+def _recommended(state: BatchState, rank_memory: tuple[RankMemory, ...], max_batch: int, margin_bytes: int) -> int:
     """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
     largest = largest_fitting(
-        lambda size: all(fit.need_bytes(size) + margin_bytes <= fit.limit_bytes for fit in rank_fits),
+        lambda size: all(fit.need_bytes(size) + margin_bytes <= fit.limit_bytes for fit in rank_memory),
         min(max_batch, LARGEST_BATCH),
     )
     retried = _smallest_retried(state)
@@ -130,11 +130,11 @@ def _recommended(state: BatchState, rank_fits: tuple[MemoryFit, ...], max_batch:
 
 
 def _smallest_retried(state: BatchState) -> int | None:
-    return min((probe.batch_size for probe in state.fitting if probe.alloc_retries), default=None)
+    return min((probe.batch_size for probe in state.probes_that_fit if probe.alloc_retries), default=None)
 
 
 def _recommended_why(
-    state: BatchState, max_batch: int, recommended: int, tight: MemoryFit, margins: list[Margin]
+    state: BatchState, max_batch: int, recommended: int, tight: RankMemory, margins: list[Margin]
 ) -> str:
     if recommended == 1 and max_batch == 1:
         return "there is no smaller batch; a long run may still run out of memory"
@@ -162,7 +162,7 @@ def _fastest(state: BatchState) -> tuple[int | None, float | None]:
         return None, None
     tried = [
         (probe.samples_per_s, probe.batch_size)
-        for probe in state.fitting
+        for probe in state.probes_that_fit
         if refuted_by(probe, state.confirmations) is None
     ]
     confirmed = [(confirmation.samples_per_s, confirmation.batch_size) for confirmation in state.confirmations]
@@ -171,9 +171,9 @@ def _fastest(state: BatchState) -> tuple[int | None, float | None]:
     return size, rate
 
 
-def _headroom(state: BatchState, tight: MemoryFit, max_batch: int) -> int:
+def _headroom(state: BatchState, tight: RankMemory, max_batch: int) -> int:
     """Bytes the tightest rank's limit had left: measured by a probe or the confirmation run, else by the fit."""
-    for probe in state.fitting:
+    for probe in state.probes_that_fit:
         if probe.batch_size == max_batch:
             for peaks in probe.ranks:
                 if peaks.rank == tight.rank and peaks.limit_peak_bytes is not None:

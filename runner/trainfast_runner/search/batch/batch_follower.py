@@ -30,7 +30,7 @@ from trainfast_runner.search.journal.lines import (
     current_end,
     state_of_search,
 )
-from trainfast_runner.search.journal.memory_fit import MemoryFit
+from trainfast_runner.search.journal.memory_fit import RankMemory
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class BatchSnapshot(BatchJournal):
         return isinstance(next(steps, None), BatchStep | None)
 
     @property
-    def fits(self) -> tuple[MemoryFit, ...]:
+    def fits(self) -> tuple[RankMemory, ...]:
         """The newest fit, one of each rank; empty before the first probe."""
         return tuple(self.newest_step.fits) if self.newest_step is not None else ()
 

@@ -13,9 +13,9 @@ import msgspec
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.records.run_file import CONFIRM_STEP
-from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, fits_by_rank, tightest
+from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, memory_by_rank, tightest
 from trainfast_runner.search.journal.batch import BatchStep
-from trainfast_runner.search.journal.memory_fit import MemoryFit
+from trainfast_runner.search.journal.memory_fit import RankMemory
 from trainfast_runner.units import mebibytes
 
 MAX_PROBES = 16
@@ -40,19 +40,19 @@ def decide(state: BatchState) -> BatchDecision:
     """Return the next step."""
     if len(state.probes) - state.tried >= MAX_VOID_PROBES:
         return _end("failed", f"other processes took memory in {MAX_VOID_PROBES} probes: nothing can be measured here")
-    rank_fits = fits_by_rank(state)
+    rank_memory = memory_by_rank(state)
     if state.confirmations:
-        decision = _after_confirmation(state, rank_fits)
-    elif not rank_fits:
+        decision = _after_confirmation(state, rank_memory)
+    elif not rank_memory:
         decision = _first_probe(state)
     else:
-        decision = _towards_boundary(state, rank_fits)
+        decision = _towards_boundary(state, rank_memory)
     size = decision.step.batch_size
-    if not rank_fits or size is None:
+    if not rank_memory or size is None:
         return decision
-    tight = tightest(rank_fits, size)
+    tight = tightest(rank_memory, size)
     step = msgspec.structs.replace(
-        decision.step, needs_bytes=round(tight.need_bytes(size)), fits=list(rank_fits), tightest_rank=tight.rank
+        decision.step, needs_bytes=round(tight.need_bytes(size)), fits=list(rank_memory), tightest_rank=tight.rank
     )
     return replace(decision, step=step)
 
@@ -91,27 +91,27 @@ def _first_probe(state: BatchState) -> BatchDecision:
     return _probe(small, why)
 
 
-def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryFit, ...]) -> BatchDecision:
+def _towards_boundary(state: BatchState, rank_memory: tuple[RankMemory, ...]) -> BatchDecision:
     """Something fitted: probe the next size, or confirm when the sizes on both sides are close enough."""
     best = state.best
     too_large = state.too_large
-    points = len(state.fitting)
-    sure = _largest_sure_fit(rank_fits)
+    points = len(state.probes_that_fit)
+    sure = _largest_sure_fit(rank_memory)
     # A single size has no slope of its own, and tells nothing certain of others.
     likely = max(best, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))
-    deciding = deciding_size(state, rank_fits, likely)
+    deciding = deciding_size(state, rank_memory, likely)
     if too_large is not None and too_large <= deciding:
-        return _confirm(likely, _why_confirm(rank_fits, best, likely, f"{too_large} does not"))
+        return _confirm(likely, _why_confirm(rank_memory, best, likely, f"{too_large} does not"))
     if (why := _why_no_more_sizes(state, best)) is not None:
         return _confirm(best, f"{why}: a fresh process runs the largest that fitted, {best}")
     target = min(sure, _second_size(state)) if points == 1 else sure
     if best < target < (too_large or LARGEST_BATCH + 1) and (
-        too_large or not _should_run_out(state, rank_fits, deciding)
+        too_large or not _should_run_out(state, rank_memory, deciding)
     ):
-        return _probe(target, _why_up(state, tightest(rank_fits, target), target))
+        return _probe(target, _why_up(state, tightest(rank_memory, target), target))
     if too_large is not None:
-        return _between(state, rank_fits, best, too_large)
-    return _at_boundary(state, rank_fits, best, likely, deciding)
+        return _between(state, rank_memory, best, too_large)
+    return _at_boundary(state, rank_memory, best, likely, deciding)
 
 
 def _why_no_more_sizes(state: BatchState, best: int) -> str | None:
@@ -124,17 +124,17 @@ def _why_no_more_sizes(state: BatchState, best: int) -> str | None:
 
 
 def _at_boundary(
-    state: BatchState, rank_fits: tuple[MemoryFit, ...], best: int, likely: int, deciding: int
+    state: BatchState, rank_memory: tuple[RankMemory, ...], best: int, likely: int, deciding: int
 ) -> BatchDecision:
     """The fit leaves one question: confirm `likely`, or probe the size that decides whether it is the largest."""
-    points = len(state.fitting)
-    tight = tightest(rank_fits, likely + 1)
-    needs = f"{mebibytes(tight.need_bytes(likely + 1))} of {mebibytes(tight.limit_bytes)}"
+    points = len(state.probes_that_fit)
+    tight = tightest(rank_memory, likely + 1)
+    needs = tight.need_text(likely + 1)
     if state.no_oom and points > 1:
         error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
         above = f"by the fit {likely + 1} would need {needs}, {error}"
-        return _confirm(likely, _why_confirm(rank_fits, best, likely, above))
-    over = max(fit.need_bytes(deciding) - fit.limit_bytes for fit in rank_fits)
+        return _confirm(likely, _why_confirm(rank_memory, best, likely, above))
+    over = max(fit.need_bytes(deciding) - fit.limit_bytes for fit in rank_memory)
     words = f"{likely} should fit; the error of the fit leaves open whether {deciding} does"
     if over > 0:
         too_much = f"by the fit {deciding} is {mebibytes(over)} too large"
@@ -142,19 +142,19 @@ def _at_boundary(
     return _probe(deciding, words)
 
 
-def _largest_sure_fit(rank_fits: tuple[MemoryFit, ...]) -> int:
+def _largest_sure_fit(rank_memory: tuple[RankMemory, ...]) -> int:
     """The largest size that fits on every rank even with the whole error of the fit against it."""
-    return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in rank_fits), LARGEST_BATCH)
+    return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in rank_memory), LARGEST_BATCH)
 
 
-def _should_run_out(state: BatchState, rank_fits: tuple[MemoryFit, ...], size: int) -> bool:
+def _should_run_out(state: BatchState, rank_memory: tuple[RankMemory, ...], size: int) -> bool:
     """True if trying `size` at once is the cheaper way to know, although it might fit within the error of the fit.
 
     Running out of memory takes a part of a step; a size near the maximum, which would make the fit surer, two steps.
     """
-    if state.no_oom or len(state.fitting) < 2 or size > LARGEST_BATCH:
+    if state.no_oom or len(state.probes_that_fit) < 2 or size > LARGEST_BATCH:
         return False
-    return any(fit.need_bytes(size) > fit.limit_bytes for fit in rank_fits)
+    return any(fit.need_bytes(size) > fit.limit_bytes for fit in rank_memory)
 
 
 def _second_size(state: BatchState) -> int:
@@ -163,10 +163,10 @@ def _second_size(state: BatchState) -> int:
     return max(state.best + 1, (state.best + predicted_max) // 2) if predicted_max else LARGEST_BATCH
 
 
-def _between(state: BatchState, rank_fits: tuple[MemoryFit, ...], best: int, too_large: int) -> BatchDecision:
+def _between(state: BatchState, rank_memory: tuple[RankMemory, ...], best: int, too_large: int) -> BatchDecision:
     """Something fitted and something was too large, further apart than the tolerance."""
     if sum(probe.outcome == "oom" for probe in state.probes) == 1:
-        size = largest_fitting(lambda size: deciding_size(state, rank_fits, size) < too_large, too_large - 1) + 1
+        size = largest_fitting(lambda size: deciding_size(state, rank_memory, size) < too_large, too_large - 1) + 1
         why = f"{too_large} does not fit: if {size} fits, the maximum is known within the tolerance"
     else:
         size = (best + too_large) // 2
@@ -174,7 +174,7 @@ def _between(state: BatchState, rank_fits: tuple[MemoryFit, ...], best: int, too
     return _probe(min(max(size, best + 1), too_large - 1), why)
 
 
-def _after_confirmation(state: BatchState, rank_fits: tuple[MemoryFit, ...]) -> BatchDecision:
+def _after_confirmation(state: BatchState, rank_memory: tuple[RankMemory, ...]) -> BatchDecision:
     """The last confirmation run decides: it finished, or memory ran out and a smaller size is confirmed."""
     last = state.confirmations[-1]
     if last.state == "finished":
@@ -184,43 +184,43 @@ def _after_confirmation(state: BatchState, rank_fits: tuple[MemoryFit, ...]) -> 
     if last.batch_size == 1:
         return _end("nothing_fits", "a batch of 1 does not fit in a fresh process")
     failed = min(last.batch_size, state.too_large or last.batch_size)
-    if _is_refuted(state, rank_fits, failed):
+    if _is_refuted(state, rank_memory, failed):
         middle = (state.best + failed) // 2
         why = f"{failed} ran out of memory, against the fit: half-way to {state.best}, which fits, first"
         return _probe(middle, why)
-    near = deciding_size(state, rank_fits, last.batch_size) - last.batch_size if rank_fits else 1
+    near = deciding_size(state, rank_memory, last.batch_size) - last.batch_size if rank_memory else 1
     smaller = min(failed - 1, last.batch_size - max(1, near // 2))
-    if rank_fits:
+    if rank_memory:
         # Sizes that were tried since then may have set the fit right.
-        smaller = min(smaller, max(state.best, _largest_sure_fit(rank_fits) if len(state.fitting) > 1 else 0))
+        smaller = min(smaller, max(state.best, _largest_sure_fit(rank_memory) if len(state.probes_that_fit) > 1 else 0))
     smaller = max(1, smaller)
     where = "in a fresh process"
-    if any(probe.batch_size == last.batch_size for probe in state.fitting):
+    if any(probe.batch_size == last.batch_size for probe in state.probes_that_fit):
         where += ", whose data and allocations differ from those of the probe in which it fitted"
     return _confirm(smaller, f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead")
 
 
-def _is_refuted(state: BatchState, rank_fits: tuple[MemoryFit, ...], batch_size: int) -> bool:
+def _is_refuted(state: BatchState, rank_memory: tuple[RankMemory, ...], batch_size: int) -> bool:
     """True if the fit is wrong altogether, not just by the little more that a fresh process needs.
 
     The size that ran out should have left more than the tolerance, or is the second one to run out.
     """
-    if state.best + 1 >= batch_size or state.tried >= MAX_PROBES or not rank_fits:
+    if state.best + 1 >= batch_size or state.tried >= MAX_PROBES or not rank_memory:
         return False
-    if not all(fit.surely_fits(batch_size) for fit in rank_fits):
+    if not all(fit.surely_fits(batch_size) for fit in rank_memory):
         return False  # a size tried since then has set it right
-    left_bytes = min(fit.limit_bytes - fit.need_bytes(batch_size) for fit in rank_fits)
+    left_bytes = min(fit.limit_bytes - fit.need_bytes(batch_size) for fit in rank_memory)
     return left_bytes > TOLERANCE_BYTES or len(state.confirmations) > 1
 
 
-def deciding_size(state: BatchState, rank_fits: tuple[MemoryFit, ...], best: int) -> int:
+def deciding_size(state: BatchState, rank_memory: tuple[RankMemory, ...], best: int) -> int:
     """Return the smallest size above `best` that must run out of memory for `best` to be the maximum.
 
     On a GPU the next aligned size; on a CPU the one that needs 3 % more, or 48 MiB where that is more.
     """
     if state.device == "cuda":
         return (best // ALIGNED + 1) * ALIGNED
-    tight = tightest(rank_fits, best)
+    tight = tightest(rank_memory, best)
     least_bytes = tight.need_bytes(best) + tolerance_bytes(tight.need_bytes(best))
 
     def is_near(size: int) -> bool:
@@ -235,19 +235,19 @@ def tolerance_bytes(need_bytes: float) -> float:
     return max(TOLERANCE_SHARE * need_bytes, TOLERANCE_BYTES)
 
 
-def _why_confirm(rank_fits: tuple[MemoryFit, ...], best: int, size: int, above: str) -> str:
+def _why_confirm(rank_memory: tuple[RankMemory, ...], best: int, size: int, above: str) -> str:
     words = f"{size} fits"
     if size > best:
-        tight = tightest(rank_fits, size)
-        needs = f"{mebibytes(tight.need_bytes(size))} of {mebibytes(tight.limit_bytes)}"
+        tight = tightest(rank_memory, size)
+        needs = tight.need_text(size)
         words = f"by the fit {size} needs {needs}, give or take {mebibytes(tight.error_at(size))},"
     return f"{words} and {above}: a fresh process runs {size}, with data"
 
 
-def _why_up(state: BatchState, tight: MemoryFit, target: int) -> str:
-    needs = f"{mebibytes(tight.need_bytes(target))} of {mebibytes(tight.limit_bytes)}"
+def _why_up(state: BatchState, tight: RankMemory, target: int) -> str:
+    needs = tight.need_text(target)
     on = f" on rank {tight.rank}" if state.world_size > 1 else ""
-    if len(state.fitting) > 1:
+    if len(state.probes_that_fit) > 1:
         return (
             f"by the fit {target} fits even if it is off by {mebibytes(tight.error_at(target))}: it needs {needs}{on}"
         )

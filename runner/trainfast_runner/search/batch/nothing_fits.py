@@ -9,12 +9,13 @@ from contextlib import closing, suppress
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.oom_explained import OutOfMemory
+from trainfast_runner.memory.oom.explain import OutOfMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.results.explained_run import explain_run, held_bytes_of, models_of, trace_changes
+from trainfast_runner.results.oom.explain_run import explain_run, held_bytes_of, models_of
+from trainfast_runner.results.oom.trace_fixes import trace_changes
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.state import BatchState
 from trainfast_runner.search.journal.batch import BatchEnded, Change, ConfirmationRun, Probe
@@ -23,11 +24,11 @@ TRACES_WITHIN_S = 30.0
 """After a search without an answer, trace possible changes for at most this long."""
 
 
-def nothing_fits(
+def explain_nothing_fits(
     plan: RunPlan, home: Home, state: BatchState, why: str, raise_if_cancelled: Callable[[], None]
 ) -> BatchEnded:
     """Return the end of a search without an answer. `raise_if_cancelled` is called between traces."""
-    failed = _last_failure(state)
+    failed = _smallest_failure(state)
     run = read_run_file(home.directory(failed.run_id)) if failed is not None else None
     if failed is None or run is None:
         return BatchEnded(state="nothing_fits", reason=why)
@@ -70,7 +71,8 @@ def missing_bytes(explained: OomExplanation, failed: Probe | ConfirmationRun) ->
     return beyond if beyond > 0 else explained.asked_bytes
 
 
-def _last_failure(state: BatchState) -> Probe | ConfirmationRun | None:
+def _smallest_failure(state: BatchState) -> Probe | ConfirmationRun | None:
+    """The smallest size that ran out of memory; None if none did."""
     failed: list[Probe | ConfirmationRun] = [probe for probe in state.probes if probe.outcome == "oom"]
     failed += [confirmation for confirmation in state.confirmations if confirmation.state == "oom"]
     return min(failed, key=lambda probe: probe.batch_size, default=None)

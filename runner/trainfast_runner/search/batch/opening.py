@@ -16,8 +16,9 @@ from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_jour
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.question_key import batch_key
+from trainfast_runner.search.question_key import key_of_question
 from trainfast_runner.search.searches import new_search, unfinished
+from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.allocator import malloc_settings
 from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
@@ -93,3 +94,10 @@ def _limits_still_fit(plan: RunPlan, directory: Path) -> bool:
         or not isinstance(question, BatchQuestion)
         or sum(question.limits_bytes) <= host_free_bytes()
     )
+
+
+def batch_key(plan: RunPlan) -> str:
+    """Return the key of a batch search: of model, data or script, knobs, devices and versions."""
+    knobs = {name: value for name, value in plan.spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
+    parts = (plan.spec.model, plan.spec.data, knobs, plan.device, plan.device_uuids, plan.python, plan.versions)
+    return key_of_question(parts, plan)

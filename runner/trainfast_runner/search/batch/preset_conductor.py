@@ -13,7 +13,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
-from trainfast_runner.search.batch.nothing_fits import nothing_fits
+from trainfast_runner.search.batch.nothing_fits import explain_nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
 from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, probe_of_ended_run, why_void_by_others
 from trainfast_runner.search.journal.batch import BatchEnded, RankPeaks
@@ -71,7 +71,7 @@ class PresetBatchConductor(BatchConductor):
         seconds = (time.monotonic_ns() - began_ns) / 1e9
         if answers is None:
             # No rank answered: the kernel or somebody killed the run.
-            result = self._ended_process()
+            result = self._wait_for_process_end()
             raise_if_stopped(result)
             if result.state != "oom":
                 return BatchEnded(state="failed", reason=_ended_words(result))
@@ -83,10 +83,10 @@ class PresetBatchConductor(BatchConductor):
             void = why_void_by_others(process.directory, answers, process.pids, uuids, began_ns)
         self._write(probe_of(self._state(), batch_size, process.directory.name, seconds, answers, void))
         if any(line.outcome == "oom" for line in answers.values()):
-            self._ended_process()
+            self._wait_for_process_end()
         elif self._plan.spec.knobs["compile"] != "off":
             # A compiled step of another size is another program, with memory of its own.
-            self._end_process()
+            self._order_process_end()
         return None
 
     def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
@@ -100,14 +100,14 @@ class PresetBatchConductor(BatchConductor):
 
     def nothing_fits(self, why: str) -> BatchEnded:
         """Return the end of a search in which a batch of 1 does not fit."""
-        return nothing_fits(self._plan, self._home, self._state(), why, self._raise_if_cancelled)
+        return explain_nothing_fits(self._plan, self._home, self._state(), why, self._raise_if_cancelled)
 
     def _available_by_rank(self, process: WarmProcess) -> list[int] | None:
         """Available memory of each rank, once all are ready; None when the process ended before, which is recorded."""
         answers = process.ready()
         if answers is not None:
             return [line.available_bytes or 0 for _, line in sorted(answers.items())]
-        result = self._ended_process()
+        result = self._wait_for_process_end()
         if result.state != "oom":
             raise UserError(_ended_words(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.

@@ -15,7 +15,7 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import ProbeLine
-from trainfast_runner.search.batch.state import BatchState, fits_by_rank, tightest
+from trainfast_runner.search.batch.state import BatchState, memory_by_rank, tightest
 from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, RankPeaks
 from trainfast_runner.units import highest, mebibytes
 
@@ -75,8 +75,8 @@ def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: s
 
 def _at_the_tightest(state: BatchState, probe: Probe) -> Probe:
     """Add the phase and the peaks of the rank that was nearest to its limit."""
-    rank_fits = fits_by_rank(replace(state, probes=(*state.probes, probe)))
-    rank = tightest(rank_fits, probe.batch_size).rank if rank_fits else 0
+    rank_memory = memory_by_rank(replace(state, probes=(*state.probes, probe)))
+    rank = tightest(rank_memory, probe.batch_size).rank if rank_memory else 0
     peaks = next(peaks for peaks in probe.ranks if peaks.rank == rank)
     return msgspec.structs.replace(
         probe,
@@ -107,7 +107,7 @@ def confirmation_record(
     """Return the record of a confirmation run; `batch_size` and `seconds` stand in where its result has none."""
     recorded = result.knobs.get("batch_size")
     confirmed = recorded if isinstance(recorded, int) else batch_size
-    warm = [probe.batch_size for probe in state.fitting if probe.batch_size >= confirmed]
+    warm = [probe.batch_size for probe in state.probes_that_fit if probe.batch_size >= confirmed]
     return ConfirmationRun(
         batch_size=confirmed,
         run_id=result.run_id,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainfast_runner.search.journal.batch import BatchJournal, BatchLine, ConfirmationRun, Predicted, Probe
-from trainfast_runner.search.journal.memory_fit import MemoryFit, fit_memory
+from trainfast_runner.search.journal.memory_fit import RankMemory, fit_memory
 
 LARGEST_BATCH = 1 << 20
 """The largest batch size that is tried."""
@@ -29,14 +29,14 @@ class BatchState:
     no_oom: bool = False
 
     @property
-    def fitting(self) -> list[Probe]:
+    def probes_that_fit(self) -> list[Probe]:
         """Probes that fitted, the smallest first."""
         return sorted((probe for probe in self.probes if probe.outcome == "fits"), key=lambda probe: probe.batch_size)
 
     @property
     def best(self) -> int:
         """The largest size that fitted; 0 before any did."""
-        return max((probe.batch_size for probe in self.fitting), default=0)
+        return max((probe.batch_size for probe in self.probes_that_fit), default=0)
 
     @property
     def largest_allowed(self) -> int:
@@ -70,30 +70,34 @@ def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> 
     )
 
 
-def fits_by_rank(state: BatchState) -> tuple[MemoryFit, ...]:
+def memory_by_rank(state: BatchState) -> tuple[RankMemory, ...]:
     """Return the fit of each rank; empty before any size fitted."""
     slope = state.predicted.bytes_per_sample if state.predicted is not None else None
-    rank_fits = _fits(state, slope)
+    rank_memory = _memory_by_rank(state, slope)
     too_large = state.too_large
-    if too_large is not None and len(state.fitting) == 1 and all(fit.surely_fits(too_large) for fit in rank_fits):
+    if (
+        too_large is not None
+        and len(state.probes_that_fit) == 1
+        and all(fit.surely_fits(too_large) for fit in rank_memory)
+    ):
         # The prediction said that this would fit.
-        rank_fits = _fits(state, None)
-    return rank_fits
+        rank_memory = _memory_by_rank(state, None)
+    return rank_memory
 
 
-def _fits(state: BatchState, slope: float | None) -> tuple[MemoryFit, ...]:
-    rank_fits = []
+def _memory_by_rank(state: BatchState, slope: float | None) -> tuple[RankMemory, ...]:
+    rank_memory = []
     for rank in range(state.world_size):
         peaks = _counted_peaks(state, rank).by_size
         limit = _limit(state, rank)
         if peaks and limit is not None:
-            rank_fits.append(fit_memory(rank, peaks, limit, state.device, slope))
-    return tuple(rank_fits)
+            rank_memory.append(fit_memory(rank, peaks, limit, state.device, slope))
+    return tuple(rank_memory)
 
 
-def tightest(rank_fits: Sequence[MemoryFit], batch_size: int) -> MemoryFit:
+def tightest(rank_memory: Sequence[RankMemory], batch_size: int) -> RankMemory:
     """Return the fit that leaves the least at this batch size."""
-    return min(rank_fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
+    return min(rank_memory, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
 
 
 def uncounted_bytes(state: BatchState, rank: int) -> int:
@@ -111,7 +115,7 @@ class _CountedPeaks(NamedTuple):
 def _counted_peaks(state: BatchState, rank: int) -> _CountedPeaks:
     by_size: dict[int, dict[str, int]] = {}
     uncounted = 0
-    for probe in state.fitting:
+    for probe in state.probes_that_fit:
         for peaks in probe.ranks:
             if peaks.rank == rank and peaks.phase_peaks:
                 if peaks.limit_peak_bytes is not None:

@@ -30,7 +30,7 @@ from trainfast_runner.search.speed.trial_rates import log_rate, measurements
 from trainfast_runner.units import highest
 
 
-class BestCandidate(NamedTuple):
+class Leader(NamedTuple):
     """The number of the best candidate so far, and its objective."""
 
     number: int
@@ -126,14 +126,14 @@ class BestSoFar(BestJournal):
         return None if self.question is None else self.question.for_steps
 
     @cached_property
-    def best(self) -> BestCandidate | None:
+    def best(self) -> Leader | None:
         """The answer's candidate, else the leader of the newest step that names one; None before any was measured."""
         if self.answer is not None:
-            return BestCandidate(self.answer.best_number, self.answer.best_value or self.answer.best_rate)
+            return Leader(self.answer.best_number, self.answer.best_value or self.answer.best_rate)
         for step in reversed(self.lines):
             if isinstance(step, BestStep) and step.leader_number is not None and step.rate is not None:
                 rate = Interval(median=step.rate, low=step.low or step.rate, high=step.high or step.rate)
-                return BestCandidate(step.leader_number, self.value_of(step.leader_number, rate))
+                return Leader(step.leader_number, self.value_of(step.leader_number, rate))
         return None
 
     @cached_property

@@ -19,7 +19,7 @@ from trainfast_runner.search.best.choose.decide import BestDecision, decide
 from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
 from trainfast_runner.search.best.measure.cold_run_record import UNTIMED_COLD_STEPS, cold_run_of
-from trainfast_runner.search.best.measure.orphaned_best_runs import OrphanedBestRuns
+from trainfast_runner.search.best.orphaned_best_runs import OrphanedBestRuns
 from trainfast_runner.search.best.person_orders import read_orders
 from trainfast_runner.search.best.question.opening import BestPlan
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit
@@ -127,7 +127,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _last_line(self, decision: BestDecision) -> BestEnded:
         """Return the end: the answer, or the smallest excess where nothing fits."""
-        self._end_process()
+        self._order_process_end()
         excess = [candidate.excess_bytes for candidate in self._space.candidates if candidate.excess_bytes is not None]
         reason = decision.step.why
         if decision.end_state == "nothing_fits" and not excess:
@@ -164,7 +164,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _take_cold_run(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in a fresh process, or take the same run of a killed conductor."""
-        self._end_process()
+        self._order_process_end()
         step = decision.step
         if step.action == UNDER_LIMIT:
             plan = self._plan_of(number, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)

@@ -15,8 +15,8 @@ from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.search.best.choose.decide import BestDecision
 from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
-from trainfast_runner.search.best.measure.bounds import ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.measure.trial import WantedTrial, take_trial
+from trainfast_runner.search.best.question.flops_bounds import ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.question.opening import BestPlan
 from trainfast_runner.search.best.question.survey import ModelSurvey
 from trainfast_runner.search.best.too_large import Failure, oom_failure
@@ -70,7 +70,7 @@ class PresetBestConductor(BestConductor):
     def try_candidate(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in the warm process of its process knobs, or in a new one."""
         if decision.needs_new_process:
-            self._end_process()
+            self._order_process_end()
         process = self._process_for(number)
         if process is None:
             return
@@ -87,15 +87,15 @@ class PresetBestConductor(BestConductor):
         )
         ended = take_trial(process, self._process_uuids, wanted)
         if ended is None:
-            self._record_end(number, self._ended_process(), self._clock_s() - began_s)
+            self._record_end(number, self._wait_for_process_end(), self._clock_s() - began_s)
             return
         is_warm = any(isinstance(line, Trial) and line.run_id == ended.trial.run_id for line in self._lines)
         self._write(msgspec.structs.replace(ended.trial, warm=is_warm, repeats=decision.step.repeats))
         self._add_flops_bounds(process)
         if ended.ended_process:
-            self._ended_process()
+            self._wait_for_process_end()
         elif not takes_warm_trials(candidate_spec(self._survey.spec, candidate.knobs).knobs):
-            self._end_process()
+            self._order_process_end()
 
     def _add_flops_bounds(self, process: WarmProcess) -> None:
         """Add the bounds by FLOPs to the candidates, once a process has counted its model's."""
@@ -110,7 +110,7 @@ class PresetBestConductor(BestConductor):
         candidate = self._space.candidates[number]
         if self._process is not None and self._process_knobs == candidate.process_knobs:
             return self._process
-        self._end_process()
+        self._order_process_end()
         self._orphans.end_cold_runs()
         began_s = self._clock_s()
         plan = self._trial_plan(number)
@@ -121,7 +121,7 @@ class PresetBestConductor(BestConductor):
         process = self._process = WarmProcess(directory, plan.world_size, self._raise_if_cancelled)
         self._process_knobs, self._process_uuids = candidate.process_knobs, plan.device_uuids
         if process.ready() is None:
-            self._record_end(number, self._ended_process(), self._clock_s() - began_s)
+            self._record_end(number, self._wait_for_process_end(), self._clock_s() - began_s)
             return None
         start_s = self._clock_s() - began_s
         self._write(Visited(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=start_s))

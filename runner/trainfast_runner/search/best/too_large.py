@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainfast_runner.memory.oom_explained import asked_and_free
+from trainfast_runner.memory.oom.explain import asked_and_free
 from trainfast_runner.records.result import Result
 from trainfast_runner.search.journal.best import Candidate, CandidateVerdict, ColdRun, Trial
 from trainfast_runner.units import mebibytes

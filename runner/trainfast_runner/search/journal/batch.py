@@ -24,7 +24,7 @@ from trainfast_runner.search.journal.lines import (
     SearchEnded,
     Waiting,
 )
-from trainfast_runner.search.journal.memory_fit import MemoryFit
+from trainfast_runner.search.journal.memory_fit import RankMemory
 
 
 class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
@@ -69,7 +69,7 @@ class BatchStep(Line, frozen=True, kw_only=True, tag="next"):
     why: str
     needs_bytes: int | None = None
     """Bytes this batch needs on the tightest rank, by the fit."""
-    fits: list[MemoryFit] = []
+    fits: list[RankMemory] = []
     tightest_rank: int | None = None
 
 

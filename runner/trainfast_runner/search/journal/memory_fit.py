@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from trainfast_runner.units import mebibytes
+
 NOISE_BYTES = {"cpu": 4 << 20, "cuda": 48 << 20}
-"""Scatter of a measured peak, in bytes. A CPU's C library keeps small blocks: one size measured 1 to 3 MiB apart. A
-GPU's allocator works in blocks of 2 and 20 MiB and fragments."""
+"""Scatter of a measured peak, in bytes: a CPU's C library keeps small blocks, a GPU's allocator works in large ones."""
 SLOPE_SHARE = {"cpu": 0.015, "cuda": 0.03}
 """Error of a slope between two sizes, as a share: on a CPU small sizes were 0 to 2 % steeper than large ones."""
 PREDICTED_SHARE = 0.15
@@ -35,7 +36,7 @@ class PhaseLine(msgspec.Struct, frozen=True, kw_only=True):
         return self.fixed_bytes + batch_size * self.bytes_per_sample
 
 
-class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
+class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Memory one rank needs by batch size, as its limit counts it.
 
     The error is `error_bytes` at the batch size `anchor`, the largest that was measured, and grows by
@@ -53,6 +54,10 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
         """Peak of the step: that of the highest phase at this batch size."""
         return max(line.at(batch_size) for line in self.lines)
 
+    def need_text(self, batch_size: int) -> str:
+        """The need at this batch size and the limit: `60 MiB of 64 MiB`."""
+        return f"{mebibytes(self.need_bytes(batch_size))} of {mebibytes(self.limit_bytes)}"
+
     def error_at(self, batch_size: float) -> float:
         """Largest error of `need_bytes`, in bytes."""
         return self.error_bytes + self.error_per_sample * abs(batch_size - self.anchor)
@@ -68,7 +73,7 @@ def fit_memory(
     limit_bytes: int,
     device: str,
     predicted_slope: float | None = None,
-) -> MemoryFit:
+) -> RankMemory:
     """Fit a line per phase to a rank's peaks, `points`: bytes by phase, by batch size.
 
     Each line goes through the largest size; its slope is the secant from the largest size well below. With one size
@@ -87,7 +92,7 @@ def fit_memory(
         usual = {phase: peak / last if predicted_slope is None else predicted_slope for phase, peak in peaks.items()}
         slopes = {phase: 0.0 if phase == CONSTANT_PHASE else slope for phase, slope in usual.items()}
         error = PREDICTED_SHARE * (predicted_slope or 0.0)
-    return MemoryFit(
+    return RankMemory(
         rank=rank,
         lines=[
             PhaseLine(phase=phase, fixed_bytes=peak - slopes[phase] * last, bytes_per_sample=slopes[phase])

@@ -65,7 +65,7 @@ def _scales(levels: Levels, center: float, seen: Sequence[Observation], measurem
 
 def _drift_deviation(measurements: Measurements) -> float:
     """The least deviation between visits: that within visits, where too many drifted for it to be an accident."""
-    if len(measurements.void) + len(measurements.unrepeated) < MAX_VOID_VISITS:
+    if len(measurements.void) + len(measurements.drift_variance_by_run) < MAX_VOID_VISITS:
         return 0.0
     square = sum(drift * drift for drift in measurements.drifts) / len(measurements.drifts)
     return math.sqrt(square / 2) if square > DRIFT * DRIFT else 0.0

@@ -136,9 +136,9 @@ class SpeedModel:
     def __init__(self, spec: RunSpec, measured: Sequence[MeasuredStep], *, calibrated: bool) -> None:
         self._training = training_of(spec)
         self._measured = measured
-        self._parts = WORK_DEVIATIONS if calibrated else UNCALIBRATED_WORK_DEVIATIONS
+        self._work_deviations = WORK_DEVIATIONS if calibrated else UNCALIBRATED_WORK_DEVIATIONS
         self._measured_knobs = [self._speed_knobs(speed.spec, speed.devices) for speed, _ in measured]
-        self.own = sum(training_of(speed.spec) == self._training for speed, _ in measured)
+        self.own_count = sum(training_of(speed.spec) == self._training for speed, _ in measured)
         # The next run is as noisy as those before.
         self._noise = statistics.median(speed.variance for speed, _ in measured) if measured else NOISE
         self._calibrated = calibrated
@@ -181,8 +181,8 @@ class SpeedModel:
         peaks = "the calibrated speeds of this device" if self._calibrated else "the work of a step"
         if not self._measured:
             return peaks
-        others = len(self._measured) - self.own
-        runs = [f"{self.own} of this model"] * bool(self.own) + [f"{others} of others"] * bool(others)
+        others = len(self._measured) - self.own_count
+        runs = [f"{self.own_count} of this model"] * bool(self.own_count) + [f"{others} of others"] * bool(others)
         return f"{peaks} and measured runs: {', '.join(runs)}"
 
     def _speed_knobs(self, spec: RunSpec, devices: int) -> KnobValues:
@@ -197,7 +197,10 @@ class SpeedModel:
             _Pair(
                 covariance_parts(levels, run.observation, other.observation),
                 MACHINE_DEVIATION**2
-                + sum(a * b * spread**2 for a, b, spread in zip(run.shares, other.shares, self._parts, strict=True)),
+                + sum(
+                    a * b * spread**2
+                    for a, b, spread in zip(run.shares, other.shares, self._work_deviations, strict=True)
+                ),
             )
             for other in others
         ]

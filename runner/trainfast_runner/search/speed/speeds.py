@@ -9,7 +9,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import calibration
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import gpu_of
+from trainfast_runner.memory.available import first_gpu_name
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.sharding import PREDICTED
 from trainfast_runner.memory.tracing import cached_model, cached_models
@@ -83,7 +83,7 @@ def predict_speed(
     home: Home, spec: RunSpec, machine: Machine, memory_model: MemoryModel, python: str | None = None
 ) -> PredictedSpeed | Unknown:
     """Predict the speed of a run on this machine. Raises UserError for devices that do not exist."""
-    device = DeviceName(machine.used_by(spec.knobs["devices"]).device, gpu_of(spec, machine) or "")
+    device = DeviceName(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")
     return speeds_on(home, spec, device, python).predict(spec, device_count(spec, machine), memory_model)
 
 

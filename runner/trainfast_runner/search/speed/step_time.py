@@ -17,8 +17,7 @@ SLOWDOWN = {"cpu": (1.6, 1.35, 0.6), "cuda": (1.0, 1.2, 1.0)}
 """Factors by which calls, FLOPs and moved bytes of a training step take longer than in the calibration.
 
 Products are smaller than the calibrated one. Tensors of a CPU's step are partly in its cache, where the calibrated copy
-is not, and its calls find less of their own code there. Of a CPU from the steps of `benchmarks/grids` and of tiny-llama
-with one thread and with two (calls 0.8 to 2.1, FLOPs 1.2 to 1.7); of a GPU assumed.
+is not, and its calls find less of their own code there. Of a CPU measured (docs/decisions.md), of a GPU assumed.
 """
 OVERLAP_EXPONENT = {"cpu": 1.0, "cuda": 4.0}
 """Exponent by which the host's calls and the device's work add up: 1 one after the other, a large one side by side."""

@@ -42,7 +42,7 @@ class Measurements:
     """The ln rate of each visit's reference at the end of the visit less that at its beginning."""
     drift_variance: float = 0.0
     """Variance of each trial by drift, where drift is noise and voids no visit."""
-    unrepeated: Mapping[str, float] = field(default_factory=dict)
+    drift_variance_by_run: Mapping[str, float] = field(default_factory=dict)
     """Variance of a trial by the drift of its visit, by the run ids of visits that drifted and count all the same."""
 
     def observations(self, levels: Levels, joules: bool) -> list[Observation]:
@@ -61,7 +61,7 @@ class Measurements:
         if count > 2:
             pooled = POOL_STEPS * step_variance
             step_variance = (pooled + count * _robust_variance(deviations)) / (POOL_STEPS + count)
-        drift_variance = self.drift_variance + self.unrepeated.get(trial.run_id, 0.0)
+        drift_variance = self.drift_variance + self.drift_variance_by_run.get(trial.run_id, 0.0)
         return MEDIAN_VARIANCE * step_variance / max(1, len(trial.step_ms)) + MIN_NOISE**2 + drift_variance
 
 

@@ -8,7 +8,7 @@ import shutil
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 
-COMPILERS = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "cc", "clang"), "gcc")}
+COMPILER_OF_DEVICE = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "cc", "clang"), "gcc")}
 """The variable that names the compiler, its usual names, and its Debian package, by device."""
 
 
@@ -16,7 +16,7 @@ def _compile_has_a_compiler(facts: Facts) -> None:
     compile_mode = facts.knobs["compile"]
     if compile_mode == "off":
         return
-    variable, names, package = COMPILERS[facts.machine.device]
+    variable, names, package = COMPILER_OF_DEVICE[facts.machine.device]
     wanted = os.environ.get(variable)
     path = os.pathsep.join([os.path.dirname(facts.python), os.environ.get("PATH", os.defpath)])
     if any(shutil.which(name, path=path) for name in ((wanted,) if wanted else names)):

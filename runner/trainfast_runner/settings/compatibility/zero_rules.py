@@ -14,7 +14,7 @@ from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import OPTIMIZERS, strategies_obeying
-from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes
+from trainfast_runner.worker.strategies.offload_scratch import DISK_FULL_BELOW_BYTES, free_bytes
 
 
 def _half_precision_on_a_cpu(facts: Facts) -> None:
@@ -54,7 +54,7 @@ def _offload_path_takes_files(facts: Facts) -> None:
             key="offload_path",
             advice="a directory of your own on the NVMe disk",
         )
-    if (free := free_bytes(folder)) < FULL_BYTES:
+    if (free := free_bytes(folder)) < DISK_FULL_BELOW_BYTES:
         raise UserError(
             f"offload_path={path} is full: {mebibytes(free)} free",
             key="offload_path",

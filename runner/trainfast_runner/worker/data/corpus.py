@@ -161,6 +161,8 @@ def _hub_documents(request: CorpusRequest) -> Iterator[tuple[str, int]]:
     except Exception as error:
         message = f"the Hub dataset {request.name} could not be loaded: {one_line(error)}"
         raise InvalidInput(message, key="data.name") from error
+    if not len(rows):
+        raise InvalidInput(f"{request.name} has no rows in its split {request.split}", key="data.split")
     column = next((name for name in rows.column_names if isinstance(rows[0][name], str)), None)
     if column is None:
         raise InvalidInput(f"{request.name} has no column of text among {rows.column_names}", key="data.name")

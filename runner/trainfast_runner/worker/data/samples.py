@@ -125,7 +125,8 @@ def corpus_ids(corpus: Corpus) -> NDArray[np.unsignedinteger]:
     """The token ids of a corpus, one text after the other."""
     ids = np.memmap(corpus.folder / "ids.bin", dtype=corpus.dtype, mode="r")
     # Reading every page now keeps the page cache out of the training's memory figures.
-    int(ids.max()) if len(ids) else 0
+    if len(ids):
+        ids.max()
     return ids
 
 

@@ -75,7 +75,7 @@ class HfTrainer(Engine):
         device = self.strategy.device
         init_weights(model, self.knobs.seed, device)
         entry = OPTIMIZERS[self.knobs.optimizer]
-        # One that the Trainer has no name for is given as a class with its arguments.
+        # An optimizer without a Trainer name is passed as a class with its arguments.
         chosen = (
             None if entry.trainer_name else (optimizer_class(entry), {"lr": self.knobs.lr, **dict(entry.arguments)})
         )
@@ -146,7 +146,7 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
         batches = [to_device(next(epoch_iterator), device) for _ in range(num_batches)]
         self.recorder.enter("other")
         targets = self.strategy.all_reduce(self.objective.count_targets(batches)).clamp(min=1)
-        # Both run inside one call of the Trainer.
+        # The Trainer runs forward and backward in one call: their times cannot be split.
         self.recorder.enter("forward_backward")
         return batches, targets
 

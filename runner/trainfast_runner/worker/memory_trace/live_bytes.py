@@ -63,13 +63,13 @@ def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 class _LiveStorage(weakref.ref[Any]):
     """Calls back when a storage is freed."""
 
-    __slots__ = ("category", "key", "shares", "size", "stack")
+    __slots__ = ("category", "key", "repeats", "size", "stack")
     key: int
     size: int
     category: int
     stack: str
     """The stack whose repeated block made it; empty for a storage made elsewhere."""
-    shares: int
+    repeats: int
     """Number of blocks that this block stands for."""
 
 
@@ -137,8 +137,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         live_storage = _LiveStorage(storage, self._freed)
         live_storage.key, live_storage.size, live_storage.category = key, self._size(storage.nbytes()), category
         place = self.segments[-1].place if self.segments else ""
-        live_storage.shares = self.repeats.get(place, 1)
-        live_storage.stack = place.partition(":")[0] if live_storage.shares > 1 else ""
+        live_storage.repeats = self.repeats.get(place, 1)
+        live_storage.stack = place.partition(":")[0] if live_storage.repeats > 1 else ""
         self._live_storages[key] = live_storage
         self.live[category] += live_storage.size
         return live_storage.size > 0
@@ -161,7 +161,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A storage freed inside its stack is freed block by block; one freed outside (weights that autocast keeps until
         # its end) is freed for all the blocks that this one stands for.
         inside = live_storage.stack and self.segments[-1].place.partition(":")[0] == live_storage.stack
-        self.live[live_storage.category] -= live_storage.size * (1 if inside else live_storage.shares)
+        self.live[live_storage.category] -= live_storage.size * (1 if inside else live_storage.repeats)
         del self._live_storages[live_storage.key]
 
     def _count_eight_bit_step(self, args: tuple[Any, ...]) -> None:

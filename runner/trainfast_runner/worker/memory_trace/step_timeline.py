@@ -53,8 +53,8 @@ class TracedTraining:
     strategy: Strategy
 
 
-def trace_step(request: dict[str, Any], size: int) -> dict[str, Any]:
-    """Trace forward and backward at `BATCHES[size]`: `segments`, and the facts about the model that they need.
+def trace_step(request: dict[str, Any], size_index: int) -> dict[str, Any]:
+    """Trace forward and backward at `BATCHES[size_index]`: `segments`, and the facts about the model that they need.
 
     `library_bytes` are memory of torch's allocator that libraries never free, `unused` the names of the parameters
     without a gradient. Raises InvalidInput for a model that cannot be built, any error for one that cannot be traced.
@@ -76,7 +76,7 @@ def trace_step(request: dict[str, Any], size: int) -> dict[str, Any]:
     sizes = [parameter.numel() for parameter in model.parameters()]
     with _traced_training(request, config, knobs, model) as traced:
         stacks = shorten(model, config, bool(request.get("whole")))
-        segments = _forward_backward(traced, stacks, BATCHES[size])
+        segments = _forward_backward(traced, stacks, BATCHES[size_index])
         return {
             "parameter_sizes": sizes,
             "stacks": [{"kept": len(stack.blocks), "sizes": list(stack.sizes)} for stack in stacks],
@@ -117,21 +117,21 @@ def _whole_model_names(stacks: list[TracedStack], names: list[str]) -> list[str]
     return names
 
 
-def trace_optimizer(request: dict[str, Any], size: int) -> dict[str, Any]:
-    """Trace the optimizer's step with KEPT + `size` blocks of each stack; all but `unused` parameters have gradients.
+def trace_optimizer(request: dict[str, Any], size_index: int) -> dict[str, Any]:
+    """Trace the optimizer's step with KEPT + `size_index` blocks of each stack; `unused` parameters have no gradient.
 
     `segment` is the step, `left_out` the number of blocks of the model beyond KEPT: 0 if the whole model is traced, and
-    then `size` 1 has no `segment`. Raises as `trace_step`.
+    then `size_index` 1 has no `segment`. Raises as `trace_step`.
     """
     knobs = knobs_of(request["knobs"])
     config = resolve_config(request["model"])
     model = _model(request, config, knobs)
-    stacks = shorten(model, config, bool(request.get("whole")), KEPT + size)
+    stacks = shorten(model, config, bool(request.get("whole")), KEPT + size_index)
     depths = {len(stack.sizes) for stack in stacks if stack.repeats > 1}
     left_out = max(depths, default=0) - KEPT
     if len(depths) != 1 or left_out <= KEPT:
         # Two traces of a few blocks take as long as one of all.
-        if size > 0:
+        if size_index > 0:
             return {"left_out": 0}
         model, stacks, left_out = _model(request, config, knobs), [], 0
     unused = set(request["unused"])

@@ -29,11 +29,11 @@ class Strategy:
     """The interface of a strategy to the loop and the start of a training, here without communication."""
 
     dp_rank = 0
-    """Index of this process's slice of the global batch; the processes of one pipeline or tensor group share it."""
+    """Index of this process's share of the global batch; those of one pipeline or tensor group have the same."""
     dp_degree = 1
-    """Number of slices of the global batch."""
-    slices = 1
-    """Slices of the global batch that this process takes: one, but for `dp`, which feeds a GPU with each."""
+    """Number of shares of the global batch."""
+    batch_shares = 1
+    """Shares of the global batch that this process takes: one, but for `dp`, which feeds a GPU with each."""
     gradient_factor = 1.0
     """Factor on the loss that makes the gradients a sum over ranks; DDP and FSDP average them."""
     module: nn.Module

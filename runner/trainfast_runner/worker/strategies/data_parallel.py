@@ -19,7 +19,7 @@ class DataParallelStrategy(Strategy):
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
         self.devices = visible_gpus()
-        self.slices = len(self.devices)
+        self.batch_shares = len(self.devices)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Wrap the model in DataParallel over every GPU of this process."""

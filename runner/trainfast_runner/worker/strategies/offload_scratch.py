@@ -14,7 +14,7 @@ from pathlib import Path
 
 PREFIX = "trainfast-offload-"
 MARKER = "made-by-trainfast-tui"
-FULL_BYTES = 1 << 24
+DISK_FULL_BELOW_BYTES = 1 << 24
 """A disk with less space than this counts as full: DeepSpeed writes blocks of 1 MiB from several threads."""
 LOCK_WITHIN_S, LOCK_PAUSE_S = 5.0, 0.05
 """The supervisor tries to lock the user's directory for this long, with this pause between tries."""

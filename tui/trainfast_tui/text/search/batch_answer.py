@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainfast_runner.units import counted
 from trainfast_tui.text.format import count, duration, per_second, plain, size
 from trainfast_tui.text.memory import PHASE_WORDS
 from trainfast_tui.text.oom import CLOSEST, change_options, effect_words
@@ -53,7 +54,7 @@ def _took(search: BatchSnapshot) -> str:
     oom_confirmations = sum(confirmation.state == "oom" for confirmation in search.confirmations)
     confirming = f", and {_times(oom_confirmations)} in a confirmation run" if oom_confirmations else ""
     took = duration(search.ended.seconds)
-    return f"{took}, {len(tried)} sizes tried, memory ran out {_times(oom_probes)}{confirming}"
+    return f"{took}, {counted(len(tried), 'size')} tried, memory ran out {_times(oom_probes)}{confirming}"
 
 
 def _times(number: int) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.search.best_figures import (
     budget_words,
     count_words,
     gain_words,
     knob_words,
-    measurements,
     noise_words,
     objective_words,
     rate_words,
@@ -120,7 +120,7 @@ def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, .
 def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[tuple[str, str]]:
     """Yield the number of each verdict, what was not tried or was disturbed, why the search stopped, its time."""
     dropped = so_far.space.dropped if so_far.space is not None else 0
-    others = f"; {dropped:,} combinations have another global batch" if dropped else ""
+    others = f"; another global batch: {counted(dropped, 'combination')}" if dropped else ""
     yield "candidates", f"{len(so_far.candidates):,}: {count_words(verdict.verdict for verdict in verdicts)}{others}"
     not_tried = [verdict for verdict in verdicts if verdict.verdict == "not_tried"]
     named = [
@@ -128,12 +128,12 @@ def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Itera
     ]
     yield from _shortened("not tried", named)
     if so_far.disturbed_count:
-        yield "disturbed", f"{measurements(so_far.disturbed_count)}, by other processes or a throttled GPU"
+        yield "disturbed", f"{counted(so_far.disturbed_count, 'measurement')}, by other processes or a throttled GPU"
     if so_far.ended is not None:
         if so_far.ended.stopped_because:
             yield "stopped because", so_far.ended.stopped_because
         trials, runs = len(so_far.trials), len(so_far.attempts) - len(so_far.trials)
-        counts = f"{trials:,} trial{'' if trials == 1 else 's'}, {runs:,} run{'' if runs == 1 else 's'}"
+        counts = f"{counted(trials, 'trial')}, {counted(runs, 'run')}"
         yield "took", f"{fmt.duration(so_far.ended.seconds)}, {counts}"
 
 
@@ -149,4 +149,4 @@ def _without_answer(so_far: BestSoFar, search_id: str) -> Iterator[str]:
         missing = ended.missing_bytes
         yield f"{ended.reason}{'' if missing is None else f': the smallest setting is {fmt.size(missing)} too large'}"
         if counts := count_words(verdict.verdict for verdict in verdicts_without_answer(so_far.lines)):
-            yield f"{len(so_far.candidates):,} candidates: {counts}"
+            yield f"{counted(len(so_far.candidates), 'candidate')}: {counts}"

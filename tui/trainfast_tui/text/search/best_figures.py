@@ -85,11 +85,6 @@ def budget_words(tried: int, candidates: int) -> str:
     return f"{tried:,} of {candidates:,} tried when the budget ended"
 
 
-def measurements(number: int) -> str:
-    """Return a number of measurements: `1 measurement`, `12 measurements`."""
-    return f"{number:,} measurement{'' if number == 1 else 's'}"
-
-
 def count_words(verdicts: Iterable[str]) -> str:
     """Return the number of each verdict: `12 measured, 17 beaten`."""
     counts = Counter(verdicts)

@@ -13,7 +13,7 @@ from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.choose.cold_costs import ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.cold_runs import Difference
-from trainfast_runner.search.best.choose.prospects import LIKELY, Prospects, with_unrepeated
+from trainfast_runner.search.best.choose.prospects import LIKELY, Prospects, count_drifted_if_budget_spent
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
@@ -36,7 +36,7 @@ CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
 
 def answer_of(state: BestState) -> BestAnswer | None:
     """Return the answer, or the best so far of a search that goes on; None before anything was measured."""
-    state = with_unrepeated(state)
+    state = count_drifted_if_budget_spent(state)
     if state.leader_number is None:
         return None
     ranking = ColdRanking(state)
@@ -274,8 +274,8 @@ def _notes(ranking: ColdRanking) -> Iterator[str]:
                 gap = statistics.fmean(values) - state.log_objective(number).value
                 if abs(gap) > GAP:
                     yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its trial"
-    if state.measured.unrepeated:
-        drifted = counted(len(state.measured.unrepeated), "process", "processes")
+    if state.measured.drift_variance_by_run:
+        drifted = counted(len(state.measured.drift_variance_by_run), "process", "processes")
         yield f"{drifted} drifted by more than 2 %: the intervals of what ran there are as wide as the drift"
     if state.measured.void:
         drifted = counted(len(state.measured.void), "process", "processes")

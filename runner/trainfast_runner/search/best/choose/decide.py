@@ -18,7 +18,7 @@ from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR, CONFIRMING_SHARE, ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.next_cold_run import next_cold_run
-from trainfast_runner.search.best.choose.prospects import Prospects, with_unrepeated
+from trainfast_runner.search.best.choose.prospects import Prospects, count_drifted_if_budget_spent
 from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS, UNUSABLE
 from trainfast_runner.search.best.choose.state import BestState
 from trainfast_runner.search.best.objective import seq_len_of
@@ -48,7 +48,7 @@ class BestDecision:
 
 def decide(state: BestState) -> BestDecision:
     """Return the next step."""
-    state = with_unrepeated(state)
+    state = count_drifted_if_budget_spent(state)
     ranking, costs = ColdRanking(state), ColdCosts(state)
     prospects = Prospects(state, costs)
     decision = None

@@ -32,8 +32,11 @@ class Outlook(NamedTuple):
     price_s: float
 
 
-def with_unrepeated(state: BestState) -> BestState:
-    """The state, with the trials of processes that drifted counted if the budget leaves no time to repeat them."""
+def count_drifted_if_budget_spent(state: BestState) -> BestState:
+    """Count the trials of processes that drifted, with the drift as noise, if no time is left to repeat them.
+
+    Returns the state unchanged while there is time.
+    """
     if not state.measured.void or not Prospects(state, ColdCosts(state)).is_budget_spent:
         return state
     return state_of_best_journal(state.lines, state.spent_s, state.warm_run_id, voids_drifted=False)
@@ -114,8 +117,8 @@ class Prospects:
     @cached_property
     def _costs_s(self) -> dict[int, float]:
         state, steps = self._state, UNTIMED + self.steps
-        # The process that waits is closed with a repeat of its reference. One that timed a single candidate has none,
-        # but counts too: without it a search leaves more processes behind (13 starts for 12, `best_fit.py replay`).
+        # Leaving the process that waits costs a repeat of its reference, also where that timed a single candidate and
+        # has none: else a search leaves more processes behind (docs/decisions.md).
         before_s = {
             process: 0.0 if process == state.warm_process_key else self._closing_s + state.starts.seconds(process)
             for process in set(state.process_keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,11 @@ class _StepsTaken:
     ended_ns: int = 0
     why_disturbed: str | None = None
     """Why other processes void the trial; None if they do not."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the begin of the first step to the end of the last."""
+        return (self.ended_ns - self.began_ns) / 1e9
 
     def add(self, answers: dict[int, TrialLine]) -> None:
         """Add the answers of all ranks to one order."""
@@ -146,8 +152,9 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
             return _Ending("slow", f"its best step takes {best_ms:.3g} ms, hopeless above {rule.give_up_ms:.3g} ms")
         if judgement == "more":
             count = steps_to_add(steps.step_ms, rule)
-        elif wanted.needs_energy and steps.ended_ns - steps.began_ns < SAMPLED_S * 1e9:
-            count = rule.least
+        elif wanted.needs_energy and (missing_s := SAMPLED_S - steps.seconds) > 0:
+            # In one order: between two the GPU waits, and its energy would count.
+            count = max(rule.least, math.ceil(1000 * missing_s / statistics.median(steps.step_ms)))
         else:
             return _Ending()
 

@@ -13,7 +13,6 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import CPU
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.question.script_memory import with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best.question.survey import Survey
@@ -23,6 +22,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.spec import RunSpec
 
 
@@ -30,7 +30,7 @@ class ScriptSurvey(Survey):
     """The survey of a script. Its `spec` has the defaults of knobs that the preset does not name."""
 
     def __init__(self, preset: ScriptPreset, plan: RunPlan, machine: Machine, trial_plan: TrialPlan) -> None:
-        named = {name: value for name, value in plan.spec.knobs.items() if name not in OUR_KNOBS}
+        named = {name: value for name, value in plan.spec.knobs.items() if name not in LAUNCH_KNOBS}
         # The ranks of a script's launcher share its global batch as those of ddp do.
         ranks: KnobValues = {"strategy": "single", "devices": None}
         if plan.world_size > 1:

@@ -1,0 +1,71 @@
+"""Trace the memory of changes that may make a run fit which ran out of memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from trainfast_runner.machine.worker_scripts import ScriptCancelled
+from trainfast_runner.memory.oom.candidates import specs_with_one_change, specs_with_several_changes
+from trainfast_runner.memory.oom.explain import OutOfMemory
+from trainfast_runner.memory.oom.predicted_fixes import is_enough
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.results.oom.explain_run import explain_run, models_of
+from trainfast_runner.settings.spec import spec_of_record
+
+if TYPE_CHECKING:
+    from trainfast_runner.memory.warm_tracer import WarmTracer
+    from trainfast_runner.settings.spec import RunSpec
+
+
+def trace_changes(
+    oom_run: OutOfMemory,
+    python: str | None = None,
+    cancelled: threading.Event | None = None,
+    tracer: WarmTracer | None = None,
+) -> Generator[int]:
+    """Trace the run's model with each change of a knob, and with several changes if no single one is enough.
+
+    `python` traces, None for the one that trained; `tracer` is a tracing process to use.
+
+    Yields the number of remaining traces before each. Ends early once `cancelled` is set. Raises UserError when the
+    training Python cannot be asked.
+    """
+    run, phase = oom_run.run, oom_run.phase
+    if run.script is not None:
+        return
+    spec = spec_of_record(run)
+    python = python or run.python or None
+    try:
+        yield from _trace([spec, *specs_with_one_change(spec, run.device, phase)], run, python, cancelled, tracer)
+        if not _is_cured(oom_run, python):
+            yield from _trace(specs_with_several_changes(spec, run.device, phase), run, python, cancelled, tracer)
+    except ScriptCancelled:
+        return
+
+
+def _trace(
+    specs: list[RunSpec],
+    run: RunFile,
+    python: str | None,
+    cancelled: threading.Event | None,
+    tracer: WarmTracer | None,
+) -> Generator[int]:
+    from trainfast_runner.memory.tracing import cached_models, trace_models
+
+    model_of = cached_models(run.device, python)
+    missing = [spec for spec in specs if model_of(spec) is None]
+    if not missing:
+        return
+    yield len(missing)
+    traces = trace_models(missing, run.device, python, cancelled=cancelled, gpus=run.device_uuids, tracer=tracer)
+    for done, _ in enumerate(traces, 1):
+        if done < len(missing):
+            yield len(missing) - done
+
+
+def _is_cured(oom_run: OutOfMemory, python: str | None) -> bool:
+    """True if a known change fits, or if there is no limit to fit into."""
+    explanation = explain_run(oom_run, models_of(oom_run.run, python))
+    return explanation.limit_bytes is None or any(map(is_enough, explanation.changes))
