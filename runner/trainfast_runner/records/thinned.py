@@ -55,4 +55,5 @@ class Thinned(Generic[T]):
 
 
 def _stays(number: int, level: int) -> bool:
+    """True for one number in `2 ** level`: the top bits of its golden-ratio hash are zero, an even share everywhere."""
     return (number * _GOLDEN % 2**64) >> (64 - level) == 0

@@ -70,6 +70,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     window = window_of(measured)
     throughput, trained_samples = _throughput(records, ran)
     if measured:
+        # `measured` may be a thinned share of the steps: scale up to all of them.
         trained_samples *= totals.taken / len(measured)
     join = join_of(records.device_samples, run.watch_uuids if run else [])
     devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []

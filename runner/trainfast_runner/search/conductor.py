@@ -184,7 +184,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             self._live_run = self._process = None
 
     def _kill_live_run(self) -> None:
-        """End the run that is still live, if there is one, without waiting for its answers."""
+        """End the run that is still live, if there is one, without waiting for its replies."""
         if self._live_run is not None:
             end_run(self._live_run)
         if self._process is not None:

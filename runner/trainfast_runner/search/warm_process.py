@@ -45,7 +45,7 @@ class WarmProcess:
 
     def probe(self, batch_size: int, steps: int) -> dict[int, ProbeLine] | None:
         """Try a size; return the ranks' lines (one suffices if memory ran out)."""
-        return self._answers_to(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps), self._probes)
+        return self._replies_to(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps), self._probes)
 
     def trial(self, knobs: RecordedKnobs, untimed: int, steps: int, more: bool = False) -> dict[int, TrialLine] | None:
         """Try a candidate, or with `more` take further timed steps of the last one; return the ranks' lines.
@@ -53,7 +53,7 @@ class WarmProcess:
         One line suffices if an exception ended its process. `knobs` has every knob that a warm process turns.
         """
         order = TrialOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more)
-        return self._answers_to(order, self._trials)
+        return self._replies_to(order, self._trials)
 
     def end(self) -> None:
         """Order the end and wait until the run is over."""
@@ -73,16 +73,16 @@ class WarmProcess:
         """Close the file of orders."""
         self._control.close()
 
-    def _answers_to(self, order: ProbeOrder | TrialOrder, answers: dict[int, dict[int, L]]) -> dict[int, L] | None:
+    def _replies_to(self, order: ProbeOrder | TrialOrder, replies: dict[int, dict[int, L]]) -> dict[int, L] | None:
         self._orders_written += 1
         number = self._orders_written
         self._control.write(order)
 
         def over() -> bool:
-            lines = answers.get(number, {})
+            lines = replies.get(number, {})
             return len(lines) == len(self._tails) or any(line.ended_process for line in lines.values())
 
-        return answers[number] if self._wait(over) else None
+        return replies[number] if self._wait(over) else None
 
     def _wait(self, over: Callable[[], bool]) -> bool:
         """Wait until `over`; False when the run ended before."""

@@ -7,6 +7,7 @@ from trainfast_runner.search.journal import batch as journal
 from trainfast_runner.search.journal.batch import BatchLaunched, BatchLine, BatchStep
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.text.format import count, duration, milliseconds, per_second, size, with_sizes
+from trainfast_tui.text.memory import phase_words
 
 
 class BatchPrinter(JournalPrinter[BatchLine]):
@@ -44,7 +45,7 @@ class BatchPrinter(JournalPrinter[BatchLine]):
                 return f"  {line.batch_size:,} fits: peak {peak}, {milliseconds(line.step_ms)} a step, {rate}"
             case journal.Probe():
                 what = "ran out of memory" if line.outcome == "oom" else "is void"
-                where = f" in {line.phase}" if line.phase else ""
+                where = f" in {phase_words(line.phase)}" if line.phase else ""
                 return f"  {line.batch_size:,} {what}{where}: {with_sizes(line.reason)}"
             case journal.ConfirmationRun():
                 sizes = " and ".join(f"{batch:,}" for batch in line.refutes)

@@ -12,6 +12,7 @@ from trainfast_runner.records.worker_lines import ExceptionLine
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text import oom
 from trainfast_tui.text.lines import Tone
+from trainfast_tui.text.memory import phase_words
 from trainfast_tui.text.warm_process import warm_words
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _where(run: RunSnapshot) -> str:
     phase = (result_error.phase if result_error is not None else None) or (line.phase if line is not None else None)
     rank = result_error.rank if result_error is not None else (line.rank if line is not None else None)
     step = line.step if line is not None else None
-    words = [f"in {phase}" if phase else "", f"at step {step}" if step is not None else ""]
+    words = [f"in {phase_words(phase)}" if phase else "", f"at step {step}" if step is not None else ""]
     if rank is not None and run.run_file is not None and run.run_file.world_size > 1:
         words.append(f"on rank {rank}")
     place = " ".join(word for word in words if word)

@@ -8,6 +8,7 @@ from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, refuted_by
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, labelled
+from trainfast_tui.text.memory import phase_words
 
 PROBE_OUTCOMES: dict[str, tuple[str, Tone, str]] = {
     "fits": ("●", "success", "fits"),
@@ -63,7 +64,7 @@ def _probe_row(probe: Probe, columns: Sequence[tuple[str, str]], many_ranks: boo
     sign, tone, words = REFUTED if refuted else PROBE_OUTCOMES.get(probe.outcome, ("○", "text", probe.outcome))
     if width < WIDE_CELLS_FROM and probe.outcome == "oom":
         words = "OOM"
-    where = f" in {probe.phase.replace('_', ' and ')}" if probe.phase and probe.outcome == "oom" else ""
+    where = f" in {phase_words(probe.phase)}" if probe.phase and probe.outcome == "oom" else ""
     rank = ""
     if many_ranks and probe.rank is not None:
         rank = f", rank {probe.rank} fullest" if probe.outcome == "fits" else f" on rank {probe.rank}"

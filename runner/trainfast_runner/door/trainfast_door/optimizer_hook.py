@@ -111,10 +111,10 @@ class OptimizerHook:
         if self._live is None:
             # Once: 50 ms for half a million objects.
             self._live = weakref.WeakSet(each for each in gc.get_objects() if issubclass(type(each), Optimizer))
-        if self._skipped == MAX_SKIPPED or not any(_size(each) > size for each in self._live):
+        if self._skipped == MAX_SKIPPED:
             return False
         self._skipped += 1
-        return True
+        return any(_size(each) > size for each in self._live)
 
 
 def _parameters(optimizer: Optimizer) -> list[Any]:

@@ -67,9 +67,9 @@ class PresetBatchConductor(BatchConductor):
         is_first = not any(probe.run_id == process.directory.name for probe in self._state().probes)
         steps = (STEPS if is_first else LATER_STEPS)[self._plan.device]
         began_ns = time.monotonic_ns()
-        answers = process.probe(batch_size, steps)
+        replies = process.probe(batch_size, steps)
         seconds = (time.monotonic_ns() - began_ns) / 1e9
-        if answers is None:
+        if replies is None:
             # No rank answered: the kernel or somebody killed the run.
             result = self._wait_for_process_end()
             raise_if_stopped(result)
@@ -80,9 +80,9 @@ class PresetBatchConductor(BatchConductor):
         void = None
         if self._plan.device == "cuda":
             uuids = self._plan.device_uuids
-            void = why_void_by_others(process.directory, answers, process.pids, uuids, began_ns)
-        self._write(probe_of(self._state(), batch_size, process.directory.name, seconds, answers, void))
-        if any(line.outcome == "oom" for line in answers.values()):
+            void = why_void_by_others(process.directory, replies, process.pids, uuids, began_ns)
+        self._write(probe_of(self._state(), batch_size, process.directory.name, seconds, replies, void))
+        if any(line.outcome == "oom" for line in replies.values()):
             self._wait_for_process_end()
         elif self._plan.spec.knobs["compile"] != "off":
             # A compiled step of another size is another program, with memory of its own.
@@ -104,9 +104,9 @@ class PresetBatchConductor(BatchConductor):
 
     def _available_by_rank(self, process: WarmProcess) -> list[int] | None:
         """Available memory of each rank, once all are ready; None when the process ended before, which is recorded."""
-        answers = process.ready()
-        if answers is not None:
-            return [line.available_bytes or 0 for _, line in sorted(answers.items())]
+        replies = process.ready()
+        if replies is not None:
+            return [line.available_bytes or 0 for _, line in sorted(replies.items())]
         result = self._wait_for_process_end()
         if result.state != "oom":
             raise UserError(_ended_words(result), key=result.run_id, exit_code=4)

@@ -1,4 +1,4 @@
-"""Make the record of a probe from its ranks' answers, and of a confirmation run from its result."""
+"""Make the record of a probe from its ranks' replies, and of a confirmation run from its result."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ TOO_MUCH_BYTES = 64 << 20
 
 
 def probe_of(
-    state: BatchState, batch_size: int, run_id: str, seconds: float, answers: dict[int, ProbeLine], void: str | None
+    state: BatchState, batch_size: int, run_id: str, seconds: float, replies: dict[int, ProbeLine], void: str | None
 ) -> Probe:
-    """Return the record of one size from its ranks' answers; `void` is why the probe does not count, or None."""
-    oom_line = next((line for line in answers.values() if line.outcome == "oom"), None)
-    ranks = [_rank_peaks(rank, answer) for rank, answer in sorted(answers.items())]
+    """Return the record of one size from its ranks' replies; `void` is why the probe does not count, or None."""
+    oom_line = next((line for line in replies.values() if line.outcome == "oom"), None)
+    ranks = [_rank_peaks(rank, reply) for rank, reply in sorted(replies.items())]
     if oom_line is not None or void is not None:
-        line = oom_line or next(iter(answers.values()))
+        line = oom_line or next(iter(replies.values()))
         return Probe(
             batch_size=batch_size,
             outcome="oom" if void is None else "void",
             run_id=run_id,
             seconds=seconds,
             reason=void or line.message or "",
-            rank=next(rank for rank, answer in answers.items() if answer is line),
+            rank=next(rank for rank, reply in replies.items() if reply is line),
             phase=line.phase,
             phase_peaks=line.phase_peaks,
             peak_allocated_bytes=line.peak_allocated_bytes,
             peak_reserved_bytes=line.peak_reserved_bytes,
             ranks=ranks,
         )
-    slowest_ms = max(answer.step_ms[-1] for answer in answers.values())
-    samples = sum(answer.samples or 0 for answer in answers.values())
+    slowest_ms = max(reply.step_ms[-1] for reply in replies.values())
+    samples = sum(reply.samples or 0 for reply in replies.values())
     probe = Probe(
         batch_size=batch_size,
         outcome="fits",
@@ -53,7 +53,7 @@ def probe_of(
         seconds=seconds,
         step_ms=slowest_ms,
         samples_per_s=1000 * samples / slowest_ms if slowest_ms > 0 else None,
-        alloc_retries=sum(answer.alloc_retries or 0 for answer in answers.values()),
+        alloc_retries=sum(reply.alloc_retries or 0 for reply in replies.values()),
         ranks=ranks,
     )
     return _at_the_tightest(state, probe)
@@ -142,7 +142,7 @@ def highest_peaks(rank: int, steps: list[Step]) -> RankPeaks:
 
 def why_void_by_others(
     directory: Path,
-    answers: Mapping[int, ProbeLine],
+    replies: Mapping[int, ProbeLine],
     own_pids: Collection[int],
     devices: Collection[str],
     begin_ns: int,
@@ -152,7 +152,7 @@ def why_void_by_others(
     Available memory shrinks when another process takes some, but also when a size loads its kernels. At the first size
     of a process only the driver's list of processes tells the two apart; a later size has its kernels when repeated.
     """
-    for rank, line in sorted(answers.items()):
+    for rank, line in sorted(replies.items()):
         if line.number == 1 or line.available_bytes is None or line.available_after_bytes is None:
             continue
         lost = line.available_bytes - line.available_after_bytes

@@ -78,12 +78,12 @@ class WarmRows:
         assert process is not None
         knobs = plan.spec.knobs
         untimed, steps = whole_number(knobs, "timing_warmup"), whole_number(knobs, "steps")
-        answers = None
+        replies = None
         try:
             if process.ready() is not None:
-                answers = process.trial({name: knobs[name] for name in WARM_KNOBS}, untimed, steps - untimed)
-            if answers is not None and not any(line.ended_process for line in answers.values()):
-                return trial_result(process.directory, knobs, answers)
+                replies = process.trial({name: knobs[name] for name in WARM_KNOBS}, untimed, steps - untimed)
+            if replies is not None and not any(line.ended_process for line in replies.values()):
+                return trial_result(process.directory, knobs, replies)
             result = process.wait_for_end()
         except Interrupted:
             end_run(process.directory)

@@ -6,6 +6,7 @@ import os
 import shutil
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.extensions import search_path
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 
 COMPILER_OF_DEVICE = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "cc", "clang"), "gcc")}
@@ -18,7 +19,7 @@ def _compile_has_a_compiler(facts: Facts) -> None:
         return
     variable, names, package = COMPILER_OF_DEVICE[facts.machine.device]
     wanted = os.environ.get(variable)
-    path = os.pathsep.join([os.path.dirname(facts.python), os.environ.get("PATH", os.defpath)])
+    path = search_path(facts.python)
     if any(shutil.which(name, path=path) for name in ((wanted,) if wanted else names)):
         return
     raise UserError(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.machine.extensions import has_libaio, missing_tool
+from trainfast_runner.machine.processes.listing import user_name
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.units import mebibytes
@@ -101,15 +101,8 @@ def _closed_to_us(folder: Path) -> str | None:
     status = folder.stat()
     # Root may write anywhere. That makes nobody else's directory root's.
     if status.st_uid != os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"belongs to {_user_name(status.st_uid)}"
+        return f"belongs to user {user_name(status.st_uid)}"
     return None
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 ZERO_RULES: tuple[Rule, ...] = (_half_precision_on_a_cpu, _offload_path_takes_files)

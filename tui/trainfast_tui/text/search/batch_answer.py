@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.units import counted
 from trainfast_tui.text.format import count, duration, per_second, plain, size
-from trainfast_tui.text.memory import PHASE_WORDS
+from trainfast_tui.text.memory import phase_words
 from trainfast_tui.text.oom import CLOSEST, change_options, effect_words
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def batch_answer_rows(search: BatchSnapshot, answer: BatchAnswer) -> Iterator[tu
     yield "leaves free", f"{size(answer.headroom_bytes)} of {limit}{where}"
     yield "aligned", count(answer.aligned_batch) if answer.aligned_batch else "none below 8"
     yield "recommended", f"{count(answer.recommended_batch)}: {answer.recommended_why}"
-    phase = PHASE_WORDS.get(answer.phase or "", "a step")
+    phase = phase_words(answer.phase) if answer.phase else "a step"
     yield "memory", f"{size(answer.fixed_bytes)} and {size(answer.bytes_per_sample)} a sample in {phase}"
     if answer.fastest_batch is not None:
         rate = per_second(answer.fastest_samples_per_s, "samples")

@@ -64,9 +64,9 @@ class _StepsTaken:
         """Seconds from the begin of the first step to the end of the last."""
         return (self.ended_ns - self.began_ns) / 1e9
 
-    def add(self, answers: dict[int, TrialLine]) -> None:
-        """Add the answers of all ranks to one order."""
-        lines = list(answers.values())
+    def add(self, replies: dict[int, TrialLine]) -> None:
+        """Add the replies of all ranks to one order."""
+        lines = list(replies.values())
         self.step_ms += [max(times) for times in zip(*(line.step_ms for line in lines), strict=True)]
         self.losses += lines[0].losses
         self.peak_bytes = highest((self.peak_bytes, *(line.peak_allocated_bytes for line in lines)))
@@ -136,13 +136,13 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
     disturbance = CpuDisturbance()
     count = wanted.rule.least
     while True:
-        answers = process.trial(wanted.knobs, UNTIMED, count, more=bool(steps.step_ms))
-        if answers is None:
+        replies = process.trial(wanted.knobs, UNTIMED, count, more=bool(steps.step_ms))
+        if replies is None:
             return None
-        failed = next((line for line in answers.values() if line.outcome != "measured"), None)
+        failed = next((line for line in replies.values() if line.outcome != "measured"), None)
         if failed is not None:
             return _ending_of(failed)
-        steps.add(answers)
+        steps.add(replies)
         steps.why_disturbed = disturbance.why_void()
         if steps.why_disturbed is not None and not wanted.keep_disturbed:
             return _Ending()
