@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import mul
+from operator import add, mul
 from typing import NamedTuple
 
 from trainfast_runner.search.speed.levels import Levels, Point
@@ -222,20 +222,35 @@ class Posterior:
 
 
 class Likelihood:
-    """The likelihood of observations under other scales; their parts are computed once."""
+    """The likelihood of observations under other scales; their parts are computed once.
 
-    def __init__(self, levels: Levels, observations: Sequence[Observation], center: float) -> None:
-        self._levels = levels
+    `beside` are covariances that no scale changes: a row an observation, with those before it and its own.
+    """
+
+    def __init__(
+        self,
+        levels: Levels,
+        observations: Sequence[Observation],
+        center: float,
+        beside: Sequence[Sequence[float]] | None = None,
+    ) -> None:
+        self._levels, self._beside = levels, beside
         self._values = [(observation.centered_on(center), observation.variance) for observation in observations]
         self._parts = [
             [covariance_parts(levels, observation, earlier) for earlier in observations[: index + 1]]
             for index, observation in enumerate(observations)
         ]
 
-    def log_likelihood(self, scales: Scales) -> float:
-        """Return the log of the marginal likelihood, up to a constant."""
+    def log_likelihood(self, scales: Scales, count: int | None = None) -> float:
+        """Return the log of the marginal likelihood, up to a constant, of the first `count` observations or of all."""
+        return self.factor(scales, count).log_likelihood
+
+    def factor(self, scales: Scales, count: int | None = None) -> Factor:
+        """Return the Cholesky factor of the first `count` observations, or of all."""
         prior, factor = PriorCovariance(self._levels, scales), Factor()
-        for row, (value, variance) in zip(self._parts, self._values, strict=True):
+        for number, (row, (value, variance)) in enumerate(zip(self._parts[:count], self._values, strict=False)):
             *covariances, own_variance = prior.from_parts(row)
+            if self._beside is not None:
+                *covariances, own_variance = map(add, (*covariances, own_variance), self._beside[number])
             factor.add(covariances, own_variance + variance, value)
-        return factor.log_likelihood
+        return factor

@@ -12,21 +12,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import add, mul
-from typing import NamedTuple
+from operator import mul
 
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.results.distributions import NORMAL_90
 from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed, training_of
-from trainfast_runner.search.speed.effects import (
-    CovarianceParts,
-    Factor,
-    FactorRow,
-    Observation,
-    PriorCovariance,
-    Scales,
-    covariance_parts,
-)
+from trainfast_runner.search.speed.effects import Likelihood, Observation, Scales
 from trainfast_runner.search.speed.levels import Levels
 from trainfast_runner.search.speed.step_time import ExpectedStep
 from trainfast_runner.settings.knob_type import KnobValues
@@ -103,33 +94,6 @@ class _Timed:
     shares: tuple[float, ...]
 
 
-class _Pair(NamedTuple):
-    """The prior covariance of two runs: its parts by knobs, and that by work and machine."""
-
-    by_knobs: CovarianceParts
-    by_work: float
-
-
-class _Fit:
-    """The measured runs under one prior. `pairs` are those of each run with itself and those before it."""
-
-    def __init__(self, prior: PriorCovariance, runs: Sequence[_Timed], pairs: Sequence[Sequence[_Pair]]) -> None:
-        self._prior, self.factor = prior, Factor()
-        for run, with_earlier in zip(runs, pairs, strict=False):
-            self._add(run, with_earlier)
-
-    def predict(self, run: _Timed, pairs: Sequence[_Pair]) -> tuple[float, float]:
-        """Return mean and deviation of the ln rate of one more run, relative to its calibrated step."""
-        measured = self.factor.whitened.copy()
-        row, deviation, _ = self._add(run, pairs)
-        return sum(map(mul, row, measured)), deviation
-
-    def _add(self, run: _Timed, pairs: Sequence[_Pair]) -> FactorRow:
-        by_knobs = self._prior.from_parts([pair.by_knobs for pair in pairs])
-        *covariances, own_variance = map(add, by_knobs, (pair.by_work for pair in pairs))
-        return self.factor.add(covariances, own_variance + run.observation.variance, run.observation.value)
-
-
 class SpeedModel:
     """Predicts speeds of one training on one device from earlier ones there, each with its calibrated step time."""
 
@@ -162,10 +126,16 @@ class SpeedModel:
             for number, (speed, expected) in ((number, self._measured[number]) for number in near)
         ]
         runs.append(timed(wanted, step, 0.0, self._noise, ""))
-        pairs = [self._pairs_of(levels, run, runs[: place + 1]) for place, run in enumerate(runs)]
+        beside = [[self._work_covariance(run, other) for other in runs[: place + 1]] for place, run in enumerate(runs)]
+        likelihood = Likelihood(levels, [run.observation for run in runs], 0.0, beside)
         visits = VISITS if len(near) >= ENOUGH_RUNS else VISITS[:1]
-        fits = (_Fit(PriorCovariance(levels, replace(SCALES, visit=visit)), runs[:-1], pairs) for visit in visits)
-        mean, deviation = max(fits, key=lambda fit: fit.factor.log_likelihood).predict(runs[-1], pairs[-1])
+        scales = max(
+            (replace(SCALES, visit=visit) for visit in visits),
+            key=lambda scales: likelihood.log_likelihood(scales, len(near)),
+        )
+        factor = likelihood.factor(scales)
+        # The last row is that of the run to predict: its mean rests on the measured ones before it.
+        mean, deviation = sum(map(mul, factor.rows[-1], factor.whitened)), factor.diagonal[-1]
         return self._interval(_log_rate(step) + mean, deviation)
 
     def _interval(self, log_rate: float, deviation: float) -> PredictedSpeed | Unknown:
@@ -191,19 +161,10 @@ class SpeedModel:
         training = training_of(spec)
         return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
 
-    def _pairs_of(self, levels: Levels, run: _Timed, others: Sequence[_Timed]) -> list[_Pair]:
-        """The run beside each of the others."""
-        return [
-            _Pair(
-                covariance_parts(levels, run.observation, other.observation),
-                MACHINE_DEVIATION**2
-                + sum(
-                    a * b * spread**2
-                    for a, b, spread in zip(run.shares, other.shares, self._work_deviations, strict=True)
-                ),
-            )
-            for other in others
-        ]
+    def _work_covariance(self, run: _Timed, other: _Timed) -> float:
+        """The prior covariance of two runs by the parts of their work, and by the machine's speed."""
+        parts = zip(run.shares, other.shares, self._work_deviations, strict=True)
+        return MACHINE_DEVIATION**2 + sum(a * b * deviation**2 for a, b, deviation in parts)
 
 
 def _prior_variance_between(knobs: KnobValues, other_knobs: KnobValues) -> float:

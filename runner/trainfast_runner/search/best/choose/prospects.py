@@ -39,7 +39,7 @@ def count_drifted_if_budget_spent(state: BestState) -> BestState:
     """
     if not state.measured.void or not Prospects(state, ColdCosts(state)).is_budget_spent:
         return state
-    return state_of_best_journal(state.lines, state.spent_s, state.warm_run_id, voids_drifted=False)
+    return state_of_best_journal(state.lines, state.spent_s, state.warm_run_id, state, voids_drifted=False)
 
 
 class Prospects:
