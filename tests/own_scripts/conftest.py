@@ -38,6 +38,13 @@ def script(name: str, *arguments: str) -> tuple[str, ...]:
     return ("--", PYTHON, str(SCRIPTS / name), *arguments)
 
 
+def written(folder: Path, text: str) -> tuple[str, ...]:
+    """The words behind `run` or `presets new` that start a script of these lines."""
+    path = folder / "train.py"
+    path.write_text(text)
+    return ("--", PYTHON, str(path))
+
+
 def no_step(done: Done) -> str:
     """The reason of a run that finished without a step."""
     assert done.code == 0, done.err

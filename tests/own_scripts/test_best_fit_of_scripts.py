@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cli.command import Cli
-from own_scripts.conftest import PYTHON, files_below, preset_of, script
+from own_scripts.conftest import PYTHON, files_below, preset_of, script, written
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import TRIAL
@@ -67,13 +67,6 @@ def searched(cli: Cli, *options: str) -> dict[str, Any]:
 def verdicts(answer: dict[str, Any]) -> dict[int, tuple[str, str]]:
     """Verdict and reason by batch size."""
     return {one["knobs"]["batch_size"]: (one["verdict"], one["reason"]) for one in answer["verdicts"]}
-
-
-def written(folder: Path, text: str) -> tuple[str, ...]:
-    """The words behind `presets new` for a script of this text."""
-    path = folder / "train.py"
-    path.write_text(text)
-    return ("--", PYTHON, str(path))
 
 
 @pytest.mark.long

@@ -10,16 +10,9 @@ from pathlib import Path
 import pytest
 
 from cli.command import Cli, until
-from own_scripts.conftest import PYTHON, no_step, run_script, script
+from own_scripts.conftest import no_step, run_script, script, written
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
-
-
-def written(folder: Path, text: str) -> tuple[str, ...]:
-    """The words behind `run` that start a script of these lines."""
-    path = folder / "train.py"
-    path.write_text(text)
-    return ("--", PYTHON, str(path))
 
 
 def test_script_without_torch_finishes_without_a_step(cli: Cli, tmp_path: Path) -> None:

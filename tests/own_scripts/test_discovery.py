@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli.command import Cli
-from own_scripts.conftest import PYTHON, SCRIPTS, run_script, samples_of_steps, script
+from own_scripts.conftest import PYTHON, SCRIPTS, run_script, samples_of_steps, script, written
 from trainfast_runner.machine.processes.identity import identify
 
 
@@ -26,13 +26,6 @@ def discovered(cli: Cli, *words: str) -> dict[str, Any]:
 def mapping(found: dict[str, Any]) -> dict[str, Any]:
     """The flags of the knobs."""
     return {one["knob"]: one["flag"] for one in found["mapping"]}
-
-
-def written(folder: Path, text: str) -> tuple[str, ...]:
-    """The words behind `presets new` that look into a script of these lines."""
-    path = folder / "train.py"
-    path.write_text(text)
-    return ("--", PYTHON, str(path))
 
 
 ARGPARSE = """

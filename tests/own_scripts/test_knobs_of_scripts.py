@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.command import Cli
-from own_scripts.conftest import PYTHON, run_script, samples_of_steps, script
+from own_scripts.conftest import PYTHON, run_script, samples_of_steps, script, written
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings import script_preset
 
@@ -102,8 +102,7 @@ def test_scheduled_rate_and_a_batch_that_nothing_counts_are_not_overridden(
 
 
 def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(
+    lines = (
         "import sys, torch\nfrom types import SimpleNamespace as Some\n"
         "sys.modules['lightning.pytorch.callbacks'] = Some(Callback=object)\n"
         "from trainfast_door.lightning_callback import callbacks_of_lightning\n"
@@ -113,7 +112,7 @@ def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(cli: Cli, tmp_pa
         "for step in range(1, 9):\n    trainer.global_step = step\n"
         "    callback.on_train_batch_end(trainer, module, {'loss': torch.tensor(3.0) / 4}, None, 0)\n"
     )
-    result = run_script(cli, "--", PYTHON, str(path))
+    result = run_script(cli, *written(tmp_path, lines))
     assert result["loss"]["first"] == 3.0, result["troubles"]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cli.command import Cli
-from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, run_script, samples_of_steps, script
+from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, run_script, samples_of_steps, script, written
 
 SAMPLES = 256
 """In the data of the Hugging Face scripts."""
@@ -115,8 +115,7 @@ def test_trainer_with_fewer_samples_than_its_batch_counts_those_it_has(cli: Cli,
 
 
 def test_smaller_optimizer_that_steps_first_takes_no_step_of_the_training(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "gan.py"
-    path.write_text(
+    lines = (
         "import torch\n"
         "critic, generator = torch.nn.Linear(2, 1), torch.nn.Linear(64, 2)\n"
         "small, large = (torch.optim.SGD(each.parameters(), lr=0.01) for each in (critic, generator))\n"
@@ -127,7 +126,7 @@ def test_smaller_optimizer_that_steps_first_takes_no_step_of_the_training(cli: C
         "    critic(generator(torch.ones(4, 64))).sum().backward()\n"
         "    large.step()\n"
     )
-    result = run_script(cli, "--", PYTHON, str(path))
+    result = run_script(cli, *written(tmp_path, lines))
     assert counted(result) == 6
     assert result["actual"]["parameters"] == 64 * 2 + 2
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cli.command import Cli
-from own_scripts.conftest import PYTHON, preset_of, script
+from own_scripts.conftest import preset_of, script, written
 from trainfast_runner.door.trainfast_door.loss_graph import LossGraph
 from trainfast_runner.door.trainfast_door.step_trace import TRACED_TORCH
 from trainfast_runner.records.home import Home
@@ -57,13 +57,6 @@ SELECTING = (
     "    optimizer.zero_grad()\n"
 )
 """A model whose shapes depend on values."""
-
-
-def written(folder: Path, text: str) -> tuple[str, ...]:
-    """The words behind `presets new` for a script of this text."""
-    path = folder / "train.py"
-    path.write_text(text)
-    return ("--", PYTHON, str(path))
 
 
 def tried(cli: Cli, batch_size: int, *, trace: bool) -> tuple[Result, int]:

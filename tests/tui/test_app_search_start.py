@@ -47,6 +47,13 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     return found
 
 
+def lock_of_conductor(search: Path) -> int:
+    """The descriptor of the search's lock: to close it is the conductor's end."""
+    conductor = os.open(search / SEARCH_LOCK_FILE, os.O_RDWR)
+    fcntl.flock(conductor, fcntl.LOCK_EX)
+    return conductor
+
+
 async def asked_for(pilot: Pilot[Any]) -> None:
     """Ask for a search where there was none; it has not started yet."""
     await show(pilot, None)
@@ -240,8 +247,7 @@ async def test_f5_asks_before_it_stops_a_live_run(home: Home, starts: Starts, ho
 
 async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again(home: Home, starts: Starts) -> None:
     search = starts.directory = a_search(home, going_on())
-    conductor = os.open(search / SEARCH_LOCK_FILE, os.O_RDWR)
-    fcntl.flock(conductor, fcntl.LOCK_EX)
+    conductor = lock_of_conductor(search)
     async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, search)
         os.close(conductor)
@@ -257,8 +263,7 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again
 
 async def test_f5_takes_up_the_search_on_the_screen_though_a_knob_was_turned_since(home: Home, starts: Starts) -> None:
     search = starts.directory = a_search(home, going_on())
-    conductor = os.open(search / SEARCH_LOCK_FILE, os.O_RDWR)
-    fcntl.flock(conductor, fcntl.LOCK_EX)
+    conductor = lock_of_conductor(search)
     async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, search)
         await pilot.press("escape")

@@ -80,8 +80,7 @@ class OptimizerHook:
         """Return True if the optimizer has more parameters than the main one, and make it that."""
         if optimizer in self._smaller:
             return False
-        parameters = _parameters(optimizer)
-        size = _size(optimizer)
+        parameters, size = _parameters(optimizer), _size(optimizer)
         steps = self._steps
         is_first = self._main() is None
         if is_first and self._is_skipped(size):

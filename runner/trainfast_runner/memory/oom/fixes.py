@@ -43,6 +43,11 @@ def fixes(knobs: Mapping[str, Any], device: str, phase: str | None, largest_shar
     return [fix for fix in every_fix if phase != MODEL_PHASE or fix.value == "bf16-pure"]
 
 
+def changed_global_batch(share: float) -> str:
+    """The costs, in words, of a batch that is this share of the one before, where accumulation does not make up."""
+    return f"little; the global batch becomes {share:.2g} times as large"
+
+
 def useful_first(cheapest: list[Fix], phase: str | None) -> list[Fix]:
     """Sort the changes that shrink this phase's memory to the front: the states' in the optimizer's step."""
     return sorted(cheapest, key=lambda fix: fix.frees_states != (phase == OPTIMIZER_PHASE))
@@ -77,10 +82,10 @@ def _listed_fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, larg
     batch, accumulation = int(knobs["batch_size"]), int(knobs["grad_accum"])
     if batch > 1:
         smaller = 1 << (max(1, min(batch - 1, int(batch * largest_share))).bit_length() - 1)
-        whole, rest = divmod(accumulation * batch, smaller)
-        kept = f"the global batch becomes {smaller / batch:.2g} times as large"
-        costs = f"little; {kept if rest else f'grad_accum={whole} keeps the global batch'}"
-        yield Fix("batch_size", str(smaller), f"activations to {100 * smaller / batch:.2g} %", costs, smaller / batch)
+        share = smaller / batch
+        kept_by, rest = divmod(accumulation * batch, smaller)
+        costs = changed_global_batch(share) if rest else f"little; grad_accum={kept_by} keeps the global batch"
+        yield Fix("batch_size", str(smaller), f"activations to {100 * share:.2g} %", costs, share)
     if precision in ("fp32", "tf32"):
         yield Fix("precision", "bf16", "frees about half of the activations", bf16_speed, 0.6)
     if optimizer.state_tensors >= 2 and not optimizer.eight_bit:

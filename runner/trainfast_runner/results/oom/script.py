@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom.explain import OutOfMemory
-from trainfast_runner.memory.oom.fixes import Fix, best_of_each_knob, fixes
-from trainfast_runner.memory.oom.predicted_fixes import MAX_CHANGES, unpredicted_change
+from trainfast_runner.memory.oom.fixes import Fix, best_of_each_knob, changed_global_batch, fixes
+from trainfast_runner.memory.oom.predicted_fixes import KEEPS_GLOBAL_BATCH, MAX_CHANGES, unpredicted_change
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import ScriptAsked
@@ -69,7 +69,7 @@ def _change(fix: Fix, run: RunFile, preset: ScriptPreset) -> OomChange:
     accumulation = run.knobs.get("grad_accum")
     keeps = accumulation is not None and _reaches("grad_accum", preset)
     if not keeps or batch * accumulation % int(fix.value):
-        costs = f"little; the global batch becomes {fix.leaves:.2g} times as large"
+        costs = changed_global_batch(fix.leaves)
         return OomChange(settings={"batch_size": fix.value}, saves=fix.saves, costs=costs)
     settings = {"batch_size": fix.value, "grad_accum": str(batch * accumulation // int(fix.value))}
-    return OomChange(settings=settings, saves=fix.saves, costs="little; the global batch stays")
+    return OomChange(settings=settings, saves=fix.saves, costs=f"little; {KEEPS_GLOBAL_BATCH}")
