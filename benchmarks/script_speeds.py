@@ -3,15 +3,13 @@
     python benchmarks/script_speeds.py [--pairs 6] [--only plain_torch ...] [--lightning PYTHON]
 
 The scripts of `benchmarks/scripts` keep a clock of their own. The recorded steps are compared with that clock over the
-same steps: medians within 2 %. The speed under `run --` is at least 0.98 of the bare script's, by the same clock. The
-speed of a machine changes within seconds, so both sides of a pair live at once and take turns of a few seconds: all
-processes of the other side, the supervisor among them, are stopped meanwhile. Each turn is compared with the two of the
-other side around it. A process trains with one thread: two that share busy cores run ten times slower, at random.
+same steps: medians within 2 %. The speed under `run --` is at least 0.98 of the bare script's, by the same clock: both
+sides of a pair take turns of a few seconds (`turns.py`). A process trains with one thread: two that share busy cores
+run ten times slower, at random.
 """
 
 import argparse
 import json
-import math
 import os
 import signal
 import statistics
@@ -25,14 +23,13 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
-
 if __name__ == "__main__":
     # As a script, Python looks for modules beside this file only.
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import as_installed
 from benchmarks.budget import Row, print_table
+from benchmarks.turns import SIDE, Turn, median_with_error, signal_all, speed_ratios
 
 SCRIPTS = Path(__file__).with_name("scripts")
 ARGUMENTS = {
@@ -46,8 +43,6 @@ ARGUMENTS = {
 }
 """The command line of each script."""
 BARE, RUN = "bare", "run"
-SIDE = "SCRIPT_SPEEDS_SIDE"
-"""The variable that marks the processes of a side."""
 TURN_S, MIN_STEPS = 3.0, 5
 SKIPPED = 5
 CLOCKS_PERCENT, SLOWEST = 2.0, 0.98
@@ -59,12 +54,12 @@ def row(name: str, python: str, pairs: int) -> Row:
         runs = [_pair(command(name, python), Path(folder)) for _ in range(pairs)]
     counts = {(len(pair.bare), len(pair.own), len(pair.recorded)) for pair in runs}
     clock = statistics.median(100 * (_median_s(pair.recorded) / _median_s(pair.own) - 1) for pair in runs)
-    speeds = sorted(ratio for pair in runs for ratio in pair.speeds())
-    speed, error = statistics.median(speeds), 1.25 * statistics.stdev(speeds) / math.sqrt(len(speeds))
+    speeds = [ratio for pair in runs for ratio in pair.speeds()]
+    speed, error = median_with_error(speeds)
     steps = " ".join("=".join(map(str, each)) for each in counts)
     step_ms = 1e3 * statistics.median(_median_s(pair.bare) for pair in runs)
     measured = f"{steps} steps of {step_ms:.1f} ms, clocks {clock:+.2f} %"
-    measured += f", speed {speed:.3f} +-{2 * error:.3f} ({len(speeds)} turns)"
+    measured += f", speed {speed:.3f} +-{error:.3f} ({len(speeds)} turns)"
     alike = all(len(set(each)) == 1 for each in counts)
     held = alike and abs(clock) <= CLOCKS_PERCENT and speed >= SLOWEST
     return name, measured, f"within {CLOCKS_PERCENT:g} %, >= {SLOWEST:g}", held
@@ -82,14 +77,11 @@ class Pair:
     """The side, the begin and the end of each turn."""
 
     def speeds(self) -> list[float]:
-        """Speed under `run --` as a share of the bare speed, of each turn against those before and after it."""
-        ratios = []
-        step_s = [_step_s(self.bare if side == BARE else self.own, begin, end) for side, begin, end in self.turns]
-        for (side, *_), before, during, after in zip(self.turns[1:-1], step_s, step_s[1:], step_s[2:], strict=False):
-            if before and during and after:
-                ratio = math.sqrt(before * after) / during
-                ratios.append(1 / ratio if side == BARE else ratio)
-        return ratios
+        """Speed under `run --` as a share of the bare speed."""
+        turns = [
+            Turn(side, _step_s(self.bare if side == BARE else self.own, begin, end)) for side, begin, end in self.turns
+        ]
+        return speed_ratios(turns, RUN)
 
 
 def command(name: str, python: str) -> list[str]:
@@ -108,13 +100,13 @@ def _pair(script: list[str], folder: Path) -> Pair:
     outputs = {side: Path(folder, f"{side}.out") for side in sides}
     while all(process.poll() is None for process in sides.values()):
         for side, other in ((BARE, RUN), (RUN, BARE)):
-            _signal_all(other, signal.SIGSTOP)
-            _signal_all(side, signal.SIGCONT)
+            signal_all(other, signal.SIGSTOP)
+            signal_all(side, signal.SIGCONT)
             begin = time.monotonic()
             time.sleep(TURN_S)
             pair.turns.append((side, begin, time.monotonic()))
     for side, process in sides.items():
-        _signal_all(side, signal.SIGCONT)
+        signal_all(side, signal.SIGCONT)
         if process.wait():
             sys.exit(f"{process.args!r} ended with exit code {process.returncode}\n{outputs[side].read_text()}")
     pair.bare = _ends(outputs[BARE].read_text())
@@ -137,16 +129,6 @@ def _start(words: list[str], folder: Path, side: str, **more: str) -> subprocess
             stderr=None if side == RUN else output,
             text=True,
         )
-
-
-def _signal_all(side: str, number: signal.Signals) -> None:
-    """Send a signal to every process of a side; the supervisor has left the tree of the command."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(SIDE) == side:
-                process.send_signal(number)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
 
 
 def _ends(output: str) -> list[float]:
