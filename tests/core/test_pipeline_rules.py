@@ -8,7 +8,7 @@ from trainfast_runner.settings import device_counts
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.worker.shared_tables import PIPELINE_OBJECTIVES
+from trainfast_runner.worker.shared.parallel_plans import PIPELINE_OBJECTIVES
 from trainfast_runner.worker.strategies import pipeline_stages
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, no_gpu_reason="no driver")

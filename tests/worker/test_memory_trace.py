@@ -22,7 +22,7 @@ from trainfast_runner.worker.memory_trace.envelope import envelope, extrapolate_
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
 from trainfast_runner.worker.memory_trace.repeated_blocks import TracedStack, shorten
 from trainfast_runner.worker.memory_trace.step_timeline import keep_pages_aside, library_bytes, trace_optimizer
-from trainfast_runner.worker.shared_tables import GRADS, OPTIMIZER, PARAMS
+from trainfast_runner.worker.shared.traced import GRADS, OPTIMIZER, PARAMS
 from trainfast_runner.worker.trace_memory import InProcess
 
 Train = Callable[..., Any]

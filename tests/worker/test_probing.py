@@ -20,7 +20,7 @@ from trainfast_runner.worker.probing import (
     ProbeSteps,
 )
 from trainfast_runner.worker.recorder import StepRecorder
-from trainfast_runner.worker.shared_tables import MEMORY_PHASES
+from trainfast_runner.worker.shared.phases import MEMORY_PHASES
 from trainfast_runner.worker.spec import Knobs
 from trainfast_runner.worker.strategies.base import Strategy
 

@@ -13,13 +13,8 @@ from trainfast_runner.memory.sharding import PIPELINES, STAGED, WholeModel, memo
 from trainfast_runner.memory.timeline import BlockStack, Segment, Work, moments
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.worker.shared_tables import (
-    ACTIVATIONS,
-    MEMORY_PHASES,
-    NO_WORK,
-    OPTIMIZER,
-    PARAMS,
-)
+from trainfast_runner.worker.shared.phases import MEMORY_PHASES
+from trainfast_runner.worker.shared.traced import ACTIVATIONS, NO_WORK, OPTIMIZER, PARAMS
 
 MAX_BATCH = 1 << 24
 NOT_TRACED = (

@@ -13,7 +13,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.timeline import NOTHING, Moment, Segment, Vector, add
-from trainfast_runner.worker.shared_tables import GRADS
+from trainfast_runner.worker.shared.traced import GRADS
 
 DATA_PARALLEL, LAYERS_SPREAD = "dp", "naive-mp"
 UNCONFIRMED = (DATA_PARALLEL, LAYERS_SPREAD)

@@ -20,7 +20,7 @@ from trainfast_runner.memory.sharding import WholeModel
 from trainfast_runner.memory.timeline import MIDDLE, NOTHING, BlockStack, Segment, Vector, add, moments
 from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.worker.catalog import SCHEDULES
-from trainfast_runner.worker.shared_tables import ACTIVATIONS, GRADS, PARAMS, TEMPORARY, TRACED_MICRO_BATCHES
+from trainfast_runner.worker.shared.traced import ACTIVATIONS, GRADS, PARAMS, TEMPORARY, TRACED_MICRO_BATCHES
 
 AHEAD = 2
 """Forwards that an interleaved rank runs ahead for each rank behind it (`_get_warmup_ops` of torch's schedules)."""

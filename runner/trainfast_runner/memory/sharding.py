@@ -18,7 +18,7 @@ from trainfast_runner.memory.timeline import BlockStack, Moment, Place, Vector
 from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
-from trainfast_runner.worker.shared_tables import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY
+from trainfast_runner.worker.shared.traced import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
 PIPELINES = tuple(name for name, entry in STRATEGIES.items() if entry.is_pipeline)
 """Strategies whose ranks hold stages, see `pipeline.py`. Pipelines side by side sum gradients in place."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.timeline import blocks_of
-from trainfast_runner.worker.shared_tables import TRACED_MICRO_BATCHES
+from trainfast_runner.worker.shared.traced import TRACED_MICRO_BATCHES
 
 
 class StepWork(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainfast_runner.worker.shared_tables import ACTIVATIONS, NO_WORK, TRACED_CATEGORIES, TRACED_MICRO_BATCHES
+from trainfast_runner.worker.shared.traced import ACTIVATIONS, NO_WORK, TRACED_CATEGORIES, TRACED_MICRO_BATCHES
 
 Vector = tuple[float, ...]
 """Bytes by category, in the order of TRACED_CATEGORIES."""

@@ -22,7 +22,7 @@ from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategies import strategy_of
-from trainfast_runner.worker.shared_tables import NO_WORK
+from trainfast_runner.worker.shared.traced import NO_WORK
 
 STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
 """The knobs that decide the live bytes of forward and backward. The optimizer decides the live bytes of its own

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.script_run import ScriptAsked
-from trainfast_runner.worker.shared_tables import CONFIRMATION as CONFIRMATION
-from trainfast_runner.worker.shared_tables import PROBE as PROBE
-from trainfast_runner.worker.shared_tables import TRIAL as TRIAL
+from trainfast_runner.worker.shared.search_runs import CONFIRMATION as CONFIRMATION
+from trainfast_runner.worker.shared.search_runs import PROBE as PROBE
+from trainfast_runner.worker.shared.search_runs import TRIAL as TRIAL
 
 RecordedKnobs = dict[str, Any]
 """Values of knobs by name, as a file has them: undecoded, and of any version. `spec.spec_of_record` decodes them."""

@@ -13,7 +13,7 @@ from trainfast_runner.records.run_directory import RESULT_FILE, rank_file
 from trainfast_runner.records.run_file import PROBE, TRIAL, RecordedKnobs
 from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmTail
 from trainfast_runner.search.run_ends import POLL_S, ResultWatch
-from trainfast_runner.worker.shared_tables import CONTROL_FILE
+from trainfast_runner.worker.shared.search_runs import CONTROL_FILE
 
 STATE_EVERY_S = 0.25
 """The state of a run without a result is read this often."""

@@ -14,7 +14,7 @@ from typing import Any
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.toml_source import KeyPath, TomlSource, read_toml
-from trainfast_runner.worker.shared_tables import DATA_KINDS, DATA_SAMPLES, TRAINING_OBJECTIVES
+from trainfast_runner.worker.shared.recipes import DATA_KINDS, DATA_SAMPLES, TRAINING_OBJECTIVES
 
 SCHEMA = 1
 TOP_KEYS = ("schema", "title", "extends", "model", "data", "knobs", "baseline", "variants")

@@ -8,7 +8,7 @@ import resource
 import torch
 
 from .allocator import Allocator
-from .shared_tables import MEMORY_PHASES
+from .shared.phases import MEMORY_PHASES
 
 RESERVE_BYTES = 16 << 20
 

@@ -24,7 +24,7 @@ from .limit_gauge import LimitGauge
 from .memory_meter import MemoryMeter
 from .orders import Orders
 from .recorder import StepRecorder
-from .shared_tables import MEMORY_PHASES
+from .shared.phases import MEMORY_PHASES
 from .spec import Knobs
 from .train_state import TrainState
 from .worker_log import WorkerLog, chain_is_oom, exception_chain

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .shared_tables import CONFIRMATION, PROBE, TRIAL
+from .shared.search_runs import CONFIRMATION, PROBE, TRIAL
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .orders import Orders
 from .probing import ProbeRunner
 from .record_file import RecordFile, rank_suffix
 from .recorder import StepRecorder
-from .shared_tables import CONTROL_FILE, PROBE, TRIAL, search_lock
+from .shared.search_runs import CONTROL_FILE, PROBE, TRIAL, search_lock
 from .sigterm import STEP_LOG_TIMEOUT_S, keep_last_step_on_sigterm
 from .spec import RankSpec
 from .step_log import StepLog

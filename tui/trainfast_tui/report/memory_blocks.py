@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainfast_runner.memory.prediction import CATEGORIES
-from trainfast_runner.worker.shared_tables import MEMORY_PHASES
+from trainfast_runner.worker.shared.phases import MEMORY_PHASES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid, present
 from trainfast_tui.report.reported_run import ReportedRun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfast_runner.worker.shared_tables import STEP_PHASES
+from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid, present
 from trainfast_tui.report.reported_run import ReportedRun

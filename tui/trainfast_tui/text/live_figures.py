@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE
 from trainfast_runner.results.distributions import median_rate
-from trainfast_runner.worker.shared_tables import STEP_PHASES
+from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.text.conditions import RECENT_STEPS
 from trainfast_tui.text.format import count
 

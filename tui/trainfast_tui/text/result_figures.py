@@ -17,7 +17,7 @@ from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.records.state_words import notable_reason, state_words
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
 from trainfast_runner.units import counted
-from trainfast_runner.worker.shared_tables import STEP_PHASES
+from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.text.format import (
     ABSENT,
     celsius,

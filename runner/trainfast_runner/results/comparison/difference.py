@@ -40,7 +40,7 @@ from trainfast_runner.results.comparison.significance import (
 )
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
-from trainfast_runner.worker.shared_tables import STEP_PHASES
+from trainfast_runner.worker.shared.phases import STEP_PHASES
 
 BETTER, WORSE = "better", "worse"
 NOISE = "no significant difference"

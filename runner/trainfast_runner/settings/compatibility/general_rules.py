@@ -10,7 +10,7 @@ from trainfast_runner.settings.device_counts import chosen_gpus, devices_asked
 from trainfast_runner.settings.knob_values import MAX_CPU_PROCESSES, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.worker.catalog import nearest_strategy
-from trainfast_runner.worker.shared_tables import SMALLEST_VOCAB
+from trainfast_runner.worker.shared.recipes import SMALLEST_VOCAB
 
 AMPERE = (8, 0)
 

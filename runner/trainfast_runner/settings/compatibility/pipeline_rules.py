@@ -7,7 +7,7 @@ from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.config_fields import first_size
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.worker.catalog import SCHEDULES
-from trainfast_runner.worker.shared_tables import PIPELINE_OBJECTIVES
+from trainfast_runner.worker.shared.parallel_plans import PIPELINE_OBJECTIVES
 
 
 def _family_can_be_cut(facts: Facts) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import whole_number
-from trainfast_runner.worker.shared_tables import OUR_TENSOR_PLANS, TENSOR_STYLES
+from trainfast_runner.worker.shared.parallel_plans import OUR_TENSOR_PLANS, TENSOR_STYLES
 
 HEADS = ("num_attention_heads", "n_head", "num_key_value_heads")
 WIDTHS = ("intermediate_size", "n_inner")

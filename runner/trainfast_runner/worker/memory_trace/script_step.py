@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from ..shared_tables import OPTIMIZER, PARAMS, TEMPORARY
+from ..shared.traced import OPTIMIZER, PARAMS, TEMPORARY
 from .envelope import BATCHES, peak_lines
 from .live_bytes import LiveBytes, TracedSegment
 from .step_watch import StepWatch

@@ -27,7 +27,7 @@ from ..model_config import (
 )
 from ..objective import Objective
 from ..optimizer import build_optimizer
-from ..shared_tables import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
+from ..shared.traced import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
 from ..spec import Knobs, knobs_of
 from ..strategies import make_strategy
 from ..strategies.base import Strategy

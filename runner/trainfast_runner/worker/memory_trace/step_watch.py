@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..shared_tables import ACTIVATIONS, TEMPORARY
+from ..shared.traced import ACTIVATIONS, TEMPORARY
 from .live_bytes import LiveBytes
 from .repeated_blocks import TracedStack
 

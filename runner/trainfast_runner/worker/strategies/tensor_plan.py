@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from ..invalid import InvalidInput
-from ..shared_tables import OUR_TENSOR_PLANS
+from ..shared.parallel_plans import OUR_TENSOR_PLANS
 
 GATHERED = ("colwise_gather_output", "colwise_rep")
 SUMMED = ("replicated_with_grad_allreduce",)
