@@ -161,3 +161,38 @@ def test_a_line_appended_during_the_first_look_is_returned_by_the_next(
     monkeypatch.setattr(output_log, "read_log", read_after_an_append)
     log = GrowingLog(path)
     assert (log.read(), log.read(), log.read()) == (["one"], ["two"], None)
+
+
+def test_a_growing_log_returns_the_lines_before_the_log_was_compacted(tmp_path: Path) -> None:
+    capped = CappedFile(tmp_path / "output.log", cap_bytes=64 << 10)
+    fd, log = capped.open(), GrowingLog(capped.path)
+    os.write(fd, b"x" * 1023 + b"\n")
+    assert log.read() == ["x" * 1023]
+    os.write(fd, (b"y" * 1023 + b"\n") * 127)
+    assert capped.trim() > 0
+    lines = log.read()
+    assert lines is not None
+    assert lines[-1] == "y" * 1023
+    os.write(fd, b"the error\n")
+    os.close(fd)
+    capped.compact()
+    assert (log.read(), log.read()) == (["the error"], None)
+    log.close()
+
+
+def test_a_growing_log_returns_the_lines_printed_after_the_log_was_cut_behind_its_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainfast_runner.records.capped_file._punch", lambda *_: False)
+    capped = CappedFile(tmp_path / "output.log")
+    fd, log = capped.open(), GrowingLog(capped.path, last_lines=1)
+    os.ftruncate(fd, capped.cap_bytes + 4096)
+    os.write(fd, b"\nbefore\n")
+    assert log.read() == ["before"]
+    os.write(fd, b"half a li")
+    assert (log.read(), log.unfinished()) == ([], "half a li")
+    assert capped.trim() > 0
+    os.write(fd, b"after\n")
+    os.close(fd)
+    assert (log.read(), log.unfinished(), log.read()) == (["after"], "", None)
+    log.close()

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainfast_runner.records.capped_file import CAP_BYTES
+
 OUTPUT_FILE = "output.log"
 LOG_LINES_KEPT, LOG_LINE_CHARACTERS, LOG_WINDOW_BYTES = 400, 2000, 256 << 10
 """Bounds of the end that a screen keeps."""
@@ -66,37 +68,47 @@ class LogTail:
 
 
 class GrowingLog:
-    """The lines of `output.log` as they are completed, each once; owns the offset up to which they were returned."""
+    """The lines of `output.log` as they are completed, each once; owns the offset up to which they were returned.
+
+    The file stays open: after the last writer a compacted file takes its path, and only the open one has every line.
+    """
 
     def __init__(self, path: Path, last_lines: int | None = None) -> None:
         """Begin with the `last_lines` complete lines that are there now, or with all of them."""
         self._path = path
         self._last_lines = last_lines
-        self._offset: int | None = None
+        self._fd: int | None = None
         """None before the file was there."""
+        self._offset: int | None = None
+        """None before the first look at the file."""
         self._unfinished = b""
 
     def read(self) -> list[str] | None:
         """Return the lines completed since the last call; None if nothing was appended, or without a file."""
-        try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            size = os.fstat(fd).st_size
-            if self._offset is None:
-                self._offset = _end_of_lines(fd, size)
-                return read_log(self._path, self._last_lines, end=self._offset)
-            if size < self._offset:
-                self._offset = size  # the log was compacted at the run's end; its lines were returned before
-            new = os.pread(fd, _READ_BYTES, self._offset)
-        finally:
-            os.close(fd)
+        if self._fd is None:
+            try:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+        size = os.fstat(self._fd).st_size
+        if self._offset is None:
+            self._offset = _end_of_lines(self._fd, size)
+            return read_log(self._path, self._last_lines, end=self._offset)
+        if size < self._offset:
+            # Cut behind its head; the lines there were returned before.
+            self._offset, self._unfinished = min(size, CAP_BYTES // 4), b""
+        new = os.pread(self._fd, _READ_BYTES, self._offset)
         if not new:
             return None
         self._offset += len(new)
         *complete, self._unfinished = (self._unfinished + new).split(b"\n")
         return [_text(line) for line in complete]
+
+    def close(self) -> None:
+        """Close the file; nothing can be read after."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
     def unfinished(self) -> str:
         """Return the start of a line that was read last; empty if the last line was complete."""

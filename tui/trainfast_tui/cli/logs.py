@@ -55,6 +55,8 @@ def _follow(directory: Path, last_lines: int | None) -> int:
                 break
     except KeyboardInterrupt:
         return INTERRUPTED
+    finally:
+        log.close()
     if rest := log.unfinished():
         print_line(plain(rest))
     return 0
