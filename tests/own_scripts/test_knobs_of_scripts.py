@@ -194,6 +194,13 @@ def test_words_by_value() -> None:
         preset.applied(["python", "t.py"], {"precision": "fp16"})
 
 
+def test_each_assignment_among_the_words_of_a_value_replaces_its_own() -> None:
+    words = {"bf16": "model.dtype=bf16 trainer.amp=true", "fp32": "model.dtype=fp32 trainer.amp=false"}
+    preset = script_preset.ScriptPreset(places={"precision": words})
+    command = ["python", "t.py", "model.dtype=fp32", "trainer.amp=false"]
+    assert preset.applied(command, {"precision": "bf16"})[2:] == ["model.dtype=bf16", "trainer.amp=true"]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

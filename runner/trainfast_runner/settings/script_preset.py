@@ -154,10 +154,10 @@ def words_of(name: str, place: FlagWords, value: KnobValue) -> list[str]:
 
 
 def _flags(words: list[str]) -> list[list[str]]:
-    """The words cut before each flag."""
+    """The words cut before each flag and each further NAME=VALUE."""
     flags: list[list[str]] = []
     for word in words:
-        if not flags or FLAG.match(word):
+        if not flags or FLAG.match(word) or ("=" in flags[-1][0] and "=" in word):
             flags.append([])
         flags[-1].append(word)
     return flags
@@ -193,7 +193,7 @@ def _index_of_flag(command: list[str], name: str) -> int | None:
 
 
 def _end_of_flag(command: list[str], index: int, values: int) -> int:
-    """Index after a flag and at most `count` values of its own."""
+    """Index after a flag and at most `values` values of its own."""
     end = index + 1
     while "=" not in command[index] and end < len(command) and end - index <= values and not FLAG.match(command[end]):
         end += 1
