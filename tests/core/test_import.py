@@ -96,6 +96,20 @@ def test_an_offload_to_nowhere_offloads_nothing() -> None:
     assert import_settings(json.dumps(config), "ds", "tiny-llama").knobs["strategy"] == "zero2"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "compiled"),
+    [
+        ("torch_compile_mode='max-autotune'", "max-autotune"),
+        ("torch_compile=False, torch_compile_mode='max-autotune'", "max-autotune"),
+        ("torch_compile=True", "default"),
+        ("torch_compile=False", "off"),
+    ],
+)
+def test_a_mode_of_torch_compile_compiles_as_in_transformers(arguments: str, compiled: str) -> None:
+    imported = import_settings(f"args = TrainingArguments('o', {arguments})", "it", "tiny-llama")
+    assert imported.knobs == {"compile": compiled}
+
+
 def test_our_own_command_takes_its_settings_with_an_equals_sign_too() -> None:
     imported = import_settings("trainfast-tui run tiny-llama --set=batch_size=4 --set lr=0.5", "it", "tiny-llama")
     assert (imported.knobs["batch_size"], imported.knobs["lr"]) == (4, 0.5)
@@ -145,11 +159,19 @@ def test_a_text_of_no_kind_is_refused(text: str) -> None:
     ("text", "named"),
     [
         ("args = TrainingArguments('o', optim=['adamw_torch'])", "optim=['adamw_torch']"),
-        ("args = TrainingArguments('o', torch_compile=True, torch_compile_mode=3)", "torch_compile_mode='3'"),
+        ("args = TrainingArguments('o', torch_compile=True, torch_compile_mode=3)", "torch_compile_mode=3"),
         ('{"zero_optimization": [2]}', "zero_optimization: [2]"),
         ('{"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}', "offload_optimizer: cpu"),
         ("num_processes: 2\ndistributed_type: [FSDP]\n", "distributed_type: ['FSDP']"),
         ("num_processes: 2\nfsdp_config: full\n", "fsdp_config: full"),
+        (
+            "num_processes: 2\nfsdp_config:\n  fsdp_reshard_after_forward: FULL_SHARD\n",
+            "fsdp_reshard_after_forward: FULL_SHARD",
+        ),
+        (
+            '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": 5}}}',
+            "nvme_path: 5",
+        ),
     ],
 )
 def test_a_value_of_another_kind_is_not_understood(text: str, named: str) -> None:

@@ -69,11 +69,11 @@ def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
     if remaining.pop("use_cpu", False):
         foreign.knobs["devices"] = "cpu"
     compiled = remaining.pop("torch_compile", None)
-    mode = str(remaining.pop("torch_compile_mode", None) or "default")
-    if compiled is not None:
-        foreign.take(
-            "compile", mode.removesuffix("-no-cudagraphs") if compiled else "off", f"torch_compile_mode={mode!r}"
-        )
+    mode = remaining.pop("torch_compile_mode", None)
+    if compiled is not None or mode is not None:
+        # transformers compiles where a mode is given.
+        value = str(mode or "default").removesuffix("-no-cudagraphs") if compiled or mode else "off"
+        foreign.take("compile", value, f"torch_compile_mode={mode!r}")
     deepspeed = remaining.pop("deepspeed", None)
     if isinstance(deepspeed, dict):
         inner = from_deepspeed(deepspeed)
@@ -122,6 +122,8 @@ def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
         value = fsdp.pop(key, None)
         if isinstance(value, bool):
             foreign.knobs[name] = ("on" if value else "off") if name == "reshard" else ("full" if value else "off")
+        elif value is not None:
+            foreign.not_understood.append(f"{key}: {value}")
     fsdp.pop("fsdp_version", None)
     fsdp.pop("fsdp_auto_wrap_policy", None)
     foreign.not_understood.extend(f"{name}: {value}" for name, value in {**remaining, **fsdp}.items())
@@ -149,7 +151,7 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
     elif zero:
         foreign.not_understood.append(f"zero_optimization.stage: {zero.get('stage')}")
     if offload.get("device") == "nvme" and offload.get("nvme_path"):
-        foreign.knobs["offload_path"] = offload["nvme_path"]
+        foreign.take("offload_path", offload["nvme_path"], f"nvme_path: {offload['nvme_path']}")
     halves = {name: dict(remaining.pop(name)) for name in ("bf16", "fp16") if isinstance(remaining.get(name), dict)}
     on = next((name for name, half in halves.items() if half.get("enabled") is True), None)
     if on is not None:
