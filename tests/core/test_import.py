@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import export
 from trainfast_runner.export.imported import import_settings
-from trainfast_runner.export.trainer_arguments import overrides
+from trainfast_runner.export.trainer_arguments import settings_to_express
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.worker.catalog import OPTIMIZERS
@@ -68,7 +68,7 @@ def test_an_export_comes_back(form: str, knobs: dict[str, Any]) -> None:
     assert imported.not_understood == ()
     for name, value in imported.knobs.items():
         assert value == run.knobs[name], name
-    for name in overrides(run.knobs):
+    for name in settings_to_express(run.knobs):
         is_named = name in exported.left_out or f"# {name}=" in exported.text
         assert name in imported.knobs or is_named or name == "devices", name
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, recorded_config
-from trainfast_runner.export.trainer_arguments import overrides
+from trainfast_runner.export.trainer_arguments import settings_to_express
 from trainfast_runner.export.written import SAME_RUN_HERE, ExportText, comment_lines, malloc_comments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
@@ -45,7 +45,7 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportT
     if knobs["compile"] != "off":
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": knobs["compile"]}
     covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
-    left_out = [name for name in overrides(knobs) if name not in covered]
+    left_out = [name for name in settings_to_express(knobs) if name not in covered]
     head = comment_lines(run, ("accelerate", "torch", *(("deepspeed",) if other_files else ())), left_out)
     head += malloc_comments(run)
     if other_files:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.trainer_arguments import overrides
+from trainfast_runner.export.trainer_arguments import settings_to_express
 from trainfast_runner.export.written import ExportText
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
@@ -48,7 +48,7 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
     config = recorded_config(run, directory)
     left_out = [
         name
-        for name in overrides(knobs)
+        for name in settings_to_express(knobs)
         if not any(_has_value(config, path) for path in KNOBS_BY_NAME[name].same_as.deepspeed.split(" / "))
         and (name != "devices" or run.world_size > 1)
     ]

@@ -38,7 +38,7 @@ FORMS: dict[str, Callable[[RunFile, KnobValues, Path], ExportText]] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """The text in the form asked for, and the overridden knobs that this form cannot express.
+    """The text in the form asked for, and the knobs not at their defaults that this form cannot express.
 
     `files` are the texts that `-o` writes, by file name. `proof` is the proof line, None for a form that has never been
     run; it is a comment in the text too, except in JSON, which has none. The text of a run that ran out of memory also

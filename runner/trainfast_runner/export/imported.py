@@ -19,7 +19,7 @@ from trainfast_runner.export.onto_shell import Word, flags_of, literal, script_c
 from trainfast_runner.export.trainfast_command import preset_text
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.knobs import not_at_default
 from trainfast_runner.settings.presets import user_directory
 from trainfast_runner.settings.spec import RunSpec, resolve
 
@@ -174,6 +174,5 @@ def spec_of_command(text: str) -> RunSpec | None:
 
 
 def _preset(name: str, spec: RunSpec, knobs: KnobValues) -> str:
-    default_values = defaults()
-    changed_knobs = {key: value for key, value in {**spec.knobs, **knobs}.items() if value != default_values[key]}
+    changed_knobs = not_at_default({**spec.knobs, **knobs})
     return preset_text(f"imported from {name}", spec.model, spec.data, changed_knobs)

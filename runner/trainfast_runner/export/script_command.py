@@ -10,7 +10,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.accelerate_yaml import ACCELERATE_FILE, accelerate_yaml
 from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, config_for_trainer
-from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
+from trainfast_runner.export.trainer_arguments import settings_to_express, trainer_arguments
 from trainfast_runner.export.written import ExportText, comment_lines, malloc_variables
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
@@ -37,7 +37,7 @@ def torchrun(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
 
 
 def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
-    """The command for a script of the Trainer, and the overridden knobs without a flag.
+    """The command for a script of the Trainer, and the knobs not at their defaults without a flag.
 
     Raises UserError where the flags would start another run.
     """
@@ -46,7 +46,9 @@ def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
         arguments["deepspeed"] = DEEPSPEED_FILE
     flags = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
     words = [*_environment(run, knobs), *_launcher(run), SCRIPT, *OUTPUT, *flags]
-    unexpressed = [name for name in overrides(knobs) if name not in LAUNCHED and not has_field(name, arguments)]
+    unexpressed = [
+        name for name in settings_to_express(knobs) if name not in LAUNCHED and not has_field(name, arguments)
+    ]
     return shlex.join(words), list(dict.fromkeys([*left_out, *unexpressed]))
 
 

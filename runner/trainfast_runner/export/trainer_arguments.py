@@ -7,7 +7,7 @@ from trainfast_runner.export.written import SAME_RUN_HERE
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, defaults
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, not_at_default
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, OptimizerEntry
 
@@ -16,7 +16,7 @@ TRANSFORMERS_MAJORS = ("4", "5")
 
 
 def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object], list[str]]:
-    """Every field that a knob decides, by name, and the overridden knobs without a field.
+    """Every field that a knob decides, by name, and the knobs not at their defaults without a field.
 
     Raises UserError where the fields would start another run: another strategy or precision, or fields of another
     transformers.
@@ -44,7 +44,7 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
     fields = trainer_fields(knobs)
     if run.device == "cpu":
         fields["use_cpu"] = True
-    left_out = [name for name in overrides(knobs) if not KNOBS_BY_NAME[name].same_as.training_args]
+    left_out = [name for name in settings_to_express(knobs) if not KNOBS_BY_NAME[name].same_as.training_args]
     left_out += [] if optimizer.trainer_name else ["optimizer"]
     return fields, left_out
 
@@ -69,16 +69,10 @@ def trainer_fields(knobs: KnobValues) -> dict[str, object]:
     return fields
 
 
-def overrides(knobs: KnobValues) -> list[str]:
-    """The knobs that are not at their defaults, those about our own run and its timing left out."""
-    default_values = defaults()
-    return [
-        name
-        for name, value in knobs.items()
-        if value != default_values[name]
-        and name not in ("timing_warmup", "watch", "engine")
-        and KNOBS_BY_NAME[name].applies(knobs)
-    ]
+def settings_to_express(knobs: KnobValues) -> list[str]:
+    """Knobs not at their defaults that another tool should express; those about our own run and its timing left out."""
+    own = ("timing_warmup", "watch", "engine")
+    return [name for name in not_at_default(knobs) if name not in own and KNOBS_BY_NAME[name].applies(knobs)]
 
 
 def _compile_mode(knobs: KnobValues) -> str:

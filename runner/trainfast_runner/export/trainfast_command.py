@@ -15,7 +15,7 @@ from trainfast_runner.export.written import ExportText
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, not_at_default
 from trainfast_runner.settings.spec import RunSpec, from_preset
 from trainfast_runner.settings.strategies import strategy_of
 
@@ -32,11 +32,10 @@ def command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
 def preset(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportText:
     """A preset of its own, whole, with the knobs that are not at their defaults."""
     alone = strategy_of(knobs).one_device and "devices" not in run.overrides
-    default_values = defaults()
     changed_knobs = {
         name: value
-        for name, value in knobs.items()
-        if value != default_values[name] and KNOBS_BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
+        for name, value in not_at_default(knobs).items()
+        if KNOBS_BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
     }
     text = preset_text(run.title or run.preset, run.model, run.data, changed_knobs)
     return ExportText(text, [], f"{Path(run.preset).stem}.toml")

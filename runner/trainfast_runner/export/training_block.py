@@ -9,7 +9,7 @@ from pprint import pformat
 
 from trainfast_runner.export.deepspeed_json import config_for_trainer
 from trainfast_runner.export.script_command import has_field
-from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
+from trainfast_runner.export.trainer_arguments import settings_to_express, trainer_arguments
 from trainfast_runner.export.written import ExportText, comment_lines, malloc_comments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
@@ -29,7 +29,7 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
     arguments, left_out = trainer_arguments(run, knobs)
     elsewhere = [
         f"# {name}={KNOBS_BY_NAME[name].text_of(knobs[name])}: {KNOBS_BY_NAME[name].same_as.training_args}"
-        for name in overrides(knobs)
+        for name in settings_to_express(knobs)
         if name not in (*left_out, "strategy")
         and not has_field(name, arguments)
         and (name != "devices" or (name in run.overrides and run.device == "cuda"))

@@ -392,3 +392,9 @@ def knob(name: str) -> Knob:
 def defaults() -> KnobValues:
     """Every knob at its default."""
     return {entry.name: entry.default for entry in KNOBS}
+
+
+def not_at_default(knobs: KnobValues) -> KnobValues:
+    """The knobs whose value is not their default."""
+    default_values = defaults()
+    return {name: value for name, value in knobs.items() if value != default_values[name]}
