@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from tests.core.test_memory_model import model_of
 
-from trainfast_runner.machine.calibration import CALIBRATION_FILE, Ceiling, cpu_name
+from trainfast_runner.machine.calibration import CALIBRATION_FILE, Ceiling
+from trainfast_runner.machine.cpu.cpu_info import cpu_name
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import Home
 from trainfast_tui.cli import main, progress

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from cli.command import SMALL, Cli
-from trainfast_runner.machine.calibration import CALIBRATION_FILE, Ceiling, cpu_name
+from trainfast_runner.machine.calibration import CALIBRATION_FILE, Ceiling
+from trainfast_runner.machine.cpu.cpu_info import cpu_name
 
 ROUND = Ceiling(device="cpu", name="", tflops={"fp32": 0.1}, copy_gb_per_s=10.0, operation_us=20.0, cpu_share=1.0)
 """A calibration in round figures: a real one takes seconds, and is refused beside other work."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.machine import devices
+from trainfast_runner.machine.cpu import cpu_info
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.interconnect import Interconnect
 from trainfast_runner.memory.model_size import ModelSize, bytes_per_parameter, model_size, state_bytes
@@ -185,7 +185,8 @@ def test_parameters_follow_from_a_configuration() -> None:
 
 def test_fp16_that_the_cpu_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = tmp_path / "cpuinfo"
-    monkeypatch.setattr(devices, "CPU_INFO", flags)
+    monkeypatch.setattr(cpu_info, "CPU_INFO", flags)
+    monkeypatch.setattr(cpu_info, "_cpu_info", cpu_info._cpu_info.__wrapped__)
     flags.write_text("flags: avx512f\n")
     advice = advice_on(CPU, Situation(), "precision=fp16")["precision"]
     assert advice.value == "bf16"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import devices, extensions
+from trainfast_runner.machine import extensions
+from trainfast_runner.machine.cpu import cpu_info
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.settings.compatibility import zero_rules
 from trainfast_runner.settings.compatibility.check import check
@@ -108,7 +109,8 @@ def test_a_disk_needs_a_compiler_and_libaio(tmp_path: Path, monkeypatch: pytest.
 def test_half_precision_needs_the_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = tmp_path / "cpuinfo"
     flags.write_text("flags: avx512f\n")
-    monkeypatch.setattr(devices, "CPU_INFO", flags)
+    monkeypatch.setattr(cpu_info, "CPU_INFO", flags)
+    monkeypatch.setattr(cpu_info, "_cpu_info", cpu_info._cpu_info.__wrapped__)
     assert refusal("strategy=zero2", "precision=fp16").advice == "precision=bf16"
 
 

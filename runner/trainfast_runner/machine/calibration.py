@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.cpu.cpu_info import cpu_name
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.training_python import find_python, torch_build, visible_to
 from trainfast_runner.machine.worker_scripts import ask_script, own_environment
@@ -89,16 +88,6 @@ def is_calibrated(home: Home, name: str) -> bool:
     """True if the device of this name was measured undisturbed, in each way that this version measures."""
     ceiling = read(home).get(name)
     return ceiling is not None and not ceiling.disturbed and ceiling.operation_us is not None
-
-
-def cpu_name() -> str:
-    """The processor's own name and how many of its cores this process may use."""
-    name = "CPU"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.lower().startswith(("model name", "cpu model")):
-            name = line.partition(":")[2].strip()
-            break
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 
 def _device(executable: str) -> tuple[str, dict[str, str]]:

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -34,7 +33,6 @@ from trainfast_runner.machine.telemetry.topology import Topology, read_topology
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.worker.catalog import STRATEGIES
 
-CPU_INFO = Path("/proc/cpuinfo")
 CUDA_BUILD, HIP_BUILD = "torch.version.cuda", "torch.version.hip"
 
 
@@ -132,14 +130,6 @@ class Machine:
     def _is_in_mig_mode(gpu: DeviceReading) -> bool:
         """True for a GPU in MIG mode, which can be trained on by its instances only."""
         return gpu.mig_mode is True and not is_instance(gpu.uuid)
-
-
-def cpu_has_fp16() -> bool:
-    """True if this CPU multiplies fp16 itself (by AVX512-FP16, which torch's oneDNN asks for)."""
-    try:
-        return "avx512_fp16" in CPU_INFO.read_text()
-    except OSError:
-        return False
 
 
 def detect_machine(

@@ -7,7 +7,6 @@ beyond its trace. Kept in the home, by the device's name.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.cpu.cpu_info import cpu_name
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import home_directory
 from trainfast_runner.records.json_lines import DAMAGE, write_atomically
@@ -92,25 +92,17 @@ def corrections_of_device(device: str, gpu: str | None = None, home: Path | None
     """The corrections of a device, cpu or cuda; when no GPU is named, of the only one that has any."""
     devices = read_corrections(home)
     if device != "cuda":
-        return devices.get(_cpu_name(), DeviceCorrections())
+        return devices.get(cpu_name(), DeviceCorrections())
     if gpu is not None:
         return devices.get(gpu, DeviceCorrections())
     gpus = [each for each in devices.values() if each.device == "cuda"]
     return gpus[0] if len(gpus) == 1 else DeviceCorrections()
 
 
-@functools.cache
-def _cpu_name() -> str:
-    # Imported late: calibrations bring the worker's scripts, and only a CPU's corrections need its name.
-    from trainfast_runner.machine.calibration import cpu_name
-
-    return cpu_name()
-
-
 def _device_name(run: RunFile) -> str:
     if run.device_names:
         return run.device_names[0]
-    return "GPU" if run.device == "cuda" else _cpu_name()
+    return "GPU" if run.device == "cuda" else cpu_name()
 
 
 def record_correction(home: Path, records: RunRecords, result: Result) -> None:

@@ -53,7 +53,8 @@ class IdleCalibrator:
 
     def _calibrate(self, machine: Machine, cancelled: threading.Event) -> DeviceCalibrated | None:
         """Measure the device, unless it is known. A device that cannot be measured stays as it is."""
-        from trainfast_runner.machine.calibration import calibrate, cpu_name, is_calibrated
+        from trainfast_runner.machine.calibration import calibrate, is_calibrated
+        from trainfast_runner.machine.cpu.cpu_info import cpu_name
         from trainfast_runner.machine.worker_scripts import ScriptCancelled
         from trainfast_runner.running.run_state import live_runs
 

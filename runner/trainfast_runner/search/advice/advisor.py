@@ -6,7 +6,8 @@ a knob. An estimate is called an estimate, and a measurement of this home goes b
 
 from __future__ import annotations
 
-from trainfast_runner.machine.devices import Machine, cpu_has_fp16
+from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
+from trainfast_runner.machine.devices import Machine
 from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, Measured, Situation, has_same, total_batch
 from trainfast_runner.search.advice.strategy import strategy_advice
 from trainfast_runner.settings.knob_type import KnobValues, whole_number

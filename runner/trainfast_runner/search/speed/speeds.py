@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import calibration
 from trainfast_runner.machine.calibration import Ceiling
+from trainfast_runner.machine.cpu.cpu_info import cpu_name
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.available import first_gpu_name
 from trainfast_runner.memory.model import MemoryModel
@@ -62,7 +63,7 @@ def speeds_on(home: Home, spec: RunSpec, device: DeviceName, python: str | None 
 
     Reads the newest runs and their cached traces: some ten milliseconds. Raises UserError when the home is unreadable.
     """
-    name = device.gpu or calibration.cpu_name()
+    name = device.gpu or cpu_name()
     calibrated = calibration.is_calibrated(home, name)
     ceiling = calibration.read(home)[name] if calibrated else NOMINAL[device.kind]
     cores = len(os.sched_getaffinity(0))

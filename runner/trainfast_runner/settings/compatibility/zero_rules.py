@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.devices import cpu_has_fp16
+from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
 from trainfast_runner.machine.extensions import has_libaio, missing_tool
 from trainfast_runner.machine.processes.listing import user_name
 from trainfast_runner.settings.compatibility.facts import Facts, Rule

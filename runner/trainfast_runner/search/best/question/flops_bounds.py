@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.machine.calibration import Ceiling, cpu_name, read
+from trainfast_runner.machine.calibration import Ceiling, read
+from trainfast_runner.machine.cpu.cpu_info import cpu_name
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.worker_lines import ActualLine
