@@ -14,7 +14,8 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.cpu_info import cpu_name
 from trainfast_runner.machine.devices import detect_machine
-from trainfast_runner.machine.training_python import find_python, torch_build, visible_to
+from trainfast_runner.machine.gpus.visible import visible_to
+from trainfast_runner.machine.training_python import find_python, torch_build
 from trainfast_runner.machine.worker_scripts import ask_script, own_environment
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import Home

@@ -80,11 +80,6 @@ def inspect(
     )
 
 
-def visible_to(uuids: Iterable[str]) -> dict[str, str]:
-    """The variables with which a process sees these GPUs alone, in this order; none of them for no UUID."""
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(uuids)}
-
-
 def torch_build(executable: str) -> dict[str, str | None]:
     """`torch`, `torch.version.cuda` and `torch.version.hip` of a Python, as `Inspection.versions` has them.
 

@@ -13,6 +13,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python, worker_scripts
+from trainfast_runner.machine.gpus.visible import visible_to
 from trainfast_runner.memory.corrections import corrections_of_device
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.traces import (
@@ -233,7 +234,7 @@ def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of a run on this device; ours if the run's GPUs are not known."""
     environment = worker_scripts.own_environment()
     if gpus or device == "cpu":
-        return {**environment, **training_python.visible_to(gpus)}
+        return {**environment, **visible_to(gpus)}
     return environment
 
 

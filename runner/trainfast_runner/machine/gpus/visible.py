@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.telemetry.mig import Instance
@@ -26,6 +26,11 @@ def hides_all(environment: Mapping[str, str]) -> bool:
     """True if CUDA_VISIBLE_DEVICES asks for no GPU at all."""
     named = entries(environment)
     return named is not None and named[0] in HIDE_ALL
+
+
+def visible_to(uuids: Iterable[str]) -> dict[str, str]:
+    """The variables with which a process sees these GPUs alone, in this order; none of them for no UUID."""
+    return {DEVICE_ORDER: PCI_ORDER, VISIBLE_DEVICES: ",".join(uuids)}
 
 
 def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]) -> Instance | None:

@@ -12,6 +12,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.gpus.choice import GpuChoice
+from trainfast_runner.machine.gpus.visible import VISIBLE_DEVICES, visible_to
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
@@ -177,9 +178,9 @@ def _environment(knobs: KnobValues, choice: GpuChoice) -> dict[str, str]:
     paths = [path for path in (os.environ.get("PYTHONPATH"), str(HOOKS_FOLDER)) if path]
     env = {"PYTHONPATH": os.pathsep.join(paths)}
     if asks_for_cpu(knobs.get("devices")):
-        env["CUDA_VISIBLE_DEVICES"] = ""
+        env[VISIBLE_DEVICES] = ""
     elif knobs.get("devices") is not None and choice.gpus:
-        env |= training_python.visible_to(gpu.uuid or str(gpu.index) for gpu in choice.gpus)
+        env |= visible_to(gpu.uuid or str(gpu.index) for gpu in choice.gpus)
     return env
 
 
