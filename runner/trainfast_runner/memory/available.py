@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cgroup import free_within_limits
+from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.model_size import least_weight_bytes
 from trainfast_runner.settings.device_counts import chosen_gpus
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import mebibytes
-
-if TYPE_CHECKING:
-    from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.settings.spec import RunSpec
 
 EXIT_NOTHING_FITS = 3
 """Exit code."""

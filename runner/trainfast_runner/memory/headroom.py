@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from trainfast_runner.bisection import largest_fitting
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.available import RankLimit, available_memory, first_gpu_name
 from trainfast_runner.memory.corrections import WHOLE_STEP, correction_key
-from trainfast_runner.memory.model import batch_multiple, keeps_untraced_memory
+from trainfast_runner.memory.model import MemoryModel, batch_multiple, keeps_untraced_memory
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.settings.compatibility.check import cannot_run_here
-
-if TYPE_CHECKING:
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.memory.model import MemoryModel
-    from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.spec import RunSpec
 
 UNTOUCHED_BYTES = 12 << 20
 """Address space reserved and never touched, which a limit of a CPU counts too (measured: 8.0 to 10.8 MiB)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,9 +17,6 @@ from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.records.worker_lines import ExceptionLine
 from trainfast_runner.results.oom.script import explain_script
 from trainfast_runner.units import highest
-
-if TYPE_CHECKING:
-    pass
 
 
 def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
@@ -76,7 +72,7 @@ def held_bytes_of(records: RunRecords, error: RunError | None) -> int | None:
 
 def models_of(run: RunFile, python: str | None = None) -> ModelOf:
     """The memory models traced so far for the run's GPU; `python` replaces the one it trained in."""
-    # Imported late, here and below: the supervisor starts without the tracer, which only a lack of memory needs.
+    # Imported late: the supervisor starts without the tracer, which only a lack of memory needs.
     from trainfast_runner.memory.tracing import cached_models
 
     return cached_models(run.device, python or run.python or None, next(iter(run.device_names), None))

@@ -12,11 +12,10 @@ from trainfast_runner.memory.oom.explain import OutOfMemory
 from trainfast_runner.memory.oom.predicted_fixes import is_enough
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.results.oom.explain_run import explain_run, models_of
-from trainfast_runner.settings.spec import spec_of_record
+from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.warm_tracer import WarmTracer
-    from trainfast_runner.settings.spec import RunSpec
 
 
 def trace_changes(
@@ -52,6 +51,7 @@ def _trace(
     cancelled: threading.Event | None,
     tracer: WarmTracer | None,
 ) -> Generator[int]:
+    # Imported late: the tracer is needed only for a run that ran out of memory.
     from trainfast_runner.memory.tracing import cached_models, trace_models
 
     model_of = cached_models(run.device, python)

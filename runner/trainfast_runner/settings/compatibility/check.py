@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu
+from trainfast_runner.machine.devices import Machine
 from trainfast_runner.settings.compatibility.catalog_rules import (
     CATALOG_RULES,
     compile_fits,
@@ -28,10 +27,7 @@ from trainfast_runner.settings.compatibility.pipeline_rules import PIPELINE_RULE
 from trainfast_runner.settings.compatibility.technique_rules import TECHNIQUE_RULES
 from trainfast_runner.settings.compatibility.tensor_rules import TENSOR_RULES
 from trainfast_runner.settings.compatibility.zero_rules import ZERO_RULES
-
-if TYPE_CHECKING:
-    from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.spec import RunSpec
 
 RULES: tuple[Rule, ...] = (
     *GENERAL_RULES,
