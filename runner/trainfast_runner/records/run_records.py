@@ -124,9 +124,7 @@ class RunRecords:
 
     def peak_used_bytes(self, uuids: Iterable[str]) -> int | None:
         """The highest used memory of any of these devices."""
-        sampled = (sample.memory_used_bytes for uuid in uuids for _, sample in self.device_samples.get(uuid, ()))
-        left_out = [self.highest_used_bytes.get(uuid) for uuid in uuids]
-        return highest((*sampled, *left_out))
+        return highest(self.highest_used_bytes.get(uuid) for uuid in uuids)
 
     def last_t_ns(self) -> int | None:
         """The time of the last record, telemetry left out."""
