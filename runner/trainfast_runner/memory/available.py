@@ -8,13 +8,11 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cgroup import free_within_limits
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.model_size import least_weight_bytes
+from trainfast_runner.records.run_file import EXIT_CODES
 from trainfast_runner.settings.device_counts import chosen_gpus
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import mebibytes
-
-EXIT_NOTHING_FITS = 3
-"""Exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def limit_below_weights_error(spec: RunSpec, parameters: int | None, devices: in
         f"memory_limit={limit} is below what the {parameters:,} parameters alone need"
         f"{' on each device' if devices > 1 else ''}: {needed:,} bytes ({mebibytes(needed)})",
         key="memory_limit",
-        exit_code=EXIT_NOTHING_FITS,
+        exit_code=EXIT_CODES["oom"],
     )
 
 

@@ -19,21 +19,6 @@ RecordedKnobs = dict[str, Any]
 
 SCHEMA = 1
 
-STATES = (
-    "starting",
-    "running",
-    "stopping",
-    "finished",
-    "oom",
-    "failed",
-    "stopped",
-    "killed",
-    "lost",
-    "failed_to_start",
-)
-END_STATES = STATES[3:]
-CONFIRM_STEP = "prove"
-"""The action in a batch search's journal that starts a confirmation run; best-fit has its own role `CONFIRM`."""
 COLD = "cold"
 """Role of a best-fit search's run of one candidate in a fresh process: a race, a confirmation, a run under the memory
 limit, or one with a knob set back."""
@@ -43,11 +28,15 @@ EXIT_CODES = {
     "finished": 0,
     "oom": 3,
     "failed": 4,
-    "killed": 4,
-    "failed_to_start": 4,
-    "lost": 5,
     "stopped": 130,
+    "killed": 4,
+    "lost": 5,
+    "failed_to_start": 4,
 }
+END_STATES = frozenset(EXIT_CODES)
+"""A run in none of these is starting, running or stopping."""
+STATES = ("starting", "running", "stopping", *EXIT_CODES)
+"""Every state, in the order in which they are listed."""
 
 
 class ClockAnchor(msgspec.Struct, frozen=True, kw_only=True):

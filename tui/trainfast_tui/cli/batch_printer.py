@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainfast_runner.records.run_file import CONFIRM_STEP, CONFIRMATION
+from trainfast_runner.records.run_file import CONFIRMATION
 from trainfast_runner.search.journal import batch as journal
-from trainfast_runner.search.journal.batch import BatchLaunched, BatchLine, BatchStep
+from trainfast_runner.search.journal.batch import CONFIRM_STEP, BatchLaunched, BatchLine, BatchStep
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.text.format import count, duration, milliseconds, per_second, size, with_sizes
 from trainfast_tui.text.memory import phase_words

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import CONFIRM_STEP, CONFIRMATION, PROBE
+from trainfast_runner.records.run_file import CONFIRMATION, PROBE
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.run_state import live_runs
 from trainfast_runner.search.batch.answer import answer_of
@@ -17,6 +17,7 @@ from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
 from trainfast_runner.search.conductor import Conductor, SearchCallbacks
 from trainfast_runner.search.journal.batch import (
+    CONFIRM_STEP,
     BatchEnded,
     BatchLaunched,
     BatchLine,

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from trainfast_runner.bisection import largest_fitting
-from trainfast_runner.records.run_file import CONFIRM_STEP
 from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, memory_by_rank, tightest
-from trainfast_runner.search.journal.batch import BatchStep
+from trainfast_runner.search.journal.batch import CONFIRM_STEP, BatchStep
 from trainfast_runner.search.journal.memory_fit import RankMemory
 from trainfast_runner.units import mebibytes
 

@@ -26,6 +26,9 @@ from trainfast_runner.search.journal.lines import (
 )
 from trainfast_runner.search.journal.memory_fit import RankMemory
 
+CONFIRM_STEP = "prove"
+"""The action of a step that starts a confirmation run; best-fit has its own role `CONFIRM`."""
+
 
 class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
     """The first line: the question. The same command has the same `key`; `limit_words` name the source of the limit.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.records.run_file import CONFIRM_STEP
+from trainfast_runner.search.journal.batch import CONFIRM_STEP
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.starting import wait_words
 
