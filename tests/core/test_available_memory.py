@@ -109,7 +109,7 @@ def a_plan(asked_bytes: tuple[int, ...] | None, device: str = "cpu", ranks: int 
 def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothing_swaps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "host_free_bytes", lambda: 10 * GIB)
+    monkeypatch.setattr(limits, "read_host_free_bytes", lambda: 10 * GIB)
     assert limits.limits_of(a_plan((9 * GIB,))) == limits.Limits((9 * GIB,), "memory_limit=9216MiB")
     assert limits.limits_of(a_plan((2 * GIB, GIB), ranks=2)).by_rank == (2 * GIB, GIB)
     found = limits.limits_of(a_plan(None))

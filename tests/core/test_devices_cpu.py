@@ -9,7 +9,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import available_memory, first_gpu_name
+from trainfast_runner.memory.available import available_memory
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.results.comparison.difference import compare
@@ -18,6 +18,7 @@ from trainfast_runner.search.advice.facts import Situation
 from trainfast_runner.settings import device_counts
 from trainfast_runner.settings.compatibility.check import cannot_run_anywhere, check
 from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.device_counts import first_gpu_name
 from trainfast_runner.settings.spec import resolve
 
 GIB = 2**30

@@ -258,7 +258,7 @@ def test_a_process_that_comes_during_a_probe_voids_it() -> None:
 def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, free = Home(tmp_path), [8 << 30]
     for module in (limits, opening):
-        monkeypatch.setattr(module, "host_free_bytes", lambda: free[0])
+        monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
     first = opening.open_batch(PLAN, home, BatchSearchOptions())
     free[0] -= 512 * MIB
     assert opening.open_batch(PLAN, home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"

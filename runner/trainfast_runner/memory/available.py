@@ -75,12 +75,6 @@ def limit_below_weights_error(spec: RunSpec, parameters: int | None, devices: in
     )
 
 
-def first_gpu_name(spec: RunSpec, machine: Machine) -> str | None:
-    """The name of the first GPU that a run takes; None on a CPU. Raises UserError for GPUs that do not exist."""
-    gpus = chosen_gpus(spec.knobs, machine.used_by(spec.knobs["devices"])).gpus
-    return gpus[0].name if gpus else None
-
-
 def _free_memory(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> RankLimit | None:
     gpus = chosen_gpus(spec.knobs, machine.used_by(spec.knobs["devices"])).gpus
     if gpus:
@@ -98,7 +92,7 @@ def _free_memory(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: i
     return RankLimit(host_free_bytes // max(1, ranks), words)
 
 
-def host_free_bytes() -> int:
+def read_host_free_bytes() -> int:
     """Bytes of host memory that this process's control groups let it use now without swapping."""
     # Imported late: the screen needs RankLimit before its first frame, and no readings yet.
     import psutil

@@ -8,11 +8,12 @@ from math import ceil
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import RankLimit, available_memory, first_gpu_name
+from trainfast_runner.memory.available import RankLimit, available_memory
 from trainfast_runner.memory.corrections import WHOLE_STEP, correction_key
 from trainfast_runner.memory.model import MemoryModel, batch_multiple, keeps_untraced_memory
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.settings.compatibility.check import cannot_run_here
+from trainfast_runner.settings.device_counts import first_gpu_name
 from trainfast_runner.settings.spec import RunSpec
 
 UNTOUCHED_BYTES = 12 << 20

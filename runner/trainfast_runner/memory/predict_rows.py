@@ -11,7 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, detect_machine
-from trainfast_runner.memory.available import host_free_bytes, limit_below_weights_error
+from trainfast_runner.memory.available import limit_below_weights_error, read_host_free_bytes
 from trainfast_runner.memory.headroom import PredictedFit, predict_headroom
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.tracing import TraceProgress, trace_models
@@ -110,7 +110,7 @@ def _predicted_row(run: RunToPredict, model: MemoryModel | UserError, machine: M
     if isinstance(model, UserError):
         return PredictedRow(run, error=model)
     try:
-        fit = predict_headroom(model, run.spec, machine, ranks, host_free_bytes())
+        fit = predict_headroom(model, run.spec, machine, ranks, read_host_free_bytes())
         parameters = None if strategy_of(run.spec.knobs).is_tensor_parallel else model.parameters
         hopeless = limit_below_weights_error(run.spec, parameters, device_counts.device_count(run.spec, machine))
     except UserError as error:

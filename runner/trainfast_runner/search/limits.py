@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainfast_runner.memory.available import host_free_bytes
+from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.units import gibibytes
 
@@ -29,7 +29,7 @@ def limits_of(plan: RunPlan) -> Limits:
         if limits_bytes is None:
             return Limits((), "what the GPU has free without its context")
         return Limits(limits_bytes, words)
-    free = host_free_bytes()
+    free = read_host_free_bytes()
     if limits_bytes is not None and sum(limits_bytes) <= free:
         return Limits(limits_bytes, words)
     shared = f", shared by {ranks} ranks" if ranks > 1 else ""

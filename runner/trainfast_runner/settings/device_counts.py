@@ -55,6 +55,12 @@ def chosen_gpus(knobs: KnobValues, machine: Machine) -> GpuChoice:
     return machine.choose_gpus(device_choice(devices_asked(knobs)), strategy_or_single(knobs).name)
 
 
+def first_gpu_name(spec: RunSpec, machine: Machine) -> str | None:
+    """The name of the first GPU that a run takes; None on a CPU. Raises UserError for GPUs that do not exist."""
+    gpus = chosen_gpus(spec.knobs, machine.used_by(spec.knobs["devices"])).gpus
+    return gpus[0].name if gpus else None
+
+
 def recorded_devices(spec: RunSpec, machine: Machine) -> KnobValue:
     """The `devices` knob as a run records it: with an open number filled in. Raises UserError as `device_count`."""
     devices = spec.knobs["devices"]

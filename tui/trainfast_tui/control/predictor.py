@@ -140,8 +140,7 @@ def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFi
 
 def _peak_bytes(traced: Traced, machine: Machine) -> int | None:
     """Predict the peak of other settings; None if they cannot run on this machine."""
-    from trainfast_runner.memory.available import first_gpu_name
-    from trainfast_runner.settings.device_counts import world_size
+    from trainfast_runner.settings.device_counts import first_gpu_name, world_size
 
     try:
         ranks = world_size(traced.spec, machine)

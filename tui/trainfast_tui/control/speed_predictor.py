@@ -56,9 +56,9 @@ class SpeedPredictor:
         return predicted.why if isinstance(predicted, Unknown) else predicted
 
     def _speeds(self, spec: RunSpec, machine: Machine, speed_key: str) -> Speeds:
-        from trainfast_runner.memory.available import first_gpu_name
         from trainfast_runner.search.speed.earlier_speeds import DeviceName, training_of
         from trainfast_runner.search.speed.speeds import speeds_on
+        from trainfast_runner.settings.device_counts import first_gpu_name
 
         device = DeviceName(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")
         key = repr((training_of(spec), device, speed_key))

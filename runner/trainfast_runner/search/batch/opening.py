@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.available import host_free_bytes
+from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running.planning import RunPlan
@@ -92,7 +92,7 @@ def _limits_still_fit(plan: RunPlan, directory: Path) -> bool:
     return (
         plan.device == "cuda"
         or not isinstance(question, BatchQuestion)
-        or sum(question.limits_bytes) <= host_free_bytes()
+        or sum(question.limits_bytes) <= read_host_free_bytes()
     )
 
 

@@ -10,7 +10,6 @@ from trainfast_runner.machine import calibration
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.cpu.cpu_info import cpu_name
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import first_gpu_name
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.sharding import PREDICTED
 from trainfast_runner.memory.tracing import cached_model, cached_models
@@ -20,7 +19,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.speed.earlier_speeds import DeviceName, measured_speeds
 from trainfast_runner.search.speed.predicted_speed import SpeedModel, Unknown
 from trainfast_runner.search.speed.step_time import step_time
-from trainfast_runner.settings.device_counts import device_count
+from trainfast_runner.settings.device_counts import device_count, first_gpu_name
 from trainfast_runner.settings.spec import RunSpec
 
 NOMINAL = {

@@ -35,10 +35,10 @@ def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None) -> s
         return ""
     if machine.used_by(spec.knobs.get("devices")).device != "cpu":
         return ""
-    from trainfast_runner.memory.available import host_free_bytes
+    from trainfast_runner.memory.available import read_host_free_bytes
     from trainfast_runner.search.limits import share_of_free
 
-    each = fmt.size(share_of_free(host_free_bytes(), ranks))
+    each = fmt.size(share_of_free(read_host_free_bytes(), ranks))
     whose = "of this machine's memory" if ranks == 1 else f"of this machine's memory for each of {ranks} processes"
     limit = f"{each} {whose}"
     return f"No memory_limit: the search uses up to {limit}, set as a real limit; set memory_limit to lower it."
