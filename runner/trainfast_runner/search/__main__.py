@@ -20,7 +20,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.scripts.script_spec import typed_settings
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import check_plan, open_batch
 from trainfast_runner.search.batch.script_conductor import plan_script_batch
@@ -35,6 +34,7 @@ from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.search.options import BatchSearchOptions, SearchOptions
 from trainfast_runner.search.script_runs import TrialPlan
 from trainfast_runner.settings.spec import spec_of_record
+from trainfast_runner.settings.typed_settings import settings_of
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ def conduct_request(
 def _plan_batch(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, TrialPlan | None]:
     """Return the plan of a batch search, checked, and the planner of a script's trials. Raises UserError."""
     if request.script is not None:
-        settings = typed_settings(request.knobs, request.overrides)
+        settings = settings_of(request.knobs, request.overrides)
         return plan_script_batch(request.script, settings, request.python, options)
     plan = planning.plan_run(spec_of_record(request), request.python)
     check_plan(plan, options)

@@ -3,13 +3,13 @@ of DataLoader. An explicit argument in the script wins over the last two, so wha
 
 from __future__ import annotations
 
-from trainfast_runner.export.trainer_arguments import trainer_fields as all_trainer_fields
+from trainfast_runner.export.trainer_arguments import trainer_fields
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS
 
 
-def environment(knobs: KnobValues) -> dict[str, str]:
+def framework_environment(knobs: KnobValues) -> dict[str, str]:
     """Variables by which accelerate and Lightning (PL_TRAINER_*) take these knobs."""
     env = {}
     precision = str(knobs.get("precision"))
@@ -25,9 +25,9 @@ def environment(knobs: KnobValues) -> dict[str, str]:
     return env
 
 
-def trainer_fields(knobs: KnobValues) -> dict[str, object]:
+def hook_trainer_fields(knobs: KnobValues) -> dict[str, object]:
     """Fields of TrainingArguments, which the hooks set before its `__post_init__`."""
-    return all_trainer_fields({name: value for name, value in knobs.items() if name in FRAMEWORK_KNOBS})
+    return trainer_fields({name: value for name, value in knobs.items() if name in FRAMEWORK_KNOBS})
 
 
 def loader_defaults(knobs: KnobValues) -> dict[str, object]:

@@ -17,7 +17,7 @@ from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER
-from trainfast_runner.running.scripts.knob_places import environment, loader_defaults, trainer_fields
+from trainfast_runner.running.scripts.knob_places import framework_environment, hook_trainer_fields, loader_defaults
 from trainfast_runner.running.scripts.log_steps import step_pattern
 from trainfast_runner.settings.device_counts import device_choice
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
@@ -69,13 +69,13 @@ def plan_script(
         steps_from_log=steps_from_log,
         flagged=flagged,
         places=preset.places,
-        trainer_fields=trainer_fields(without_flag),
+        trainer_fields=hook_trainer_fields(without_flag),
         loader_defaults=loader_defaults(without_flag),
         hooks_blocked=hooks_blocked,
         unconfirmed=[] if preset.framework == "HF Trainer" else list(without_flag),
         trial=trial,
     )
-    return replace(plan, env={**plan.env, **environment(without_flag)}, script=script, cwd=cwd)
+    return replace(plan, env={**plan.env, **framework_environment(without_flag)}, script=script, cwd=cwd)
 
 
 def _plan_command(spec: RunSpec, command: ScriptCommand, versions: dict[str, str | None]) -> RunPlan:
