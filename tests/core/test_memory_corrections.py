@@ -15,6 +15,7 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory import corrections, tracing
 from trainfast_runner.memory.headroom import predict_headroom
 from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.record_correction import record_correction
 from trainfast_runner.records.result import Conditions, MemoryFigures, Result, RunError
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Step
@@ -71,7 +72,7 @@ def test_a_context_is_measured_by_samples_from_when_torch_held_the_most(tmp_path
 
     def context(*samples: tuple[int, int]) -> int | None:
         devices = {"G": [(t_ns, DeviceSample(index=0, uuid="G", memory_used_bytes=used)) for t_ns, used in samples]}
-        corrections.record_correction(tmp_path, replace(records, steps={0: steps}, device_samples=devices), result)
+        record_correction(tmp_path, replace(records, steps={0: steps}, device_samples=devices), result)
         return corrections.corrections_of_device("cuda", "H200", tmp_path).context_bytes
 
     assert context((0, 4300)) is None, "it was still growing"
@@ -93,7 +94,7 @@ def test_what_libraries_keep_is_there_in_both_phases_whatever_the_batch() -> Non
 def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
     spec = spec_with(batch_size=5000)
     predicted = MODEL.predict(spec)
-    corrections.record_correction(tmp_path, a_run(spec), ended())
+    record_correction(tmp_path, a_run(spec), ended())
     learnt = [
         one for machine in corrections.read_corrections(tmp_path).values() for one in machine.corrections.values()
     ]
@@ -122,7 +123,7 @@ def test_untraced_memory_is_noted_until_it_is_measured_and_does_not_shrink(
     text = MODEL.predict(spec).basis
     assert "without what the compiled program and its compiler keep and what the Trainer keeps" in text
     assert "without" not in MODEL.predict(spec_with(batch_size=5000)).basis
-    corrections.record_correction(tmp_path, a_run(spec), ended())
+    record_correction(tmp_path, a_run(spec), ended())
     better, small = known_of(tmp_path), spec_with(batch_size=50, compile="default", engine="trainer")
     assert "without" not in better.predict(small).basis
     added = (
@@ -135,24 +136,24 @@ def test_untraced_memory_is_noted_until_it_is_measured_and_does_not_shrink(
 
 def test_a_run_corrects_the_predictions_of_its_own_device_only(tmp_path: Path) -> None:
     spec = spec_with(batch_size=5000)
-    corrections.record_correction(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA H200"]), ended())
-    corrections.record_correction(tmp_path, a_run(spec), ended())
+    record_correction(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA H200"]), ended())
+    record_correction(tmp_path, a_run(spec), ended())
     assert "corrected" in known_of(tmp_path, "cuda", "NVIDIA H200").predict(spec).basis
     assert "corrected" in known_of(tmp_path, "cuda").predict(spec).basis, "the only GPU that anything is known of"
     assert "corrected" not in known_of(tmp_path, "cuda", "NVIDIA A100").predict(spec).basis
     assert "corrected" in known_of(tmp_path).predict(spec).basis
-    corrections.record_correction(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA A100"]), ended())
+    record_correction(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA A100"]), ended())
     assert "corrected" not in known_of(tmp_path, "cuda").predict(spec).basis, "which of the two is not said"
 
 
 def test_a_run_that_says_nothing_of_the_next_teaches_nothing(tmp_path: Path) -> None:
     spec = spec_with(batch_size=5000)
-    corrections.record_correction(tmp_path, a_run(spec), ended("oom"))
-    corrections.record_correction(tmp_path, a_run(spec, steps=1), ended())
-    corrections.record_correction(tmp_path, a_run(spec, role="probe"), ended())
-    corrections.record_correction(tmp_path, a_run(spec, data={"samples": "lines"}), ended())
-    corrections.record_correction(tmp_path, a_run(spec, {"forward_backward": 1 << 40, "optimizer": 0}), ended())
-    corrections.record_correction(tmp_path, RunRecords(run=a_run(spec).run, steps={}), ended())
+    record_correction(tmp_path, a_run(spec), ended("oom"))
+    record_correction(tmp_path, a_run(spec, steps=1), ended())
+    record_correction(tmp_path, a_run(spec, role="probe"), ended())
+    record_correction(tmp_path, a_run(spec, data={"samples": "lines"}), ended())
+    record_correction(tmp_path, a_run(spec, {"forward_backward": 1 << 40, "optimizer": 0}), ended())
+    record_correction(tmp_path, RunRecords(run=a_run(spec).run, steps={}), ended())
     assert corrections.read_corrections(tmp_path) == {}
 
 
@@ -178,21 +179,21 @@ def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_ag
     before = most_in(tmp_path)
     failed = before * 9 // 10
     out = msgspec.structs.replace(ended("oom"), error=OUT)
-    corrections.record_correction(tmp_path, a_failed_run(spec_with(batch_size=failed)), out)
+    record_correction(tmp_path, a_failed_run(spec_with(batch_size=failed)), out)
     assert most_in(tmp_path) == failed - 1
     assert most_in(tmp_path, "300MiB") < most_in(tmp_path, "380MiB") < failed - 1
     assert most_in(tmp_path, grad_accum=2) < failed, "the same program"
-    corrections.record_correction(tmp_path, a_failed_run(spec_with(batch_size=failed + 5)), out)
+    record_correction(tmp_path, a_failed_run(spec_with(batch_size=failed + 5)), out)
     [machine] = corrections.read_corrections(tmp_path).values()
     assert len(machine.failed) == 1, "that a larger one runs out is no news"
     assert most_in(tmp_path) == failed - 1
     plain = known_of(tmp_path).predict(spec_with(batch_size=failed))
     assert plain.phases == MODEL.predict(spec_with(batch_size=failed)).phases, "what is predicted is what is measured"
-    corrections.record_correction(
+    record_correction(
         tmp_path, a_failed_run(spec_with(batch_size=failed // 2)), msgspec.structs.replace(out, error=None)
     )
     assert most_in(tmp_path) == failed - 1, "that was not the training's"
-    corrections.record_correction(tmp_path, a_run(spec_with(batch_size=failed), memory_limit_bytes=[LIMIT]), ended())
+    record_correction(tmp_path, a_run(spec_with(batch_size=failed), memory_limit_bytes=[LIMIT]), ended())
     assert most_in(tmp_path) >= failed, "it finished after all"
 
 
@@ -206,7 +207,7 @@ def test_damaged_corrections_are_printed_in_a_line_and_written_anew(tmp_path: Pa
     assert text.startswith(f"{file} cannot be read")
     assert "\n" not in text
     assert known_of(tmp_path).predict(spec).phases == MODEL.predict(spec).phases
-    corrections.record_correction(tmp_path, a_run(spec), ended())
+    record_correction(tmp_path, a_run(spec), ended())
     assert corrections.why_unreadable(tmp_path) is None
     assert "corrected by r1" in known_of(tmp_path).predict(spec).basis
 
@@ -216,7 +217,7 @@ def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tra
     home.mkdir()
     for name in ("NVIDIA H200", "NVIDIA A100"):
         beyond = {**BEYOND, "forward_backward": len(name) * 1000}
-        corrections.record_correction(home, a_run(spec, beyond, device="cuda", device_names=[name]), ended())
+        record_correction(home, a_run(spec, beyond, device="cuda", device_names=[name]), ended())
     tracing.trace_model(spec, "cuda")
     run = a_run(spec, device="cuda", device_names=["NVIDIA A100"]).run
     assert run is not None

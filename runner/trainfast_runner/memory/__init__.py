@@ -4,7 +4,7 @@
 - timeline: the step's live bytes for any batch and depth, rebuilt from the traced segments
 - sharding, one_process, pipeline: from one process's live bytes to those of one rank of a strategy
 - model, prediction: the peak of the fullest rank, by category and phase
-- corrections: bytes that this machine's finished runs took beyond their trace
+- corrections, record_correction: bytes that this machine's finished runs took beyond their trace
 - available, headroom: the prediction beside the available memory; the largest batch that fits
 - predict_rows, predicted_run: predictions for `predict` and for `run.json`
 - model_size, step_work: estimates without a trace; the FLOPs and bytes moved of a step

@@ -18,8 +18,8 @@ from pathlib import Path
 from trainfast_runner.machine.processes.family import descendants, unended
 from trainfast_runner.machine.processes.identity import Identity, become_subreaper, identify, send
 from trainfast_runner.machine.worker_scripts import own_environment
-from trainfast_runner.memory import corrections
 from trainfast_runner.memory.predicted_run import with_prediction
+from trainfast_runner.memory.record_correction import record_correction
 from trainfast_runner.records.capped_file import CAP_BYTES
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
@@ -283,7 +283,7 @@ class Supervisor:
         result = result_with_figures(self._directory, records, verdict, ended_ns)
         with suppress(Exception):  # the next prediction is then as good as the last
             # Before result.json: the app predicts the next run as soon as it appears.
-            corrections.record_correction(Home.of_run(self._directory).path, with_prediction(records), result)
+            record_correction(Home.of_run(self._directory).path, with_prediction(records), result)
         # Before result.json: a run without one is settled by its next reader, which removes these files too.
         remove_sandbox(self._directory)
         if not self._try_write_result(result):

@@ -1,0 +1,157 @@
+"""Record the correction that a finished run adds; the supervisor alone needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.machine.cpu.cpu_info import cpu_name
+from trainfast_runner.memory.corrections import (
+    CORRECTIONS_FILE,
+    WHOLE_STEP,
+    Correction,
+    DeviceCorrections,
+    correction_key,
+    read_corrections,
+)
+from trainfast_runner.records.file_locks import locked
+from trainfast_runner.records.json_lines import write_atomically
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import WARM_ROLES, RunFile
+from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.worker.spec import limit_of_rank
+
+MAX_KEPT = 500
+FEWEST_STEPS = 2
+"""The first step has no optimizer states before its update."""
+TRAINING_PHASES = ("forward", "backward", "optimizer", "train")
+"""Phases in which the training itself runs out of memory; an engine that cannot split a step says train."""
+MAX_BEYOND = 0.5
+MAX_BEYOND_BYTES = 512 << 20
+"""A run whose peak is off its traced peak by more than both (a share of it, and bytes) took another step."""
+
+
+def record_correction(home: Path, records: RunRecords, result: Result) -> None:
+    """Keep the bytes a finished run took beyond its trace, or the least that one which ran out of memory took.
+
+    Does nothing for a run without prediction or measurement. Raises OSError when the home cannot be written.
+    """
+    run = records.run
+    if run is None or run.predicted_from_trace is None or run.role in WARM_ROLES:
+        return
+    beyond = _beyond_bytes(records, result)
+    failed = _failed_correction(run, result)
+    if not beyond and failed is None:
+        return
+    name = _device_name(run)
+    key = correction_key(run.predicted_from_trace, run.knobs, run.world_size)
+    # Two runs may end together.
+    with locked(home / f"{CORRECTIONS_FILE}.lock"):
+        devices = read_corrections(home)
+        corrections = devices.get(name, DeviceCorrections())
+        context = (_context_bytes(records, result) if beyond else None) or corrections.context_bytes
+        corrections = devices[name] = msgspec.structs.replace(corrections, device=run.device, context_bytes=context)
+        if beyond:
+            step_bytes = run.traced_bytes.get("forward_backward")
+            _keep_newest(
+                corrections.corrections,
+                key,
+                Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes),
+            )
+        before = corrections.failed.get(key)
+        if failed is not None and (before is None or before.beyond_bytes[WHOLE_STEP] < failed.beyond_bytes[WHOLE_STEP]):
+            _keep_newest(corrections.failed, key, failed)
+        elif beyond and before is not None and _refutes(run, before):
+            del corrections.failed[key]
+        write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(devices))
+
+
+def _device_name(run: RunFile) -> str:
+    if run.device_names:
+        return run.device_names[0]
+    return "GPU" if run.device == "cuda" else cpu_name()
+
+
+def _limit_of(run: RunFile, rank: int = 0) -> int | None:
+    """The limit of address space that a rank of the run had; None on a GPU, and without a limit."""
+    return limit_of_rank(run.memory_limit_bytes, rank) if run.device == "cpu" else None
+
+
+def _failed_correction(run: RunFile, result: Result) -> Correction | None:
+    """The least that a run which ran out of memory under a limit took beyond its trace; None for any other run."""
+    error = result.error
+    if result.state != "oom" or error is None or error.phase not in TRAINING_PHASES:
+        return None
+    limit, traced = _limit_of(run, error.rank or 0), _traced_peak(run)
+    if limit is None or traced is None or limit < traced:
+        return None
+    return Correction(run_id=run.run_id, beyond_bytes={WHOLE_STEP: limit - traced + 1}, step_bytes=traced)
+
+
+def _refutes(run: RunFile, failed: Correction) -> bool:
+    """True if a run finished that should have run out of memory by `failed`."""
+    limit, traced = _limit_of(run), _traced_peak(run)
+    return (
+        limit is not None
+        and traced is not None
+        and limit - traced < failed.share(traced) * failed.beyond_bytes[WHOLE_STEP]
+    )
+
+
+def _traced_peak(run: RunFile) -> int | None:
+    return max(run.traced_bytes.values(), default=None)
+
+
+def _keep_newest(corrections: dict[str, Correction], key: str, new: Correction) -> None:
+    """Add a correction as the newest; the oldest beyond MAX_KEPT go."""
+    corrections.pop(key, None)
+    corrections[key] = new
+    while len(corrections) > MAX_KEPT:
+        del corrections[next(iter(corrections))]
+
+
+def _beyond_bytes(records: RunRecords, result: Result) -> dict[str, int]:
+    """Bytes beyond the trace by phase; empty for a run that is no guide to the next one."""
+    run = records.run
+    if run is None or result.state != "finished":
+        return {}
+    if run.data.get("samples", "packed") != "packed" or min(map(len, records.steps.values()), default=0) < FEWEST_STEPS:
+        return {}
+    traced = run.traced_bytes
+    beyond = {phase: peak - traced[phase] for phase, peak in _phase_peaks(records).items() if phase in traced}
+    if any(abs(size) > max(MAX_BEYOND * traced[phase], MAX_BEYOND_BYTES) for phase, size in beyond.items()):
+        return {}
+    return beyond
+
+
+def _phase_peaks(records: RunRecords) -> dict[str, int]:
+    """Bytes at each phase's peak on the fullest rank, over all steps."""
+    peaks: dict[str, int] = {}
+    for rank in records.steps:
+        for phase, peak in records.totals(rank).phase_peaks.items():
+            peaks[phase] = max(peaks.get(phase, 0), peak)
+    return peaks
+
+
+def _context_bytes(records: RunRecords, result: Result) -> int | None:
+    """Bytes of the device outside torch's allocator: context, kernels, NCCL; None when not measured.
+
+    Only samples since torch reserved the most count: a short run may have only older ones.
+    """
+    run, reserved = records.run, result.memory.peak_reserved_bytes
+    if run is None or run.device != "cuda" or reserved is None or not result.conditions.clean:
+        return None
+    steps = [step for steps_of_rank in records.steps.values() for step in steps_of_rank]
+    since_ns = min((step.t_ns for step in steps if step.peak_reserved_bytes == reserved), default=None)
+    if since_ns is None:
+        return None
+    until_ns = max(step.t_ns for step in steps)
+    used = [
+        sample.memory_used_bytes
+        for uuid in run.device_uuids
+        for t_ns, sample in records.device_samples.get(uuid, ())
+        if since_ns <= t_ns <= until_ns and sample.memory_used_bytes is not None
+    ]
+    before = max(run.used_before_bytes.values(), default=0)
+    return max(0, max(used, default=0) - before - reserved) or None
