@@ -6,7 +6,7 @@ import argparse
 
 import msgspec
 
-from trainfast_runner.machine.interconnect import link_advice
+from trainfast_runner.machine.link_advice import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.text.topology import sections

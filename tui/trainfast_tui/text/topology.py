@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from trainfast_runner.machine.interconnect import link_advice
+from trainfast_runner.machine.link_advice import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, Topology, TopologyDevice
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_tui.text.format import ABSENT, plain, size

@@ -1,0 +1,135 @@
+"""Sentences about the links between the GPUs of a machine, and what they mean for the strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfast_runner.machine.interconnect import SLOWEST_FIRST, Interconnect, interconnect
+from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.topology import SELF, UNKNOWN, Topology, TopologyDevice
+
+DDP_MEASURED = "On two GPUs the guide measured 101 s for ddp over NVLink and 131 s without (p2p=off), dp 110 s with it."
+
+
+def link_advice(topology: Topology) -> list[str]:
+    """Sentences about the whole machine, the most important first."""
+    if not topology.devices:
+        missing = topology.missing or failures.NO_DEVICES
+        if failures.comes_from_a_driver(missing):
+            return [f"No GPU to show: {missing}. Until then devices=cpu trains on the CPU."]
+        return [f"No GPU to show, runs train on the CPU: {missing}."]
+    answering = [index for index, device in enumerate(topology.devices) if device.error is None]
+    silent = _silent_note([device for device in topology.devices if device.error is not None])
+    if len(answering) < 2:
+        single = "One GPU: strategy=single; nothing has to be sent to another."
+        return [*silent, *([single] if answering else []), *_pcie(topology.devices)]
+    links = interconnect(topology, answering)
+    lines = [*silent, *_strategies(links), *_crossing(topology, links)]
+    if links.peer_access is False:
+        lines.append(_no_peer_access(topology))
+    return [*lines, *_pcie(topology.devices), *_affinity(topology.devices)]
+
+
+def _silent_note(devices: Sequence[TopologyDevice]) -> list[str]:
+    if not devices:
+        return []
+    verb = "does" if len(devices) == 1 else "do"
+    return [f"{_gpus([device.index for device in devices])} {verb} not answer: the rest is about the others."]
+
+
+def _strategies(links: Interconnect) -> list[str]:
+    fits = "A model that fits one GPU: strategy=ddp, which sends gradients only, while the backward computes."
+    if links.all_nvlink:
+        return [
+            f"Every pair of GPUs is joined by NVLink ({links.slowest} at the least).",
+            fits,
+            "A model that does not fit one: pp, zero3, fsdp and tp are about equal over NVLink; measure them.",
+        ]
+    if links.any_nvlink:
+        largest = max(len(island) for island in links.islands)
+        names = " and ".join(_gpus(island) for island in links.islands if len(island) > 1)
+        example = "+".join(map(str, next(island for island in links.islands if len(island) == largest)))
+        return [
+            f"NVLink joins {names}; what crosses from one group to another goes over PCIe ({links.slowest}).",
+            f"Keep tensor parallelism inside a group: tp_degree at most {largest}, such as"
+            f" --set strategy=tp --set tp_degree={largest} --set devices={example}.",
+            fits + " Across the groups its all-reduce is bound by the slow link, and still the cheapest.",
+            "A model that does not fit one group: pp across the groups sends the least; zero and fsdp gather every"
+            " weight over the slow link.",
+        ]
+    return [
+        f"No NVLink: GPUs talk over PCIe ({links.slowest or 'the path is not known'} at the worst).",
+        fits + " grad_accum makes its exchanges rarer. " + DDP_MEASURED,
+        "A model that does not fit one GPU: pp beats tp and zero here, because it sends the least.",
+    ]
+
+
+def _crossing(topology: Topology, links: Interconnect) -> list[str]:
+    if links.slowest != "SYS":
+        return []
+    crossing = "SYS pairs cross the link between the CPU sockets"
+    pair = _best_pair(topology)
+    if pair is None:
+        return [f"{crossing}, the slowest path there is."]
+    return [f"{crossing}: for two GPUs choose a pair that does not, such as devices={pair}."]
+
+
+def _best_pair(topology: Topology) -> str | None:
+    """The best connected pair, as the devices knob takes it; None when all pairs cross the sockets."""
+    size = len(topology.devices)
+    pairs = [(topology.matrix[a][b], a, b) for a in range(size) for b in range(a + 1, size)]
+    sign, a, b = max(pairs, key=lambda pair: (_speed(pair[0]), -pair[1], -pair[2]))
+    return None if sign in ("SYS", UNKNOWN, SELF) else f"{topology.devices[a].index}+{topology.devices[b].index}"
+
+
+def _speed(sign: str) -> int:
+    """An order of the signs, slower ones lower."""
+    if sign.startswith("NV"):
+        return len(SLOWEST_FIRST) + int(sign[2:])
+    return SLOWEST_FIRST.index(sign) if sign in SLOWEST_FIRST else -1
+
+
+def _no_peer_access(topology: Topology) -> str:
+    reason = next(peer for row in topology.p2p for peer in row if peer not in (None, "ok"))
+    return f"Some GPUs cannot read each other's memory ({reason}): NCCL copies through host memory, as with p2p=off."
+
+
+def _pcie(devices: Sequence[TopologyDevice]) -> list[str]:
+    """The meaning of PCIe links below their maximum; an idle GPU lowers its generation to save power."""
+    lines = []
+    for device in devices:
+        below = (device.pcie_below_max or "").split("+")
+        if "width" in below:
+            lines.append(
+                f"GPU {device.index} uses {device.pcie_width} of {device.pcie_width_max} PCIe lanes: check its slot,"
+                " riser or the board's lane sharing; transfers to it are slower by as much."
+            )
+    lowered = [device for device in devices if "generation" in (device.pcie_below_max or "")]
+    idle = [device for device in lowered if not device.busy_percent]
+    busy = [device for device in lowered if device.busy_percent]
+    if idle:
+        lines.append(
+            f"{_gpus([device.index for device in idle])}: PCIe generation below the maximum while idle, which saves"
+            " power; look again during a run."
+        )
+    if busy:
+        lines.append(
+            f"{_gpus([device.index for device in busy])}: PCIe generation below the maximum under load: check slot,"
+            " riser and the BIOS setting of the slot's speed."
+        )
+    return lines
+
+
+def _affinity(devices: Sequence[TopologyDevice]) -> list[str]:
+    nodes = {device.numa_node for device in devices if device.numa_node is not None}
+    if len(nodes) < 2:
+        return []
+    return [
+        f"The GPUs are attached to {len(nodes)} NUMA nodes: pin loader processes to the CPUs of their GPU's node"
+        " (numactl --cpunodebind)."
+    ]
+
+
+def _gpus(indexes: Sequence[int]) -> str:
+    words = [str(index) for index in indexes]
+    return f"GPU {words[0]}" if len(words) == 1 else f"GPUs {', '.join(words[:-1])} and {words[-1]}"
