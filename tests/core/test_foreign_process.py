@@ -20,7 +20,7 @@ from trainfast_runner.machine.processes.signalling import check_endable, end_pro
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading
-from trainfast_runner.running.stopping import run_of_process
+from trainfast_runner.running.run_of_process import run_of_process
 
 MARK = "a name (with ) brackets"
 

@@ -26,7 +26,8 @@ from trainfast_runner.machine.cpu.thread_policy import (
 )
 from trainfast_runner.machine.devices import sample_gpus
 from trainfast_runner.machine.interconnect import links_among
-from trainfast_runner.machine.processes.identity import boot_id, reap_when_ended
+from trainfast_runner.machine.processes.children import reap_when_ended
+from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.memory.predicted_run import cached_prediction
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home, cache_directory, home_error

@@ -15,8 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainfast_runner.machine.processes.children import become_subreaper, collect_orphans
 from trainfast_runner.machine.processes.family import descendants, unended
-from trainfast_runner.machine.processes.identity import Identity, become_subreaper, identify, send
+from trainfast_runner.machine.processes.identity import Identity, identify, send
 from trainfast_runner.machine.worker_scripts import own_environment
 from trainfast_runner.memory.predicted_run import with_prediction
 from trainfast_runner.memory.record_correction import record_correction
@@ -38,7 +39,8 @@ from trainfast_runner.running.offload import offload_path, remove_offloaded
 from trainfast_runner.running.ranks import Ranks
 from trainfast_runner.running.scripts.sandbox import remove_sandbox
 from trainfast_runner.running.scripts.script_watch import NO_STEP_S, ScriptWatch
-from trainfast_runner.running.stop_ladder import Signals, StopLadder, collect_orphans
+from trainfast_runner.running.signals import Signals
+from trainfast_runner.running.stop_ladder import StopLadder
 from trainfast_runner.running.stopping import STOP_GRACE_S
 from trainfast_runner.running.telemetry_log import TelemetryLog
 from trainfast_runner.running.training_end import TrainingEnd

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import Identity, boot_id, reap_when_ended, send
+from trainfast_runner.machine.processes.children import reap_when_ended
+from trainfast_runner.machine.processes.identity import Identity, boot_id, send
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RecordedSpec
 from trainfast_runner.records.search_directories import PAUSE_FILE, is_conducted

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import subprocess
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.machine.processes.stat import read_stat
 
-PR_SET_CHILD_SUBREAPER = 36
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of the kernel's proc_ns.h: the content of /proc/self/ns/pid outside of every container."""
@@ -66,17 +62,6 @@ def has_open(pid: int, path: Path) -> bool:
                 if os.path.samefile(f"/proc/{pid}/fd/{fd}", path):
                     return True
     return False
-
-
-def reap_when_ended(process: subprocess.Popen[bytes]) -> None:
-    """Collect a child whenever it ends, for a caller that does not wait for it; `process` may still be polled."""
-    threading.Thread(target=process.wait, name=f"wait for {process.pid}", daemon=True).start()
-
-
-def become_subreaper() -> bool:
-    """Make orphans below this process its own children, however they detached. False when Linux refuses."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    return int(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
 
 
 def boot_id() -> str:
