@@ -13,7 +13,7 @@ from trainfast_runner.machine.telemetry.throttle import SampledReasons, decode
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
-from trainfast_runner.results.device_conditions.device_window import Window, throttle
+from trainfast_runner.results.device_conditions.device_window import Window, window_throttle
 from trainfast_runner.results.device_conditions.step_conditions import join_of
 
 S = 1_000_000_000
@@ -64,7 +64,7 @@ def fraction_error(scenario: Scenario, times: Sequence[float], begin: float, end
     """How far the result's thermal fraction of a window is from what the scenario did."""
     window = Window(round(begin * S), round(end * S))
     devices = join_of(sampled(scenario, times, *counters), [GPU]).conditions_between(window.begin_ns, window.end_ns)
-    text = throttle(devices, window, 1, [GPU]).thermal_fraction
+    text = window_throttle(devices, window, 1, [GPU]).thermal_fraction
     assert text is not None
     return abs(text - scenario.fraction(0, THERMAL, window.begin_ns, window.end_ns))
 
@@ -194,7 +194,7 @@ def test_counters_that_start_again_lose_one_interval_not_the_run() -> None:
 def test_where_nothing_tells_there_is_no_figure() -> None:
     samples = [(t * S, DeviceSample(uuid=GPU, index=0, temperature_c=50)) for t in range(12)]
     window = Window(2 * S, 10 * S)
-    found = throttle(
+    found = window_throttle(
         join_of({GPU: samples}, [GPU]).conditions_between(window.begin_ns, window.end_ns), window, 8, [GPU]
     )
     assert (found.thermal_fraction, found.power_fraction) == (None, None)

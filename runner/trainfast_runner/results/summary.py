@@ -43,7 +43,13 @@ from trainfast_runner.results.bottleneck.figures import others_cpu_percent
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, measured_window_of
 from trainfast_runner.results.bottleneck.steady_state import steady_state
 from trainfast_runner.results.compile_cost import compile_cost
-from trainfast_runner.results.device_conditions.device_window import absences, energy, hottest_c, throttle, window_of
+from trainfast_runner.results.device_conditions.device_window import (
+    absences,
+    hottest_c,
+    window_energy,
+    window_of,
+    window_throttle,
+)
 from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.results.distributions import median_rate, percentile, spread
 from trainfast_runner.results.oom.explain_run import explanation_of
@@ -88,8 +94,8 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         memory=_memory(records),
         script=script_figures(directory, records),
         cpu=_cpu(records),
-        energy=energy(devices, readings, window, trained_samples, totals.taken),
-        throttle=throttle(devices, window, totals.taken, run.device_uuids if run else ()),
+        energy=window_energy(devices, readings, window, trained_samples, totals.taken),
+        throttle=window_throttle(devices, window, totals.taken, run.device_uuids if run else ()),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
         diagnosis=diagnose(measured_window) if measured_window else [],

@@ -10,7 +10,6 @@ from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Energy, Throttle
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.results.device_conditions.device_track import (
     ENERGY_COUNTER,
     INTEGRATED_POWER,
@@ -18,10 +17,9 @@ from trainfast_runner.results.device_conditions.device_track import (
     DeviceTrack,
 )
 from trainfast_runner.results.device_conditions.outages import Outage
+from trainfast_runner.results.device_conditions.readings import TimedReadings
 from trainfast_runner.units import highest
 
-Readings = list[tuple[int, DeviceSample]]
-"""The readings of one device in time order, each with its time in CLOCK_MONOTONIC nanoseconds."""
 MIN_SAMPLES = 2
 """Samples needed within the measured steps for their energy. Steps that end before the second sample, as a fast GPU's
 first ones, would get the energy of the start and the end instead."""
@@ -48,9 +46,9 @@ def window_of(steps: Sequence[Step]) -> Window | None:
     return Window(begin, steps[-1].t_ns) if steps[-1].t_ns > begin else None
 
 
-def energy(
+def window_energy(
     devices: Sequence[DeviceConditions],
-    readings: Sequence[Readings],
+    readings: Sequence[TimedReadings],
     window: Window | None,
     trained_samples: float,
     steps: int,
@@ -76,14 +74,16 @@ def energy(
     )
 
 
-def is_sampled(devices: Iterable[Readings], window: Window | None) -> bool:
+def is_sampled(devices: Iterable[TimedReadings], window: Window | None) -> bool:
     """True if every device was sampled often enough in the window for its energy."""
     return window is not None and all(
         sum(window.begin_ns <= t_ns <= window.end_ns for t_ns, _ in readings) >= MIN_SAMPLES for readings in devices
     )
 
 
-def throttle(devices: Sequence[DeviceConditions], window: Window | None, steps: int, used: Collection[str]) -> Throttle:
+def window_throttle(
+    devices: Sequence[DeviceConditions], window: Window | None, steps: int, used: Collection[str]
+) -> Throttle:
     """Throttled shares of the window, for each device and the worst; None without samples.
 
     Steps lose time to those devices alone whose UUIDs are among those `used`, not to one that is only watched.

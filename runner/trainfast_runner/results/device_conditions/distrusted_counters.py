@@ -7,13 +7,12 @@ sure; the whole record of a run needs less evidence.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.fields import CAUSE_COUNTERS
 from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER
-from trainfast_runner.results.device_conditions.readings import ENERGY_FIELD, Reading, reading_of
+from trainfast_runner.results.device_conditions.readings import ENERGY_FIELD, Reading, TimedReadings, reading_of
 
 SAMPLES_SHOWN = 2
 """One sample may show a reason whose counter the driver updates after the record's end."""
@@ -23,10 +22,8 @@ BEYOND_POLICY = 2.0
 """Intervals between samples without a reason by which a counter may exceed its policy's, since the driver updates
 late."""
 
-Answered = Sequence[tuple[int, Reading]]
 
-
-def distrusted_counters(samples: Answered) -> frozenset[str]:
+def distrusted_counters(samples: TimedReadings) -> frozenset[str]:
     """The counters that one device's samples (with their times, oldest first) refute."""
     answered = [
         sample for sample in samples if sample[1].temperature_c is not None or sample[1].throttle_reasons is not None
@@ -39,20 +36,20 @@ def distrusted_counters(samples: Answered) -> frozenset[str]:
     return frozenset(distrusted | moved | energy)
 
 
-def _dropped_by_sampler(field: str, answered: Answered) -> bool:
+def _dropped_by_sampler(field: str, answered: TimedReadings) -> bool:
     """True if the sampler dropped the counter: it was there, and is missing from the last sample with readings."""
     present = [reading_of(sample, field) is not None for _, sample in answered]
     return any(present) and not present[-1]
 
 
-def _stands_still(field: str, answered: Answered) -> bool:
+def _stands_still(field: str, answered: TimedReadings) -> bool:
     """True if the counter never moves though samples before the last show its reasons."""
     with_field = [sample for _, sample in answered if reading_of(sample, field) is not None]
     shown = sum(bool(_shows(field, sample)) for sample in with_field[:-1])
     return shown >= SAMPLES_SHOWN and len({reading_of(sample, field) for sample in with_field}) == 1
 
 
-def _runs_unseen(field: str, answered: Answered, distrusted: AbstractSet[str]) -> bool:
+def _runs_unseen(field: str, answered: TimedReadings, distrusted: AbstractSet[str]) -> bool:
     """True if the counter runs between samples without its reasons: further than its policy's trusted counter, or
     without one for longer than can go unseen."""
     policy = next(cause.policy_counter for cause in CAUSES if field in cause.reason_counters)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER, Cause
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.records.tick import DeviceReading
 
 Reading = DeviceSample | DeviceReading
 """A device's sample, read from whole records or from live ticks."""
+TimedReadings = Sequence[tuple[int, Reading]]
+"""A device's readings, oldest first, each with its CLOCK_MONOTONIC ns."""
 
 ENERGY_FIELD = "energy_mj"
 CHANGING = ("temperature_c", "throttle_reasons", ENERGY_FIELD, "power_w", "sm_clock_mhz", "memory_used_bytes")
