@@ -17,9 +17,9 @@ from trainfast_runner.machine.telemetry.queries import (
     Query,
     unreported_reasons,
 )
+from trainfast_runner.machine.telemetry.slowdown import degrees_by_limits
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.tick import is_instance
-from trainfast_runner.units import lowest
 
 _THROTTLE_REASONS = next(query for query in QUERIES if "throttle_reasons" in query.fields)
 _OF_AN_INSTANCE = tuple(query for query in QUERIES if {"memory_used_bytes", "processes"} & set(query.fields))
@@ -81,13 +81,6 @@ def probe(nv: ModuleType, handle: Handle, uuid: str | None) -> Capabilities:
         _probe_gpu(nv, handle, capabilities)
     capabilities.refresh()
     return capabilities
-
-
-def degrees_by_limits(values: dict[str, Any]) -> int | None:
-    """Degrees Celsius to the lower of the two slowdown temperatures; None without either, or without a temperature."""
-    limit = lowest((values.get("gpu_max_temperature_c"), values.get("slowdown_temperature_c")))
-    now: int | None = values.get("temperature_c")
-    return None if now is None or limit is None else int(limit) - now
 
 
 def _probe_gpu(nv: ModuleType, handle: Handle, capabilities: Capabilities) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.binding import as_text
-from trainfast_runner.machine.telemetry.capabilities import Capabilities, degrees_by_limits, probe
+from trainfast_runner.machine.telemetry.capabilities import Capabilities, probe
 from trainfast_runner.machine.telemetry.counter_checks import CounterChecks
 from trainfast_runner.machine.telemetry.queries import Handle
+from trainfast_runner.machine.telemetry.slowdown import degrees_by_limits
 from trainfast_runner.records.tick import DeviceReading
 
 

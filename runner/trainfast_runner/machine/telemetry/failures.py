@@ -90,7 +90,7 @@ def library_failure(code: int, text: str, root: Path = Path("/")) -> str:
     if code == LIBRARY_NOT_FOUND and (why := _why_not_loaded()) is not None:
         return f"{UNLOADABLE} ({why}): install the driver again, or take the folder of that file out of LD_LIBRARY_PATH"
     control = root / "dev/nvidiactl"
-    if code == LIB_RM_VERSION_MISMATCH or code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
+    if code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
         unnamed = f"NVML does not start: {text} (code {code}). {TRY_NVIDIA_SMI}"
         return (LIBRARY_FAILURES | DEVICE_FAILURES).get(code, unnamed)
     if (root / "proc/driver/nvidia/version").exists() and not control.exists():

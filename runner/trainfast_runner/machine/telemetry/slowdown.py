@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainfast_runner.units import lowest
 
@@ -28,3 +28,10 @@ def degrees_left(reading: ThermalReading) -> float | None:
     if reading.degrees_to_slowdown_c is not None or reading.temperature_c is None or limit is None:
         return reading.degrees_to_slowdown_c
     return limit - reading.temperature_c
+
+
+def degrees_by_limits(values: dict[str, Any]) -> int | None:
+    """Degrees Celsius to the lower of the two slowdown temperatures; None without either, or without a temperature."""
+    limit = lowest((values.get("gpu_max_temperature_c"), values.get("slowdown_temperature_c")))
+    now: int | None = values.get("temperature_c")
+    return None if now is None or limit is None else int(limit) - now

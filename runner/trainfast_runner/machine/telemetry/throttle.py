@@ -108,10 +108,7 @@ CAUSES = (
     Cause("sync_boost", "its sync-boost group", (), "sync_boost_violation_ns", frozenset(("sync_boost",))),
 )
 """Every cause that is joined to steps, under the names that records use."""
-REASONS_OF_COUNTER = {
-    "power_violation_ns": frozenset(("sw_power_cap",)),
-    "thermal_violation_ns": frozenset(("sw_thermal", "hw_thermal")),
-    "sync_boost_violation_ns": frozenset(("sync_boost",)),
+REASONS_OF_COUNTER = {cause.policy_counter: cause.reasons for cause in CAUSES if cause.policy_counter is not None} | {
     "sw_power_cap_ns": frozenset(("sw_power_cap",)),
     "sw_thermal_slowdown_ns": frozenset(("sw_thermal",)),
     "hw_thermal_slowdown_ns": frozenset(("hw_thermal",)),

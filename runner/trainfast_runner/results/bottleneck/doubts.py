@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Conditions, Result
+from trainfast_runner.results.bottleneck.rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.bottleneck.steady_state import drift_words
 from trainfast_runner.results.device_conditions.rate import MIN_COVERED
 from trainfast_runner.units import counted
 
-OTHERS_PERCENT = 15.0
-"""The diagnosis's threshold for a short CPU."""
 THROTTLED_SHARE = 0.0005
 """A smaller share would read 0.0 %."""
 
@@ -45,7 +44,7 @@ def doubts(result: Result) -> Iterator[str]:
         what = "watched GPU" if result.actual.device == "cpu" else "device"
         yield f"shared its {what} with {counted(others, 'other process', 'other processes')}"
     others_percent = conditions.others_cpu_percent
-    if result.actual.device == "cpu" and others_percent is not None and others_percent >= OTHERS_PERCENT:
+    if result.actual.device == "cpu" and others_percent is not None and others_percent >= OTHERS_CPU_PERCENT:
         yield f"shared the CPU: other processes took {others_percent:.0f} % of it"
     for cause in CAUSES:
         fraction = getattr(result.throttle, f"{cause.name}_fraction")

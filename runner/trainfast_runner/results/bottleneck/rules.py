@@ -32,6 +32,8 @@ BUSY_STRATEGIES = (*(name for name, entry in STRATEGIES.items() if entry.one_dev
 """Strategies whose GPUs all have work all the time; with the others a GPU waits for its turn, or for the CPU that
 updates the weights."""
 
+OTHERS_CPU_PERCENT = 15
+"""Share of the CPU, all cores together, from which other processes make a CPU run short of it."""
 ALL_CORES_BUSY_PERCENT = 90
 """Chosen, not measured: above this a thread that wants to run has to wait for a core."""
 
@@ -301,7 +303,7 @@ RULES: tuple[BottleneckRule, ...] = (
         "host-cpu",
         "host CPU short",
         scope="run",
-        when=(_is("device", "cpu"), _at_least("others_cpu_percent", 15)),
+        when=(_is("device", "cpu"), _at_least("others_cpu_percent", OTHERS_CPU_PERCENT)),
         line="other processes take {others_cpu_percent:.0f} % of the CPU that trains{others_lost_words}",
         advice="end them or wait: the CPU is this run's device",
         source="ours: host use less the run's own process tree, as a share of all cores. With all of them busy the"
