@@ -48,7 +48,7 @@ def test_no_tick_comes_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_tick_takes_does_not_shift_the_next() -> None:
     cadence = Cadence(3600.0)
     due_s = time.monotonic() - 100
-    assert cadence.next(due_s) == due_s + 3600
+    assert cadence.next_due_s(due_s) == due_s + 3600
 
 
 def test_a_tick_is_one_json_line_that_reads_back_the_same() -> None:
@@ -156,7 +156,7 @@ def test_the_period_doubles_over_budget_up_to_ten_seconds_and_comes_back_when_ti
     def after(milliseconds: float, times: int) -> Tick:
         for _ in range(times):
             tick = Tick(t_ns=0, host=HostReading(), devices=[], missing={}, sample_us=round(milliseconds * 1000))
-            cadence.after(tick)
+            cadence.adapt_to(tick)
         return tick
 
     assert after(300, 2).missing == {}, "one slow tick is not yet the machine"
@@ -168,14 +168,14 @@ def test_the_period_doubles_over_budget_up_to_ten_seconds_and_comes_back_when_ti
     after(1, 60)
     assert cadence.period_s == 1.0
     assert after(1, 1).missing == {}
-    cadence.ask(0.5)
+    cadence.set_period(0.5)
     assert cadence.period_s == 0.5
 
 
 def test_a_late_tick_is_not_made_up_for() -> None:
     cadence = Cadence(3600.0)
     due_s = time.monotonic() - 3.5 * 3600
-    assert cadence.next(due_s) == due_s + 4 * 3600
+    assert cadence.next_due_s(due_s) == due_s + 4 * 3600
 
 
 def test_a_callback_that_fails_ends_the_sampling_and_is_kept(monkeypatch) -> None:

@@ -51,7 +51,7 @@ def test_kernel_oom_killer_took_a_rank() -> None:
     evidence = Evidence(
         run=RUN,
         exit_code=1,
-        worker={0: life("exception", **PEER_LOST), 1: life()},
+        worker_lines={0: life("exception", **PEER_LOST), 1: life()},
         last_step={0: 7, 1: 7},
         lost_ranks=(1,),
         oom_kills=1,
@@ -69,21 +69,21 @@ def test_kernel_oom_killer_took_a_rank() -> None:
 @pytest.mark.parametrize(("oom_kills", "state"), [(0, "killed"), (1, "oom")])
 def test_sigkill_of_the_only_process(oom_kills: int, state: str) -> None:
     run = RunFile(run_id="r", preset="p", clock=RUN.clock)
-    assert judge(Evidence(run=run, exit_code=-9, worker={0: life()}, oom_kills=oom_kills)).state == state
+    assert judge(Evidence(run=run, exit_code=-9, worker_lines={0: life()}, oom_kills=oom_kills)).state == state
 
 
 def test_kernel_oom_killer_took_a_loader() -> None:
     message = "DataLoader worker (pid 77) is killed by signal: Killed. "
-    worker = {0: life("exception", type="RuntimeError", message=message), 1: life("finished")}
-    assert judge(Evidence(run=RUN, exit_code=1, worker=worker, oom_kills=1)).state == "oom"
-    assert judge(Evidence(run=RUN, exit_code=1, worker=worker)).state == "failed"
+    worker_lines = {0: life("exception", type="RuntimeError", message=message), 1: life("finished")}
+    assert judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines, oom_kills=1)).state == "oom"
+    assert judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines)).state == "failed"
 
 
 def test_lost_rank_is_blamed_and_not_the_one_that_noticed() -> None:
     evidence = Evidence(
         run=RUN,
         exit_code=1,
-        worker={0: life("exception", **PEER_LOST), 1: life()},
+        worker_lines={0: life("exception", **PEER_LOST), 1: life()},
         lost_ranks=(1,),
         output_tail=TORCHRUN_REPORT.format(code=-9),
     )
@@ -95,8 +95,8 @@ def test_lost_rank_is_blamed_although_torchrun_saw_the_other_one_first() -> None
     report = TORCHRUN_REPORT.format(code=-9).replace("Root Cause", "Failures") + TORCHRUN_REPORT.replace(
         "rank      : 1 (local_rank: 1)", "rank      : 0 (local_rank: 0)"
     ).format(code=1)
-    worker = {0: life("exception", **PEER_LOST), 1: life()}
-    verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker, lost_ranks=(1,), output_tail=report))
+    worker_lines = {0: life("exception", **PEER_LOST), 1: life()}
+    verdict = judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines, lost_ranks=(1,), output_tail=report))
     assert verdict.reason == "rank 1 died of SIGKILL (phase train)"
 
 
@@ -106,7 +106,7 @@ def test_ranks_that_torchrun_ended_are_not_blamed() -> None:
     evidence = Evidence(
         run=RUN,
         exit_code=1,
-        worker={0: life(), 1: life("exception", **error)},
+        worker_lines={0: life(), 1: life("exception", **error)},
         lost_ranks=(0,),
         output_tail=TORCHRUN_REPORT.format(code=1),
     )
@@ -118,38 +118,43 @@ def test_ranks_that_torchrun_ended_are_not_blamed() -> None:
 
 
 def test_memory_that_ran_out_on_one_rank_outweighs_what_the_others_saw_first() -> None:
-    worker = {
+    worker_lines = {
         0: life("exception", t_ns=10, **PEER_LOST),
         1: life("exception", t_ns=11, type="torch.OutOfMemoryError", message="CUDA out of memory. Tried 2 GiB"),
     }
-    verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker))
+    verdict = judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines))
     assert verdict.state == "oom"
     assert verdict.reason == "CUDA out of memory. Tried 2 GiB (rank 1, phase train)"
 
 
 def test_what_happened_before_the_stop_request_outweighs_it() -> None:
-    worker = {0: life("exception", t_ns=10, type="ValueError", message="bad"), 1: life("signal")}
-    assert judge(Evidence(run=RUN, exit_code=1, worker=worker, stop_ns=20)).state == "failed"
-    assert judge(Evidence(run=RUN, exit_code=1, worker=worker, stop_ns=5)).state == "stopped"
+    worker_lines = {0: life("exception", t_ns=10, type="ValueError", message="bad"), 1: life("signal")}
+    assert judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines, stop_ns=20)).state == "failed"
+    assert judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines, stop_ns=5)).state == "stopped"
 
 
 def test_sigterm_from_a_stranger() -> None:
     run = RunFile(run_id="r", preset="p", clock=RUN.clock)
-    verdict = judge(Evidence(run=run, exit_code=143, worker={0: life("signal")}))
+    verdict = judge(Evidence(run=run, exit_code=143, worker_lines={0: life("signal")}))
     assert (verdict.state, "SIGTERM" in verdict.reason) == ("killed", True)
-    worker = {0: life("exception", t_ns=11, **PEER_LOST), 1: life("signal")}
-    verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker))
+    worker_lines = {0: life("exception", t_ns=11, **PEER_LOST), 1: life("signal")}
+    verdict = judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines))
     assert (verdict.state, verdict.reason) == (
         "failed",
         "rank 1 was ended by SIGTERM, which trainfast-tui did not send (phase train)",
     )
-    worker = {0: life("exception", t_ns=9, type="ValueError", message="bad"), 1: life("signal")}
-    assert judge(Evidence(run=RUN, exit_code=1, worker=worker)).reason == "ValueError: bad (rank 0, phase train)"
+    worker_lines = {0: life("exception", t_ns=9, type="ValueError", message="bad"), 1: life("signal")}
+    assert (
+        judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines)).reason
+        == "ValueError: bad (rank 0, phase train)"
+    )
 
 
 def test_a_training_that_could_not_end_after_it_had_finished() -> None:
-    worker = {0: life("finished"), 1: life("finished")}
-    verdict = judge(Evidence(run=RUN, exit_code=-15, worker=worker, why_torn_down="every rank finished, but ..."))
+    worker_lines = {0: life("finished"), 1: life("finished")}
+    verdict = judge(
+        Evidence(run=RUN, exit_code=-15, worker_lines=worker_lines, why_torn_down="every rank finished, but ...")
+    )
     assert (verdict.state, verdict.reason) == ("failed", "every rank finished, but ...")
 
 
@@ -167,9 +172,9 @@ def test_a_training_that_could_not_end_after_it_had_finished() -> None:
 def test_what_ran_is_not_what_was_asked(field: str, asked: dict[str, str], ran: dict[str, object]) -> None:
     run = RunFile(run_id="r", preset="p", world_size=2, knobs=asked, clock=RUN.clock)
     honest = {0: life("actual", "finished"), 1: life("actual", "finished")}
-    assert judge(Evidence(run=run, exit_code=0, worker=honest)).state == "finished"
+    assert judge(Evidence(run=run, exit_code=0, worker_lines=honest)).state == "finished"
     actual = ActualLine(t_ns=5, **ran)  # type: ignore[arg-type]
-    verdict = judge(Evidence(run=run, exit_code=0, worker={0: honest[0], 1: [*life("finished"), actual]}))
+    verdict = judge(Evidence(run=run, exit_code=0, worker_lines={0: honest[0], 1: [*life("finished"), actual]}))
     assert verdict.state == "failed"
     assert verdict.reason.startswith(field)
     assert "rank 1" in verdict.reason
@@ -197,15 +202,17 @@ def test_an_error_that_hints_at_memory_is_judged_by_what_was_free(
     fields: dict[str, Any], state: str, ending: str
 ) -> None:
     message = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed a non-contiguous input"
-    worker = {0: life("exception", type="RuntimeError", message=message, **fields), 1: life()}
-    verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker))
+    worker_lines = {0: life("exception", type="RuntimeError", message=message, **fields), 1: life()}
+    verdict = judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines))
     assert verdict.state == state
     assert verdict.reason.endswith(ending)
 
 
 def test_a_rank_that_died_after_its_last_record_is_named_by_torchruns_report() -> None:
-    worker = {rank: life("finished") for rank in (0, 1)}
-    verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker, output_tail=TORCHRUN_REPORT.format(code=-6)))
+    worker_lines = {rank: life("finished") for rank in (0, 1)}
+    verdict = judge(
+        Evidence(run=RUN, exit_code=1, worker_lines=worker_lines, output_tail=TORCHRUN_REPORT.format(code=-6))
+    )
     assert verdict.state == "failed"
     assert verdict.reason.startswith("the training exited with status 1: rank 1 died of SIGABRT (")
 
@@ -221,7 +228,7 @@ def aborted() -> Evidence:
     return Evidence(
         run=script_of(10),
         exit_code=1,
-        worker={0: life("finished"), 1: life("finished")},
+        worker_lines={0: life("finished"), 1: life("finished")},
         last_step={0: 10, 1: 10},
         output_tail=TORCHRUN_REPORT.format(code=-6),
     )
@@ -239,7 +246,7 @@ def test_script_whose_group_aborts_after_its_last_step_has_finished() -> None:
     [
         {"run": script_of(None)},
         {"last_step": {0: 10, 1: 9}},
-        {"worker": {0: life("finished"), 1: life()}},
+        {"worker_lines": {0: life("finished"), 1: life()}},
         {"output_tail": TORCHRUN_REPORT.format(code=3)},
     ],
 )

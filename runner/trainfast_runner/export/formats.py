@@ -14,8 +14,8 @@ from pathlib import Path
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.export.accelerate_yaml import accelerate_yaml
 from trainfast_runner.export.deepspeed_json import deepspeed_json
-from trainfast_runner.export.script_command import torchrun
-from trainfast_runner.export.trainfast_command import command, preset
+from trainfast_runner.export.script_command import torchrun_command
+from trainfast_runner.export.trainfast_command import run_command, whole_preset
 from trainfast_runner.export.training_block import training_block
 from trainfast_runner.export.user_script import user_script_export
 from trainfast_runner.export.written import ExportText
@@ -29,9 +29,9 @@ FORMS: dict[str, Callable[[RunFile, KnobValues, Path], ExportText]] = {
     "training-args": training_block,
     "accelerate": accelerate_yaml,
     "deepspeed": deepspeed_json,
-    "torchrun": torchrun,
-    "command": command,
-    "preset": preset,
+    "torchrun": torchrun_command,
+    "command": run_command,
+    "preset": whole_preset,
 }
 """Values of `--to`."""
 

@@ -17,15 +17,17 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.strategies import strategy_of
 
-SCRIPT = "train.py"
+SCRIPT_PLACEHOLDER = "train.py"
 LAUNCHED = ("strategy", "devices", "p2p")
 """Knobs that the launcher and the environment express."""
-PLACEHOLDER = f"{SCRIPT} is a placeholder: a script that takes transformers' TrainingArguments as flags."
-OUTPUT = ("--output_dir", "out")
+PLACEHOLDER_NOTE = (
+    f"{SCRIPT_PLACEHOLDER} is a placeholder: a script that takes transformers' TrainingArguments as flags."
+)
+OUTPUT_FLAG = ("--output_dir", "out")
 """The Trainer of transformers 4 asks for a folder."""
 
 
-def torchrun(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
+def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     """The command that starts a script of the Trainer like this run. Raises UserError where it would be another."""
     command, left_out = script_command(run, knobs)
     other_files = {}
@@ -33,7 +35,7 @@ def torchrun(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     if strategy_of(knobs).is_zero:
         other_files = {DEEPSPEED_FILE: json.dumps(config_for_trainer(run, directory), indent=2)}
         head.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to torchrun -o DIR")
-    return ExportText("\n".join([*head, f"# {PLACEHOLDER}", command]), left_out, "train.sh", other_files)
+    return ExportText("\n".join([*head, f"# {PLACEHOLDER_NOTE}", command]), left_out, "train.sh", other_files)
 
 
 def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
@@ -45,7 +47,7 @@ def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
     if strategy_of(knobs).is_zero:
         arguments["deepspeed"] = DEEPSPEED_FILE
     flags = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
-    words = [*_environment(run, knobs), *_launcher(run), SCRIPT, *OUTPUT, *flags]
+    words = [*_environment(run, knobs), *_launcher(run), SCRIPT_PLACEHOLDER, *OUTPUT_FLAG, *flags]
     unexpressed = [
         name for name in settings_to_express(knobs) if name not in LAUNCHED and not has_field(name, arguments)
     ]
@@ -58,7 +60,7 @@ def script_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[st
         command, left_out = script_command(run, knobs)
     except UserError as error:
         return [f"# For a script of your own: {error.message}."]
-    lines = [f"# For a script of your own. {PLACEHOLDER}", f"# {command}"]
+    lines = [f"# For a script of your own. {PLACEHOLDER_NOTE}", f"# {command}"]
     if left_out:
         lines.append(f"# Cannot be expressed by these flags: {', '.join(left_out)}.")
     if strategy_of(knobs).is_zero:
@@ -70,8 +72,8 @@ def script_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[st
     with_accelerate = f"trainfast-tui export {run.run_id} --to accelerate -o DIR"
     return [
         *lines,
-        f"# With accelerate, in {SCRIPT} as on its command line: {with_accelerate}",
-        f"# accelerate launch --config_file {ACCELERATE_FILE} {SCRIPT}",
+        f"# With accelerate, in {SCRIPT_PLACEHOLDER} as on its command line: {with_accelerate}",
+        f"# accelerate launch --config_file {ACCELERATE_FILE} {SCRIPT_PLACEHOLDER}",
     ]
 
 

@@ -22,14 +22,14 @@ from trainfast_runner.settings.strategies import strategy_of
 PLAIN_PRESET = "tiny-llama"
 
 
-def command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
+def run_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     """The command that starts the same run again, and as comments those that start a script like it."""
     return ExportText(
         "\n".join([_trainfast_command(run, knobs), *script_comments(run, knobs, directory)]), [], "run.sh"
     )
 
 
-def preset(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportText:
+def whole_preset(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportText:
     """A preset of its own, whole, with the knobs that are not at their defaults."""
     alone = strategy_of(knobs).one_device and "devices" not in run.overrides
     changed_knobs = {

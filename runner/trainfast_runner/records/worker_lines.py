@@ -156,9 +156,9 @@ WorkerLine = (
 )
 
 
-def newest_of_first_rank(worker: Mapping[int, Sequence[WorkerLine]], kind: type[T]) -> T | None:
+def newest_of_first_rank(worker_lines: Mapping[int, Sequence[WorkerLine]], kind: type[T]) -> T | None:
     """The last line of this kind of the lowest rank that wrote one; None when no rank did."""
-    lines = (newest(worker[rank], kind) for rank in sorted(worker))
+    lines = (newest(worker_lines[rank], kind) for rank in sorted(worker_lines))
     return next((line for line in lines if line is not None), None)
 
 

@@ -27,7 +27,7 @@ class Mismatch:
     ran: Any
 
 
-def mismatches(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iterator[Mismatch]:
+def mismatches(run: RunFile | None, worker_lines: dict[int, list[WorkerLine]]) -> Iterator[Mismatch]:
     """Yield every mismatch, rank by rank. A field that the worker could not read is not compared.
 
     Yields none for a process that tried settings, whose `run` has only the first, and for a user's own script, which
@@ -35,7 +35,7 @@ def mismatches(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iter
     """
     if run is None or run.role == TRIAL or run.script is not None:
         return
-    for rank, lines in sorted(worker.items()):
+    for rank, lines in sorted(worker_lines.items()):
         ran = newest(lines, ActualLine)
         if ran is None:
             continue
@@ -44,9 +44,9 @@ def mismatches(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iter
                 yield Mismatch(field, expected, rank, actual)
 
 
-def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> str | None:
+def first_difference(run: RunFile | None, worker_lines: dict[int, list[WorkerLine]]) -> str | None:
     """The first difference as a sentence; None when there is none."""
-    for mismatch in mismatches(run, worker):
+    for mismatch in mismatches(run, worker_lines):
         return f"{mismatch.field}: asked for {mismatch.asked}, but rank {mismatch.rank} ran {mismatch.ran}"
     return None
 

@@ -339,7 +339,7 @@ def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow 
     ]
 
 
-def _synthetic(worker: dict[int, list[WorkerLine]]) -> bool | None:
-    data_lines = [line for lines in worker.values() for line in lines if isinstance(line, DataLine)]
+def _synthetic(worker_lines: dict[int, list[WorkerLine]]) -> bool | None:
+    data_lines = [line for lines in worker_lines.values() for line in lines if isinstance(line, DataLine)]
     synthetic_values = [line.synthetic for line in data_lines if line.synthetic is not None]
     return synthetic_values[-1] if synthetic_values else None

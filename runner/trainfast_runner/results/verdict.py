@@ -54,7 +54,7 @@ class Evidence:
     run: RunFile | None = None
     exit_code: int | None = None
     spawn_error: str | None = None
-    worker: dict[int, list[WorkerLine]] = field(default_factory=dict)
+    worker_lines: dict[int, list[WorkerLine]] = field(default_factory=dict)
     last_step: dict[int, int] = field(default_factory=dict)
     lost_ranks: tuple[int, ...] = ()
     oom_kills: int = 0
@@ -122,7 +122,7 @@ def _finished(evidence: Evidence) -> Verdict | None:
     """The verdict if the exit status is 0, every rank recorded that it finished, and the asked settings ran."""
     if evidence.exit_code != 0 or not all(_has(lines, FinishedLine) for lines in _all_ranks(evidence)):
         return None
-    if difference := first_difference(evidence.run, evidence.worker):
+    if difference := first_difference(evidence.run, evidence.worker_lines):
         return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
     steps = max(evidence.last_step.values(), default=0)
     return Verdict("finished", f"took all {steps} steps" if steps else "finished without a recorded step")
@@ -133,7 +133,7 @@ def _script_finished(evidence: Evidence) -> Verdict | None:
     if evidence.run is None or evidence.run.script is None or evidence.stop_ns is not None:
         return None
     steps = max(evidence.last_step.values(), default=0)
-    if any(_has(lines, IgnoredStopLine) for lines in evidence.worker.values()):
+    if any(_has(lines, IgnoredStopLine) for lines in evidence.worker_lines.values()):
         return Verdict("finished", f"took the {steps} steps asked for; the script caught SystemExit and was ended")
     if evidence.exit_code != 0:
         return _script_aborted(evidence, evidence.run.script.steps)
@@ -279,15 +279,15 @@ def _verdict(evidence: Evidence, state: str, reason: str, rank: int | None = Non
 
 
 def _all_ranks(evidence: Evidence) -> list[list[WorkerLine]]:
-    world_size = evidence.run.world_size if evidence.run else max(evidence.worker, default=0) + 1
-    return [evidence.worker.get(rank, []) for rank in range(world_size)]
+    world_size = evidence.run.world_size if evidence.run else max(evidence.worker_lines, default=0) + 1
+    return [evidence.worker_lines.get(rank, []) for rank in range(world_size)]
 
 
 def _lines_before_stop(evidence: Evidence, line_type: type[LineT]) -> Iterator[tuple[int, LineT]]:
     """Lines of that type from before a stop request, the earliest first, each with its rank."""
     matching = [
         (line.t_ns, rank, line)
-        for rank, lines in evidence.worker.items()
+        for rank, lines in evidence.worker_lines.items()
         for line in lines
         if isinstance(line, line_type) and (evidence.stop_ns is None or line.t_ns <= evidence.stop_ns)
     ]
@@ -337,12 +337,12 @@ def _lost_rank(evidence: Evidence) -> tuple[int | None, int | None]:
 
 def _phase(evidence: Evidence, rank: int) -> str | None:
     """The last phase the rank entered."""
-    phases = [line.phase for line in evidence.worker.get(rank, []) if isinstance(line, PhaseLine) and line.phase]
+    phases = [line.phase for line in evidence.worker_lines.get(rank, []) if isinstance(line, PhaseLine) and line.phase]
     return phases[-1] if phases else None
 
 
 def _in_training(evidence: Evidence) -> bool:
-    lines = [line for lines in evidence.worker.values() for line in lines]
+    lines = [line for lines in evidence.worker_lines.values() for line in lines]
     trained = any(isinstance(line, PhaseLine) and line.phase == "train" for line in lines)
     return trained or any(evidence.last_step.values())
 

@@ -12,7 +12,7 @@ from trainfast_runner.export.accelerate_yaml import ACCELERATE_FILE
 from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE
 from trainfast_runner.export.formats import Exported
 from trainfast_runner.export.imported import spec_of_command
-from trainfast_runner.export.script_command import OUTPUT, SCRIPT
+from trainfast_runner.export.script_command import OUTPUT_FLAG, SCRIPT_PLACEHOLDER
 from trainfast_runner.export.written import malloc_variables
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import ScriptAsked
@@ -51,7 +51,7 @@ def _plan_user_script(run: RunFile, asked: ScriptAsked, exported: Exported, fold
     if exported.to == "preset":
         preset = script_preset.load(_first_file(exported, folder))
     else:
-        variables, words = _split(exported.text)
+        variables, words = _variables_and_words(exported.text)
         preset = ScriptPreset(tuple(words), name=run.preset, cwd=run.cwd)
     plan = plan_script(
         (),
@@ -90,15 +90,15 @@ def _exported_command(exported: Exported, command: ScriptCommand, folder: Path) 
         raise UserError(f"there is no script in {shlex.join(command.typed)}", key="--", advice=EXAMPLE)
     if exported.to == "accelerate":
         return {}, ["accelerate", "launch", "--config_file", str(folder / ACCELERATE_FILE), *command.script]
-    variables, words = _split(exported.text)
-    place = words.index(SCRIPT)
+    variables, words = _variables_and_words(exported.text)
+    place = words.index(SCRIPT_PLACEHOLDER)
     flags = [str(folder / word) if word == DEEPSPEED_FILE else word for word in words[place + 1 :]]
-    if any(word.partition("=")[0] == OUTPUT[0] for word in command.script):
-        flags = flags[len(OUTPUT) :]
+    if any(word.partition("=")[0] == OUTPUT_FLAG[0] for word in command.script):
+        flags = flags[len(OUTPUT_FLAG) :]
     return variables, [*words[:place], *command.script, *flags]
 
 
-def _split(text: str) -> tuple[dict[str, str], list[str]]:
+def _variables_and_words(text: str) -> tuple[dict[str, str], list[str]]:
     """The variables before the only command of a shell text, and the command's words."""
     words = shlex.split(text, comments=True)
     if words[0] != "env":

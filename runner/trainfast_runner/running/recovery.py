@@ -49,7 +49,7 @@ def recover_result(directory: Path) -> Result | None:
 
 def lost_verdict(records: RunRecords, why: str) -> Verdict:
     """The verdict on a run whose supervisor died: `why`, and the end that its records show."""
-    steps = max((line[-1].step for line in records.steps.values() if line), default=0)
+    steps = max((steps_of_rank[-1].step for steps_of_rank in records.steps.values() if steps_of_rank), default=0)
     parts = [f"{counted(steps, 'step')} recorded"]
     world_size = records.run.world_size if records.run else 1
     ends = {

@@ -69,7 +69,7 @@ class TrainingEnd:
             run=run,
             exit_code=self.exit_code,
             spawn_error=self.spawn_error,
-            worker=records.worker_lines,
+            worker_lines=records.worker_lines,
             last_step={rank: steps[-1].step for rank, steps in records.steps.items() if steps},
             lost_ranks=tuple(lost.rank for lost in self.lost_ranks),
             oom_kills=after - before if before is not None and after is not None else 0,

@@ -71,12 +71,12 @@ def _stream(interval_s: float, as_json: bool) -> None:
         while True:
             time.sleep(max(0.0, due - time.monotonic()))
             tick = read_tick(nvml, host)
-            cadence.after(tick)
+            cadence.adapt_to(tick)
             if redraw:
                 sys.stdout.write("\x1b[H\x1b[J")
             _print(tick, as_json)
             sys.stdout.flush()
-            due = cadence.next(due)
+            due = cadence.next_due_s(due)
     finally:
         nvml.close()
 

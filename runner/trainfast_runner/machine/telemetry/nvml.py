@@ -28,8 +28,8 @@ HUNG_TIMEOUT_S = 0.25
 """The same for a GPU that took too long before: it is read last."""
 OPENING_S = 15.0
 """Time for the driver to open: seconds for each GPU that is not in persistence mode."""
-_PROBES = 3
-"""Divisor of `OPENING_S` for the first reading of one GPU, which asks for everything."""
+_FIRST_READING_SHARE = 1 / 3
+"""Share of the opening time for one GPU's first reading, which asks for everything."""
 
 
 class Nvml:
@@ -226,7 +226,7 @@ class Nvml:
             return
         self._driver.failure = None
         handles = found.result or {}
-        timeout_s = max(self.timeout_s, self._opening_s / _PROBES)
+        timeout_s = max(self.timeout_s, self._opening_s * _FIRST_READING_SHARE)
         probes = self._calls.run(list(handles), lambda device: device.attach(nv, handles[device]), timeout_s, t_ns)
         for device, job in probes:
             self._mark_failed(device, job, t_ns)

@@ -71,18 +71,18 @@ class Cadence:
         self._asked_period_s = period_s
         self._over, self._under = 0, 0
 
-    def ask(self, period_s: float) -> None:
+    def set_period(self, period_s: float) -> None:
         """Change the period from the next tick on."""
         if period_s != self._asked_period_s:
             self._over = self._under = 0
             self._asked_period_s = self.period_s = period_s
 
-    def next(self, due_s: float) -> float:
+    def next_due_s(self, due_s: float) -> float:
         """The first moment of the schedule that is still to come."""
         late_s = time.monotonic() - due_s
         return due_s + self.period_s * (max(0, int(late_s // self.period_s)) + 1)
 
-    def after(self, tick: Tick) -> None:
+    def adapt_to(self, tick: Tick) -> None:
         """Double the period after ticks over budget, halve it after cheap ones, and note it in the tick."""
         cost_s, budget_s = tick.sample_us / 1e6, BUDGET * self.period_s
         self._over = self._over + 1 if cost_s > budget_s else 0
@@ -144,7 +144,7 @@ class Sampler:
 
     def ask_period(self, period_s: float) -> None:
         """Take a tick every `period_s` seconds after the next one. Safe from any thread."""
-        self._cadence.ask(period_s)
+        self._cadence.set_period(period_s)
 
     def stop(self, timeout_s: float = 2.0, *, last_tick: bool = False) -> bool:
         """End the sampling and wait for its last tick; False when a call into the driver holds it longer.
@@ -171,9 +171,9 @@ class Sampler:
                 tick = read_tick(nvml, host)
                 if nvml.cut_short:
                     break
-                self._cadence.after(tick)
+                self._cadence.adapt_to(tick)
                 self._on_tick(tick)
-                due_s = self._cadence.next(due_s)
+                due_s = self._cadence.next_due_s(due_s)
                 sampled = True
             # Skip the last tick if none was taken: it would open the driver only to close it.
             if self._last_tick and sampled and not nvml.cut_short:

@@ -116,7 +116,7 @@ def compile_fits(facts: Facts) -> None:
         )
 
 
-def _engine_casts(facts: Facts) -> None:
+def _engine_has_fp16_on_a_cpu(facts: Facts) -> None:
     engine = facts.engine
     if facts.knobs["precision"] == "fp16" and facts.machine.device == "cpu" and not engine.fp16_on_cpu:
         raise UserError(
@@ -171,7 +171,7 @@ CATALOG_RULES: tuple[Rule, ...] = (
     optimizer_takes_the_parameters,
     engine_runs_the_strategy,
     compile_fits,
-    _engine_casts,
+    _engine_has_fp16_on_a_cpu,
     _packages_are_installed,
     _link_is_between_gpus,
     devices_fill_the_mesh,
