@@ -46,7 +46,7 @@ def own_environment() -> dict[str, str]:
 
 
 def working_directory() -> str:
-    """The working directory; empty, which keeps it too, if its name is not UTF-8."""
+    """The working directory; empty if its name is not UTF-8 (an empty cwd leaves a child where it is)."""
     try:
         path = os.getcwd()
         path.encode()
@@ -142,7 +142,7 @@ def _output_of(
 
 
 def whole_text(file: IO[bytes]) -> str:
-    """The whole content of an open file, wherever it is read."""
+    """The whole content of an open file; its position stays."""
     size = os.fstat(file.fileno()).st_size
     return os.pread(file.fileno(), size, 0).decode(errors="replace")
 

@@ -45,7 +45,7 @@ class Knob:
     trains_same: bool | tuple[KnobValue, ...] = False
     """True if every value trains the same at one global batch; a tuple lists the values that train alike.
 
-    `keeps_training` compares two values; the truth of this says only that some values train alike.
+    Compare two values with `keeps_training`: a true `trains_same` only means that some values train alike.
     """
     changes_in_warm_process: bool = False
     """True if a warm process can turn it, except to or from one of `needs_new_process_for`."""

@@ -76,7 +76,7 @@ MAX_CHOICES_LISTED = 8
 
 @dataclass(frozen=True)
 class Proposal:
-    """A knob's place among the flags, the value that the script runs with now (None if no knob has it), and why."""
+    """A knob's place among the flags, the script's present value (None if it is no value of the knob), and why."""
 
     knob: str
     place: FlagWords

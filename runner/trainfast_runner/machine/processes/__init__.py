@@ -1,1 +1,1 @@
-"""Processes of this machine: their identity, a list of them, the sums of a run, signals."""
+"""Processes of this machine: their identity, a list of them, children, the sums of a run, signals."""

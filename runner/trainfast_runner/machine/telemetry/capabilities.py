@@ -145,7 +145,7 @@ def _explain(capabilities: Capabilities) -> None:
         if batch.absent.get(name) == unexplained:
             batch.absent[name] = failures.NO_ECC
     if unsupported.get("degrees_to_slowdown_c") in failures.TOO_OLD and "slowdown_temperature_c" in unsupported:
-        # An older driver has it from the thresholds, and of those it is this GPU that has none.
+        # An older driver computes the margin from the thresholds, so the missing threshold is the reason.
         unsupported["degrees_to_slowdown_c"] = unsupported["slowdown_temperature_c"]
     if degrees_by_limits(capabilities.probed | {"temperature_c": 0}) is not None:
         unsupported.pop("degrees_to_slowdown_c", None)

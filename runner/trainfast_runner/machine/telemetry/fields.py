@@ -153,7 +153,7 @@ class FieldBatch:
             self.cause_numbers, fields = self._spare.pop(0)
             self.answered += fields
         else:
-            # Without them there is nothing to say where they are from.
+            # Without counters their field numbers are missing for the same reason.
             self.absent |= reasons | {"throttle_counters": next(iter(reasons.values()))}
 
     def start_again(self) -> None:

@@ -84,7 +84,7 @@ class DeviceTrack:
     def conditions_between(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> DeviceConditions:
         """The conditions between two moments. Time in an outage counts by the counters' growth over the outage.
 
-        With `whole_outages` only outages within the two moments count so: others may not have ended yet.
+        With `whole_outages`, ignore outages that reach beyond the two moments: a live one may not have ended yet.
         """
         rates = self._rates
         begin = self._within(begin_ns)

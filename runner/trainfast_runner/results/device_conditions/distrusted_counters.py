@@ -19,7 +19,7 @@ SAMPLES_SHOWN = 2
 SIGHTINGS_MISSED = 7.0
 """If a counter ran for this many samples, the chance that no sample shows its reason is e^-7, one in a thousand."""
 BEYOND_POLICY = 2.0
-"""Intervals between samples without a reason by which a counter may exceed its policy's, since the driver updates
+"""Intervals by which a counter may outgrow its policy's counter while no sample shows its reason: the driver updates
 late."""
 
 

@@ -21,8 +21,10 @@ from trainfast_runner.units import highest
 
 
 class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """The watched devices' conditions in one step: for each cause and the clock loss the worst device, the energy of
-    all together (a sample's share counts every data-parallel rank), the hottest at the step's start."""
+    """The watched devices' conditions in one step.
+
+    Throttling and clock loss are the worst device's, energy the sum, temperature the hottest at the step's start.
+    """
 
     step: int
     t_ns: int

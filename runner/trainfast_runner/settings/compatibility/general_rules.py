@@ -133,7 +133,7 @@ def set_knobs_matter(facts: Facts) -> None:
 
 
 def _positions_suffice(facts: Facts) -> None:
-    """A table of learned positions ends there, and rotary ones were not made for more: the worker refuses both."""
+    """Refuse a `seq_len` beyond the model's positions; the worker would refuse it too."""
     config, seq_len = facts.config, facts.knobs["seq_len"]
     if facts.spec.data["objective"] == "image-classification":
         return

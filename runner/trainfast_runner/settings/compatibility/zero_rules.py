@@ -99,7 +99,7 @@ def _closed_to_us(folder: Path) -> str | None:
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         return "cannot be written"
     status = folder.stat()
-    # Root may write anywhere. That makes nobody else's directory root's.
+    # Root passes `os.access` everywhere, so the owner is checked too.
     if status.st_uid != os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"belongs to user {user_name(status.st_uid)}"
     return None
