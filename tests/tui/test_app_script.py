@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 import tomllib
 from collections.abc import Callable
@@ -335,3 +336,15 @@ async def test_no_script_is_started_beside_a_measured_run(home: Home, work: Path
         await pilot.press("o")
         await typed(pilot, command())
         assert f"{directory.name} is being measured, and starting the script would slow it" in screen_text(app)
+
+
+async def test_the_screen_outlives_the_folder_that_the_app_was_started_in(home: Home, work: Path) -> None:
+    async with running(home, size=FULL) as (app, pilot):
+        await looked_into(pilot)
+        shutil.rmtree(work)
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        assert str(work) in screen_text(app)
+        await pilot.press("w")
+        await typed(pilot, "mine")
+        await until(pilot, f"there is no script train.py in {work}")

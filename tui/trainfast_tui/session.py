@@ -60,6 +60,8 @@ class Session:
     def __init__(self, home: Home, *, preset: str | None = None, python: str | None = None) -> None:
         """`preset` is the first next run, else one for the machine; `python` trains, None for this Python."""
         self.home = home
+        self.cwd = os.getcwd()
+        """The folder that the app was started in."""
         self.listener: Post | None = None
         self.machine: Machine | None = None
         first_preset = preset

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import time
@@ -97,7 +96,7 @@ class ScriptScreen(AppScreen):
         waited = elapsed(self._since_ns, time.monotonic_ns())
         waiting = f"running the script up to its argument parser… {waited} of at most 30 s"
         mapping = tuple(self._mapping.values())
-        findings = ScriptFindings(self._command, os.getcwd(), self._discovered, mapping, waiting, self._refusal)
+        findings = ScriptFindings(self._command, self.session.cwd, self._discovered, mapping, waiting, self._refusal)
         self.view.show_findings(findings, knob)
         is_known, footer = self._discovered is not None, self.query_one(Footer)
         hidden: set[str] = set()
@@ -201,7 +200,7 @@ class ScriptScreen(AppScreen):
         assert self._discovered is not None
         mapping = self._mapping.values()
         try:
-            preset = preset_of(self._command, self._discovered, mapping, name=name, cwd=os.getcwd())
+            preset = preset_of(self._command, self._discovered, mapping, name=name, cwd=self.session.cwd)
             path = save_script_preset(preset, {proposal.knob: proposal.reason for proposal in mapping}, overwrite=True)
             self.session.set_preset(name)
         except UserError as error:
