@@ -162,6 +162,18 @@ async def test_the_question_is_put_part_by_part_and_then_searched(
     )
 
 
+async def test_a_question_about_one_sample_or_step_is_in_the_singular(home: Home, planned: None) -> None:
+    async with StillApp(home).run_test(size=SMALL) as pilot:
+        await best_opened(pilot, None)
+        await until(pilot, PLAN)
+        await pilot.press("g", "1", "enter")
+        assert "1 sample " in await until(pilot, "g global batch  1 sample")
+        await pilot.press("o", *"time", "enter")
+        await until(pilot, "Optimizer steps")
+        await pilot.press("1", "enter")
+        assert "number of steps: 1 step " in await until(pilot, "number of steps: 1 step")
+
+
 @pytest.mark.parametrize(
     ("key", "typed", "words"),
     [

@@ -46,7 +46,7 @@ FORMATTERS = (
         (fmt.size(1024), "1.00 KiB"),
         (fmt.size(39.5 * 2**30), "39.5 GiB"),
         (fmt.size(1023.9 * 2**20), "1.00 GiB"),
-        (fmt.count(12345, "steps"), "12,345 steps"),
+        (fmt.count(12345), "12,345"),
         (fmt.count(7), "7"),
         (fmt.per_second(12.34, "samples"), "12.3 samples/s"),
         (fmt.bytes_per_second(1.25 * 2**30), "1.25 GiB/s"),

@@ -14,6 +14,7 @@ from trainfast_runner.search.journal.best import (
     ColdRun,
     Trial,
 )
+from trainfast_runner.units import counted
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid, pairs_grid, present
 from trainfast_tui.report.export_blocks import export_blocks
@@ -87,9 +88,9 @@ def _question(question: BestQuestion) -> Iterator[Block]:
     yield Prose(f"Which settings train {question.name} {objective.best} on {question.device}{names} and fit{fits}?")
     if question.title:
         yield Prose(f"{question.name}: {question.title}.")
-    steps = f" ({count(question.for_steps)} steps)" if question.for_steps is not None else ""
+    steps = f" ({counted(question.for_steps, 'step')})" if question.for_steps is not None else ""
     rows = [("judged by", objective.judged_by + steps)]
-    batch = "free" if question.global_batch is None else count(question.global_batch, "samples")
+    batch = "free" if question.global_batch is None else counted(question.global_batch, "sample")
     rows += [("global batch", batch), ("budget", duration(question.budget_s))]
     rows += [
         (f"{name} varied", ", ".join(setting_text(name, value) for value in values))

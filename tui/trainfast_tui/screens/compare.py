@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.results.comparison.difference import Comparison, compare
+from trainfast_runner.units import counted
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
@@ -59,7 +60,7 @@ def _run_line(letter: str, result: Result) -> Line:
         (f"{letter}  ", "key"),
         (result.run_id, "title"),
         (
-            f"  {state_words(result.state)}, {fmt.count(measured, 'step' if measured == 1 else 'steps')} measured",
+            f"  {state_words(result.state)}, {counted(measured, 'step')} measured",
             "muted",
         ),
     ]

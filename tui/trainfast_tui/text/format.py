@@ -67,11 +67,10 @@ def with_sizes(message: str) -> str:
     return _RAW_BYTES.sub(lambda match: f"{match[0]} ({size(int(match[1]))})", message)
 
 
-def count(value: float | None, noun: str = "") -> str:
-    """Return a whole number with thousands separated, and what is counted: `12,345 steps`."""
-    if (value := _finite(value)) is None:
-        return ABSENT
-    return f"{value:,.0f} {noun}".rstrip()
+def count(value: float | None) -> str:
+    """Return a whole number with thousands separated: `12,345`."""
+    value = _finite(value)
+    return ABSENT if value is None else f"{value:,.0f}"
 
 
 def per_second(value: float | None, noun: str) -> str:

@@ -15,6 +15,7 @@ from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.vary import read_vary
+from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.search.best_figures import OBJECTIVES
 from trainfast_tui.widgets.open_dialog import ask_choice, ask_text
@@ -54,12 +55,12 @@ def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bo
     A `fresh` search uses no earlier one.
     """
     if request.global_batch is not None:
-        batch = fmt.count(request.global_batch, "samples")
+        batch = counted(request.global_batch, "sample")
     elif any(name in request.vary for name in BATCH_KNOBS):
         batch = "free: follows the varied batch"
     else:
-        batch = AS_KNOBS_ARE_SET if own_batch is None else f"{fmt.count(own_batch, 'samples')}, {AS_KNOBS_ARE_SET}"
-    steps = "" if request.for_steps is None else f": {fmt.count(request.for_steps, 'steps')}"
+        batch = AS_KNOBS_ARE_SET if own_batch is None else f"{counted(own_batch, 'sample')}, {AS_KNOBS_ARE_SET}"
+    steps = "" if request.for_steps is None else f": {counted(request.for_steps, 'step')}"
     return [
         ("v vary", vary_text(request.vary) or EVERY_KNOB),
         ("g global batch", batch),

@@ -74,6 +74,7 @@ def _host_lines(snapshot: Snapshot, tick: Tick, width: int) -> list[Line]:
     head = host_line(host, snapshot.cpu_percent, width, has_gpu)
     run = host.run
     if run is not None and snapshot.run is not None and snapshot.run.is_live:
+        threads = fmt.ABSENT if run.threads is None else counted(run.threads, "thread")
         tail: Line = [
             (" this run: " if long_words else " run: ", "muted"),
             (f"{fmt.percent(run.cpu_percent)} of a core", "text"),
@@ -82,7 +83,7 @@ def _host_lines(snapshot: Snapshot, tick: Tick, width: int) -> list[Line]:
             # On a CPU a `memory_limit` beside it counts the training alone.
             (" with libraries  " if long_words and not has_gpu else "  ", "muted"),
             (counted(run.processes, "process", "processes"), "text"),
-            (f", {fmt.count(run.threads, 'threads')}" if long_words and not has_gpu else "", "text"),
+            (f", {threads}" if long_words and not has_gpu else "", "text"),
         ]
     elif has_gpu:
         tail = []

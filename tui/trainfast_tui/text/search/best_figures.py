@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.comparison import setting_text
 
@@ -107,7 +108,7 @@ def objective_words(objective: str, for_steps: int | None, value: Interval) -> s
     """Return a figure with its 95 % interval: `123 tokens/s (120 to 126)`, `12.3 min (12.1 to 12.5) for 800 steps`."""
     unit, each = unit_of(objective, value.median)
     words = figure_words(value, each, f" {unit}")
-    return words if for_steps is None else f"{words} for {fmt.count(for_steps, 'steps')}"
+    return words if for_steps is None else f"{words} for {counted(for_steps, 'step')}"
 
 
 def figure_words(value: Interval, each: float, unit: str = "") -> str:
