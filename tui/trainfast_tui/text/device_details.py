@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from rich.cells import cell_len
 
@@ -14,6 +14,8 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone
 from trainfast_tui.text.shades import SHADES
 from trainfast_tui.text.topology import pcie_link
+
+ReadingT = TypeVar("ReadingT")
 
 MIN_THROTTLED_SHARE = 0.005
 WIDEST_SIZE, WIDEST_RATE = "1023 MiB", "1023 MiB/s"
@@ -33,13 +35,13 @@ def device_items(
     device: DeviceReading,
     before: DeviceReading | None,
     seconds: float,
-    lately: DeviceConditions | None,
+    last_minute: DeviceConditions | None,
     *,
     with_sm_clock: bool = False,
 ) -> list[Item]:
-    """Return this GPU's readings; `before` is its reading `seconds` earlier, `lately` its last minute."""
+    """Return this GPU's readings; `before` is its reading `seconds` earlier, `last_minute` its last minute."""
     items = [
-        *_throttled(lately),
+        *_throttled(last_minute),
         _limits(device),
         _clock("SM clock", device.sm_clock_mhz, device.sm_clock_max_mhz) if with_sm_clock else None,
         _clock("memory clock", device.memory_clock_mhz, device.memory_clock_max_mhz),
@@ -47,8 +49,10 @@ def device_items(
         _memory_temperature(device),
         _item("fan", fmt.percent(device.fan_percent), "100 %"),
         # The driver's counters of PCIe bytes wrap after 4 GiB, perhaps more than once between two samples.
-        _rates("PCIe at least", device, before, seconds, "pcie_tx_bytes", "pcie_rx_bytes"),
-        _rates("NVLink", device, before, seconds, "nvlink_tx_bytes", "nvlink_rx_bytes"),
+        _gpu_rates(
+            "PCIe at least", device, before, seconds, lambda gpu: gpu.pcie_tx_bytes, lambda gpu: gpu.pcie_rx_bytes
+        ),
+        _gpu_rates("NVLink", device, before, seconds, lambda gpu: gpu.nvlink_tx_bytes, lambda gpu: gpu.nvlink_rx_bytes),
         _power(device),
         *_memory_health(device),
         _mig(device),
@@ -70,17 +74,17 @@ def alarm_items(device: DeviceReading) -> list[Item]:
 
 
 def host_items(host: HostReading, before: HostReading | None, seconds: float) -> list[Item]:
-    """Return what a data loader shares: load, free memory, swap, storage and network."""
+    """Return the host's load, free memory, swap, storage and network, which a data loader uses too."""
     items = [
         _item("load", fmt.number(host.load_1m), "99.9"),
         _item("available", fmt.size(host.memory_available_bytes), WIDEST_SIZE),
         None
         if host.swap_used_bytes is None
         else Item("swap", fmt.size(host.swap_used_bytes), "warning" if host.swap_used_bytes else "text", WIDEST_SIZE),
-        _rate("storage read", host, before, seconds, "disk_read_bytes"),
-        _rate("written", host, before, seconds, "disk_write_bytes"),
-        _rate("network in", host, before, seconds, "network_received_bytes"),
-        _rate("out", host, before, seconds, "network_sent_bytes"),
+        _host_rate("storage read", host, before, seconds, lambda reading: reading.disk_read_bytes),
+        _host_rate("written", host, before, seconds, lambda reading: reading.disk_write_bytes),
+        _host_rate("network in", host, before, seconds, lambda reading: reading.network_received_bytes),
+        _host_rate("out", host, before, seconds, lambda reading: reading.network_sent_bytes),
     ]
     return [item for item in items if item is not None]
 
@@ -122,22 +126,18 @@ def flow(items: Sequence[Item], width: int, indent: int) -> list[Line]:
     return lines
 
 
-def _reading(reading: object, name: str) -> Any:
-    return getattr(reading, name, None)
-
-
 def _item(label: str, text: str, widest: str = "") -> Item | None:
     """Return the item; None if its text says that the reading is missing."""
     return None if text == fmt.ABSENT else Item(label, text, "text", widest)
 
 
-def _throttled(lately: DeviceConditions | None) -> list[Item]:
+def _throttled(last_minute: DeviceConditions | None) -> list[Item]:
     """Return the throttled shares of the last minute, by cause."""
-    if lately is None:
+    if last_minute is None:
         return []
     items: list[Item] = []
     for shade in SHADES:
-        share = (lately.throttled_ms.get(shade.cause) or 0.0) / 60_000
+        share = (last_minute.throttled_ms.get(shade.cause) or 0.0) / 60_000
         if share >= MIN_THROTTLED_SHARE:
             text = f"{fmt.fraction(share)} of the last minute"
             items.append(Item(f"{shade.letter} {shade.words}", text, shade.tone, "100 % of the last minute"))
@@ -208,7 +208,7 @@ def _memory_health(device: DeviceReading) -> list[Item]:
     if corrected is not None or uncorrected is not None:
         text = f"{fmt.count(uncorrected)} uncorrected, {fmt.count(corrected)} corrected"
         items.append(Item("ECC errors", text, "error" if uncorrected else "text"))
-    rows = [_reading(device, f"remapped_rows_{kind}") for kind in ("corrected", "uncorrected")]
+    rows = [device.remapped_rows_corrected, device.remapped_rows_uncorrected]
     if any(row is not None for row in rows):
         text = fmt.count(sum(row or 0 for row in rows))
         items.append(Item("remapped rows", text, "warning" if any(rows) else "text"))
@@ -219,27 +219,40 @@ def _memory_health(device: DeviceReading) -> list[Item]:
     return items
 
 
-def _rates(
-    label: str, device: DeviceReading, before: DeviceReading | None, seconds: float, out: str, back: str
+def _gpu_rates(
+    label: str,
+    device: DeviceReading,
+    before: DeviceReading | None,
+    seconds: float,
+    sent: Callable[[DeviceReading], int | None],
+    received: Callable[[DeviceReading], int | None],
 ) -> Item | None:
-    """Return a GPU's rates; a counter that was reset or wrapped gives none until the next sample."""
-    if _reading(device, out) is None and _reading(device, back) is None:
+    """Return the rates of two of a GPU's counters; None if it has neither."""
+    if sent(device) is None and received(device) is None:
         return None
-    sent, received = _per_second(device, before, seconds, out), _per_second(device, before, seconds, back)
-    text = f"out {fmt.bytes_per_second(sent)}, in {fmt.bytes_per_second(received)}"
+    out, back = _per_second(device, before, seconds, sent), _per_second(device, before, seconds, received)
+    text = f"out {fmt.bytes_per_second(out)}, in {fmt.bytes_per_second(back)}"
     return Item(label, text, "text", f"out {WIDEST_RATE}, in {WIDEST_RATE}")
 
 
-def _rate(label: str, now: object, before: object | None, seconds: float, field: str) -> Item | None:
-    if _reading(now, field) is None:
+def _host_rate(
+    label: str,
+    host: HostReading,
+    before: HostReading | None,
+    seconds: float,
+    counter: Callable[[HostReading], int | None],
+) -> Item | None:
+    """Return the rate of one of the host's counters; None if it has no such counter."""
+    if counter(host) is None:
         return None
-    return Item(label, fmt.bytes_per_second(_per_second(now, before, seconds, field)), "text", WIDEST_RATE)
+    return Item(label, fmt.bytes_per_second(_per_second(host, before, seconds, counter)), "text", WIDEST_RATE)
 
 
-def _per_second(now: object, before: object | None, seconds: float, field: str) -> float | None:
-    """Return a counter's growth per second; None if it was reset."""
-    last, first = _reading(now, field), _reading(before, field)
+def _per_second(
+    now: ReadingT, before: ReadingT | None, seconds: float, counter: Callable[[ReadingT], int | None]
+) -> float | None:
+    """Return a counter's growth per second; None until the next sample if it was reset or wrapped."""
+    last, first = counter(now), None if before is None else counter(before)
     if last is None or first is None or seconds <= 0 or last < first:
         return None
-    rate: float = (last - first) / seconds
-    return rate
+    return (last - first) / seconds
