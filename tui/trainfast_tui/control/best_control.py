@@ -19,6 +19,7 @@ from trainfast_tui.text.search.kind import SearchKind
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.question.request import BestRequest
+    from trainfast_runner.search.journal.best import BestQuestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +85,16 @@ class BestControl(SearchControl["BestSnapshot"]):
         # The smallest screen may have no room for the knobs left alone: they come last.
         texts += [(plain(line), "muted") for line in left_alone_lines(expected.left_alone, to_name=BY_KEYS)]
         return BestPlanned(plan_id, texts, expected.vary, expected.global_batch)
+
+
+def request_of(question: BestQuestion) -> BestRequest:
+    """Return the question of a search as it would be put again."""
+    from trainfast_runner.search.best.question.request import BestRequest
+
+    return BestRequest(
+        vary=question.vary,
+        global_batch=question.global_batch,
+        objective=question.objective,
+        for_steps=question.for_steps,
+        budget_s=question.budget_s,
+    )

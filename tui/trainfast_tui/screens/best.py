@@ -14,7 +14,7 @@ from trainfast_runner.records.search_states import UNFINISHED_STATES
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
-from trainfast_tui.control.best_control import BestControl, BestOptions
+from trainfast_tui.control.best_control import BestControl, BestOptions, request_of
 from trainfast_tui.control.messages import BestPlanned, Notified
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.snapshot import Snapshot
@@ -28,10 +28,10 @@ from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY
 from trainfast_tui.text.lines import LabelledText
 from trainfast_tui.text.search.batch_question import ENTER_STARTS
-from trainfast_tui.text.search.best_question import ABOUT, ABOUT_SCRIPT
+from trainfast_tui.text.search.best_question import ABOUT, ABOUT_SCRIPT, best_question_rows
 from trainfast_tui.text.search.best_state import settings_of
 from trainfast_tui.text.search.kind import SearchKind
-from trainfast_tui.widgets.best_question_dialogs import QuestionDialogs, best_question_rows, request_of
+from trainfast_tui.widgets.best_question_dialogs import QuestionDialogs
 from trainfast_tui.widgets.best_view import BestView
 from trainfast_tui.widgets.open_dialog import ask_choice
 

@@ -1,4 +1,4 @@
-"""The question of the next best-fit search: its parts in words, and a dialog for each."""
+"""A dialog for each part of the question of the next best-fit search."""
 
 from __future__ import annotations
 
@@ -11,63 +11,17 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.best.question.request import BestRequest, read_budget
-from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.vary import read_vary
-from trainfast_runner.units import counted
-from trainfast_tui.text import format as fmt
 from trainfast_tui.text.search.best_figures import OBJECTIVES
+from trainfast_tui.text.search.best_question import EVERY_KNOB, vary_text
 from trainfast_tui.widgets.open_dialog import ask_choice, ask_text
 
 if TYPE_CHECKING:
     from textual.app import App
 
-    from trainfast_runner.search.journal.best import BestQuestion
-
-EVERY_KNOB = "every knob that keeps the training the same; mixed precision counts as the same"
-AS_KNOBS_ARE_SET = "as the knobs are set"
-FRESH = "yes: begins anew, without the effects of earlier searches"
-NOT_FRESH = "no: resumes an unfinished search; effects of earlier ones choose the first trials"
 Fields = dict[str, object]
 """Fields of `BestRequest` by name."""
-
-
-def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:
-    """Return the varied knobs as they are typed: `batch_size=4,8 precision=fp32,bf16`."""
-    return " ".join(f"{name}={','.join(map(KNOBS_BY_NAME[name].text_of, values))}" for name, values in vary.items())
-
-
-def request_of(question: BestQuestion) -> BestRequest:
-    """Return the question of a search as it would be put again."""
-    return BestRequest(
-        vary=question.vary,
-        global_batch=question.global_batch,
-        objective=question.objective,
-        for_steps=question.for_steps,
-        budget_s=question.budget_s,
-    )
-
-
-def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bool) -> list[tuple[str, str]]:
-    """Return the key and name of each part of the question, and its value; `own_batch` is that of the knobs, if known.
-
-    A `fresh` search uses no earlier one.
-    """
-    if request.global_batch is not None:
-        batch = counted(request.global_batch, "sample")
-    elif any(name in request.vary for name in BATCH_KNOBS):
-        batch = "free: follows the varied batch"
-    else:
-        batch = AS_KNOBS_ARE_SET if own_batch is None else f"{counted(own_batch, 'sample')}, {AS_KNOBS_ARE_SET}"
-    steps = "" if request.for_steps is None else f": {counted(request.for_steps, 'step')}"
-    return [
-        ("v vary", vary_text(request.vary) or EVERY_KNOB),
-        ("g global batch", batch),
-        ("o objective", f"{OBJECTIVES[request.objective].hint}{steps}"),
-        ("t time budget", f"{fmt.duration(request.budget_s)}, plus the runs that confirm the best"),
-        ("f fresh", FRESH if fresh else NOT_FRESH),
-    ]
 
 
 @dataclass(frozen=True)

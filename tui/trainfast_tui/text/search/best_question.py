@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS
+from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.search.best_figures import OBJECTIVES
 from trainfast_tui.text.tables import pairs
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.question.estimate import Estimate
+    from trainfast_runner.search.best.question.request import BestRequest
 
 ABOUT = (
     "Finds the fastest settings that fit, by short trials of real steps in warm processes; the best and your own"
@@ -23,6 +28,36 @@ ABOUT_SCRIPT = (
 BY_COMMAND = "--set {knob}=VALUE names it"
 BY_KEYS = "press Enter on the knob to type a value"
 """Words on how to name a script's present value: on the command line, and in the app."""
+EVERY_KNOB = "every knob that keeps the training the same; mixed precision counts as the same"
+AS_KNOBS_ARE_SET = "as the knobs are set"
+FRESH = "yes: begins anew, without the effects of earlier searches"
+NOT_FRESH = "no: resumes an unfinished search; effects of earlier ones choose the first trials"
+
+
+def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:
+    """Return the varied knobs as they are typed: `batch_size=4,8 precision=fp32,bf16`."""
+    return " ".join(f"{name}={','.join(map(KNOBS_BY_NAME[name].text_of, values))}" for name, values in vary.items())
+
+
+def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bool) -> list[tuple[str, str]]:
+    """Return the key and name of each part of the question, and its value; `own_batch` is that of the knobs, if known.
+
+    A `fresh` search uses no earlier one.
+    """
+    if request.global_batch is not None:
+        batch = counted(request.global_batch, "sample")
+    elif any(name in request.vary for name in BATCH_KNOBS):
+        batch = "free: follows the varied batch"
+    else:
+        batch = AS_KNOBS_ARE_SET if own_batch is None else f"{counted(own_batch, 'sample')}, {AS_KNOBS_ARE_SET}"
+    steps = "" if request.for_steps is None else f": {counted(request.for_steps, 'step')}"
+    return [
+        ("v vary", vary_text(request.vary) or EVERY_KNOB),
+        ("g global batch", batch),
+        ("o objective", f"{OBJECTIVES[request.objective].hint}{steps}"),
+        ("t time budget", f"{fmt.duration(request.budget_s)}, plus the runs that confirm the best"),
+        ("f fresh", FRESH if fresh else NOT_FRESH),
+    ]
 
 
 def varied_line(vary: Mapping[str, list[Any]], global_batch: int | None) -> str:
