@@ -6,9 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainfast_runner.search.best.person_orders import PIN, SKIP, UNPIN, give_order, skip_candidate
+from trainfast_runner.search.best.person_orders import (
+    PIN,
+    SKIP,
+    UNPIN,
+    ValueOrder,
+    give_order,
+    open_values,
+    orders_in_force,
+    skip_candidate,
+)
 from trainfast_runner.units import counted
-from trainfast_tui.control.best_orders import ValueOrder, open_values, orders_in_force
 from trainfast_tui.text.search.best_state import setting_words
 
 if TYPE_CHECKING:
@@ -30,7 +38,7 @@ Orders = dict[str, OrderChoice]
 
 def pin_orders(search: BestSnapshot) -> Orders:
     """Return the orders to unpin a knob, and those to pin one to a value."""
-    pinned = [order.knob for order in orders_in_force(search.so_far) if order.do == PIN]
+    pinned = [order.knob for order in orders_in_force(search.so_far.orders) if order.do == PIN]
     unpin = partial(give_order, search.directory, UNPIN)
     orders: Orders = {f"unpin {name}": OrderChoice("try all its values again", partial(unpin, name)) for name in pinned}
     return orders | _value_orders(search, PIN)
@@ -49,8 +57,10 @@ def skip_orders(search: BestSnapshot) -> Orders:
 
 def _value_orders(search: BestSnapshot, do: ValueOrder) -> Orders:
     """Return the orders to pin or skip (`do`) each value that is open to it, with the number of its candidates."""
+    so_far = search.so_far
+    values = open_values(so_far.candidates, [*so_far.orders, *search.waiting], do)
     give = partial(give_order, search.directory, do)
     return {
         f"{name}={value}": OrderChoice(counted(count, "candidate"), partial(give, name, value))
-        for (name, value), count in open_values(search, do).items()
+        for (name, value), count in values.items()
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trainfast_runner.search.best.person_orders import orders_in_force
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
-from trainfast_tui.control.best_orders import orders_in_force
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import (
     LabelledText,
@@ -188,7 +188,7 @@ def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
 def _order_lines(search: BestSnapshot, width: int) -> list[Line]:
     """Return the orders in force, and the given orders that wait for the next step."""
     space = search.so_far.space
-    words = [order_words(order, space) for order in orders_in_force(search.so_far)]
+    words = [order_words(order, space) for order in orders_in_force(search.so_far.orders)]
     waiting = [f"{order_words(order, space)} (before the next step)" for order in search.waiting]
     if not words and not waiting:
         return []

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.search.journal.best import Candidate, Ordered
-from trainfast_runner.settings.knobs import knob
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 
 ORDERS_FILE = "orders.jsonl"
 SKIP: Final = "skip"
 PIN: Final = "pin"
 UNPIN: Final = "unpin"
+ValueOrder = Literal["pin", "skip"]
+"""An order about one value of a knob."""
 
 
 def give_order(directory: Path, do: str, name: str, value: object = None) -> None:
@@ -58,6 +61,49 @@ def excluded_by_orders(candidates: Sequence[Candidate], orders: Iterable[Ordered
             elif name in pinned and pinned[name] != value:
                 out[number] = f"you pinned {name}={pinned[name]}"
     return out
+
+
+def orders_in_force(orders: Iterable[Ordered]) -> list[Ordered]:
+    """Return the orders that no later one replaced."""
+    in_force: dict[tuple[str, object], Ordered] = {}
+    for order in orders:
+        if order.do == SKIP:
+            in_force[f"{SKIP} {order.knob}", repr((order.value, order.candidate_number))] = order
+            continue
+        in_force.pop((PIN, order.knob), None)
+        if order.do == PIN:
+            in_force[PIN, order.knob] = order
+    return list(in_force.values())
+
+
+def open_values(
+    candidates: Sequence[Candidate], orders: Sequence[Ordered], do: ValueOrder
+) -> dict[tuple[str, str], int]:
+    """Return the values that a knob can be pinned to, or that can be skipped, as typed, with their candidates' number.
+
+    Only candidates that the orders so far leave count; an order that would leave none is not among them.
+    """
+    names = [name for name in (candidates[0].knobs if candidates else ()) if _has_several(candidates, name)]
+    counts_by_value: dict[tuple[str, str], int] = {}
+    for name in names:
+        # A knob's next pin replaces its present one.
+        others = [order for order in orders if not (do == PIN and order.do == PIN and order.knob == name)]
+        out = excluded_by_orders(candidates, others)
+        remaining = [
+            candidate
+            for number, candidate in enumerate(candidates)
+            if candidate.ruled_out is None and number not in out
+        ]
+        counts = Counter(KNOBS_BY_NAME[name].text_of(candidate.knobs[name]) for candidate in remaining)
+        counts_by_value |= {
+            (name, text): count for text, count in counts.items() if do == PIN or count < len(remaining)
+        }
+    return counts_by_value
+
+
+def _has_several(candidates: Sequence[Candidate], name: str) -> bool:
+    """True if the candidates that can run have more than one value of this knob."""
+    return len({repr(candidate.knobs[name]) for candidate in candidates if candidate.ruled_out is None}) > 1
 
 
 def read_orders(directory: Path) -> list[Ordered]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainfast_runner.search.best.person_orders import UNPIN
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
 from trainfast_tui.text import format as fmt
@@ -106,7 +107,7 @@ def order_words(order: Ordered, space: Space | None) -> str:
     if number is not None:
         is_listed = space is not None and 0 <= number < len(space.candidates)
         return f"{order.do} the setting {setting_words(space, number) if space is not None and is_listed else number}"
-    return f"{order.do} {order.knob}" if order.do == "unpin" else f"{order.do} {knob_words({order.knob: order.value})}"
+    return f"{order.do} {order.knob}" if order.do == UNPIN else f"{order.do} {knob_words({order.knob: order.value})}"
 
 
 def best_words(so_far: BestSoFar) -> str:
