@@ -38,10 +38,11 @@ async def test_ascii_is_only_ascii(home: Home) -> None:
 
 
 async def test_every_key_stands_in_the_help(home: Home) -> None:
-    from trainfast_tui.screens.help import help_lines
+    from trainfast_tui.screens.help import help_sections
     from trainfast_tui.text.keys import ACTIONS
+    from trainfast_tui.text.lines import line_text
 
-    text = "\n".join("".join(piece for piece, _ in line) for line in help_lines(100))
+    text = "\n".join(line_text(line) for section in help_sections(100) for entry in section.entries for line in entry)
     for action in ACTIONS:
         assert action.help[:40] in text
     for name in ("batch_size", "watch", "grad_clip", "Ctrl-P"):
@@ -49,11 +50,11 @@ async def test_every_key_stands_in_the_help(home: Home) -> None:
     seen, _ = await shown(home, a_snapshot(None), "question_mark", size=SMALL)
     assert "keys on the main screen" in seen
     seen, _ = await shown(home, a_snapshot(None), "question_mark", "end", size=SMALL)
-    assert "".join(piece for piece, _ in help_lines(SMALL[0])[-1]).strip() in seen
+    assert line_text(help_sections(SMALL[0])[-1].entries[-1][-1]).strip() in seen
     seen, _ = await shown(home, a_snapshot(None), "question_mark", "end", "home", size=SMALL)
     assert "keys on the main screen" in seen
-    rules = [line[0][0] for line in help_lines(100, "monitor") if line and line[0][0].startswith("keys ")]
-    assert "in the monitor" in rules[0], "the keys of where it was asked come first"
+    titles = [section.title for section in help_sections(100, "monitor") if section.title.startswith("keys ")]
+    assert "in the monitor" in titles[0], "the keys of where it was asked come first"
 
 
 async def test_the_key_of_the_help_closes_it_again(home: Home) -> None:

@@ -157,12 +157,12 @@ class TrainfastApp(TerminalApp):
 
     def action_help(self) -> None:
         """Open the help of the screen in sight, or close the help that is open."""
-        from trainfast_tui.screens.help import HelpScreen, help_lines
+        from trainfast_tui.screens.help import HelpScreen, help_sections
 
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss()
         else:
-            self.push_screen(HelpScreen(self.session, partial(help_lines, scope=self.in_sight.SCOPE)))
+            self.push_screen(HelpScreen(self.session, partial(help_sections, scope=self.in_sight.SCOPE)))
 
     def action_theme(self) -> None:
         self.main.notify(f"theme: {themes.next_theme(self)}")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.screens.base import PageScreen
-from trainfast_tui.text.keys import KEY_WORDS, actions_of
+from trainfast_tui.text.keys import actions_of
 from trainfast_tui.text.knob_groups import knobs_by_group
-from trainfast_tui.text.lines import Line, Tone, labelled, line_text, paragraph, rule
+from trainfast_tui.text.lines import Line, Section, Tone, labelled, line_text, paragraph, rule
 from trainfast_tui.text.shades import SHADES
 from trainfast_tui.widgets.open_dialog import ask_text
 from trainfast_tui.widgets.page import Page
@@ -49,10 +49,10 @@ class HelpScreen(PageScreen):
 
     SCOPE = "help"
 
-    def __init__(self, session: Session, text: Callable[[int], list[Line]]) -> None:
-        """`text` returns the whole help in lines of a width."""
+    def __init__(self, session: Session, sections: Callable[[int], list[Section]]) -> None:
+        """`sections` returns the whole help in lines of a width."""
         super().__init__(session)
-        self._text = text
+        self._sections = sections
         self._filter = ""
 
     def action_filter(self) -> None:
@@ -64,59 +64,73 @@ class HelpScreen(PageScreen):
         self.query_one(Page).action_end(-1)
 
     def body(self, width: int) -> list[Line]:
-        lines = self._text(width)
-        return matching_entries(lines, self._filter, width) if self._filter else lines
+        sections = self._sections(width)
+        if not self._filter:
+            return _painted(sections, width)[1:]
+        matching = matching_sections(sections, self._filter)
+        title = f"with “{self._filter}”" if matching else f"nothing with “{self._filter}”"
+        return [rule(f"help {title}", width, "/ and Enter: all of it"), *_painted(matching, width)]
 
 
-def matching_entries(lines: list[Line], words: str, width: int) -> list[Line]:
-    """Return the entries of a help that contain all of these words, below the titles of their sections.
-
-    An entry is a line with the indented ones below it.
-    """
-    entries: list[list[Line]] = []
-    for line in lines:
-        if entries and line_text(line).startswith(" "):
-            entries[-1].append(line)
-        else:
-            entries.append([line])
-    shown: list[Line] = []
-    section: list[Line] = []
-    for entry in entries:
-        text = " ".join(" ".join(map(line_text, entry)).split()).lower()
-        if text.endswith("─"):
-            section = [[], *entry]
-        elif all(word in text for word in words.lower().split()):
-            shown += [*section, *entry]
-            section = []
-    title = f"with “{words}”" if shown else f"nothing with “{words}”"
-    return [rule(f"help {title}", width, "/ and Enter: all of it"), *shown]
+def matching_sections(sections: list[Section], words: str) -> list[Section]:
+    """Return the entries that contain all of these words, in their sections; a section without one is left out."""
+    wanted = words.lower().split()
+    matching = []
+    for title, entries in sections:
+        if kept := [entry for entry in entries if all(word in _entry_text(entry) for word in wanted)]:
+            matching.append(Section(title, kept))
+    return matching
 
 
-def help_lines(width: int, scope: str = "main") -> list[Line]:
-    """Return every key and every knob in lines of `width` cells, the keys of the screen `scope` first."""
-    lines = [rule("help", width), *paragraph(ABOUT, width, "text")]
-    first = scope if scope in SCOPES else "main"
-    for shown_scope in dict.fromkeys((first, *SCOPES)):
-        lines += [[], rule(f"keys {SCOPES[shown_scope]}", width)]
-        for action in actions_of(shown_scope):
-            keys = ", ".join(KEY_WORDS.get(key, key) for key in action.keys if not key.startswith(("upper_", "equals")))
-            lines += _entry(keys, action.help, "key", width)
-        if shown_scope == "everywhere":
-            lines += _entry("Ctrl-P", "Every command by its name.", "key", width)
-    lines += [[], rule("signs", width)]
-    for sign, meaning in SIGNS:
-        lines += _entry(sign, meaning, "key", width)
-    for group, names in knobs_by_group().items():
-        lines += [[], rule(f"knobs: {group}", width)]
-        for name in names:
-            entry = KNOBS_BY_NAME[name]
-            lines += _entry(name, entry.what, "title", width)
-            for label, text in (("speed", entry.speed), ("memory", entry.memory), ("training", entry.training)):
-                lines += _entry("", f"{label}: {text}", "text", width) if text else []
-            takes = f"takes {entry.values.describe()}; default {entry.text_of(entry.default)}"
-            lines += labelled((" " * LABEL, "text"), takes, width, "muted")
+def _entry_text(entry: list[Line]) -> str:
+    """Return the text of an entry in small letters, with single spaces."""
+    return " ".join(" ".join(map(line_text, entry)).split()).lower()
+
+
+def _painted(sections: list[Section], width: int) -> list[Line]:
+    """Return the lines of the sections, each below an empty line and its title."""
+    lines: list[Line] = []
+    for title, entries in sections:
+        lines += [[], rule(title, width)]
+        for entry in entries:
+            lines += entry
     return lines
 
 
+def help_sections(width: int, scope: str = "main") -> list[Section]:
+    """Return every key and every knob in lines of `width` cells, the keys of the screen `scope` first."""
+    first = scope if scope in SCOPES else "main"
+    return [
+        Section("help", [paragraph(ABOUT, width, "text")]),
+        *(_keys_section(shown_scope, width) for shown_scope in dict.fromkeys((first, *SCOPES))),
+        Section("signs", [_entry(sign, meaning, "key", width) for sign, meaning in SIGNS]),
+        *(
+            Section(f"knobs: {group}", [_knob_entry(name, width) for name in names])
+            for group, names in knobs_by_group().items()
+        ),
+    ]
+
+
+def _keys_section(scope: str, width: int) -> Section:
+    """Return the keys of a screen, or those of every screen with the palette's."""
+    rows = [(", ".join(action.shown_keys), action.help) for action in actions_of(scope)]
+    if scope == "everywhere":
+        rows.append(("Ctrl-P", "Every command by its name."))
+    return Section(f"keys {SCOPES[scope]}", [_entry(keys, text, "key", width) for keys, text in rows])
+
+
+def _knob_entry(name: str, width: int) -> list[Line]:
+    """Return what a knob does, its effects and its values."""
+    knob = KNOBS_BY_NAME[name]
+    effects = (("speed", knob.speed), ("memory", knob.memory), ("training", knob.training))
+    takes = f"takes {knob.values.describe()}; default {knob.text_of(knob.default)}"
+    return [
+        *_entry(name, knob.what, "title", width),
+        *(line for label, text in effects if text for line in _entry("", f"{label}: {text}", "text", width)),
+        *labelled((" " * LABEL, "text"), takes, width, "muted"),
+    ]
+
+
 def _entry(label: str, text: str, tone: Tone, width: int) -> list[Line]:
+    """Return one entry: a text beside its label."""
     return labelled((f"{label:<{LABEL - 1}} ", tone), text, width)

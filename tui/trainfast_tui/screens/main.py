@@ -360,4 +360,5 @@ class MainScreen(AppScreen):
     def action_knob_help(self) -> None:
         from trainfast_tui.screens.help import HelpScreen
 
-        self.app.push_screen(HelpScreen(self.session, self.query_one(KnobPanel).about))
+        panel = self.query_one(KnobPanel)
+        self.app.push_screen(HelpScreen(self.session, lambda width: [panel.about(width)]))

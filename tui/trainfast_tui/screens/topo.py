@@ -11,7 +11,7 @@ from trainfast_tui.control.threads import start_thread
 from trainfast_tui.screens.base import PageScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.lines import Line, labelled, paragraph, rule
-from trainfast_tui.text.topology import Section, sections
+from trainfast_tui.text.topology import TopologySection, sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TopoScreen(PageScreen):
         return body[1:]
 
 
-def _section_lines(section: Section, width: int) -> Iterator[Line]:
+def _section_lines(section: TopologySection, width: int) -> Iterator[Line]:
     for number, line in enumerate(section.lines):
         if section.kind == "prose":
             yield from labelled(("• ", "key"), line, width)

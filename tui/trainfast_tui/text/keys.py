@@ -46,6 +46,11 @@ class Action:
         """The key's name on the screen."""
         return KEY_WORDS.get(self.keys[0], self.keys[0])
 
+    @property
+    def shown_keys(self) -> list[str]:
+        """The names of the keys on the screen, without Textual's second names of one key (`upper_t`, `equals_sign`)."""
+        return [KEY_WORDS.get(key, key) for key in self.keys if not key.startswith(("upper_", "equals_"))]
+
 
 KEY_WORDS = {
     "up": "↑",

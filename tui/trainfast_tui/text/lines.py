@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rich.cells import cell_len
 
@@ -32,6 +32,13 @@ LabelledText = tuple[str, str, Tone]
 """A label, a text beside it, and the tone of the text."""
 
 
+class Section(NamedTuple):
+    """A titled part of a text; an entry is kept or left out as a whole."""
+
+    title: str
+    entries: list[list[Line]]
+
+
 def rule(title: str, width: int, note: str = "") -> Line:
     """Return a section title with a line to the right edge, or to a note there."""
     end = f" {note}" if note else ""
@@ -43,7 +50,7 @@ def wrap(text: str, width: int) -> list[str]:
     lines: list[str] = []
     line = ""
     for word in plain(text).split():
-        # Behind each slash; a word that fits stays whole.
+        # Break a word that is longer than the line behind each slash.
         parts = re.findall("[^/]*/|[^/]+", word) if cell_len(word) > width else [word]
         for index, part in enumerate(parts):
             longer = f"{line}{'' if index or not line else ' '}{part}"

@@ -14,7 +14,7 @@ SectionKind = Literal["table", "text", "errors", "prose"]
 """The first line of a table names its columns; errors and prose are sentences of any length."""
 
 
-class Section(NamedTuple):
+class TopologySection(NamedTuple):
     """A part of the topology: its title and its lines."""
 
     title: str
@@ -81,17 +81,17 @@ def peer_lines(topology: Topology) -> list[str]:
     ]
 
 
-def sections(topology: Topology) -> list[Section]:
+def sections(topology: Topology) -> list[TopologySection]:
     """Return the sections of a machine; without a GPU only the consequences for training."""
-    advice = Section("for training", "prose", link_advice(topology))
+    advice = TopologySection("for training", "prose", link_advice(topology))
     if not topology.devices:
         return [advice]
     silent = silent_lines(topology)
     return [
-        Section("links between GPUs", "table", matrix_lines(topology)),
-        Section("GPUs", "table", device_lines(topology)),
-        *([Section("GPUs without an answer", "errors", silent)] if silent else []),
-        *([Section("peer access", "text", peer_lines(topology))] if len(topology.devices) > 1 else []),
-        Section("legend", "text", pairs(LEGEND.items())),
+        TopologySection("links between GPUs", "table", matrix_lines(topology)),
+        TopologySection("GPUs", "table", device_lines(topology)),
+        *([TopologySection("GPUs without an answer", "errors", silent)] if silent else []),
+        *([TopologySection("peer access", "text", peer_lines(topology))] if len(topology.devices) > 1 else []),
+        TopologySection("legend", "text", pairs(LEGEND.items())),
         advice,
     ]

@@ -12,7 +12,7 @@ from trainfast_tui.next_run.sources import preset_choices
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
-from trainfast_tui.text.lines import Line, Tone, clamp_scroll, out_of_sight, rule, with_more, wrap
+from trainfast_tui.text.lines import Line, Section, Tone, clamp_scroll, out_of_sight, rule, with_more, wrap
 from trainfast_tui.widgets.knob_text import KnobText
 from trainfast_tui.widgets.open_dialog import ask_choice, ask_text
 
@@ -231,7 +231,7 @@ class KnobPanel(Painted, can_focus=True):
             rows.append(_knob_row(name, next_run, changed, number == self._cursor, self._auto_choice(next_run, name)))
         return rows, places
 
-    def about(self, width: int) -> list[Line]:
+    def about(self, width: int) -> Section:
         """Return the whole text about the knob under the cursor, after the refusal of a value."""
         return self._knob_text.whole(width, self._shown_refusal)
 

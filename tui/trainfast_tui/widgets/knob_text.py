@@ -8,7 +8,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
-from trainfast_tui.text.lines import Line, labelled, line_length, paragraph, rule, with_more, wrap
+from trainfast_tui.text.lines import Line, Section, labelled, line_length, paragraph, rule, with_more, wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +22,22 @@ class KnobText:
     auto_choice: str = ""
     """The value that `auto` chose, and the reason; empty for another value."""
 
-    def whole(self, width: int, refusal: UserError | None) -> list[Line]:
+    def whole(self, width: int, refusal: UserError | None) -> Section:
         """Return all of the text, after the refusal of a value."""
         entry = KNOBS_BY_NAME[self.name]
-        return [
-            rule(self.name, width),
-            *paragraph("" if refusal is None else f"Refused: {refusal.line()}", width, "error"),
-            *self._way(width),
-            *paragraph(entry.what, width, "text"),
+        entries = [
+            paragraph("" if refusal is None else f"Refused: {refusal.line()}", width, "error"),
+            self._way(width),
+            paragraph(entry.what, width, "text"),
             *self._trade_off(width),
-            *labelled(("trains ", "secondary"), entry.training, width),
+            labelled(("trains ", "secondary"), entry.training, width),
         ]
+        return Section(self.name, [lines for lines in entries if lines])
 
     def cut_to(self, room: int, width: int) -> list[Line]:
         """Return the text in at most `room` lines."""
-        way, trade_off, what = self._way(width), self._trade_off(width), KNOBS_BY_NAME[self.name].what
+        way, what = self._way(width), KNOBS_BY_NAME[self.name].what
+        trade_off = [line for entry in self._trade_off(width) for line in entry]
         # The short texts about speed and memory are worth more than the end of a long description.
         lines_for_what = max(1, room - 1 - len(way) - len(trade_off))
         lines = [*way, *paragraph(what, width, "text", lines_for_what), *trade_off]
@@ -46,15 +47,15 @@ class KnobText:
             lines = [*lines[: room - 2], [*before, (with_more(last, width - line_length(before)), tone)]]
         return [rule(self.name, width, "" if is_whole else "i: all of it"), *lines]
 
-    def _trade_off(self, width: int) -> list[Line]:
-        """Return advice, the choice of `auto`, the effects on speed and memory, and the values of the knob."""
+    def _trade_off(self, width: int) -> list[list[Line]]:
+        """Return the entries of advice, the choice of `auto`, the effects on speed and memory, and the values of the knob."""
         entry = KNOBS_BY_NAME[self.name]
         return [
-            *labelled(("advice ", "accent"), self.advice, width),
-            *labelled(("here   ", "secondary"), self.auto_choice, width),
-            *labelled(("speed  ", "secondary"), entry.speed, width),
-            *labelled(("memory ", "secondary"), entry.memory, width),
-            *paragraph(f"takes {entry.values.describe()}", width, "muted"),
+            labelled(("advice ", "accent"), self.advice, width),
+            labelled(("here   ", "secondary"), self.auto_choice, width),
+            labelled(("speed  ", "secondary"), entry.speed, width),
+            labelled(("memory ", "secondary"), entry.memory, width),
+            paragraph(f"takes {entry.values.describe()}", width, "muted"),
         ]
 
     def _way(self, width: int) -> list[Line]:
