@@ -18,7 +18,7 @@ from trainfast_tui.cli.output import print_json, print_line, print_lines, termin
 from trainfast_tui.cli.run_status import live_record, status_line
 from trainfast_tui.cli.step_table import print_steps
 from trainfast_tui.cli.summary import summary_lines
-from trainfast_tui.text.diagnosis import no_bottleneck_in, no_bottleneck_of, overlap_words, sections
+from trainfast_tui.text.diagnosis import diagnosis_section, no_bottleneck_in, no_bottleneck_of, overlap_words
 from trainfast_tui.text.format import count, plain
 from trainfast_tui.text.lines import line_text
 from trainfast_tui.text.overrides import typed_overrides, without_search_settings
@@ -69,14 +69,16 @@ def _print_live(snapshot: RunSnapshot, arguments: argparse.Namespace) -> None:
         print_line(f"follow it with: trainfast-tui attach {snapshot.run_id}")
 
 
-def explained_bottlenecks(findings: Sequence[Diagnosis], nothing: str) -> list[str]:
+def explained_bottlenecks(diagnoses: Sequence[Diagnosis], nothing: str) -> list[str]:
     """Return each bottleneck with its figures, its rule's thresholds and their sources; else `nothing`."""
-    if not findings:
+    if not diagnoses:
         return [nothing]
     lines: list[str] = []
-    for title, section in sections(findings, terminal_width() or UNCUT):
+    width = terminal_width() or UNCUT
+    for diagnosis in diagnoses:
+        title, section = diagnosis_section(diagnosis, width)
         lines += ["", plain(title), *(plain(line_text(line)) for line in section)]
-    overlap = overlap_words(findings)
+    overlap = overlap_words(diagnoses)
     return [*lines[1:], *(["", overlap] if overlap else [])]
 
 

@@ -23,8 +23,8 @@ def print_result(result: Result, as_json: bool) -> int:
 def summary_lines(result: Result) -> list[str]:
     """Return the whole summary in lines of text."""
     lines = [headline(result), *pairs(figure_rows(result)), *(f"note: {note}" for note in notes(result))]
-    for number, finding in enumerate(result.diagnosis):
-        lines += [f"{'also' if number else 'bottleneck'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
+    for number, diagnosis in enumerate(result.diagnosis):
+        lines += [f"{'also' if number else 'bottleneck'}: {plain(diagnosis.line)}", f"  try: {plain(diagnosis.advice)}"]
     return [*lines, *_oom_lines(result)] if result.state == "oom" else lines
 
 

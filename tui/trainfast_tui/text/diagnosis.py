@@ -38,7 +38,7 @@ FORMATTERS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("_s", fmt.duration),
     ("_bytes_per_s", fmt.bytes_per_second),
 )
-"""The formatter of each unit at the end of a name; the longest ending that matches counts."""
+"""The formatter of each unit at the end of a name; the longest suffix that matches counts."""
 
 
 def worst_bottleneck_line(run: RunSnapshot) -> Line:
@@ -58,17 +58,14 @@ def diagnosis_lines(run: RunSnapshot, width: int) -> list[Line]:
     if not run.diagnosis:
         return [[(no_bottleneck_of(run), "text")]]
     lines = paragraph(overlap_words(run.diagnosis), width, "muted")
-    for index, (title, section) in enumerate(sections(run.diagnosis, width)):
+    for index, diagnosis in enumerate(run.diagnosis):
+        title, section = diagnosis_section(diagnosis, width)
         lines += [*([[]] if index else []), rule(title, width), *section]
     return lines
 
 
-def sections(findings: Sequence[Diagnosis], width: int) -> list[tuple[str, list[Line]]]:
-    """Return a title with cost and the lines of each diagnosis: its figures beside their thresholds, advice, source."""
-    return [_section(finding, width) for finding in findings]
-
-
-def _section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
+def diagnosis_section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
+    """Return a title with the cost, and the lines: figures beside their thresholds, advice, source."""
     from trainfast_runner.results.bottleneck.rules import matching_rule
 
     matched = matching_rule(diagnosis.rule, diagnosis.evidence)
@@ -76,9 +73,12 @@ def _section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
     title = ", ".join(filter(None, (rule_title, cost_words(diagnosis))))
     thresholds = {condition.figure: condition for condition in matched.when} if matched is not None else {}
     lines = paragraph(diagnosis.line, width, "title")
-    wide = max((cell_len(figure_name(name)) for name in diagnosis.evidence), default=0)
+    name_width = max((cell_len(figure_name(name)) for name in diagnosis.evidence), default=0)
     for name, value in diagnosis.evidence.items():
-        line: Line = [(f"  {fmt.to_width(figure_name(name), wide)}  ", "muted"), (figure_text(name, value), "text")]
+        line: Line = [
+            (f"  {fmt.to_width(figure_name(name), name_width)}  ", "muted"),
+            (figure_text(name, value), "text"),
+        ]
         if (condition := thresholds.get(name)) is not None:
             line.append((f"   the rule: {threshold_text(condition)}", "muted"))
         lines.append(line)
@@ -90,10 +90,10 @@ def _section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
 
 def figure_name(name: str) -> str:
     """Return a figure's name without its unit."""
-    if words := _throttling().get(name):
+    if words := _throttling_words().get(name):
         return words
-    ending = _ending(name)
-    return (name.removesuffix(ending) if ending else name).replace("_", " ")
+    suffix = _unit_suffix(name)
+    return (name.removesuffix(suffix) if suffix else name).replace("_", " ")
 
 
 def figure_text(name: str, value: float | int | str | None) -> str:
@@ -102,9 +102,9 @@ def figure_text(name: str, value: float | int | str | None) -> str:
         return fmt.ABSENT
     if isinstance(value, str):
         return value
-    ending = _ending(name)
-    if ending:
-        return dict(FORMATTERS)[ending](value)
+    suffix = _unit_suffix(name)
+    if suffix:
+        return dict(FORMATTERS)[suffix](value)
     return f"{value:,}" if isinstance(value, int) else fmt.number(value)
 
 
@@ -117,17 +117,17 @@ def threshold_text(condition: Condition) -> str:
     return f"{words}{figure_text(condition.figure, threshold)}"
 
 
-def cost_words(finding: Diagnosis) -> str:
+def cost_words(diagnosis: Diagnosis) -> str:
     """Return the cost of a bottleneck per step; empty if none was measured. Older results know only the share."""
-    if finding.cost_fraction is None:
+    if diagnosis.cost_fraction is None:
         return ""
-    share = f"{fmt.fraction(finding.cost_fraction)} of a step"
-    return share if finding.cost_ms_per_step is None else f"{share}: {fmt.milliseconds(finding.cost_ms_per_step)}"
+    share = f"{fmt.fraction(diagnosis.cost_fraction)} of a step"
+    return share if diagnosis.cost_ms_per_step is None else f"{share}: {fmt.milliseconds(diagnosis.cost_ms_per_step)}"
 
 
-def overlap_words(findings: Sequence[Diagnosis]) -> str:
+def overlap_words(diagnoses: Sequence[Diagnosis]) -> str:
     """Explain why the shares add up to more than a step; empty if they do not."""
-    if sum(finding.cost_fraction or 0.0 for finding in findings) <= 1:
+    if sum(diagnosis.cost_fraction or 0.0 for diagnosis in diagnoses) <= 1:
         return ""
     return "The shares add up to more than a step: causes active at the same time each count in full."
 
@@ -157,7 +157,7 @@ def _nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
 
 
 @cache
-def _throttling() -> dict[str, str]:
+def _throttling_words() -> dict[str, str]:
     """Return the words of each throttling figure by its name."""
     figures: dict[str, str] = {}
     for cause in CAUSES:
@@ -169,5 +169,5 @@ def _throttling() -> dict[str, str]:
     return figures
 
 
-def _ending(name: str) -> str:
-    return max((ending for ending, _ in FORMATTERS if name.endswith(ending)), key=len, default="")
+def _unit_suffix(name: str) -> str:
+    return max((suffix for suffix, _ in FORMATTERS if name.endswith(suffix)), key=len, default="")

@@ -48,7 +48,7 @@ class KnobText:
         return [rule(self.name, width, "" if is_whole else "i: all of it"), *lines]
 
     def _trade_off(self, width: int) -> list[list[Line]]:
-        """Return the entries of advice, the choice of `auto`, the effects on speed and memory, and the values of the knob."""
+        """Return advice, the choice of `auto`, the effects on speed and memory, and the values; an entry for each."""
         entry = KNOBS_BY_NAME[self.name]
         return [
             labelled(("advice ", "accent"), self.advice, width),
