@@ -21,7 +21,7 @@ from trainfast_runner.running.scripts import discovery
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.batch import BatchScreen
 from trainfast_tui.screens.best import PLANNING
-from trainfast_tui.widgets.dialogs import Confirm
+from trainfast_tui.widgets.dialogs import YesDialog
 from trainfast_tui.widgets.knob_panel import KnobPanel
 from trainfast_tui.widgets.script_view import ScriptView
 
@@ -222,7 +222,7 @@ async def test_r_asks_before_a_script_runs_to_completion(home: Home, work: Path)
         started: list[Any] = []
         app.session.run_control.start = lambda spec, run_to_stop=None: started.append(spec)  # type: ignore[method-assign]
         await pilot.press("r")
-        assert isinstance(app.screen, Confirm)
+        assert isinstance(app.screen, YesDialog)
         assert "train.py runs to completion and writes its usual files" in screen_text(app)
         await pilot.press("n")
         assert started == []

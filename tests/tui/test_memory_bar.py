@@ -143,7 +143,7 @@ def test_a_measurement_without_its_prediction_has_no_percentage() -> None:
     lines = shown(NextRunMemory(FITS, measured=MeasuredMemory(700 * MIB, None, same_knobs=False)))
     assert lines[-1] == "measured 700 MiB with other knobs"
     alone = MeasuredMemory(700 * MIB, None, same_knobs=True)
-    unknown = NextRunMemory(why="cannot be traced", failed=True, measured=alone)
+    unknown = NextRunMemory(reason="cannot be traced", failed=True, measured=alone)
     assert (shown(unknown))[-1] == "measured 700 MiB"
 
 
@@ -151,12 +151,12 @@ def test_a_measurement_without_its_prediction_has_no_percentage() -> None:
 def test_while_the_model_is_traced_and_when_it_cannot_be_a_line_says_so(
     size: tuple[int, int],
 ) -> None:
-    tracing = NextRunMemory(why="tracing the model…", since_ns=time.monotonic_ns() - 3_200_000_000)
+    tracing = NextRunMemory(reason="tracing the model…", since_ns=time.monotonic_ns() - 3_200_000_000)
     lines = shown(tracing, size)
     assert lines[0].startswith("memory ─")
     assert re.fullmatch(r"tracing the model… \d+ s", lines[1])
-    why = "no prediction: the tracer does not follow mamba, whose kernel is not PyTorch's; b searches by trying"
-    lines = shown(NextRunMemory(why=why, failed=True), size)
+    reason = "no prediction: the tracer does not follow mamba, whose kernel is not PyTorch's; b searches by trying"
+    lines = shown(NextRunMemory(reason=reason, failed=True), size)
     assert lines[1].startswith("no prediction: the tracer")
 
 
@@ -185,7 +185,7 @@ async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home
     async with running(home, ascii=True, size=FULL) as (app, pilot):
         await pilot.pause()
         bar = app.main.query_one(MemoryBar)
-        for view in (NextRunMemory(FITS), NextRunMemory(why="tracing the model…"), None):
+        for view in (NextRunMemory(FITS), NextRunMemory(reason="tracing the model…"), None):
             bar.show_memory(view)
             await pilot.pause()
             lines = [] if view is None else memory_lines(view, PANEL[FULL], FULL[1])

@@ -79,7 +79,7 @@ def test_an_unknown_model_is_traced_and_then_answered(tracer: Tracer) -> None:
     answers = Answers()
     answers.ask("seq_len=64")
     view = answers.next()
-    assert view.why == "tracing the model…"
+    assert view.reason == "tracing the model…"
     assert view.since_ns is not None
     tracer.go.set()
     assert answers.next().fit is not None
@@ -118,7 +118,7 @@ def test_a_run_that_starts_ends_the_trace(tracer: Tracer) -> None:
     answers.next()
     wait_for(lambda: tracer.traced == [64])
     answers.ask("seq_len=64", may_trace=False)
-    assert answers.next() == NextRunMemory(why=NOT_NOW)
+    assert answers.next() == NextRunMemory(reason=NOT_NOW)
     wait_for(lambda: tracer.cancelled == [64])
     answers.ask("seq_len=64")
     assert answers.next().since_ns is not None, "after the run it is traced"
@@ -132,7 +132,7 @@ def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(tracer
     answers.ask("seq_len=64")
     while (view := answers.next()).since_ns is not None:
         pass
-    assert view == NextRunMemory(why="no prediction: the tracer does not follow its kernels", failed=True)
+    assert view == NextRunMemory(reason="no prediction: the tracer does not follow its kernels", failed=True)
     answers.ask("seq_len=64", "memory_limit=none")
     assert answers.next().failed
     assert tracer.traced == [64]
@@ -141,7 +141,7 @@ def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(tracer
 def test_nothing_is_traced_while_a_run_is_measured(tracer: Tracer) -> None:
     answers = Answers()
     answers.ask("seq_len=64", may_trace=False)
-    assert answers.next() == NextRunMemory(why=NOT_NOW)
+    assert answers.next() == NextRunMemory(reason=NOT_NOW)
     answers.ask("seq_len=128", may_trace=False)
     assert answers.next().fit is not None, "what is known costs nothing"
     assert tracer.traced == []
@@ -238,7 +238,7 @@ def test_the_wait_for_the_imports_is_shown(tracer: Tracer) -> None:
     seen = []
 
     def shows(expected: str) -> bool:
-        seen.append(answers.next().why)
+        seen.append(answers.next().reason)
         return seen[-1] == expected
 
     wait_for(lambda: shows(words))

@@ -85,8 +85,8 @@ def replace_median(speed: PredictedSpeed, median: float) -> PredictedSpeed:
 
 
 def test_without_a_prediction_it_says_why() -> None:
-    why = "known only within a factor of 3.4; a run tells more"
-    assert " ".join(shown(NextRunSpeed(why=why))[1:]) == f"no speed predicted: {why}"
+    reason = "known only within a factor of 3.4; a run tells more"
+    assert " ".join(shown(NextRunSpeed(reason=reason))[1:]) == f"no speed predicted: {reason}"
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
@@ -94,7 +94,7 @@ async def test_the_main_screen_shows_speed_below_memory(home: Home, size: tuple[
     app = StillApp(home)
     async with app.run_test(size=size) as pilot:
         app.post(SnapshotTaken(a_snapshot(None)))
-        app.post(NextRunPredicted(NextRunMemory(why="tracing the model…"), PREDICTED))
+        app.post(NextRunPredicted(NextRunMemory(reason="tracing the model…"), PREDICTED))
         await pilot.pause()
         text = screen_text(app)
         assert text.index("tracing the model") < text.index("14.2 samples/s (12.9 to 15.6)")

@@ -40,7 +40,7 @@ class NextRunPredictions:
     def refuse_script(self) -> None:
         """Give up the prediction under way: a script has no model to trace before it runs."""
         self._predictor.cancel()
-        self._memory, self._speed, self._requested_for = NextRunMemory(why=SCRIPT_NOT_PREDICTED), None, None
+        self._memory, self._speed, self._requested_for = NextRunMemory(reason=SCRIPT_NOT_PREDICTED), None, None
 
     def request(
         self,

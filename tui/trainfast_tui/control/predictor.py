@@ -11,7 +11,7 @@ from trainfast_runner.settings.knob_type import whole_number
 from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed
 from trainfast_tui.control.model_tracer import ModelTracer
 from trainfast_tui.control.prediction_request import PredictionRequest
-from trainfast_tui.control.speed_predictor import SpeedPredictor, Traced
+from trainfast_tui.control.speed_predictor import SpeedPredictor, TracedSettings
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.text.starting import importing_words
@@ -93,7 +93,7 @@ class Predictor:
                     request, model, None if request.reference is None else model_of(request.reference)
                 )
         except UserError as error:
-            return NextRunMemory(why=f"no prediction: {error.message}", failed=True), None
+            return NextRunMemory(reason=f"no prediction: {error.message}", failed=True), None
         return self._reason_or_trace(request), None
 
     def _predict_from_model(
@@ -102,7 +102,9 @@ class Predictor:
         """Predict memory and speed from the model of a trace, each with that of the reference."""
         spec, machine = request.spec, request.machine
         reference = (
-            None if request.reference is None or reference_model is None else Traced(request.reference, reference_model)
+            None
+            if request.reference is None or reference_model is None
+            else TracedSettings(request.reference, reference_model)
         )
         memory = NextRunMemory(
             predicted_fit(model, request),
@@ -111,20 +113,20 @@ class Predictor:
         )
         if self._speeds is None:
             return memory, None
-        return memory, self._speeds.predict(Traced(spec, model), reference, machine, request.speed_key)
+        return memory, self._speeds.predict(TracedSettings(spec, model), reference, machine, request.speed_key)
 
     def _reason_or_trace(self, request: PredictionRequest) -> NextRunMemory:
         """Return the reason for no prediction, or begin the trace that will give one."""
         failure = self._model_tracer.failure(request.spec, request.machine)
         if failure is not None:
-            return NextRunMemory(why=f"no prediction: {failure}", failed=True)
+            return NextRunMemory(reason=f"no prediction: {failure}", failed=True)
         if not request.may_trace:
-            return NextRunMemory(why=NOT_NOW)
+            return NextRunMemory(reason=NOT_NOW)
         with self._lock:
             is_newest = request is self._newest
             since_ns = self._model_tracer.trace(request.spec, request.machine) if is_newest else None
         words = importing_words(self._model_tracer.importing) or "tracing the model"
-        return NextRunMemory(why=f"{words}…", since_ns=since_ns)
+        return NextRunMemory(reason=f"{words}…", since_ns=since_ns)
 
 
 def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFit:
@@ -138,7 +140,7 @@ def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFi
     return predict_headroom(model, spec, machine, world_size(spec, machine), free)
 
 
-def _peak_bytes(traced: Traced, machine: Machine) -> int | None:
+def _peak_bytes(traced: TracedSettings, machine: Machine) -> int | None:
     """Predict the peak of other settings; None if they cannot run on this machine."""
     from trainfast_runner.settings.device_counts import first_gpu_name, world_size
 

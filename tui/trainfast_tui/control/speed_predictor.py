@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedSettings:
     """Settings with the memory model of their trace."""
 
     spec: RunSpec
@@ -32,20 +32,22 @@ class SpeedPredictor:
         self._home, self._python = home, python
         self._known: tuple[str, Speeds] | None = None
 
-    def predict(self, wanted: Traced, reference: Traced | None, machine: Machine, speed_key: str) -> NextRunSpeed:
+    def predict(
+        self, wanted: TracedSettings, reference: TracedSettings | None, machine: Machine, speed_key: str
+    ) -> NextRunSpeed:
         """Predict both settings; earlier runs are read again when `speed_key` changes."""
         try:
             predicted = self._predict(wanted, machine, speed_key)
             compared = None if reference is None else self._predict(reference, machine, speed_key)
         except UserError as error:
-            return NextRunSpeed(why=error.message)
+            return NextRunSpeed(reason=error.message)
         if isinstance(predicted, str):
-            return NextRunSpeed(why=predicted)
+            return NextRunSpeed(reason=predicted)
         return NextRunSpeed(
             predicted, reference=None if compared is None or isinstance(compared, str) else compared.median
         )
 
-    def _predict(self, traced: Traced, machine: Machine, speed_key: str) -> PredictedSpeed | str:
+    def _predict(self, traced: TracedSettings, machine: Machine, speed_key: str) -> PredictedSpeed | str:
         """Return the predicted speed, or why there is none. Raises UserError for devices that do not exist."""
         from trainfast_runner.search.speed.predicted_speed import Unknown
         from trainfast_runner.settings.device_counts import device_count

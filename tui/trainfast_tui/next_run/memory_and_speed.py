@@ -27,12 +27,12 @@ class MeasuredMemory:
 
 @dataclass(frozen=True, slots=True)
 class NextRunMemory:
-    """A prediction, or else `why` there is none (yet); and a measurement where there is one."""
+    """A prediction, or else the `reason` why there is none (yet); and a measurement where there is one."""
 
     fit: PredictedFit | None = None
     batch_size: int | None = None
     """batch_size of the predicted settings."""
-    why: str = ""
+    reason: str = ""
     failed: bool = False
     """True if there will be no prediction."""
     since_ns: int | None = None
@@ -68,10 +68,10 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True, slots=True)
 class NextRunSpeed:
-    """A prediction in samples/s, or else `why` there is none; and a measurement where there is one."""
+    """A prediction in samples/s, or else the `reason` why there is none; and a measurement where there is one."""
 
     predicted: PredictedSpeed | None = None
-    why: str = ""
+    reason: str = ""
     reference: float | None = None
     """The median predicted for the knobs of the run on the screen, or of the preset; None if all are the same."""
     measured: MeasuredSpeed | None = None

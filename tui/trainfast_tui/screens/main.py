@@ -90,7 +90,7 @@ class MainScreen(AppScreen):
         return self._is_composed and self.app.is_running
 
     def compose(self) -> ComposeResult:
-        # Before the widgets exist: later each class would have all of them styled again.
+        # Set the size classes before the widgets exist: a later change styles every widget again.
         self._fit(self.app.size)
         yield Header()
         yield DevicesPanel()
@@ -231,7 +231,8 @@ class MainScreen(AppScreen):
         self.session.start_run(next_run, run_to_stop)
 
     def action_batch(self) -> None:
-        self.notify("")  # one that named this key has been followed
+        # Clear a notice that named this key.
+        self.notify("")
         self._open_search(SearchKind.BATCH)
 
     def action_best(self) -> None:
@@ -257,27 +258,28 @@ class MainScreen(AppScreen):
 
             self.app.push_screen(BestScreen(session))
 
-    def _refuse_beside(self, search: SearchKind) -> None:
+    def _refuse_beside(self, kind: SearchKind) -> None:
         """Show that this search uses the device, and how to stop it."""
-        name = f"{search.label.capitalize()} search"
-        self.notify(f"{name} is using the device; {search.key} shows it, s there stops it.", severity="warning")
+        name = f"{kind.label.capitalize()} search"
+        self.notify(f"{name} is using the device; {kind.key} shows it, s there stops it.", severity="warning")
 
     def action_stop(self) -> None:
-        run, runs, search = self.session.live_run, self.session.run_control, self.session.searches.running_kind
-        if runs.is_cooling:
-            runs.give_up()
-        elif search is not None:
-            self._refuse_beside(search)
-        elif run is None and runs.is_starting:
+        run, run_control = self.session.live_run, self.session.run_control
+        search_kind = self.session.searches.running_kind
+        if run_control.is_cooling:
+            run_control.give_up()
+        elif search_kind is not None:
+            self._refuse_beside(search_kind)
+        elif run is None and run_control.is_starting:
             self.notify("The run is starting; press s again once it is on the screen.", severity="warning")
         elif run is None:
             self.notify("Nothing is running.")
         elif run.state == "stopping" or run.stop_deadline_ns is not None:
             question = f"Kill {run.run_id} now? Unwritten output is lost; its records so far are kept."
-            self._ask_about(run, question, "kill it", partial(runs.kill, run.directory))
+            self._ask_about(run, question, "kill it", partial(run_control.kill, run.directory))
         elif run.supervised:
             self.notify("Asking the run to stop…")
-            runs.request_stop(run.directory)
+            run_control.request_stop(run.directory)
         else:
             question = f"{run.run_id} has no supervisor any more. Stop its processes and clean up?"
             self._ask_about(run, question, "stop them", partial(self._clean_up, run.directory))

@@ -218,7 +218,7 @@ def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
     for index, offer in enumerate(offered):
         settings = " ".join(f"{name}={value}" for name, value in offer.settings)
         head = f"{'▸' if index == cursor else ' '} {offer.label:<12}{settings}"
-        first, *rest = wrap(offer.why, max(20, width - len(head) - 2)) or [""]
+        first, *rest = wrap(offer.reason, max(20, width - len(head) - 2)) or [""]
         lines.append([(head, "cursor" if index == cursor else "title"), ("  ", "text"), (first, "text")])
         if index == cursor:
             lines += [[(" " * (len(head) + 2) + line, "text")] for line in rest[:2]]

@@ -20,14 +20,14 @@ HINT = (
 )
 
 
-def ask_cool_to(app: App[Any], runs: RunControl, notify: Callable[[str], None]) -> None:
-    """Ask for `runs.cool_to_c`, and notify of its effect."""
+def ask_cool_to(app: App[Any], run_control: RunControl, notify: Callable[[str], None]) -> None:
+    """Ask for `run_control.cool_to_c`, and notify of its effect."""
 
     def set_cool_to(text: str) -> None:
-        below_c = runs.cool_to_c = _degrees(text)
+        below_c = run_control.cool_to_c = _degrees(text)
         notify("Runs start at once." if below_c is None else f"Each run waits until its GPUs are below {below_c:g} °C.")
 
-    current = "" if runs.cool_to_c is None else f"{runs.cool_to_c:g}"
+    current = "" if run_control.cool_to_c is None else f"{run_control.cool_to_c:g}"
     ask_text(app, "Start runs below", HINT, current, set_cool_to)
 
 

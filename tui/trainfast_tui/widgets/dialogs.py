@@ -95,7 +95,7 @@ class Dialog(ModalScreen[AnswerT]):
         self.dismiss(None)
 
 
-class Confirm(Dialog[bool]):
+class YesDialog(Dialog[bool]):
     """A question with the answers yes (True) and no (None)."""
 
     BINDINGS = [Binding("y,enter", "yes", "yes", show=False), Binding("n", "leave", "no", show=False)]
@@ -112,13 +112,13 @@ class Confirm(Dialog[bool]):
         self.dismiss(True)
 
 
-class Field(Input):
+class DialogInput(Input):
     """An input that takes no key after Enter until the dialog has accepted or refused the text.
 
     Its own keys are acted on at once, in the order typed; through the app's bindings an Enter would overtake them.
     """
 
-    def __init__(self, value: str, dialog: Ask) -> None:
+    def __init__(self, value: str, dialog: TextDialog) -> None:
         super().__init__(value, select_on_focus=True)
         self._dialog = dialog
 
@@ -135,7 +135,7 @@ class Field(Input):
         event.prevent_default()
 
 
-class Ask(Dialog[str]):
+class TextDialog(Dialog[str]):
     """One line of text. Enter calls `accept`: the dialog stays open on a UserError, else its answer is the text."""
 
     def __init__(self, title: str, hint: str, value: str, accept: Callable[[str], object]) -> None:
@@ -146,7 +146,7 @@ class Ask(Dialog[str]):
         self.is_ready = False
 
     def body(self) -> ComposeResult:
-        yield Field(self._value, self)
+        yield DialogInput(self._value, self)
         yield self.text(f"{self._hint}\nEnter accepts, Esc leaves", "hint")
         yield self.text("", "wrong")
 
@@ -164,10 +164,10 @@ class Ask(Dialog[str]):
             self.app.post_message(events.Key(key, character))
 
 
-class Choices(OptionList):
+class ChoiceList(OptionList):
     """A list that gives typed words to its dialog, which shows only the matching choices."""
 
-    def __init__(self, dialog: Pick) -> None:
+    def __init__(self, dialog: ChoiceDialog) -> None:
         super().__init__(markup=False)
         self._dialog = dialog
 
@@ -182,10 +182,10 @@ class Choices(OptionList):
         event.prevent_default()
 
 
-class Pick(Dialog[str]):
+class ChoiceDialog(Dialog[str]):
     """A list of (value, label) pairs, narrowed down by typed words. Its answer is a value."""
 
-    DEFAULT_CSS = "Pick .dialog { width: 120; }"
+    DEFAULT_CSS = "ChoiceDialog .dialog { width: 120; }"
 
     def __init__(self, title: str, choices: Sequence[tuple[str, str]], current: str | None) -> None:
         super().__init__(title)
@@ -197,7 +197,7 @@ class Pick(Dialog[str]):
         self.is_ready = False
 
     def body(self) -> ComposeResult:
-        yield Choices(self)
+        yield ChoiceList(self)
         yield self.text("", "hint")
 
     def on_mount(self) -> None:
@@ -205,7 +205,7 @@ class Pick(Dialog[str]):
 
     def narrow(self, words: str) -> None:
         """Show only the choices that contain all of these words."""
-        picker = self.query_one(Choices)
+        picker = self.query_one(ChoiceList)
         highlighted = picker.highlighted
         current = self._current if highlighted is None else self._matching[highlighted][0]
         self.words = words

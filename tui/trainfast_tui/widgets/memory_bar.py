@@ -93,7 +93,7 @@ def _verdict_lines(fit: PredictedFit, width: int, most: int) -> list[Line]:
 
 
 def _reason_lines(memory: NextRunMemory, width: int, most: int) -> list[Line]:
-    words = memory.why
+    words = memory.reason
     if memory.since_ns is not None:
         words += f" {fmt.elapsed(memory.since_ns, time.monotonic_ns())}"
     return paragraph(words, width, "warning" if memory.failed else "muted", most)

@@ -23,9 +23,9 @@ def ask_text(
 
     Enter calls `accept`; the dialog stays open if that raises a UserError, else it closes and calls `then`.
     """
-    from trainfast_tui.widgets.dialogs import Ask
+    from trainfast_tui.widgets.dialogs import TextDialog
 
-    app.push_screen(Ask(title, hint, value, accept), None if then is None else _unless_left(then))
+    app.push_screen(TextDialog(title, hint, value, accept), None if then is None else _unless_left(then))
 
 
 def ask_choice(
@@ -37,16 +37,16 @@ def ask_choice(
     current: str | None = None,
 ) -> None:
     """Ask for one of these (value, label) pairs, with the cursor on the value `current`; `then` gets the value."""
-    from trainfast_tui.widgets.dialogs import Pick
+    from trainfast_tui.widgets.dialogs import ChoiceDialog
 
-    app.push_screen(Pick(title, choices, current), _unless_left(then))
+    app.push_screen(ChoiceDialog(title, choices, current), _unless_left(then))
 
 
 def ask_yes(app: App[Any], question: str, yes: str, then: Callable[[], object]) -> Screen[bool]:
     """Ask a question, call `then` if the answer is yes, and return the dialog; `yes` is that answer in words."""
-    from trainfast_tui.widgets.dialogs import Confirm
+    from trainfast_tui.widgets.dialogs import YesDialog
 
-    dialog = Confirm(question, yes)
+    dialog = YesDialog(question, yes)
     app.push_screen(dialog, _unless_left(lambda answer: then()))
     return dialog
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone
-from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
+from trainfast_tui.widgets.sorted_table import Columns, SortedTable, SortOrder
 
 NARROW_COLUMNS: Columns = (("pid", 9), ("owner", 9), ("GPU memory", 18), ("CPU", 8), ("memory", 10), ("age", 8))
 WIDE_COLUMNS: Columns = (("pid", 10), ("owner", 12), ("GPU memory", 20), ("CPU", 9), ("memory", 11), ("age", 13))
 WIDE_COLUMNS_FROM = 120
 """Width from which the columns are wide and commands have their folder."""
 
-ORDERS: tuple[Order[ProcessRow], ...] = (
-    Order("GPU memory", lambda row: (row.device_memory_bytes or 0) if row.devices else None),
-    Order("CPU", lambda row: row.cpu_percent),
-    Order("memory", lambda row: row.memory_rss_bytes),
-    Order("age", lambda row: row.age_s),
-    Order("owner", lambda row: row.owner, largest_first=False),
-    Order("pid", lambda row: row.pid, largest_first=False),
+ORDERS: tuple[SortOrder[ProcessRow], ...] = (
+    SortOrder("GPU memory", lambda row: (row.device_memory_bytes or 0) if row.devices else None),
+    SortOrder("CPU", lambda row: row.cpu_percent),
+    SortOrder("memory", lambda row: row.memory_rss_bytes),
+    SortOrder("age", lambda row: row.age_s),
+    SortOrder("owner", lambda row: row.owner, largest_first=False),
+    SortOrder("pid", lambda row: row.pid, largest_first=False),
 )
 
 

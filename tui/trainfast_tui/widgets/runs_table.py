@@ -12,7 +12,7 @@ from trainfast_tui.text.lines import Line, Piece, line_length
 from trainfast_tui.text.overrides import field_overrides, short_overrides, typed_overrides, without_search_settings
 from trainfast_tui.text.speed import few_steps_note
 from trainfast_tui.text.state_signs import run_sign
-from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
+from trainfast_tui.widgets.sorted_table import Columns, SortedTable, SortOrder
 
 LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
 """Knobs left out of the overrides: they change little of a result."""
@@ -27,17 +27,17 @@ ALL_COLUMNS_FROM, START_TIMES_FROM = 110, 80
 """Widths from which the table has all columns, and from which it tells when each run was started."""
 SEQ_LEN = "seq_len"
 
-ORDERS: tuple[Order[RunRow], ...] = (
-    Order("started", lambda row: row.run_id, direction_labels=("newest first", "oldest first")),
+ORDERS: tuple[SortOrder[RunRow], ...] = (
+    SortOrder("started", lambda row: row.run_id, direction_labels=("newest first", "oldest first")),
     # As a comparison has it: a sample of another length is other work.
-    Order(
+    SortOrder(
         "samples/s",
         lambda row: row.samples_per_s if row.measured_under is None else None,
         group_by=lambda row: _seq_len_text(row),
     ),
-    Order("peak memory", lambda row: row.peak_allocated_bytes),
-    Order("preset", lambda row: row.name, largest_first=False, direction_labels=("a to z", "z to a")),
-    Order("state", lambda row: row.state, largest_first=False, direction_labels=("a to z", "z to a")),
+    SortOrder("peak memory", lambda row: row.peak_allocated_bytes),
+    SortOrder("preset", lambda row: row.name, largest_first=False, direction_labels=("a to z", "z to a")),
+    SortOrder("state", lambda row: row.state, largest_first=False, direction_labels=("a to z", "z to a")),
 )
 
 
@@ -75,7 +75,7 @@ class RunsTable(SortedTable[RunRow]):
         return self._shown[self._cursor + 1] if self._cursor + 1 < len(self._shown) else None
 
     @property
-    def orders(self) -> list[Order[RunRow]]:
+    def orders(self) -> list[SortOrder[RunRow]]:
         """The order by start, and those by columns in sight."""
         return list(dict.fromkeys((ORDERS[0], *super().orders)))
 

@@ -19,7 +19,7 @@ Columns = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Order(Generic[RowT]):
+class SortOrder(Generic[RowT]):
     """A column to order by; rows for which `key` gives None come last."""
 
     name: str
@@ -28,13 +28,13 @@ class Order(Generic[RowT]):
     direction_labels: tuple[str, str] = ("most first", "least first")
     """The usual direction and the other one."""
     group_by: Callable[[RowT], object] | None = None
-    """The value by which rows rank only among their like; None where all rank together."""
+    """Rows rank only among rows of the same value; None if all rank together."""
 
 
-def ordered(rows: Iterable[RowT], order: Order[RowT], reverse: bool) -> list[RowT]:
+def ordered(rows: Iterable[RowT], order: SortOrder[RowT], reverse: bool) -> list[RowT]:
     """Return the rows in this order, those without its value last; rows of one value keep their places.
 
-    Rows that rank apart come after each other, the group with the first row first.
+    Groups follow each other in the order of their first rows.
     """
     listed = list(rows)
     known = [row for row in listed if order.key(row) is not None]
@@ -51,7 +51,7 @@ def ordered(rows: Iterable[RowT], order: Order[RowT], reverse: bool) -> list[Row
 class SortedTable(Painted, Generic[RowT]):
     """The cursor stays on its row while rows change their places."""
 
-    ORDERS: ClassVar[tuple[Order[Any], ...]]
+    ORDERS: ClassVar[tuple[SortOrder[Any], ...]]
     """The first is taken until a person chooses another."""
     RIGHT_ALIGNED: ClassVar[tuple[str, ...]] = ()
     """Columns that are set to the right."""
@@ -84,13 +84,13 @@ class SortedTable(Painted, Generic[RowT]):
         raise NotImplementedError
 
     @property
-    def orders(self) -> list[Order[RowT]]:
+    def orders(self) -> list[SortOrder[RowT]]:
         """The orders by columns in sight."""
         shown = [name for name, _ in self.columns(self.size.width)]
         return [order for order in self.ORDERS if order.name in shown]
 
     @property
-    def order(self) -> Order[RowT]:
+    def order(self) -> SortOrder[RowT]:
         """The order of the rows now."""
         return next((order for order in self.orders if order.name == self._order), self.orders[0])
 

@@ -44,7 +44,7 @@ def speed_lines(speed: NextRunSpeed, width: int, screen_height: int) -> list[Lin
     long_form = has_long_form(width, screen_height)
     lines = [rule("speed", width)] if long_form else []
     if speed.predicted is None:
-        lines += paragraph(f"no speed predicted: {speed.why}", width, "muted", 2) if speed.why else []
+        lines += paragraph(f"no speed predicted: {speed.reason}", width, "muted", 2) if speed.reason else []
     else:
         lines += [_bar_line(speed, speed.predicted, width), *_predicted_lines(speed, speed.predicted, width, long_form)]
     if speed.measured is not None:

@@ -83,7 +83,7 @@ class Offer:
 
     label: str
     settings: tuple[tuple[str, str], ...]
-    why: str
+    reason: str
 
 
 def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:
@@ -105,4 +105,6 @@ def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:
         ("largest", answer.max_batch, f"confirmed by {confirmation}" if confirmation else "the largest that fits"),
         ("fastest", answer.fastest_batch, f"{per_second(answer.fastest_samples_per_s, 'samples')}, of those tried"),
     ]
-    return tuple(Offer(label, (("batch_size", str(batch)),), why) for label, batch, why in batches if batch is not None)
+    return tuple(
+        Offer(label, (("batch_size", str(batch)),), reason) for label, batch, reason in batches if batch is not None
+    )
