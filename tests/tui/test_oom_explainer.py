@@ -17,6 +17,7 @@ from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_directory import read_result
 from trainfast_tui.control.messages import OomExplained, SnapshotTaken
 from trainfast_tui.control.oom_explainer import OomExplainer
+from trainfast_tui.control.shared_tracer import SharedTracer
 from trainfast_tui.text.oom import effect_words
 from trainfast_tui.widgets.ending_panel import with_same_keys
 
@@ -111,7 +112,7 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
 
 def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> None:
     posted: queue.Queue[object] = queue.Queue()
-    explainer = OomExplainer(posted.put)
+    explainer = OomExplainer(posted.put, None, SharedTracer().get)
     run = a_snapshot(an_oom_run(home)).run
     explainer.explain_if_oom(run, may_trace=True)
     first = posted.get(timeout=60)
@@ -138,7 +139,7 @@ def test_the_phase_is_known_before_the_result_is_written(home: Home, tracer: Tra
     run = a_snapshot(an_oom_run(home)).run
     assert run is not None
     assert run.error is not None
-    explainer = OomExplainer(posted.put)
+    explainer = OomExplainer(posted.put, None, SharedTracer().get)
     explainer.explain_if_oom(replace(run, result=None), may_trace=True)
     first = posted.get(timeout=60)
     assert isinstance(first, OomExplained)
@@ -148,7 +149,7 @@ def test_the_phase_is_known_before_the_result_is_written(home: Home, tracer: Tra
 
 def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:
     posted: queue.Queue[object] = queue.Queue()
-    explainer = OomExplainer(posted.put)
+    explainer = OomExplainer(posted.put, None, SharedTracer().get)
     run = a_snapshot(an_oom_run(home)).run
     explainer.explain_if_oom(run, may_trace=True)
     posted.get(timeout=60)

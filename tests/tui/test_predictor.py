@@ -27,6 +27,7 @@ from trainfast_runner.settings.spec import resolve
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
 from trainfast_tui.control.prediction_request import PredictionRequest, request_for
 from trainfast_tui.control.predictor import NOT_NOW, Predictor
+from trainfast_tui.control.shared_tracer import SharedTracer
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.next_run.sources import next_run_from_preset
 
@@ -48,9 +49,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 class Answers:
     """Messages that a predictor posts, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home) -> None:
         self._posted: queue.Queue[object] = queue.Queue()
-        self.predictor = Predictor(self._posted.put)
+        self.predictor = Predictor(self._posted.put, None, SharedTracer().get, home)
 
     def ask(self, *settings: str, free_bytes: int | None = 4 * GIB, may_trace: bool = True) -> None:
         self.predictor.request(PredictionRequest(resolve("tiny-llama", settings), CPU, free_bytes, may_trace))
@@ -61,8 +62,8 @@ class Answers:
         return message.memory
 
 
-def test_a_model_that_was_traced_before_is_answered_without_a_trace(tracer: Tracer) -> None:
-    answers = Answers()
+def test_a_model_that_was_traced_before_is_answered_without_a_trace(home: Home, tracer: Tracer) -> None:
+    answers = Answers(home)
     answers.ask("seq_len=128", "batch_size=12", "memory_limit=1GiB")
     found = answers.next().fit
     assert found is not None
@@ -75,8 +76,8 @@ def test_a_model_that_was_traced_before_is_answered_without_a_trace(tracer: Trac
     assert tracer.traced == []
 
 
-def test_an_unknown_model_is_traced_and_then_answered(tracer: Tracer) -> None:
-    answers = Answers()
+def test_an_unknown_model_is_traced_and_then_answered(home: Home, tracer: Tracer) -> None:
+    answers = Answers(home)
     answers.ask("seq_len=64")
     view = answers.next()
     assert view.reason == "tracing the model…"
@@ -86,8 +87,8 @@ def test_an_unknown_model_is_traced_and_then_answered(tracer: Tracer) -> None:
     assert tracer.traced == [64]
 
 
-def test_the_newest_question_is_answered_while_an_older_one_s_trace_goes_on(tracer: Tracer) -> None:
-    answers = Answers()
+def test_the_newest_question_is_answered_while_an_older_one_s_trace_goes_on(home: Home, tracer: Tracer) -> None:
+    answers = Answers(home)
     answers.ask("seq_len=64")
     since = answers.next().since_ns
     answers.ask("seq_len=64", "batch_size=2")
@@ -99,8 +100,8 @@ def test_the_newest_question_is_answered_while_an_older_one_s_trace_goes_on(trac
     assert tracer.traced == [64]
 
 
-def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(tracer: Tracer) -> None:
-    answers = Answers()
+def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(home: Home, tracer: Tracer) -> None:
+    answers = Answers(home)
     answers.ask("seq_len=64")
     answers.next()
     wait_for(lambda: tracer.traced == [64])
@@ -112,8 +113,8 @@ def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(tracer:
     assert answers.next().fit is not None
 
 
-def test_a_run_that_starts_ends_the_trace(tracer: Tracer) -> None:
-    answers = Answers()
+def test_a_run_that_starts_ends_the_trace(home: Home, tracer: Tracer) -> None:
+    answers = Answers(home)
     answers.ask("seq_len=64")
     answers.next()
     wait_for(lambda: tracer.traced == [64])
@@ -125,10 +126,10 @@ def test_a_run_that_starts_ends_the_trace(tracer: Tracer) -> None:
     wait_for(lambda: tracer.traced == [64, 64])
 
 
-def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(tracer: Tracer) -> None:
+def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(home: Home, tracer: Tracer) -> None:
     tracer.refusal = UserError("the tracer does not follow its kernels")
     tracer.go.set()
-    answers = Answers()
+    answers = Answers(home)
     answers.ask("seq_len=64")
     while (view := answers.next()).since_ns is not None:
         pass
@@ -138,8 +139,8 @@ def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(tracer
     assert tracer.traced == [64]
 
 
-def test_nothing_is_traced_while_a_run_is_measured(tracer: Tracer) -> None:
-    answers = Answers()
+def test_nothing_is_traced_while_a_run_is_measured(home: Home, tracer: Tracer) -> None:
+    answers = Answers(home)
     answers.ask("seq_len=64", may_trace=False)
     assert answers.next() == NextRunMemory(reason=NOT_NOW)
     answers.ask("seq_len=128", may_trace=False)
@@ -147,8 +148,8 @@ def test_nothing_is_traced_while_a_run_is_measured(tracer: Tracer) -> None:
     assert tracer.traced == []
 
 
-def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(tracer: Tracer) -> None:
-    answers = Answers()
+def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(home: Home, tracer: Tracer) -> None:
+    answers = Answers(home)
     answers.ask("seq_len=128", "memory_limit=64MiB")
     found = answers.next().fit
     assert found is not None
@@ -230,9 +231,9 @@ async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(
             assert app.session.requests[-1].may_trace == may_trace, state
 
 
-def test_the_wait_for_the_imports_is_shown(tracer: Tracer) -> None:
+def test_the_wait_for_the_imports_is_shown(home: Home, tracer: Tracer) -> None:
     tracer.importing = "/env/bin/python"
-    answers = Answers()
+    answers = Answers(home)
     answers.ask("seq_len=64")
     words = "importing torch and transformers in /env/bin/python (first time: some seconds)…"
     seen = []

@@ -23,7 +23,7 @@ class ModelTracer:
     """Traces the newest wanted model into the cache of traces. Safe for several threads."""
 
     def __init__(
-        self, post: Post, python: str | None, tracer: Callable[[], WarmTracer | None], on_news: Callable[[], None]
+        self, post: Post, python: str | None, tracer: Callable[[], WarmTracer], on_news: Callable[[], None]
     ) -> None:
         """`on_news` is called in the tracing thread, after a trace and when the Python that imports changes."""
         self._post = post

@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 class OomExplainer:
     """Posts `OomExplained` each time more is known. `python` trains, None for the run's own; `tracer` traces."""
 
-    def __init__(
-        self,
-        post: Post,
-        python: str | None = None,
-        tracer: Callable[[], WarmTracer | None] = lambda: None,
-    ) -> None:
+    def __init__(self, post: Post, python: str | None, tracer: Callable[[], WarmTracer]) -> None:
         self._post = post
         self._tracer = tracer
         self._python = python

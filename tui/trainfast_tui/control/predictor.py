@@ -33,14 +33,13 @@ class Predictor:
     def __init__(
         self,
         post: Post,
-        python: str | None = None,
-        tracer: Callable[[], WarmTracer | None] = lambda: None,
-        home: Home | None = None,
+        python: str | None,
+        tracer: Callable[[], WarmTracer],
+        home: Home,
     ) -> None:
-        """Without a `home`, no speed is predicted."""
         self._post = post
         self._python = python
-        self._speeds = None if home is None else SpeedPredictor(home, python)
+        self._speeds = SpeedPredictor(home, python)
         self._model_tracer = ModelTracer(post, python, tracer, self._answer_newest)
         self._lock = threading.Lock()
         self._newest: PredictionRequest | None = None
@@ -111,8 +110,6 @@ class Predictor:
             whole_number(spec.knobs, "batch_size"),
             reference_bytes=None if reference is None else _peak_bytes(reference, machine),
         )
-        if self._speeds is None:
-            return memory, None
         return memory, self._speeds.predict(TracedSettings(spec, model), reference, machine, request.speed_key)
 
     def _reason_or_trace(self, request: PredictionRequest) -> NextRunMemory:

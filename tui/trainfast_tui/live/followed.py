@@ -35,8 +35,8 @@ class FollowedDirectory:
         self._directory: Path | None = None
         self.is_known = False
 
-    def follow(self, directory: Path | None) -> None:
-        """Follow this directory from now on, or none."""
+    def follow(self, directory: Path) -> None:
+        """Follow this directory from now on."""
         with self._lock:
             self._directory, self.is_known = directory, True
 

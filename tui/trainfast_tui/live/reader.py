@@ -66,8 +66,8 @@ class Reader(threading.Thread):
         self._stopping = False
         self._wake = threading.Event()
 
-    def follow(self, directory: Path | None) -> None:
-        """Follow this run from now on, or none. Safe from any thread."""
+    def follow(self, directory: Path) -> None:
+        """Follow this run from now on. Safe from any thread."""
         self._followed_run.follow(directory)
         self._wake.set()
 
@@ -143,7 +143,7 @@ class Reader(threading.Thread):
         return replace(snapshot, processes=self._read_processes(snapshot)) if self._looks_at_processes else snapshot
 
     def _read(self, what: str, read: Callable[[], T], instead: T) -> T:
-        """Return what `read` does; `instead`, with the reason in `_trouble`, if that fails."""
+        """Return the result of `read`; if it fails, `instead`, with the reason in `_trouble`."""
         try:
             return read()
         except UserError as error:

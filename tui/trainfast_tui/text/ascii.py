@@ -6,8 +6,8 @@ import re
 
 from rich.cells import cell_len
 
-_LEFT_DOTS, _RIGHT_DOTS = 0x47, 0xB8
-"""The columns of a braille cell (Unicode 16.0, chapter 21.1)."""
+_RIGHT_DOTS = 0xB8
+"""The right column of a braille cell (Unicode 16.0, chapter 21.1)."""
 _BRAILLE = {chr(0x2800 + mask): "*" if mask & _RIGHT_DOTS else "o" for mask in range(1, 256)}
 """A solid line has dots in both columns, a dotted one in the left column alone."""
 _LIKENESS = str.maketrans(

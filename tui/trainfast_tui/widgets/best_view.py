@@ -62,7 +62,7 @@ class BestView(PaintedWithNotice):
         self._top = 0
         """The first line in sight of a text that is longer than the screen."""
 
-    def show_search(self, search: BestSnapshot | None, now_ns: int) -> None:
+    def show_search(self, search: BestSnapshot, now_ns: int) -> None:
         """Show this search as of `now_ns` (CLOCK_MONOTONIC)."""
         if self._search is None:
             self._top = 0
