@@ -20,7 +20,7 @@ from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.search.batch_question import batch_question_rows, limit_notice
 from trainfast_tui.text.search.kind import SearchKind
-from trainfast_tui.widgets.batch_search_view import BatchSearchView
+from trainfast_tui.widgets.batch_view import BatchView
 
 
 class BatchScreen(SearchScreen[BatchSnapshot]):
@@ -37,12 +37,12 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         """True while the screen asks whether to start a search."""
 
     def compose(self) -> ComposeResult:
-        yield BatchSearchView(self._next_run.spec.name)
+        yield BatchView(self._next_run.spec.name)
         yield self.footer()
 
     @property
-    def view(self) -> BatchSearchView:
-        return self.query_one(BatchSearchView)
+    def view(self) -> BatchView:
+        return self.query_one(BatchView)
 
     @property
     def search_control(self) -> BatchControl:

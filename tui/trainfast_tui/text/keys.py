@@ -192,7 +192,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("leave", ("escape", "b"), "leave", "Back to the main screen; the search goes on."),
         Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
         Action("again", ("f5",), "resume", "Resume an ended search; one with an answer is started again."),
-        *_moves("BatchSearchView", "answer, row of sizes, or line of the question,", pages=True),
+        *_moves("BatchView", "answer, row of sizes, or line of the question,", pages=True),
     ),
     "script": (
         Action("save", ("w",), "save", "Save the command and the mapping as a preset, and choose it as the next run."),

@@ -55,8 +55,8 @@ class BestView(PaintedWithNotice):
         self._search: BestSnapshot | None = None
         self._now_ns = 0
         self._plan: list[LabelledText] = []
-        self._preset = ""
-        """The preset of the plan."""
+        self._spec_name = ""
+        """The preset or script of the plan."""
         self._rows_below = 0
         """Rows of the table out of sight below."""
         self._top = 0
@@ -69,11 +69,11 @@ class BestView(PaintedWithNotice):
         self._search, self._now_ns = search, now_ns
         self.repaint()
 
-    def show_plan(self, preset: str, rows: list[LabelledText]) -> None:
-        """Show these rows of the plan of a search while there is none."""
+    def show_plan(self, name: str, rows: list[LabelledText]) -> None:
+        """Show these rows of the plan of a search of `name` while there is none."""
         if self._search is not None:
             self._top = 0
-        self._search, self._preset, self._plan = None, preset, rows
+        self._search, self._spec_name, self._plan = None, name, rows
         self.repaint()
 
     def action_move(self, by: int) -> None:
@@ -86,7 +86,7 @@ class BestView(PaintedWithNotice):
     def lines(self, width: int, height: int) -> list[Line]:
         search, notice = self._search, self.notice_lines(width)
         if search is None:
-            lines = [rule(f"best fit: {self._preset}", width), *labelled_lines(self._plan, width)]
+            lines = [rule(f"best fit: {self._spec_name}", width), *labelled_lines(self._plan, width)]
             return [*self._scrolled(lines, height - len(notice)), *notice]
         head = [*_head(search, self._now_ns, width), *_varied_lines(search, width)]
         foot = [*_answer_lines(search, width, height), *_order_lines(search, width)]
@@ -199,14 +199,14 @@ def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
     """Return the settings as spots of the chart, the best last; the setting under way stands at the bottom."""
     rates: dict[int, float | None] = {}
     signs: dict[int, Piece] = {}
-    for index, line in enumerate(so_far.attempts):
-        if line.outcome == "oom":
-            rates[line.candidate_number], signs[line.candidate_number] = None, ("✗", "error")
-        elif line.outcome in ("measured", "slow"):
+    for index, attempt in enumerate(so_far.attempts):
+        if attempt.outcome == "oom":
+            rates[attempt.candidate_number], signs[attempt.candidate_number] = None, ("✗", "error")
+        elif attempt.outcome in ("measured", "slow"):
             # A time is no throughput: the chart then shows samples/s.
             figures = so_far.rates if so_far.objective == "time" else so_far.values
             if (figure := figures.get(index)) is not None:
-                rates[line.candidate_number], signs[line.candidate_number] = figure.median, ("•", "text")
+                rates[attempt.candidate_number], signs[attempt.candidate_number] = figure.median, ("•", "text")
     step = so_far.newest_step
     if is_live and step is not None and step.candidate_number is not None and so_far.is_under_way:
         signs[step.candidate_number] = ("○", "accent")

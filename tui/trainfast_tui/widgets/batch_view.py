@@ -31,14 +31,14 @@ MIN_CHART, MAX_CHART = 6, 16
 """The least lines of a useful chart, and the most."""
 
 
-class BatchSearchView(PaintedWithNotice):
+class BatchView(PaintedWithNotice):
     """The view of a batch search, as large as the screen."""
 
-    DEFAULT_CSS = "BatchSearchView { height: 1fr; }"
+    DEFAULT_CSS = "BatchView { height: 1fr; }"
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self._preset = name
+        self._spec_name = name
         self._search: BatchSnapshot | None = None
         self._now_ns = 0
         self._requested_ns: int | None = None
@@ -96,7 +96,7 @@ class BatchSearchView(PaintedWithNotice):
         self.repaint()
 
     def _question_lines(self, width: int) -> list[Line]:
-        title = rule(f"largest batch: {self._preset}", width)
+        title = rule(f"largest batch: {self._spec_name}", width)
         return [title, *labelled_lines(self._question, width), [], *self.notice_lines(width)]
 
     def _waiting_lines(self, width: int) -> list[Line]:
@@ -109,8 +109,8 @@ class BatchSearchView(PaintedWithNotice):
             shown, self._top = scrolled(self._question_lines(width), self._top, height)
             return shown
         if search is None:
-            return [rule(f"largest batch: {self._preset}", width), *(notice or self._waiting_lines(width))]
-        head = _head(search, self._preset, self._now_ns, width)
+            return [rule(f"largest batch: {self._spec_name}", width), *(notice or self._waiting_lines(width))]
+        head = _head(search, self._spec_name, self._now_ns, width)
         table = table_lines(search, width)
         foot = [*_next_lines(search, width), *_offer_lines(search, self._cursor, width)]
         foot += [[], *notice] if notice else []
