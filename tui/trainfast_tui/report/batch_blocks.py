@@ -43,7 +43,7 @@ def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Se
     """Return the whole report; `runs` has the confirmation run if it is still on the disk."""
     blocks: list[Block] = [*_question(search, question), *(machine_blocks(runs) if runs else ())]
     blocks += [Heading("Answer"), *_answer(search)]
-    blocks += [Heading("Sizes tried"), _tried(search.probes, search.confirmations), Prose(ABSENT_NOTE)]
+    blocks += [Heading("Sizes tried"), _attempts_grid(search.probes, search.confirmations), Prose(ABSENT_NOTE)]
     picture = scatter_picture(
         "peak memory by batch size",
         list(_points(search.probes, search.confirmations)),
@@ -94,24 +94,24 @@ def _without_answer(ended: BatchEnded) -> Iterator[Block]:
         yield changes_grid(ended.changes)
 
 
-def _tried(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Grid:
+def _attempts_grid(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Grid:
     """Return every probe and confirmation run, in the order they were made."""
     header = ("batch size", "in", "outcome", "peak", "reserved", "samples/s", "step", "took", "run", "reason")
-    tries: list[Probe | ConfirmationRun] = [*probes, *confirmations]
-    rows = [_try(line, confirmations) for line in sorted(tries, key=lambda line: line.t_ns)]
+    attempts: list[Probe | ConfirmationRun] = [*probes, *confirmations]
+    rows = [_attempt_row(attempt, confirmations) for attempt in sorted(attempts, key=lambda attempt: attempt.t_ns)]
     return grid(header, rows, right=(0, 3, 4, 5, 6, 7))
 
 
-def _try(line: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]) -> list[str]:
-    if isinstance(line, Probe):
-        refuting = refuted_by(line, confirmations)
-        outcome = f"{line.outcome}, refuted by {refuting.run_id}" if refuting is not None else line.outcome
-        kind, reserved = "probe", line.peak_reserved_bytes
+def _attempt_row(attempt: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]) -> list[str]:
+    if isinstance(attempt, Probe):
+        refuting = refuted_by(attempt, confirmations)
+        outcome = f"{attempt.outcome}, refuted by {refuting.run_id}" if refuting is not None else attempt.outcome
+        kind, reserved = "probe", attempt.peak_reserved_bytes
     else:
-        kind, outcome, reserved = "confirmation run", line.state, None
-    memory = [size(line.peak_allocated_bytes), size(reserved)]
-    times = [number(line.samples_per_s), milliseconds(line.step_ms), duration(line.seconds)]
-    return [count(line.batch_size), kind, outcome, *memory, *times, line.run_id, with_sizes(line.reason)]
+        kind, outcome, reserved = "confirmation run", attempt.state, None
+    memory = [size(attempt.peak_allocated_bytes), size(reserved)]
+    times = [number(attempt.samples_per_s), milliseconds(attempt.step_ms), duration(attempt.seconds)]
+    return [count(attempt.batch_size), kind, outcome, *memory, *times, attempt.run_id, with_sizes(attempt.reason)]
 
 
 def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Iterator[ScatterPoint]:

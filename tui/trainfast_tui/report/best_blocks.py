@@ -56,7 +56,7 @@ def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence
         blocks += [*pareto_blocks(so_far, answer), *_effects(answer), *_verdicts(so_far, answer.verdicts)]
     elif verdicts := verdicts_without_answer(so_far.lines):
         blocks += _verdicts(so_far, verdicts)
-    blocks += _tried(so_far)
+    blocks += _attempt_blocks(so_far)
     if not runs:
         return [*blocks, Prose("No run that confirmed an answer is on the disk: no machine, chart or export here.")]
     space = so_far.space
@@ -160,10 +160,10 @@ def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterat
     yield Prose(ABSENT_NOTE)
 
 
-def _tried(so_far: BestSoFar) -> Iterator[Block]:
+def _attempt_blocks(so_far: BestSoFar) -> Iterator[Block]:
     """Yield the trials and the runs in fresh processes, in their order."""
     yield Heading("Trials and runs")
-    rows = [_try(so_far, line) for line in so_far.attempts]
+    rows = [_attempt_row(so_far, attempt) for attempt in so_far.attempts]
     if not rows:
         yield Prose("Nothing was measured.")
         return
@@ -172,19 +172,19 @@ def _tried(so_far: BestSoFar) -> Iterator[Block]:
     yield grid(header, rows, right=(3, 4, 5, 6, 7, 8))
 
 
-def _try(so_far: BestSoFar, line: Trial | ColdRun) -> list[str]:
-    if isinstance(line, Trial):
+def _attempt_row(so_far: BestSoFar, attempt: Trial | ColdRun) -> list[str]:
+    if isinstance(attempt, Trial):
         # Each trial of a script is a process of its own.
         is_alone = so_far.question is not None and so_far.question.limits_trials
-        role = "trial" if is_alone else "warm trial" if line.warm else "first trial of a process"
-        role += ", repeated" if line.repeats else ""
-        step_ms = median(line.step_ms) if line.step_ms else None
-        rate = 1e3 * line.samples_per_step / step_ms if step_ms else None
-        times = [number(rate), ABSENT, milliseconds(step_ms), count(len(line.step_ms))]
+        role = "trial" if is_alone else "warm trial" if attempt.warm else "first trial of a process"
+        role += ", repeated" if attempt.repeats else ""
+        step_ms = median(attempt.step_ms) if attempt.step_ms else None
+        rate = 1e3 * attempt.samples_per_step / step_ms if step_ms else None
+        times = [number(rate), ABSENT, milliseconds(step_ms), count(len(attempt.step_ms))]
     else:
-        knob = f" of {line.knob}" if line.knob else ""
-        role, speed = f"{line.role.replace('_', ' ')}{knob}", line.predicted
+        knob = f" of {attempt.knob}" if attempt.knob else ""
+        role, speed = f"{attempt.role.replace('_', ' ')}{knob}", attempt.predicted
         predicted = f"{number(speed.median)} ({interval(speed.low, speed.high)})" if speed else ABSENT
-        times = [number(line.samples_per_s), predicted, ABSENT, ABSENT]
-    rest = [size(line.peak_allocated_bytes), duration(line.seconds), line.run_id, with_sizes(line.reason)]
-    return [knob_words(so_far.candidate(line.candidate_number).knobs), role, line.outcome, *times, *rest]
+        times = [number(attempt.samples_per_s), predicted, ABSENT, ABSENT]
+    rest = [size(attempt.peak_allocated_bytes), duration(attempt.seconds), attempt.run_id, with_sizes(attempt.reason)]
+    return [knob_words(so_far.candidate(attempt.candidate_number).knobs), role, attempt.outcome, *times, *rest]

@@ -35,8 +35,8 @@ def trial_lines(so_far: BestSoFar, width: int) -> list[Line]:
     """Return a title, and a row for each trial or run in their order."""
     title = f"{_unit(so_far)[0]} (95 % CI)"
     rows = [_row((" ", "text"), ("setting", title, "steps", "took", "process"), width, "muted")]
-    for index, line in enumerate(so_far.attempts):
-        rows.append(_attempt_row(so_far, index, line, width))
+    for index, attempt in enumerate(so_far.attempts):
+        rows.append(_attempt_row(so_far, index, attempt, width))
     return rows
 
 
@@ -46,27 +46,27 @@ def _unit(so_far: BestSoFar) -> tuple[str, float]:
     return unit_of(so_far.objective, first.median if first is not None else 0.0)
 
 
-def _attempt_row(so_far: BestSoFar, index: int, line: Trial | ColdRun, width: int) -> Line:
+def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width: int) -> Line:
     from trainfast_runner.search.journal.best import Trial
 
-    sign, tone, words = TRIAL_OUTCOMES.get(line.outcome, ("○", "text", line.outcome))
+    sign, tone, words = TRIAL_OUTCOMES.get(attempt.outcome, ("○", "text", attempt.outcome))
     assert so_far.space is not None
-    setting = setting_words(so_far.space, line.candidate_number, short=width < WIDE_COLUMNS_FROM)
+    setting = setting_words(so_far.space, attempt.candidate_number, short=width < WIDE_COLUMNS_FROM)
     value, divisor = so_far.values.get(index), _unit(so_far)[1]
     if value is not None:
         words = figure_words(value, divisor)
-    if isinstance(line, Trial):
-        steps = f"{len(line.step_ms)}" if line.step_ms else fmt.ABSENT
-        process = "repeat" if line.repeats else "warm" if line.warm else "new"
+    if isinstance(attempt, Trial):
+        steps = f"{len(attempt.step_ms)}" if attempt.step_ms else fmt.ABSENT
+        process = "repeat" if attempt.repeats else "warm" if attempt.warm else "new"
     else:
-        if line.knob is not None:
-            setting = f"{line.knob} of {setting}"
-        steps, process = fmt.ABSENT, ROLES.get(line.role, line.role) if width >= WIDE_COLUMNS_FROM else "cold"
-    if line.outcome == "slow":
+        if attempt.knob is not None:
+            setting = f"{attempt.knob} of {setting}"
+        steps, process = fmt.ABSENT, ROLES.get(attempt.role, attempt.role) if width >= WIDE_COLUMNS_FROM else "cold"
+    if attempt.outcome == "slow":
         words = f"{words}, given up" if width >= WIDE_COLUMNS_FROM else words
-    elif line.outcome == "void" and words != "void":
+    elif attempt.outcome == "void" and words != "void":
         words = f"void: {words}"
-    return _row((sign, tone), (setting, words, steps, fmt.duration(line.seconds), process), width)
+    return _row((sign, tone), (setting, words, steps, fmt.duration(attempt.seconds), process), width)
 
 
 def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: Tone = "text") -> Line:
