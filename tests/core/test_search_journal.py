@@ -90,6 +90,17 @@ def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path: Pa
     assert BatchFollower(directory).poll().fits == (fit,)
 
 
+def test_the_fit_of_the_tightest_rank_is_known_before_the_answer_and_after_a_step_without_a_fit(tmp_path: Path) -> None:
+    directory, journal = search(Home(tmp_path))
+    assert BatchFollower(directory).poll().tightest_fit is None
+    line = PhaseLine(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
+    fits = [RankMemory(rank=rank, lines=[line], limit_bytes=10 - rank) for rank in (0, 1)]
+    journal.write(BatchStep(action="probe", batch_size=4, why="because", fits=fits, tightest_rank=1))
+    assert BatchFollower(directory).poll().tightest_fit == fits[1]
+    journal.write(BatchStep(action="end", why="it is the largest"))
+    assert BatchFollower(directory).poll().tightest_fit == fits[1]
+
+
 def test_a_size_that_fitted_warm_and_not_in_its_proof_is_marked(tmp_path: Path) -> None:
     directory, journal = search(Home(tmp_path))
     for size in (8, 42):

@@ -8,7 +8,6 @@ from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchQuestion,
-    BatchStep,
     ConfirmationRun,
     Probe,
     refuted_by,
@@ -136,9 +135,7 @@ def _point(batch_size: int, peak_bytes: int, outcome: str) -> ScatterPoint:
 def _lines(search: BatchSnapshot, question: BatchQuestion) -> Iterator[ScatterLine]:
     """Yield the fit of the tightest rank, and the limit."""
     largest = max((probe.batch_size for probe in search.probes), default=1)
-    rank = search.answer.tightest_rank if search.answer is not None else 0
-    fits = next((line.fits for line in reversed(search.lines) if isinstance(line, BatchStep) and line.fits), [])
-    fit = next((rank_fit for rank_fit in fits if rank_fit.rank == rank), None)
+    fit = search.tightest_fit
     if fit is not None and fit.lines:
         sizes = [largest * n / FIT_POINTS for n in range(FIT_POINTS + 1)]
         yield ScatterLine(

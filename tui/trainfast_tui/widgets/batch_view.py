@@ -166,7 +166,7 @@ def _time_words(search: BatchSnapshot, now_ns: int) -> str:
 
 
 def _limit_line(search: BatchSnapshot) -> Line:
-    question, fit = search.question, _tightest(search)
+    question, fit = search.question, search.tightest_fit
     limits = list(question.limits_bytes) if question is not None else []
     if not limits and fit is not None:
         limits = [fit.limit_bytes]
@@ -179,13 +179,6 @@ def _limit_line(search: BatchSnapshot) -> Line:
     if question is not None and question.limit_words:
         line.append((f" ({question.limit_words})", "muted"))
     return line
-
-
-def _tightest(search: BatchSnapshot) -> RankMemory | None:
-    """Return the fit of the rank with the least memory left."""
-    rank = search.newest_step.tightest_rank if search.newest_step is not None else None
-    fits = search.fits
-    return next((fit for fit in fits if fit.rank == rank), fits[0] if fits else None)
 
 
 def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
@@ -229,7 +222,7 @@ def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
 
 def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     """Return the chart of the tightest rank: its peaks as its limit counts them, the fit and the limit."""
-    fit = _tightest(search)
+    fit = search.tightest_fit
     question = search.question
     limit = fit.limit_bytes if fit is not None else (min(question.limits_bytes, default=None) if question else None)
     step = search.newest_step

@@ -20,7 +20,7 @@ from trainfast_tui.text.lines import (
     rule,
     scrolled,
 )
-from trainfast_tui.text.search.best_figures import objective_of
+from trainfast_tui.text.search.best_figures import best_label, objective_of
 from trainfast_tui.text.search.best_question import BY_KEYS, question_lines
 from trainfast_tui.text.search.best_state import (
     best_search_words,
@@ -131,10 +131,7 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     lines: list[Line] = [rule(f"best fit: {name}", width)]
     lines += labelled((f"{sign} ", tone), best_search_words(search, now_ns), width, "title")
     if so_far.best is not None and so_far.space is not None:
-        answer = so_far.answer
-        is_noise = answer is not None and answer.within_percent is not None
-        is_final = search.state == "answered" and (answer is None or answer.tried_in_budget is None)
-        label = ("chosen" if is_noise else "best") + ("" if is_final else " so far")
+        label = best_label(so_far.answer, search.state)
         setting = setting_words(so_far.space, so_far.best.number)
         lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), setting, width)
     facts = [chance_words(so_far) if search.is_live else "", _time_words(search, now_ns)]

@@ -64,7 +64,20 @@ class BatchSnapshot(BatchJournal):
     @property
     def fits(self) -> tuple[RankMemory, ...]:
         """The newest fit, one of each rank; empty before the first probe."""
-        return tuple(self.newest_step.fits) if self.newest_step is not None else ()
+        return () if self._fitted_step is None else tuple(self._fitted_step.fits)
+
+    @cached_property
+    def tightest_fit(self) -> RankMemory | None:
+        """The newest fit of the rank with the least memory left; None before the first probe."""
+        if self._fitted_step is None:
+            return None
+        rank = self._fitted_step.tightest_rank if self.answer is None else self.answer.tightest_rank
+        return next((fit for fit in self.fits if fit.rank == rank), self.fits[0])
+
+    @cached_property
+    def _fitted_step(self) -> BatchStep | None:
+        """The newest step that was decided by a fit."""
+        return next((line for line in reversed(self.lines) if isinstance(line, BatchStep) and line.fits), None)
 
     @cached_property
     def run_id(self) -> str | None:

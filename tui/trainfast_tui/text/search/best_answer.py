@@ -9,9 +9,11 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.search.best_figures import (
+    best_label,
     budget_words,
     count_words,
     gain_words,
+    is_final,
     knob_words,
     noise_words,
     objective_words,
@@ -54,12 +56,11 @@ def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[st
     assert so_far.space is not None
     assert so_far.ended is not None
     baseline, noise, tried = so_far.space.baseline_number, answer.within_percent, answer.tried_in_budget
-    is_final = so_far.ended.state == "answered" and tried is None
     if tried is not None:
         yield "budget", budget_words(tried, len(so_far.candidates))
     if noise is not None:
         yield "no winner", f"{noise_words(noise)}: no setting is faster beyond it"
-    label = ("best" if noise is None else "chosen") + ("" if is_final else " so far")
+    label = best_label(answer, so_far.ended.state)
     yield label, _side_words(so_far, answer.best_number, answer.best_rate, answer.best_value, answer.best_run_ids)
     if answer.best_number != baseline:
         rate, value = answer.baseline_rate, answer.baseline_value
@@ -68,7 +69,8 @@ def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[st
     elif noise is not None:
         yield "gain", "none beyond the noise: the baseline is kept"
     else:
-        yield "gain", "none: the baseline is the best" if is_final else "none so far: the baseline is the best"
+        none = "none" if is_final(answer, so_far.ended.state) else "none so far"
+        yield "gain", f"{none}: the baseline is the best"
     changed = answer.changes_training
     same = ", ".join(filter(None, ("the same as the baseline", precision_words(so_far, answer))))
     yield "trains", f"differently, by {', '.join(changed)}" if changed else same

@@ -12,7 +12,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.comparison import setting_text
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.journal.best import Interval
+    from trainfast_runner.search.journal.best import BestAnswer, Interval
 
 VERDICTS = ("measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried")
 
@@ -74,6 +74,17 @@ def gain_words(percent: Interval | None) -> str:
         return "unknown"
     low, high = fmt.signed_percent(percent.low), fmt.signed_percent(percent.high)
     return f"{fmt.signed_percent(percent.median)} ({low} to {high})"
+
+
+def is_final(answer: BestAnswer | None, state: str) -> bool:
+    """True if the search has ended with its answer, and its budget did not end it before all was tried."""
+    return state == "answered" and (answer is None or answer.tried_in_budget is None)
+
+
+def best_label(answer: BestAnswer | None, state: str) -> str:
+    """Return the label of the best setting: `best so far`, or `chosen` where the noise decides against a winner."""
+    label = "best" if answer is None or answer.within_percent is None else "chosen"
+    return label if is_final(answer, state) else f"{label} so far"
 
 
 def noise_words(percent: float) -> str:
