@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainfast_tui.text.format import size
+from trainfast_tui.text.format import percent_change, size
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -79,9 +79,7 @@ class NextRunSpeed:
     @property
     def change_percent(self) -> float | None:
         """The predicted change by the overrides; None without a prediction of both."""
-        if self.predicted is None or not self.reference:
-            return None
-        return 100 * (self.predicted.median / self.reference - 1)
+        return None if self.predicted is None else percent_change(self.predicted.median, self.reference)
 
 
 def measured_speed(run: RunSnapshot | None) -> MeasuredSpeed | None:

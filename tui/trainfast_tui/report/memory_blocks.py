@@ -9,7 +9,7 @@ from trainfast_runner.worker.shared.phases import MEMORY_PHASES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid, present
 from trainfast_tui.report.reported_run import ReportedRun
-from trainfast_tui.text.format import ABSENT, signed_percent, size
+from trainfast_tui.text.format import ABSENT, percent_change, signed_percent, size
 from trainfast_tui.text.memory import category_words, phase_words, short_category
 
 TONE_OF_CATEGORY = dict(zip(CATEGORIES, ("primary", "secondary", "accent", "success", "warning", "error"), strict=True))
@@ -70,14 +70,13 @@ def _measured(run: ReportedRun) -> dict[str, int]:
 def _row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> list[str]:
     total = sum(predicted.values())
     parts = [size(predicted[name]) if name in predicted else ABSENT for name in CATEGORIES]
-    difference = ABSENT if measured is None or not total else signed_percent(100 * (measured - total) / total)
     return [
         run.label,
         phase_words(phase),
         *parts,
         size(total) if predicted else ABSENT,
         size(measured),
-        difference,
+        signed_percent(percent_change(measured, total)),
     ]
 
 

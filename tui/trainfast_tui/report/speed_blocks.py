@@ -8,7 +8,7 @@ from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, grid, present
 from trainfast_tui.report.reported_run import ReportedRun
-from trainfast_tui.text.format import ABSENT, interval, number, signed_percent
+from trainfast_tui.text.format import ABSENT, interval, number, percent_change, signed_percent
 
 HEADER = ("", "predicted samples/s", "90 % interval", "measured", "difference", "in the interval", "predicted from")
 
@@ -27,10 +27,8 @@ def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
 
 def _row(run: ReportedRun, speed: PredictedSpeed) -> list[str]:
     measured = run.result.throughput.samples_per_s.median
-    difference = inside = ABSENT
-    if measured is not None:
-        difference = signed_percent(100 * (measured / speed.median - 1)) if speed.median else ABSENT
-        inside = "yes" if speed.low <= measured <= speed.high else "no"
+    difference = signed_percent(percent_change(measured, speed.median))
+    inside = ABSENT if measured is None else "yes" if speed.low <= measured <= speed.high else "no"
     ends = interval(speed.low, speed.high)
     return [run.label, number(speed.median), ends, number(measured), difference, inside, speed.basis]
 

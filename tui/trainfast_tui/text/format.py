@@ -26,7 +26,7 @@ def _finite(value: float | None) -> float | None:
 def number(value: float | None) -> str:
     """Return three significant digits, from 1,000 on whole numbers: `0.123`, `12.3`, `1,234`; no unit.
 
-    With an exponent below 0.0005 and from 1e15 on.
+    Below 0.0005 and from 1e15 on the figure has an exponent.
     """
     if (value := _finite(value)) is None:
         return ABSENT
@@ -137,6 +137,12 @@ def fraction(value: float | None, digits: int = 0) -> str:
     return percent(None if value is None else 100 * value, digits)
 
 
+def percent_change(new: float | None, old: float | None) -> float | None:
+    """Return the change from `old` to `new` in percent; None if either is absent or `old` is zero."""
+    after, before = _finite(new), _finite(old)
+    return None if after is None or not before else 100 * (after - before) / abs(before)
+
+
 def signed_percent(value_percent: float | None) -> str:
     """Return a change in percent with its sign: `+3.4 %`, `+13,197 %`; a change that rounds away reads `0.0 %`."""
     if (value := _finite(value_percent)) is None:
@@ -157,7 +163,7 @@ def delta(new: float | None, old: float | None, formatter: Formatter) -> str:
     text = formatter(abs(change))
     if change:
         text = ("+" if change > 0 else "-") + text
-    return f"{text} ({signed_percent(100 * change / abs(before))})" if before else text
+    return f"{text} ({signed_percent(percent_change(after, before))})" if before else text
 
 
 _FACTORS = {**{unit: 1024.0**power for power, unit in enumerate(_BINARY_UNITS)}, "kJ": 1e3, "MJ": 1e6}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainfast_runner.records.run_file import RunFile
-from trainfast_tui.text.format import signed_percent, size
+from trainfast_tui.text.format import percent_change, signed_percent, size
 
 CATEGORY_WORDS = {
     "params": "parameters",
@@ -53,7 +53,7 @@ def against_predicted_memory(measured_bytes: float | None, predicted_bytes: floa
     words = f"predicted {size(predicted_bytes)}"
     if measured_bytes is None:
         return words
-    return f"{words}, {signed_percent(100 * (measured_bytes - predicted_bytes) / predicted_bytes)}"
+    return f"{words}, {signed_percent(percent_change(measured_bytes, predicted_bytes))}"
 
 
 def no_memory_words(index: int, missing: Mapping[str, str]) -> str:

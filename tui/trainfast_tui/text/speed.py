@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE
-from trainfast_tui.text.format import interval, number, plain, signed_percent
+from trainfast_tui.text.format import interval, number, percent_change, plain, signed_percent
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import PredictedSpeed
@@ -28,4 +28,4 @@ def against_predicted_speed(measured: float | None, speed: PredictedSpeed) -> st
     words = f"predicted {speed_words(speed)}"
     if measured is None or not speed.median:
         return plain(words)
-    return plain(f"{words}, {signed_percent(100 * (measured / speed.median - 1))}")
+    return plain(f"{words}, {signed_percent(percent_change(measured, speed.median))}")

@@ -101,9 +101,9 @@ def _reason_lines(memory: NextRunMemory, width: int, most: int) -> list[Line]:
 
 def _change_lines(fit: PredictedFit, reference_bytes: int | None) -> list[Line]:
     """Return the change of the predicted peak by the overrides; empty without any."""
-    if not reference_bytes:
+    change = fmt.percent_change(fit.predicted.total_bytes, reference_bytes)
+    if change is None:
         return []
-    change = 100 * (fit.predicted.total_bytes / reference_bytes - 1)
     words = f"{fmt.signed_percent(change)} from {fmt.size(reference_bytes)}"
     return [[("overrides: ", "muted"), (words, "warning" if change > 0 else "success")]]
 

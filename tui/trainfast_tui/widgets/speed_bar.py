@@ -99,7 +99,7 @@ def _measured_line(measured: MeasuredSpeed, width: int) -> Line:
     if predicted is None or not predicted.median:
         return alone
     expected = fmt.number(predicted.median)
-    difference = fmt.signed_percent(100 * (measured.samples_per_s / predicted.median - 1))
+    difference = fmt.signed_percent(fmt.percent_change(measured.samples_per_s, predicted.median))
     return first_fitting(
         [
             [*alone, (f" (predicted {expected}, {difference})", "text")],
