@@ -78,7 +78,7 @@ def _inside(report: Path, seconds: float) -> int:
     from trainfast_tui.terminal.frame_output import TightUpdate
 
     clock = _Clock()
-    clock.around(TrainfastApp, "on_session_message", "main thread: from a snapshot to rows")
+    clock.around(TrainfastApp, "on_posted_message", "main thread: from a snapshot to rows")
     clock.around(Compositor, "render_update", "main thread: from rows to strips")
     clock.around(TightUpdate, "render_segments", "main thread: what differs, as control sequences")
 

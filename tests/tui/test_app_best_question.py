@@ -31,8 +31,8 @@ from trainfast_runner.search.journal.best import UNNAMED, BestEnded
 from trainfast_runner.search.journal.lines import CANCELLED
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.best_control import BestControl, BestOptions
-from trainfast_tui.control.messages import BestPlanned, SearchStarted, SnapshotTaken
+from trainfast_tui.control.best_control import BestControl, BestOptions, BestPlanned
+from trainfast_tui.control.messages import SearchStarted, SnapshotTaken
 from trainfast_tui.text.lines import Piece
 from trainfast_tui.text.search.best_question import BY_KEYS, question_lines, varied_line
 from trainfast_tui.text.search.kind import SearchKind

@@ -22,7 +22,7 @@ from trainfast_runner.running.growing_files import RECENT_BYTES
 from trainfast_tui.control.messages import SnapshotTaken, TerminalLost
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.screens.base import SessionMessage
+from trainfast_tui.screens.base import PostedMessage
 from trainfast_tui.terminal.pacing import BESIDE_A_TRAINING_S, FASTEST_S, SLOWEST_S, Pacer
 
 
@@ -202,9 +202,9 @@ def test_a_deleted_run_makes_room_for_the_newest(home: Home) -> None:
 
 def test_only_the_newest_snapshot_counts() -> None:
     snapshot = Snapshot(taken_ns=START_NS + S, run=None, ticks=(), home_read=True)
-    taken = SessionMessage(SnapshotTaken(snapshot))
-    assert taken.can_replace(SessionMessage(SnapshotTaken(snapshot)))
-    assert not taken.can_replace(SessionMessage(TerminalLost()))
+    taken = PostedMessage(SnapshotTaken(snapshot))
+    assert taken.can_replace(PostedMessage(SnapshotTaken(snapshot)))
+    assert not taken.can_replace(PostedMessage(TerminalLost()))
 
 
 def test_a_slow_terminal_halves_the_pace_until_it_keeps_up() -> None:

@@ -30,7 +30,7 @@ from trainfast_tui.control.messages import (
     TerminalLost,
     ThreadFailed,
 )
-from trainfast_tui.screens.base import AppScreen, SessionMessage
+from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.session import Session
 from trainfast_tui.terminal import frame_output, themes
@@ -57,7 +57,7 @@ class TrainfastApp(TerminalApp):
 
     def post(self, content: Message) -> None:
         """Bring a message of the session into the event loop; from any thread."""
-        self.post_message(SessionMessage(content))
+        self.post_message(PostedMessage(content))
 
     def get_default_screen(self) -> Screen[Any]:
         return MainScreen(self.session)
@@ -101,7 +101,7 @@ class TrainfastApp(TerminalApp):
                 return
         await super().handle_event(event)
 
-    def on_session_message(self, message: SessionMessage) -> None:
+    def on_posted_message(self, message: PostedMessage) -> None:
         """Let the session take the message in (`Session.receive`), then repaint what it concerns."""
         if not self.is_running:
             return  # the screens are gone

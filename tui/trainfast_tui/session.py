@@ -114,7 +114,7 @@ class Session:
         return self.snapshot.live_run if self.snapshot is not None else None
 
     def receive(self, message: Message) -> None:
-        """Take in a message of a thread, before the app shows it (`TrainfastApp.on_session_message`)."""
+        """Take in a message of a thread, before the app shows it (`TrainfastApp.on_posted_message`)."""
         match message:
             case SnapshotTaken(snapshot):
                 self._on_snapshot(snapshot)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.messages import BestPlanned, Post
+from trainfast_tui.control.messages import Post, ScreenMessage
 from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.text.lines import Piece
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.question.request import BestRequest
     from trainfast_runner.search.journal.best import BestQuestion
+    from trainfast_runner.settings.knob_values import KnobValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,18 @@ class BestOptions:
     """The options typed; None for the defaults."""
     is_fresh: bool = False
     """True if the search ignores earlier ones: it continues no unfinished one and uses no measured effects."""
+
+
+@dataclass(frozen=True, slots=True)
+class BestPlanned(ScreenMessage):
+    """The plan of a best-fit search, in paragraphs with their tones."""
+
+    plan_id: int
+    """The number that `BestControl.plan` gave this plan."""
+    texts: list[Piece]
+    vary: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)
+    """The varied values; empty if the search is refused."""
+    global_batch: int | None = None
 
 
 class BestControl(SearchControl["BestSnapshot"]):

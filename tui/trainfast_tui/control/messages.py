@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trainfast_tui.text.lines import Piece
 from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.records.discovered import Discovered
     from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.search.advice.facts import Situation
-    from trainfast_runner.settings.knob_values import KnobValue
     from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed
 
@@ -131,39 +128,11 @@ class SearchEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class BestPlanned:
-    """The plan of a best-fit search, in paragraphs with their tones."""
-
-    plan_id: int
-    """The number that `BestControl.plan` gave this plan."""
-    texts: list[Piece]
-    vary: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)
-    """The varied values; empty if the search is refused."""
-    global_batch: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class RunsCompared:
     """Two ended runs are to be shown side by side."""
 
     a: Result
     b: Result
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptDiscovered:
-    """The flags of the script in this command are known."""
-
-    command: tuple[str, ...]
-    discovered: Discovered
-
-
-@dataclass(frozen=True, slots=True)
-class DiscoveryRefused:
-    """The script in this command could not be looked into."""
-
-    command: tuple[str, ...]
-    error: UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +156,7 @@ class ThreadFailed:
 
 
 class ScreenMessage:
-    """The base of messages that one screen takes in, which are defined beside it."""
+    """The base of messages that one screen takes in; each is defined beside the code that posts it."""
 
     __slots__ = ()
 
@@ -207,10 +176,7 @@ Message = (
     | SearchStarted
     | SearchRefused
     | SearchEnded
-    | BestPlanned
     | RunsCompared
-    | ScriptDiscovered
-    | DiscoveryRefused
     | Notified
     | TerminalLost
     | ThreadFailed

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-from trainfast_tui.control.messages import DiscoveryRefused, Post, ScriptDiscovered
+from trainfast_tui.control.messages import Post, ScreenMessage
 from trainfast_tui.control.threads import CancellableWork
+
+if TYPE_CHECKING:
+    from trainfast_runner.errors import UserError
+    from trainfast_runner.records.discovered import Discovered
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptDiscovered(ScreenMessage):
+    """The flags of the script in this command are known."""
+
+    command: tuple[str, ...]
+    discovered: Discovered
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryRefused(ScreenMessage):
+    """The script in this command could not be looked into."""
+
+    command: tuple[str, ...]
+    error: UserError
 
 
 class ScriptControl:

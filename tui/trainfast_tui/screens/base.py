@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class SessionMessage(TextualMessage):
+class PostedMessage(TextualMessage):
     """Brings what a thread has posted into the event loop; of waiting snapshots only the newest is delivered."""
 
     content: Message
 
     def can_replace(self, message: TextualMessage) -> bool:
         return all(
-            isinstance(each, SessionMessage) and isinstance(each.content, SnapshotTaken) for each in (self, message)
+            isinstance(each, PostedMessage) and isinstance(each.content, SnapshotTaken) for each in (self, message)
         )
 
 
@@ -51,8 +51,8 @@ class AppScreen(Screen[None]):
         self.session = session
 
     def post(self, content: Message) -> None:
-        """Bring `content` to this screen's, else the app's, `on_session_message`; from any thread."""
-        self.post_message(SessionMessage(content))
+        """Bring `content` to this screen's, else the app's, `on_posted_message`; from any thread."""
+        self.post_message(PostedMessage(content))
 
     def footer(self) -> Footer:
         """Return the footer with the keys of this screen."""

@@ -14,13 +14,13 @@ from trainfast_runner.records.search_states import UNFINISHED_STATES
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
-from trainfast_tui.control.best_control import BestControl, BestOptions, request_of
-from trainfast_tui.control.messages import BestPlanned, Notified
+from trainfast_tui.control.best_control import BestControl, BestOptions, BestPlanned, request_of
+from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.same_settings import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
-from trainfast_tui.screens.base import SessionMessage
+from trainfast_tui.screens.base import PostedMessage
 from trainfast_tui.screens.order_choices import Orders, pin_orders, skip_orders
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
@@ -102,7 +102,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             self._planned = BestPlanned(plan_id, [(PLANNING, "muted")])
         self._show_search_or_plan()
 
-    def on_session_message(self, message: SessionMessage) -> None:
+    def on_posted_message(self, message: PostedMessage) -> None:
         """Take in the plan; leave other messages to the app."""
         planned = message.content
         # The plan of an earlier question may come late.

@@ -15,7 +15,7 @@ from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow, row_of
 from trainfast_tui.control.messages import Notified, ScreenMessage, as_warning
 from trainfast_tui.control.threads import start_thread
-from trainfast_tui.screens.base import AppScreen, SessionMessage
+from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.keys import actions_of
 from trainfast_tui.widgets.header_footer import Footer, StatusLine
@@ -73,7 +73,7 @@ class RunsScreen(AppScreen):
         self.action_reload()
         self.set_interval(REFRESH_S, self._look_again)
 
-    def on_session_message(self, message: SessionMessage) -> None:
+    def on_posted_message(self, message: PostedMessage) -> None:
         if not isinstance(message.content, RunsListed):
             return
         self._is_listing = False

@@ -20,9 +20,10 @@ from trainfast_runner.settings.script_mapping import Proposal, propose
 from trainfast_runner.settings.script_preset import place_words
 from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.typed_mapping import place_typed
-from trainfast_tui.control.messages import DiscoveryRefused, Notified, ScriptDiscovered
+from trainfast_tui.control.messages import Notified
+from trainfast_tui.control.script_control import DiscoveryRefused, ScriptDiscovered
 from trainfast_tui.control.typed_command import split_command
-from trainfast_tui.screens.base import AppScreen, SessionMessage
+from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import Tone
@@ -81,7 +82,7 @@ class ScriptScreen(AppScreen):
         """Show a line at the bottom."""
         self.view.show_notice(text, tone)
 
-    def on_session_message(self, message: SessionMessage) -> None:
+    def on_posted_message(self, message: PostedMessage) -> None:
         """Take in the result of discovery; leave other messages to the app."""
         match message.content:
             case ScriptDiscovered(command, discovered) if command == self._command:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
 from trainfast_tui.control.messages import ScreenMessage
 from trainfast_tui.control.threads import start_thread
-from trainfast_tui.screens.base import PageScreen, SessionMessage
+from trainfast_tui.screens.base import PageScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.lines import Line, labelled, paragraph, rule
 from trainfast_tui.text.topology import TopologySection, sections
@@ -34,7 +34,7 @@ class TopoScreen(PageScreen):
     def on_mount(self) -> None:
         self.action_reload()
 
-    def on_session_message(self, message: SessionMessage) -> None:
+    def on_posted_message(self, message: PostedMessage) -> None:
         if isinstance(message.content, TopologyRead):
             self._topology = message.content.topology
             self.repaint()
