@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
 END_TRACES_S = 0.5
-"""Time for a trace's process to end when the app is left; it takes a tenth of a second."""
+"""Time for a trace's process to end when the app is left."""
 
 
 class Session:

@@ -25,8 +25,7 @@ _PALETTES: WeakKeyDictionary[App[Any], dict[tuple[object, ...], Palette]] = Weak
 def tone_styles(widget: Widget) -> Palette:
     """Return the styles of the classes `tone--NAME` on `widget`, in its present theme.
 
-    With COMPONENT_CLASSES Textual would apply the style sheet to every tone of every widget: to 850 parts before the
-    first frame.
+    COMPONENT_CLASSES would apply the style sheet to every tone of every widget before the first frame.
     """
     app = widget.app
     styles = _PALETTES.setdefault(app, {})

@@ -23,7 +23,7 @@ def charts_of(run: ReportedRun) -> list[ChartData]:
     names = reading_names(snapshot)
     charts = [throughput_chart(snapshot, axis, "samples"), *device_charts(snapshot, axis, 0, len(names))]
     if has_gpu_samples(snapshot) and run.run_file is not None and run.run_file.device == "cpu":
-        # The screen has GPUs that a CPU run only watches in their place.
+        # On the screen the charts of watched GPUs replace those of the CPU; a report has both.
         charts += cpu_charts(run.snapshot.ticks, axis, has_run=True)
     measured_from_ns = _measured_from_ns(run)
     return [replace(chart, gap_ns=_gap_ns(chart), cursor_ns=measured_from_ns) for chart in charts]

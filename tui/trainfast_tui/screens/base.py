@@ -62,7 +62,7 @@ class AppScreen(Screen[None]):
         """Paint this snapshot."""
 
     def show_pace(self, words: str) -> None:
-        """Show how far the screen is behind."""
+        """Show the notice of late frames in the footer."""
         self.query_one(Footer).show_pace(words)
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:

@@ -124,7 +124,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         self.show_useful_keys()
 
     def _search_to_show(self, current: BestSnapshot | None) -> BestSnapshot | None:
-        """Return the followed search; None for an ended one of another model, or behind a new question."""
+        """Return the followed search; None if it has ended and is of another model, or if a new question is on the screen."""
         if current is None or current.is_live:
             return current
         if self._shows_new_question:
@@ -194,7 +194,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             self._apply_best(search, search.so_far.best.number)
 
     def _apply_best(self, search: BestSnapshot, best: int) -> None:
-        """Give the knobs the values of this candidate, of the search's own preset, and close the screen."""
+        """Give the next run this candidate's knobs, and the search's preset if it is another; then close the screen."""
         session, question = self.session, search.so_far.question
         next_run = session.next_run
         assert question is not None

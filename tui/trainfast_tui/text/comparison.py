@@ -18,9 +18,9 @@ def figure_with_unit(value: float | None, unit: str) -> str:
 
 
 def setting_text(name: str, value: Any) -> str:
-    """Return a setting as it is typed; a field that only the other run overrides has the preset's value.
+    """Return a setting as it is typed.
 
-    A knob that is left to the user's own script, or that is newer than the run, is not set.
+    "the preset's" for a model or data field without an override, "not set" for a knob without a value.
     """
     if name in KNOBS_BY_NAME:
         return (

@@ -28,7 +28,7 @@ NAME_WIDTH = 15
 ABOUT_ROWS, ADVISED_ROWS = 13, 16
 """The most lines about a knob, and about one there is advice for."""
 MIN_LIST = 7
-"""Lines of the list that the text about a knob leaves, save its own `MIN_ABOUT`."""
+"""The text about a knob leaves the list this many lines, unless the text would get fewer than `MIN_ABOUT`."""
 MIN_ABOUT = 3
 WIDE_FACTORS_FROM = 40
 """Columns from which the factors of the global batch have room around them."""

@@ -30,7 +30,7 @@ MEASURED, LIMIT = "━", "┃"
 """The signs of a measured peak, and of the limit."""
 CORRECTED = ("above: corrected by the runs measured since", "above: corrected since")
 OTHER_KNOBS = ("above: the next run, with other knobs", "above: with other knobs")
-"""Why the upper of two predictions is another, in long and in short."""
+"""Why the next run's prediction, which stands above, differs from that of the measured run: in long and in short."""
 LONG_FORM_COLUMNS, LONG_FORM_LINES = 40, 34
 """The least columns of a panel in its long form, with a legend, and the least lines of the screen."""
 

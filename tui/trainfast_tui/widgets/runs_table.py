@@ -29,7 +29,7 @@ SEQ_LEN = "seq_len"
 
 ORDERS: tuple[SortOrder[RunRow], ...] = (
     SortOrder("started", lambda row: row.run_id, direction_labels=("newest first", "oldest first")),
-    # As a comparison has it: a sample of another length is other work.
+    # Samples of different lengths are different work, so samples/s rank within one seq_len.
     SortOrder(
         "samples/s",
         lambda row: row.samples_per_s if row.measured_under is None else None,
