@@ -10,7 +10,7 @@ from textual.containers import Vertical
 
 from trainfast_tui.charts.device_charts import device_charts
 from trainfast_tui.charts.event_line import EventLine
-from trainfast_tui.charts.readings import reading_names, used_uuids
+from trainfast_tui.charts.readings import reading_names
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.throughput_chart import (
     THROUGHPUT_UNITS,
@@ -21,7 +21,7 @@ from trainfast_tui.charts.throughput_chart import (
 from trainfast_tui.charts.tick_values import TickValuesCache
 from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, WINDOWS_S, TimeAxis, cell_axis, time_axis
 from trainfast_tui.live.machine_events import MachineEvents
-from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import DescribedEvent, events_of_run
 

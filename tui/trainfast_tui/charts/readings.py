@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
-from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.text import format as fmt
 
 if TYPE_CHECKING:
@@ -67,13 +67,6 @@ def charted_ticks(snapshot: Snapshot) -> Sequence[Tick]:
     """Return the machine's samples, or an ended run's own."""
     run = snapshot.run
     return snapshot.machine_ticks if run is None or run.is_live else run.ticks
-
-
-def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
-    """Return the UUIDs of the GPUs the run uses or watches."""
-    if run is None or run.run_file is None:
-        return frozenset()
-    return frozenset((*run.run_file.device_uuids, *run.run_file.watch_uuids))
 
 
 def charted_uuids(run: RunSnapshot | None, tick: Tick) -> list[str]:

@@ -20,8 +20,8 @@ from trainfast_runner.search.run_ends import Interrupted
 from trainfast_tui.cli.progress import Progress
 
 LOOK_EVERY_S, READ_EVERY_S = 0.15, 0.6
-"""Seconds between two looks at result and signals, which are cheap, and between two reads of the records, which take CPU
-time from the training."""
+"""Seconds between two looks at result and signals, which are cheap, and between two reads of the records, which take
+CPU time from the training."""
 STOPPING = f"stopping the run; SIGKILL follows after {STOP_GRACE_S:.0f} s, Ctrl-C again sends it now"
 
 

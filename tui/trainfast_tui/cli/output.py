@@ -15,6 +15,8 @@ from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.text.format import to_width, truncate
 from trainfast_tui.text.tables import GAP, WIDEST
 
+BAR_CELLS = 20
+
 
 def print_json(value: Any) -> None:
     """Print one line of JSON; takes dicts, lists, Structs and dataclasses."""
@@ -72,6 +74,12 @@ def print_lines(lines: Iterable[str]) -> None:
 def terminal_width() -> int | None:
     """Return the columns of the terminal on stdout; None if stdout is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def progress_bar(fraction: float) -> str:
+    """Return a bar filled to a fraction from 0 to 1."""
+    full = round(max(0.0, min(1.0, fraction)) * BAR_CELLS)
+    return "█" * full + "░" * (BAR_CELLS - full)
 
 
 def print_table(

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from contextlib import closing
 
 from trainfast_runner.running.follower import RunSnapshot
-from trainfast_tui.cli.output import write_to_stderr
+from trainfast_tui.cli.output import progress_bar, write_to_stderr
 from trainfast_tui.cli.run_status import status_line
 from trainfast_tui.text.format import plain, truncate
 
-BAR_CELLS = 20
 PLAIN_EVERY_S = 5.0
 SLOW_S = 1.0
 
@@ -42,7 +41,7 @@ class SlowProgress:
 
     def update(self, text: str, fraction: float | None = None) -> None:
         """Replace the text; on a terminal with a bar before it if the `fraction` done is known."""
-        bar = f"{_bar(fraction)} " if fraction is not None and self._progress.redraws else ""
+        bar = f"{progress_bar(fraction)} " if fraction is not None and self._progress.redraws else ""
         self._text = bar + text
         self._wait_for_first_paint()
         if self._is_due:
@@ -99,7 +98,7 @@ class Progress:
                 self._notices.add(event.t_ns)
                 self.print_line(plain(event.detail or ""))
         if self.redraws:
-            self._paint(status_line(snapshot, bar=_bar))
+            self._paint(status_line(snapshot, with_bar=True))
             return
         state = f"{snapshot.state} {'' if snapshot.steps else snapshot.phase}"
         now_s = time.monotonic()
@@ -139,9 +138,3 @@ class Progress:
         if text != self._last:
             self._last = text
             write_to_stderr(f"\r{text}\x1b[K")
-
-
-def _bar(fraction: float) -> str:
-    """Return a bar filled to a fraction from 0 to 1."""
-    full = round(max(0.0, min(1.0, fraction)) * BAR_CELLS)
-    return "█" * full + "░" * (BAR_CELLS - full)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.running.follower import RunSnapshot
+from trainfast_tui.cli.output import progress_bar
 from trainfast_tui.live.figures import planned_steps, run_figures, seconds_left
 from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size
 from trainfast_tui.text.starting import STARTING
 from trainfast_tui.text.warm_process import warm_words
 
 
-def status_line(snapshot: RunSnapshot, bar: Callable[[float], str] | None = None) -> str:
+def status_line(snapshot: RunSnapshot, *, with_bar: bool = False) -> str:
     """Return state, step n of N, throughput, step time, loss, peak memory and time left.
 
-    `bar` draws the fraction of the steps that are done.
+    `with_bar` adds a bar of the steps that are done.
     """
     parts = [_state_words(snapshot)]
     if snapshot.tried:
@@ -27,7 +27,7 @@ def status_line(snapshot: RunSnapshot, bar: Callable[[float], str] | None = None
     total = planned_steps(snapshot)
     if snapshot.steps:
         done = snapshot.steps[-1].step
-        drawn = f" {bar(done / total)}" if bar and total else ""
+        drawn = f" {progress_bar(done / total)}" if with_bar and total else ""
         parts[0] += f" {done:,}/{total:,}{drawn}" if total else f" step {done:,}"
         parts += _figures(snapshot)
     elif snapshot.phase and snapshot.stop_deadline_ns is None:

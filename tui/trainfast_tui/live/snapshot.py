@@ -111,3 +111,10 @@ class Snapshot:
                     break
                 since = tick.t_ns
         return lost
+
+
+def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
+    """Return the UUIDs of the GPUs the run uses or watches."""
+    if run is None or run.run_file is None:
+        return frozenset()
+    return frozenset((*run.run_file.device_uuids, *run.run_file.watch_uuids))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.cells import cell_len
 from rich.segment import Segment
 from textual.geometry import Size
@@ -12,9 +10,6 @@ from trainfast_tui.painting.palettes import Palette
 from trainfast_tui.painting.row_widget import RowWidget, SegmentRows
 from trainfast_tui.text.format import plain, truncate
 from trainfast_tui.text.lines import Line
-
-if TYPE_CHECKING:
-    from trainfast_runner.running.follower import RunSnapshot
 
 
 class Painted(RowWidget):
@@ -56,17 +51,6 @@ class GrowingPanel(Painted):
         self.set_class(is_shown, "-shown")
         self._rows = None
         self.refresh(layout=True)
-
-
-class PaintedRun(Painted):
-    """A widget about a run, by the newest snapshot of it."""
-
-    _run: RunSnapshot | None = None
-
-    def show_run(self, run: RunSnapshot | None) -> None:
-        """Draw this run from now on."""
-        self._run = run
-        self.repaint()
 
 
 def _row(line: Line, width: int, palette: Palette) -> list[Segment]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_uppercase
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -17,7 +18,7 @@ from trainfast_tui.report.batch_blocks import batch_search_report, confirmed_by
 from trainfast_tui.report.best_blocks import best_search_report, cold_runs
 from trainfast_tui.report.document import Document, Prose
 from trainfast_tui.report.reported_run import ReportedRun, read_run
-from trainfast_tui.report.run_blocks import labels, runs_report
+from trainfast_tui.report.run_blocks import runs_report
 
 
 def report_document(home: Home, references: Sequence[str]) -> tuple[Document, list[str]]:
@@ -57,8 +58,13 @@ def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
 def _read_runs(home: Home, run_ids: Sequence[str]) -> list[ReportedRun]:
     """Return the runs with all their records, labelled A, B, C and so on; raises UserError if one is running."""
     runs = []
-    for run_id, label in zip(run_ids, labels(len(run_ids)), strict=True):
+    for run_id, label in zip(run_ids, _labels(len(run_ids)), strict=True):
         directory = home.directory(run_id)
         result = with_newer_explanation(directory, final_result(home, run_id, "the report"))
         runs.append(read_run(label, directory, result))
     return runs
+
+
+def _labels(count: int) -> list[str]:
+    """Return A, B, C and so on, as in `runs compare`; numbers when there are more runs than letters."""
+    return list(ascii_uppercase[:count]) if count <= len(ascii_uppercase) else [str(n) for n in range(1, count + 1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from string import ascii_uppercase
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import OomChange, Result
@@ -40,11 +39,6 @@ from trainfast_tui.text.result_figures import end_words, figure_rows, notes, thr
 from trainfast_tui.text.speed import few_steps_note
 
 ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
-
-
-def labels(count: int) -> list[str]:
-    """Return A, B, C and so on, as in `runs compare`; numbers when there are more runs than letters."""
-    return list(ascii_uppercase[:count]) if count <= len(ascii_uppercase) else [str(n) for n in range(1, count + 1)]
 
 
 def runs_report(runs: Sequence[ReportedRun]) -> list[Block]:

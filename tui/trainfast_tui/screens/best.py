@@ -124,7 +124,10 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         self.show_useful_keys()
 
     def _search_to_show(self, current: BestSnapshot | None) -> BestSnapshot | None:
-        """Return the followed search; None if it has ended and is of another model, or if a new question is on the screen."""
+        """Return the followed search.
+
+        None if it has ended and is of another model, or if a new question is on the screen.
+        """
         if current is None or current.is_live:
             return current
         if self._shows_new_question:

@@ -13,9 +13,8 @@ from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_runner.machine.processes.signalling import check_endable, end_process
 from trainfast_runner.running.run_of_process import Membership, run_of_process
 from trainfast_tui.charts.column import ChartColumn
-from trainfast_tui.charts.readings import used_uuids
 from trainfast_tui.live.last_minute import LastMinute
-from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt

@@ -1,9 +1,13 @@
-"""The cells of horizontal bars: how much of a whole is filled, and the parts of a stacked bar."""
+"""Horizontal bars: the filled share of a whole, the parts of a stacked bar, and the room that their panels need."""
 
 from collections.abc import Sequence
 
 from trainfast_tui.text.lines import Line, Tone
 
+MEASURED = "━"
+"""The sign of a measurement below the bar of its prediction."""
+LONG_FORM_COLUMNS, LONG_FORM_LINES = 40, 34
+"""The least columns of a panel in its long form, with title and legend, and the least lines of the screen."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -32,3 +36,8 @@ def stacked_cells(values: Sequence[float], width: int) -> list[int]:
     while sum(cells) > width:
         cells[cells.index(max(cells))] -= 1
     return cells
+
+
+def has_long_form(width: int, screen_height: int) -> bool:
+    """True if a panel of this width has room for its long form."""
+    return width >= LONG_FORM_COLUMNS and screen_height >= LONG_FORM_LINES

@@ -22,7 +22,7 @@ from trainfast_tui.text.lines import (
     wrap,
 )
 from trainfast_tui.text.search.batch_answer import Offer, offers
-from trainfast_tui.text.search.batch_state import batch_search_words, expected_s
+from trainfast_tui.text.search.batch_state import batch_search_words
 from trainfast_tui.text.state_signs import search_sign
 from trainfast_tui.widgets.batch_lines import PROBE_OUTCOMES, table_lines
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
@@ -154,7 +154,7 @@ def _time_words(search: BatchSnapshot, now_ns: int) -> str:
         return f"took {fmt.duration(search.ended.seconds)}"
     if not search.is_live or search.state == "paused":
         return ""
-    elapsed, expected = fmt.elapsed(search.since_ns, now_ns), expected_s(search)
+    elapsed, expected = fmt.elapsed(search.since_ns, now_ns), _expected_s(search)
     if expected is None or expected < 1 or search.state == "starting" or search.cooling or search.waits_for:
         return elapsed
     about = f"about {fmt.duration(expected)}"
@@ -163,6 +163,19 @@ def _time_words(search: BatchSnapshot, now_ns: int) -> str:
         return f"{elapsed}, its steps take {about}"
     is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > 1.5 * expected
     return f"{elapsed}, expected {about}" if is_late else f"{elapsed} of {about}"
+
+
+def _expected_s(search: BatchSnapshot) -> float | None:
+    """Predict the seconds of the steps under way from the largest size that fitted; None before one did."""
+    step = search.newest_step
+    fitting = [probe for probe in search.probes if probe.outcome == "fits" and probe.step_ms is not None]
+    if step is None or step.batch_size is None or not fitting:
+        return None
+    last = max(fitting, key=lambda probe: probe.batch_size)
+    share = step.batch_size / last.batch_size
+    if step.action == "probe":
+        return share * last.seconds
+    return None if search.proof_steps is None else share * search.proof_steps * (last.step_ms or 0.0) / 1e3
 
 
 def _limit_line(search: BatchSnapshot) -> Line:

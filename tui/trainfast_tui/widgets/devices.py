@@ -11,8 +11,7 @@ from trainfast_runner.machine.telemetry import failures, throttle
 from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.machine.telemetry.slowdown import degrees_left
 from trainfast_runner.units import counted
-from trainfast_tui.charts.readings import used_uuids
-from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, line_length

@@ -10,7 +10,7 @@ from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, first_fitting, joined, line_length, paragraph, rule
 from trainfast_tui.text.memory import CATEGORY_WORDS, against_predicted_memory, phase_words, short_category
-from trainfast_tui.widgets.bar import stacked_cells
+from trainfast_tui.widgets.bar import LONG_FORM_COLUMNS, MEASURED, has_long_form, stacked_cells
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.headroom import PredictedFit
@@ -26,13 +26,11 @@ SIGNS: dict[str, Piece] = {
     "margin": ("┈", "muted"),
 }
 """The sign and the tone of each part of the bar."""
-MEASURED, LIMIT = "━", "┃"
-"""The signs of a measured peak, and of the limit."""
+LIMIT = "┃"
+"""The sign of the limit."""
 CORRECTED = ("above: corrected by the runs measured since", "above: corrected since")
 OTHER_KNOBS = ("above: the next run, with other knobs", "above: with other knobs")
 """Why the next run's prediction, which stands above, differs from that of the measured run: in long and in short."""
-LONG_FORM_COLUMNS, LONG_FORM_LINES = 40, 34
-"""The least columns of a panel in its long form, with a legend, and the least lines of the screen."""
 
 
 class MemoryBar(GrowingPanel):
@@ -60,11 +58,6 @@ def memory_lines(memory: NextRunMemory, width: int, screen_height: int) -> list[
     """Return the bar in lines of `width` cells, with its legend if width and height allow."""
     lines = _predicted_lines(memory, width, has_long_form(width, screen_height))
     return lines if memory.measured is None else [*lines, *_measured_lines(memory, memory.measured, width)]
-
-
-def has_long_form(width: int, screen_height: int) -> bool:
-    """True if a panel of this width has room for its long form."""
-    return width >= LONG_FORM_COLUMNS and screen_height >= LONG_FORM_LINES
 
 
 def _predicted_lines(memory: NextRunMemory, width: int, long_form: bool) -> list[Line]:

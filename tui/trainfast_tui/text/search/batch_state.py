@@ -1,4 +1,4 @@
-"""A batch search in one line of words: what it does, or how it ended; and the time of the steps under way."""
+"""A batch search in one line of words: its step under way, or its end."""
 
 from __future__ import annotations
 
@@ -10,19 +10,6 @@ from trainfast_tui.text.starting import wait_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
-
-
-def expected_s(search: BatchSnapshot) -> float | None:
-    """Predict the seconds of the steps under way from the largest size that fitted; None before one did."""
-    step = search.newest_step
-    fitting = [probe for probe in search.probes if probe.outcome == "fits" and probe.step_ms is not None]
-    if step is None or step.batch_size is None or not fitting:
-        return None
-    last = max(fitting, key=lambda probe: probe.batch_size)
-    share = step.batch_size / last.batch_size
-    if step.action == "probe":
-        return share * last.seconds
-    return None if search.proof_steps is None else share * search.proof_steps * (last.step_ms or 0.0) / 1e3
 
 
 def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
