@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.binding import IN_SHORT
-from trainfast_runner.records.tick import DeviceReading, Tick
+from trainfast_runner.records.tick import Tick
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.units import counted
 from trainfast_tui.live.snapshot import Snapshot
@@ -107,40 +108,56 @@ class MonitorDevices(Painted):
         ]
         if not tick.devices:
             return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
-        lost_s = snapshot.lost_s()
-
-        def head_of(index: int, *, is_chosen: bool = False) -> Line:
-            device = tick.devices[index]
-            is_used, since_s = device.uuid in self._used_uuids, lost_s.get(device.index)
-            return gpu_line(device, width, is_used, since_s, tick.missing, is_chosen=is_chosen)
-
-        heads = [head_of(index) for index in range(len(tick.devices))]
-
-        def items_of(index: int) -> list[Item]:
-            return self._items(tick.devices[index], before, seconds, tick, width)
-
-        def details_of(index: int) -> list[Line]:
-            error = tick.devices[index].error
-            return flow(items_of(index), width, INDENT) if error is None else _why_silent(error, heads[index], width)
-
-        details = [details_of(index) for index in range(len(heads))]
+        view = _MachineView(tick, before, seconds, snapshot.lost_s(), self._used_uuids, self._last_minute, width)
+        heads = [view.head(index) for index in range(len(tick.devices))]
+        details = [view.details(index, head) for index, head in enumerate(heads)]
         if sum(map(len, details)) > height - len(heads) - len(host):
             host, chosen = host[:1], min(self._chosen, len(heads) - 1)
             alarms = [alarm_items(device) if device.error is None else [] for device in tick.devices]
             room = height - len(heads) - len(host)
-            details = _most_telling(alarms, chosen, items_of(chosen), details[chosen], room, width)
-            heads[chosen] = head_of(chosen, is_chosen=True)
+            details = _most_telling(alarms, chosen, view.items(chosen), details[chosen], room, width)
+            heads[chosen] = view.head(chosen, is_chosen=True)
         return [line for head, rows in zip(heads, details, strict=True) for line in (head, *rows)] + host
 
-    def _items(self, device: DeviceReading, before: Tick | None, seconds: float, tick: Tick, width: int) -> list[Item]:
+
+@dataclass(frozen=True, slots=True)
+class _MachineView:
+    """The GPUs of a sample, to be painted in lines of `width` cells."""
+
+    tick: Tick
+    before: Tick | None
+    """An earlier sample, `seconds` before."""
+    seconds: float
+    lost_s: Mapping[int, float]
+    """Seconds since each lost GPU answered last, by its index."""
+    used_uuids: frozenset[str]
+    """The GPUs of a live run."""
+    last_minute: Mapping[str, DeviceConditions]
+    """Each GPU's last minute, by UUID."""
+    width: int
+
+    def head(self, index: int, *, is_chosen: bool = False) -> Line:
+        """Return a GPU's row."""
+        device = self.tick.devices[index]
+        is_used, since_s = device.uuid in self.used_uuids, self.lost_s.get(device.index)
+        return gpu_line(device, self.width, is_used, since_s, self.tick.missing, is_chosen=is_chosen)
+
+    def items(self, index: int) -> list[Item]:
+        """Return the readings of a GPU that its row does not have; empty for one that does not answer."""
+        device = self.tick.devices[index]
         if device.error is not None:
             return []
-        readings = before.devices if before is not None else []
+        readings = self.before.devices if self.before is not None else []
         earlier = next((reading for reading in readings if reading.uuid == device.uuid), None)
-        last_minute, with_sm_clock = self._last_minute.get(device.uuid or ""), width < ROW_HAS_CLOCK_FROM
-        items = device_items(device, earlier, seconds, last_minute, with_sm_clock=with_sm_clock)
-        missing = missing_item(tick, device.index, width - INDENT)
+        last_minute, with_sm_clock = self.last_minute.get(device.uuid or ""), self.width < ROW_HAS_CLOCK_FROM
+        items = device_items(device, earlier, self.seconds, last_minute, with_sm_clock=with_sm_clock)
+        missing = missing_item(self.tick, device.index, self.width - INDENT)
         return items if missing is None else [*items, missing]
+
+    def details(self, index: int, head: Line) -> list[Line]:
+        """Return the lines below a GPU's row: its readings, or its error if `head` had no room for it."""
+        error = self.tick.devices[index].error
+        return flow(self.items(index), self.width, INDENT) if error is None else _why_silent(error, head, self.width)
 
 
 def _most_telling(
