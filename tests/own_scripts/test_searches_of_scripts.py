@@ -90,6 +90,30 @@ def test_trial_of_a_script_that_saves_every_step_leaves_no_file(cli: Cli, tmp_pa
 
 
 @pytest.mark.long
+def test_trial_of_a_script_that_uploads_by_the_functions_of_the_hub_uploads_nothing(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        # Nothing listens there: an upload fails.
+        "import os\nos.environ['HF_ENDPOINT'] = 'http://127.0.0.1:9'\n"
+        # Before torch, with which the hooks come, and after it.
+        "from huggingface_hub import upload_folder\nfrom huggingface_hub.hf_api import create_commit\n"
+        "import argparse, torch\nimport huggingface_hub\n"
+        "parser = argparse.ArgumentParser()\nparser.add_argument('--batch-size', type=int, default=4)\n"
+        "args = parser.parse_args()\nmodel = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nbegin = {'repo_id': 'me/mine', 'token': 'hf_x'}\n"
+        "upload_folder(folder_path=os.path.dirname(__file__), **begin)\n"
+        "create_commit(operations=[], commit_message='begin', **begin)\n"
+        "huggingface_hub.upload_file(path_or_fileobj=b'x', path_in_repo='x', **begin)\n"
+        "for _ in range(100):\n    model(torch.ones(args.batch_size, 4)).mean().backward()\n    optimizer.step()\n"
+    )
+    preset_of(cli, "--", PYTHON, str(path))
+    row = cli("bench", "mine", "--vary", "batch_size=4", "--set", "steps=6", "--json").json["rows"][0]
+    assert row["state"] == "finished", row["reason"]
+    functions = ("upload_folder", "create_commit", "upload_file")
+    assert {f"huggingface_hub: {name}" for name in functions} <= set(row["result"]["script"]["suppressed"])
+
+
+@pytest.mark.long
 def test_batch_that_the_script_overrides_is_incompatible(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     lines = (

@@ -30,7 +30,15 @@ SAVES = {
     "lightning.pytorch.trainer.trainer": ("Trainer.save_checkpoint",),
     "pytorch_lightning.trainer.trainer": ("Trainer.save_checkpoint",),
     "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint", "DeepSpeedEngine.save_16bit_model"),
-    "huggingface_hub.hf_api": ("HfApi.upload_file", "HfApi.upload_folder", "HfApi.create_commit"),
+    # Its functions are methods bound before the class is changed.
+    "huggingface_hub.hf_api": (
+        "HfApi.upload_file",
+        "HfApi.upload_folder",
+        "HfApi.create_commit",
+        "upload_file",
+        "upload_folder",
+        "create_commit",
+    ),
 }
 """Functions that write checkpoints or upload them, by module; a trial calls none of them."""
 
