@@ -32,7 +32,7 @@ from trainfast_runner.search.journal.batch import BatchLine
 from trainfast_runner.search.journal.best import BestLine
 from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.search.options import BatchSearchOptions, SearchOptions
-from trainfast_runner.search.script_runs import TrialPlan
+from trainfast_runner.search.script_runs import TrialPlanner
 from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.settings.typed_settings import settings_of
 
@@ -88,14 +88,14 @@ def conduct_request(
             conduct_best(directory, best_plan, home, best_options, SearchCallbacks(on_line, is_cancelled, began_ns))
         else:
             options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-            plan, trial_plan = _plan_batch(request, options)
+            plan, plan_trial = _plan_batch(request, options)
             directory = open_batch(plan, home, options)
-            conduct_batch(directory, plan, home, options, SearchCallbacks(on_line, is_cancelled, began_ns), trial_plan)
+            conduct_batch(directory, plan, home, options, SearchCallbacks(on_line, is_cancelled, began_ns), plan_trial)
     except AlreadyConducted:
         holds(directory)  # the starter follows it
 
 
-def _plan_batch(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, TrialPlan | None]:
+def _plan_batch(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, TrialPlanner | None]:
     """Return the plan of a batch search, checked, and the planner of a script's trials. Raises UserError."""
     if request.script is not None:
         settings = settings_of(request.knobs, request.overrides)

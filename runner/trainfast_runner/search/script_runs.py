@@ -15,27 +15,27 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 
-TrialPlan = Callable[[Mapping[str, KnobValue]], RunPlan]
+TrialPlanner = Callable[[Mapping[str, KnobValue]], RunPlan]
 """Plans the script's run with these knobs."""
 
 
-def trial_plan_of(
+def trial_planner(
     preset: ScriptPreset, settings: Sequence[str], python: str | None, set_by_search: Collection[str]
-) -> TrialPlan:
-    """The planner of trials of a preset's script; the knobs of `set_by_search` are left out of the settings.
+) -> TrialPlanner:
+    """Return the planner of trials of a preset's script; the knobs of `set_by_search` are left out of the settings.
 
     Raises UserError, also in its calls.
     """
     fixed_settings = [setting for setting in settings if setting.partition("=")[0].strip() not in set_by_search]
 
-    def trial_plan(knobs: Mapping[str, KnobValue]) -> RunPlan:
+    def plan_trial(knobs: Mapping[str, KnobValue]) -> RunPlan:
         knob_settings = [f"{name}={knob(name).text_of(value)}" for name, value in knobs.items()]
         plan = plan_script((), [*fixed_settings, *knob_settings], preset=preset, python=python, trial=True)
         if plan.script is not None and plan.script.hooks_blocked is not None:
             raise UserError(f"its steps are not seen: {plan.script.hooks_blocked}", key=preset.name)
         return plan
 
-    return trial_plan
+    return plan_trial
 
 
 def with_trace(plan: RunPlan) -> RunPlan:

@@ -34,7 +34,7 @@ from trainfast_runner.search.journal.batch import (
 )
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import adopt_ended, runs_of_search
-from trainfast_runner.search.script_runs import TrialPlan, trial_plan_of, why_incompatible, with_trace
+from trainfast_runner.search.script_runs import TrialPlanner, trial_planner, why_incompatible, with_trace
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
@@ -48,7 +48,7 @@ CONTEXT_BYTES = 512 << 20
 
 
 class ScriptBatchConductor(BatchConductor):
-    """Conducts the batch search of a script; `trial_plan` plans its trials."""
+    """Conducts the batch search of a script; `plan_trial` plans its trials."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class ScriptBatchConductor(BatchConductor):
         home: Home,
         options: BatchSearchOptions,
         callbacks: SearchCallbacks[BatchLine],
-        trial_plan: TrialPlan,
+        plan_trial: TrialPlanner,
     ) -> None:
         super().__init__(directory, plan, home, options, callbacks)
-        self._trial_plan = trial_plan
+        self._plan_trial = plan_trial
         recorded = {line.run_id for line in self._lines if isinstance(line, Probe)}
         earlier_runs = runs_of_search(home, directory.name) if len(self._lines) > 1 else {}
         self._left_trials = {
@@ -69,14 +69,14 @@ class ScriptBatchConductor(BatchConductor):
 
     def predict(self) -> None:
         """Start with the script's own size: nothing is known of its memory yet."""
-        own_batch = self._trial_plan({}).spec.knobs.get("batch_size")
+        own_batch = self._plan_trial({}).spec.knobs.get("batch_size")
         start = own_batch if isinstance(own_batch, int) else 1
         self._write(Predicted(start=start, reason="the memory of a script is predicted from its first trial on"))
 
     def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
         """Plan a trial of one size, under the limit of the search."""
         knobs = {"batch_size": batch_size, "steps": steps, "timing_warmup": timing_warmup}
-        plan = self._trial_plan(knobs)
+        plan = self._plan_trial(knobs)
         limits = self._plan.memory_limit_bytes
         if limits is not None:
             plan = replace(plan, memory_limit_bytes=limits)
@@ -208,9 +208,9 @@ def _rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available
 
 def plan_script_batch(
     preset: ScriptPreset, settings: Sequence[str], python: str | None, options: BatchSearchOptions
-) -> tuple[RunPlan, TrialPlan]:
+) -> tuple[RunPlan, TrialPlanner]:
     """Return the plan of a script's batch search, checked, and the planner of its trials. Raises UserError."""
-    trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_BATCH_SEARCH)
-    plan = trial_plan({"steps": STEPS, "timing_warmup": UNTIMED_SCRIPT_STEPS})
+    plan_trial = trial_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
+    plan = plan_trial({"steps": STEPS, "timing_warmup": UNTIMED_SCRIPT_STEPS})
     check_options(plan, options)
-    return plan, trial_plan
+    return plan, plan_trial

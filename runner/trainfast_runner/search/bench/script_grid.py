@@ -8,7 +8,7 @@ from functools import partial
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.grid import check_count, id_of
 from trainfast_runner.search.bench.variants import Bench, Entry
-from trainfast_runner.search.script_runs import TrialPlan, trial_plan_of
+from trainfast_runner.search.script_runs import TrialPlanner, trial_planner
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.script_preset import ScriptPreset
@@ -39,14 +39,14 @@ def prepare_script_grid(preset: ScriptPreset, vary: Vary, settings: Sequence[str
     combinations = list(combinations_of(vary))
     if own_knobs not in combinations:
         combinations = [own_knobs, *combinations]
-    trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_BATCH_SEARCH)
-    entries = [_entry(preset, base, combination, trial_plan) for combination in combinations]
+    plan_trial = trial_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
+    entries = [_entry(preset, base, combination, plan_trial) for combination in combinations]
     return Bench(preset.name, preset.title, id_of(own_knobs) or OWN, tuple(entries), varied=tuple(vary))
 
 
 def _entry(
-    preset: ScriptPreset, base: Mapping[str, KnobValue], combination: Mapping[str, KnobValue], trial_plan: TrialPlan
+    preset: ScriptPreset, base: Mapping[str, KnobValue], combination: Mapping[str, KnobValue], plan_trial: TrialPlanner
 ) -> Entry:
     knobs = {**base, **combination}
     spec = RunSpec(preset.name, None, preset.title, model={}, data={}, knobs=knobs, overrides=tuple(knobs))
-    return Entry(id_of(combination) or OWN, spec, {}, partial(trial_plan, knobs))
+    return Entry(id_of(combination) or OWN, spec, {}, partial(plan_trial, knobs))

@@ -146,10 +146,10 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         plan = self._survey.plan_of(self._question, candidate, under_memory_limit=under_memory_limit, **knobs)
         return replace(plan, search_id=self._directory.name)
 
-    def _trial_plan(self, number: int, **knobs: KnobValue) -> RunPlan | None:
+    def _plan_trial_or_record(self, number: int, **knobs: KnobValue) -> RunPlan | None:
         """Plan a candidate's trial; None if that is refused, which is recorded. Raises UserError for the baseline's."""
         try:
-            return self._plan_of(number, under_memory_limit=False, **knobs)
+            return self._plan_of(number, **knobs)
         except UserError as error:
             if number == self._space.baseline_number:
                 raise

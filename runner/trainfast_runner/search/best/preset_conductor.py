@@ -113,7 +113,7 @@ class PresetBestConductor(BestConductor):
         self._order_process_end()
         self._orphans.end_cold_runs()
         began_s = self._clock_s()
-        plan = self._trial_plan(number)
+        plan = self._plan_trial_or_record(number)
         if plan is None:
             return None
         directory = self._launch(plan, TRIAL)

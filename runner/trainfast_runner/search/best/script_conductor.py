@@ -34,7 +34,7 @@ class ScriptBestConductor(BestConductor):
         began_s = self._clock_s()
         deviation = self._state().measured.step_deviation
         steps = UNTIMED + steps_for(deviation, rule.standard_error, rule.least, rule.most)
-        plan = self._trial_plan(number, steps=steps, timing_warmup=UNTIMED)
+        plan = self._plan_trial_or_record(number, steps=steps, timing_warmup=UNTIMED)
         if plan is None:
             return
         orphan = self._orphans.adopt_trial(plan)
