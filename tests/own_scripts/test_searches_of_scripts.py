@@ -17,7 +17,7 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
-from trainfast_runner.search.batch.script_conductor import plan_script_batch
+from trainfast_runner.search.batch.script_question import plan_script_batch
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import end_if_live

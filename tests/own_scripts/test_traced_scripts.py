@@ -18,7 +18,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running import launch
-from trainfast_runner.search.batch.script_conductor import fitting_probe
+from trainfast_runner.search.batch.script_probe_record import fitting_probe
 from trainfast_runner.search.run_ends import wait_for_result
 from trainfast_runner.search.script_runs import trial_planner, with_trace
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak

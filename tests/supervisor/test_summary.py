@@ -22,7 +22,7 @@ from trainfast_runner.results.distributions import percentile, spread
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.recovery import recover_result
-from trainfast_runner.search.batch.script_conductor import fitting_probe
+from trainfast_runner.search.batch.script_probe_record import fitting_probe
 
 S = 1_000_000_000
 GPU = "GPU-0001"

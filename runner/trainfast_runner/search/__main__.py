@@ -18,11 +18,10 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conduct import conduct_batch
-from trainfast_runner.search.batch.opening import check_plan, open_batch
-from trainfast_runner.search.batch.script_conductor import plan_script_batch
+from trainfast_runner.search.batch.opening import open_batch, plan_preset_batch
+from trainfast_runner.search.batch.script_question import plan_script_batch
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.question.opening import open_best
 from trainfast_runner.search.best.question.spec_question import plan_spec_best
@@ -57,27 +56,27 @@ def main() -> None:
     try:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=SearchRequest)
 
-        def holds(directory: Path) -> None:
+        def report_held(directory: Path) -> None:
             answer({"search_dir": str(directory)})
 
-        conduct_request(request, holds, is_cancelled=lambda: bool(cancelled), began_ns=began_ns)
+        conduct_request(request, report_held, is_cancelled=lambda: bool(cancelled), began_ns=began_ns)
     except UserError as error:
         answer({"error": {"message": error.line(), "key": error.key, "exit_code": error.exit_code}})
         sys.exit(1)
 
 
 def conduct_request(
-    request: SearchRequest, holds: Callable[[Path], None], is_cancelled: Callable[[], bool], began_ns: int
+    request: SearchRequest, report_held: Callable[[Path], None], is_cancelled: Callable[[], bool], began_ns: int
 ) -> None:
-    """Open and conduct the search of a request, unless another process does; `holds` is called once its lock is held.
+    """Open and conduct the search of a request, unless another process does. Raises UserError.
 
-    Raises UserError.
+    `report_held` is called once the lock of the search is held.
     """
     home = Home(Path(request.home))
 
     def on_line(line: BatchLine | BestLine) -> None:
         if isinstance(line, Conducted):
-            holds(directory)
+            report_held(directory)
 
     try:
         if request.best is not None:
@@ -92,7 +91,7 @@ def conduct_request(
             directory = open_batch(plan, home, options)
             conduct_batch(directory, plan, home, options, SearchCallbacks(on_line, is_cancelled, began_ns), plan_trial)
     except AlreadyConducted:
-        holds(directory)  # the starter follows it
+        report_held(directory)  # the starter follows it
 
 
 def _plan_batch(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, TrialPlanner | None]:
@@ -100,9 +99,7 @@ def _plan_batch(request: SearchRequest, options: BatchSearchOptions) -> tuple[Ru
     if request.script is not None:
         settings = settings_of(request.knobs, request.overrides)
         return plan_script_batch(request.script, settings, request.python, options)
-    plan = planning.plan_run(spec_of_record(request), request.python)
-    check_plan(plan, options)
-    return plan, None
+    return plan_preset_batch(spec_of_record(request), request.python, options), None
 
 
 if __name__ == "__main__":

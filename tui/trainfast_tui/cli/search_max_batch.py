@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.conduct import conduct_batch
-from trainfast_runner.search.batch.opening import check_plan, open_batch
+from trainfast_runner.search.batch.opening import open_batch, plan_preset_batch
 from trainfast_runner.search.batch.report import batch_report
-from trainfast_runner.search.batch.script_conductor import plan_script_batch
+from trainfast_runner.search.batch.script_question import plan_script_batch
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine, Probe, read_batch_journal
 from trainfast_runner.search.options import BatchSearchOptions
@@ -78,8 +77,7 @@ def _plan(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[R
     if (script := script_preset.path_of(arguments.preset)) is not None:
         return plan_script_batch(script_preset.load(script), arguments.settings, arguments.python, options)
     spec = resolve(arguments.preset, arguments.settings)
-    plan = planning.plan_run(spec, arguments.python)
-    check_plan(plan, options)
+    plan = plan_preset_batch(spec, arguments.python, options)
     _note_variants(arguments.preset, spec)
     return plan, None
 

@@ -1,4 +1,4 @@
-"""Check that a plan can be searched, and open its search: an unfinished one, or a new one."""
+"""Plan the batch search of a preset, and open a search: an unfinished one, or a new one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
@@ -19,12 +20,20 @@ from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.question_key import key_of_question
 from trainfast_runner.search.searches import new_search, unfinished
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.allocator import malloc_settings
 from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
 
 
-def check_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
+def plan_preset_batch(spec: RunSpec, python: str | None, options: BatchSearchOptions) -> RunPlan:
+    """Return the plan of a preset's batch search, checked. Raises UserError."""
+    plan = planning.plan_run(spec, python)
+    _check_plan(plan, options)
+    return plan
+
+
+def _check_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
     """Raise UserError for a plan that cannot be searched."""
     knobs = plan.spec.knobs
     strategy = strategy_of(knobs)

@@ -6,7 +6,6 @@ for the memory of all other sizes; without a trace earlier trials predict it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +14,12 @@ import msgspec
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import PROBE
-from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.worker_lines import ScriptLine, WorkerLine
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
-from trainfast_runner.search.batch.opening import check_options
 from trainfast_runner.search.batch.predicted_size import predict_script_size
-from trainfast_runner.search.batch.probe_record import highest_peaks, probe_of_ended_run
+from trainfast_runner.search.batch.probe_record import probe_of_ended_run
+from trainfast_runner.search.batch.script_probe_record import data_filled, fitting_probe, script_peaks, why_not_usable
+from trainfast_runner.search.batch.script_question import SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
@@ -34,15 +31,9 @@ from trainfast_runner.search.journal.batch import (
 )
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import adopt_ended, runs_of_search
-from trainfast_runner.search.script_runs import TrialPlanner, trial_planner, why_incompatible, with_trace
+from trainfast_runner.search.script_runs import TrialPlanner, why_incompatible, with_trace
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
-from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
-from trainfast_runner.units import highest
 
-STEPS = 4
-"""Steps of a trial: the optimizer's states exist from the second on, two later ones are timed."""
-UNTIMED_SCRIPT_STEPS = 2
 CONTEXT_BYTES = 512 << 20
 """About what a CUDA context takes of a GPU's free memory."""
 
@@ -85,7 +76,7 @@ class ScriptBatchConductor(BatchConductor):
     def probe(self, batch_size: int) -> BatchEnded | None:
         """Try one size in a process of its own, or take the ended trial that a killed conductor left."""
         began_s = self._clock_s()
-        plan = self.plan_size(batch_size, STEPS, UNTIMED_SCRIPT_STEPS)
+        plan = self.plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
         is_first = self._state().best == 0
         orphan = adopt_ended(self._left_trials, self._home, plan)
         if orphan is not None:
@@ -119,7 +110,7 @@ class ScriptBatchConductor(BatchConductor):
         """Return the peaks of each rank of a confirmation run as its limit counted them."""
         return [
             msgspec.structs.replace(peaks, peak_allocated_bytes=peaks.phase_peaks[SCRIPT_PHASE])
-            for peaks in peaks_of(directory, self._available_bytes())
+            for peaks in script_peaks(directory, self._available_bytes())
         ]
 
     def _available_bytes(self) -> int | None:
@@ -134,83 +125,3 @@ class ScriptBatchConductor(BatchConductor):
     def nothing_fits(self, why: str) -> BatchEnded:
         """Return the end of a search in which a batch of 1 does not fit."""
         return BatchEnded(state="nothing_fits", reason=why)
-
-
-def data_filled(result: Result, asked_size: int, best: int) -> int | None:
-    """Return the batch that ran where the script's data is smaller than the one asked for; None if it ran as asked.
-
-    A script that had run a size as asked (`best`, 0 before any) does not ignore the batch size.
-    """
-    for override in result.script.overridden if result.script is not None else ():
-        if override.knob == "batch_size" and isinstance(override.ran, int) and 0 < best <= override.ran < asked_size:
-            return override.ran
-    return None
-
-
-def why_not_usable(result: Result) -> str | None:
-    """Return why a trial gives no figures for its size: it failed, or took no step; None if it gives them."""
-    if result.state != "finished":
-        return f"{result.run_id} ended {result.state}: {result.reason}"
-    if result.steps.measured == 0:
-        return f"{result.run_id}: {result.reason}"
-    if result.memory.peak_allocated_bytes is None:
-        return f"{result.run_id}: its memory is not known"
-    return None
-
-
-def fitting_probe(
-    directory: Path, result: Result, batch_size: int, seconds: float, available_bytes: int | None
-) -> Probe:
-    """Return the record of a size that fitted, from the records of its run."""
-    ranks = peaks_of(directory, available_bytes)
-    tightest = max(ranks, key=lambda peaks: peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0)
-    return Probe(
-        batch_size=batch_size,
-        outcome="fits",
-        run_id=result.run_id,
-        seconds=seconds,
-        step_ms=result.step_ms.p50,
-        samples_per_s=result.throughput.samples_per_s.median,
-        alloc_retries=sum(peaks.alloc_retries or 0 for peaks in ranks),
-        ranks=ranks,
-        rank=tightest.rank,
-        phase=SCRIPT_PHASE,
-        phase_peaks=tightest.phase_peaks,
-        peak_allocated_bytes=tightest.peak_allocated_bytes,
-        peak_reserved_bytes=tightest.peak_reserved_bytes,
-    )
-
-
-def peaks_of(directory: Path, available_bytes: int | None) -> list[RankPeaks]:
-    """Return the peaks of each rank that took a step."""
-    records = read_records(directory)
-    return [
-        _rank_peaks(rank, steps, records.worker_lines.get(rank, []), available_bytes)
-        for rank, steps in sorted(records.steps.items())
-        if steps
-    ]
-
-
-def _rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available_bytes: int | None) -> RankPeaks:
-    peaks = highest_peaks(rank, steps)
-    allocated = peaks.peak_allocated_bytes or 0
-    # What the limit counts is a little more than what is resident: malloc keeps blocks.
-    counted = highest(line.limit_peak_bytes for line in lines if isinstance(line, ScriptLine))
-    return msgspec.structs.replace(
-        peaks,
-        phase_peaks={SCRIPT_PHASE: counted or allocated},
-        peak_allocated_bytes=allocated,
-        peak_reserved_bytes=peaks.peak_reserved_bytes or 0,
-        limit_peak_bytes=counted,
-        available_bytes=available_bytes,
-    )
-
-
-def plan_script_batch(
-    preset: ScriptPreset, settings: Sequence[str], python: str | None, options: BatchSearchOptions
-) -> tuple[RunPlan, TrialPlanner]:
-    """Return the plan of a script's batch search, checked, and the planner of its trials. Raises UserError."""
-    plan_trial = trial_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
-    plan = plan_trial({"steps": STEPS, "timing_warmup": UNTIMED_SCRIPT_STEPS})
-    check_options(plan, options)
-    return plan, plan_trial

@@ -1,0 +1,86 @@
+"""The records of a script's probes, from the records of their runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_lines import Step
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.worker_lines import ScriptLine, WorkerLine
+from trainfast_runner.search.batch.probe_record import highest_peaks
+from trainfast_runner.search.journal.batch import Probe, RankPeaks
+from trainfast_runner.search.traced_script import SCRIPT_PHASE
+from trainfast_runner.units import highest
+
+
+def data_filled(result: Result, asked_size: int, best: int) -> int | None:
+    """Return the batch that ran where the script's data is smaller than the one asked for; None if it ran as asked.
+
+    A script that had run a size as asked (`best`, 0 before any) does not ignore the batch size.
+    """
+    for override in result.script.overridden if result.script is not None else ():
+        if override.knob == "batch_size" and isinstance(override.ran, int) and 0 < best <= override.ran < asked_size:
+            return override.ran
+    return None
+
+
+def why_not_usable(result: Result) -> str | None:
+    """Return why a trial gives no figures for its size: it failed, or took no step; None if it gives them."""
+    if result.state != "finished":
+        return f"{result.run_id} ended {result.state}: {result.reason}"
+    if result.steps.measured == 0:
+        return f"{result.run_id}: {result.reason}"
+    if result.memory.peak_allocated_bytes is None:
+        return f"{result.run_id}: its memory is not known"
+    return None
+
+
+def fitting_probe(
+    directory: Path, result: Result, batch_size: int, seconds: float, available_bytes: int | None
+) -> Probe:
+    """Return the record of a size that fitted, from the records of its run."""
+    ranks = script_peaks(directory, available_bytes)
+    tightest = max(ranks, key=lambda peaks: peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0)
+    return Probe(
+        batch_size=batch_size,
+        outcome="fits",
+        run_id=result.run_id,
+        seconds=seconds,
+        step_ms=result.step_ms.p50,
+        samples_per_s=result.throughput.samples_per_s.median,
+        alloc_retries=sum(peaks.alloc_retries or 0 for peaks in ranks),
+        ranks=ranks,
+        rank=tightest.rank,
+        phase=SCRIPT_PHASE,
+        phase_peaks=tightest.phase_peaks,
+        peak_allocated_bytes=tightest.peak_allocated_bytes,
+        peak_reserved_bytes=tightest.peak_reserved_bytes,
+    )
+
+
+def script_peaks(directory: Path, available_bytes: int | None) -> list[RankPeaks]:
+    """Return the peaks of each rank that took a step."""
+    records = read_records(directory)
+    return [
+        _script_rank_peaks(rank, steps, records.worker_lines.get(rank, []), available_bytes)
+        for rank, steps in sorted(records.steps.items())
+        if steps
+    ]
+
+
+def _script_rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available_bytes: int | None) -> RankPeaks:
+    peaks = highest_peaks(rank, steps)
+    allocated = peaks.peak_allocated_bytes or 0
+    # What the limit counts is a little more than what is resident: malloc keeps blocks.
+    counted = highest(line.limit_peak_bytes for line in lines if isinstance(line, ScriptLine))
+    return msgspec.structs.replace(
+        peaks,
+        phase_peaks={SCRIPT_PHASE: counted or allocated},
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=peaks.peak_reserved_bytes or 0,
+        limit_peak_bytes=counted,
+        available_bytes=available_bytes,
+    )
