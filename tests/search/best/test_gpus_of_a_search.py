@@ -11,7 +11,9 @@ from tests.core.test_planned_devices import a_cuda_python
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.question.opening import BestPlan, best_key, plan_best
+from trainfast_runner.search.best.question.best_plan import BestPlan
+from trainfast_runner.search.best.question.opening import best_key
+from trainfast_runner.search.best.question.preset_question import plan_preset_best
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.options import SearchOptions
@@ -31,7 +33,7 @@ def four(*used_gib: int) -> Machine:
 
 def planned(python: str, machine: Machine, *settings: str) -> BestPlan:
     with stand_in.installed(machine):
-        return plan_best(resolve("tiny-llama", ["devices=2", *settings]), ASKED, SearchOptions(), python)
+        return plan_preset_best(resolve("tiny-llama", ["devices=2", *settings]), ASKED, SearchOptions(), python)
 
 
 def test_a_search_keeps_the_gpus_that_were_the_freest_when_it_began(python: str) -> None:

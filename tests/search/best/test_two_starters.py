@@ -7,7 +7,8 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
 from trainfast_runner.search.__main__ import conduct_request
-from trainfast_runner.search.best.question.opening import open_best, plan_best
+from trainfast_runner.search.best.question.opening import open_best
+from trainfast_runner.search.best.question.preset_question import plan_preset_best
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.search.control import SearchRequest, pause
 from trainfast_runner.search.journal.best import read_best_journal
@@ -19,7 +20,7 @@ def test_a_search_that_another_process_conducts_is_followed_and_stays_as_it_is(t
     home, options = Home(tmp_path), SearchOptions()
     spec = resolve("tiny-llama", ["data.kind=random", "seq_len=32"])
     asked = BestRequest(vary={"precision": ["fp32", "bf16"]})
-    directory = open_best(plan_best(spec, asked, options), home, options)
+    directory = open_best(plan_preset_best(spec, asked, options), home, options)
     pause(directory)
     before = read_best_journal(directory)
     request = SearchRequest(home=str(home.path), **spec.record_fields(), best=asked)

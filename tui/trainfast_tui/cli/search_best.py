@@ -14,8 +14,10 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.conduct import conduct_best
+from trainfast_runner.search.best.question.best_plan import BestPlan
 from trainfast_runner.search.best.question.estimate import estimate
-from trainfast_runner.search.best.question.opening import BestPlan, open_best, plan_best
+from trainfast_runner.search.best.question.opening import open_best
+from trainfast_runner.search.best.question.preset_question import plan_preset_best
 from trainfast_runner.search.best.question.request import BestRequest, read_budget
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.journal.best import BestEnded, ColdRun, Trial, read_best_journal
@@ -112,7 +114,7 @@ def _plan(arguments: argparse.Namespace, request: BestRequest, options: SearchOp
         from trainfast_runner.search.best.question.script_question import plan_script_best
 
         return plan_script_best(script_preset.load(script), arguments.settings, request, options, arguments.python)
-    return plan_best(resolve(arguments.preset, arguments.settings), request, options, arguments.python)
+    return plan_preset_best(resolve(arguments.preset, arguments.settings), request, options, arguments.python)
 
 
 def _conduct(

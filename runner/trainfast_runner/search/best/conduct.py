@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.best.preset_conductor import PresetBestConductor
-from trainfast_runner.search.best.question.opening import BestPlan
+from trainfast_runner.search.best.question.best_plan import BestPlan
 from trainfast_runner.search.best.question.survey import ModelSurvey
 from trainfast_runner.search.best.script_conductor import ScriptBestConductor
 from trainfast_runner.search.conductor import SearchCallbacks, conduct_alone

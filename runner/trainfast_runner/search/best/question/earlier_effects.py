@@ -15,15 +15,15 @@ NEWEST_SEARCHES_READ = 50
 """Number of newest searches whose effects are read."""
 
 
-def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[EarlierEffect]:
-    """Return the newest effect of each value of a varied knob, by answered searches other than `before`.
+def earlier_effects(home: Home, question: BestQuestion, own_directory: Path) -> list[EarlierEffect]:
+    """Return the newest effect of each value of a varied knob, by answered searches other than `own_directory`.
 
-    Of the same model, data and objective on a device of the same names, whatever else was set. Raises UserError when
-    the searches cannot be listed.
+    Only searches of the same model, data, objective and device names count. Raises UserError when the searches cannot
+    be listed.
     """
     effects: dict[tuple[str, str], EarlierEffect] = {}
     for directory in newest_search_directories(home, NEWEST_SEARCHES_READ):
-        if directory == before or kind_of(directory) != BEST_TAG:
+        if directory == own_directory or kind_of(directory) != BEST_TAG:
             continue
         lines = read_best_journal(directory)
         ended = newest(lines, BestEnded)

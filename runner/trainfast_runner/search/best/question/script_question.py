@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.search.best.global_batch import default_global_batch
-from trainfast_runner.search.best.question.opening import BestPlan, global_batch_of, question_of
+from trainfast_runner.search.best.question.best_plan import BestPlan, global_batch_of, question_of
 from trainfast_runner.search.best.question.request import BestRequest, check_request
 from trainfast_runner.search.best.question.script_survey import ScriptSurvey
 from trainfast_runner.search.best.question.varied import vary_of

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainfast_runner.search.best.question.opening import BestPlan, plan_best
+from trainfast_runner.search.best.question.best_plan import BestPlan
+from trainfast_runner.search.best.question.preset_question import plan_preset_best
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.search.best.question.script_question import plan_script_best
 from trainfast_runner.search.options import SearchOptions
@@ -13,5 +14,5 @@ from trainfast_runner.settings.typed_settings import settings_of
 def plan_spec_best(spec: RunSpec, request: BestRequest, options: SearchOptions, python: str | None = None) -> BestPlan:
     """Check a question against this machine and the training Python. Raises UserError; starts nothing."""
     if spec.script is None:
-        return plan_best(spec, request, options, python)
+        return plan_preset_best(spec, request, options, python)
     return plan_script_best(spec.script, settings_of(spec.knobs, spec.overrides), request, options, python)

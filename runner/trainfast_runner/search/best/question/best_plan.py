@@ -1,0 +1,47 @@
+"""The question of a best-fit search as planned: the first line of its journal, and the candidates unpredicted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.question.request import BestRequest
+from trainfast_runner.search.best.question.survey import Survey
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS
+from trainfast_runner.search.journal.best import BestQuestion, Space
+from trainfast_runner.settings.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class BestPlan:
+    """A question that this machine can answer: the plan of the preset's own run, and the candidates unpredicted."""
+
+    question: BestQuestion
+    plan: RunPlan
+    survey: Survey
+    space: Space
+
+
+def global_batch_of(request: BestRequest, preset_batch: int) -> int | None:
+    """Samples of an optimizer step of every candidate: as requested, else `preset_batch`; None where free."""
+    is_free = request.global_batch is None and any(name in request.vary for name in BATCH_KNOBS)
+    return None if is_free else request.global_batch or preset_batch
+
+
+def question_of(spec: RunSpec, plan: RunPlan, request: BestRequest, **fields: Any) -> BestQuestion:
+    """The first line of a search's journal, without its id and key; `fields` are further ones of the line."""
+    return BestQuestion(
+        search_id="",
+        key="",
+        **spec.record_fields(),
+        objective=request.objective,
+        for_steps=request.for_steps,
+        budget_s=request.budget_s,
+        device=plan.device,
+        device_names=plan.device_names,
+        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+        **fields,
+    )
