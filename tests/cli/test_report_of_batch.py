@@ -29,7 +29,7 @@ from trainfast_runner.search.journal.batch import (
     ConfirmationRun,
     Probe,
 )
-from trainfast_runner.search.journal.memory_fit import PhaseLine, RankMemory
+from trainfast_runner.search.journal.rank_memory import PhaseLine, RankMemory
 from trainfast_runner.settings.spec import resolve
 
 SEARCH_ID = "20261121-070000-tiny-llama-5ea2"

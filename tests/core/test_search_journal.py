@@ -52,7 +52,7 @@ from trainfast_runner.search.journal.lines import (
     Waiting,
     worked_seconds,
 )
-from trainfast_runner.search.journal.memory_fit import PhaseLine, RankMemory
+from trainfast_runner.search.journal.rank_memory import PhaseLine, RankMemory
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.searches import new_search, newest_search, unfinished
 

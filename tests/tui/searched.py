@@ -29,7 +29,7 @@ from trainfast_runner.search.journal.batch import (
     RankPeaks,
 )
 from trainfast_runner.search.journal.lines import Conducted
-from trainfast_runner.search.journal.memory_fit import PhaseLine, RankMemory
+from trainfast_runner.search.journal.rank_memory import PhaseLine, RankMemory
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.batch import BatchScreen

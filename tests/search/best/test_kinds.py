@@ -140,5 +140,5 @@ def test_effects_of_an_answered_search_of_the_same_model_are_where_the_next_begi
     best_search(home, BestEnded(state="answered", answer=found), model="bert")
     best_search(home, BestEnded(state="cancelled", answer=found))
     asked = best_search(home)
-    known = earlier_effects(home, question(asked), before=asked)
+    known = earlier_effects(home, question(asked), own_directory=asked)
     assert [(one.knob, one.value, one.search_id) for one in known] == [("precision", "bf16", answered.name)]

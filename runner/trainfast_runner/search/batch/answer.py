@@ -6,7 +6,7 @@ from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.search.batch.decide import ALIGNED, TOLERANCE_BYTES, TOLERANCE_SHARE, tolerance_bytes
 from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, memory_by_rank, tightest, uncounted_bytes
 from trainfast_runner.search.journal.batch import BatchAnswer, ConfirmationRun, Margin, refuted_by
-from trainfast_runner.search.journal.memory_fit import RankMemory
+from trainfast_runner.search.journal.rank_memory import RankMemory
 from trainfast_runner.units import mebibytes
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512

@@ -30,7 +30,7 @@ from trainfast_runner.search.journal.lines import (
     current_end,
     state_of_search,
 )
-from trainfast_runner.search.journal.memory_fit import RankMemory
+from trainfast_runner.search.journal.rank_memory import RankMemory
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import msgspec
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, memory_by_rank, tightest
 from trainfast_runner.search.journal.batch import CONFIRM_STEP, BatchStep
-from trainfast_runner.search.journal.memory_fit import RankMemory
+from trainfast_runner.search.journal.rank_memory import RankMemory
 from trainfast_runner.units import mebibytes
 
 MAX_PROBES = 16

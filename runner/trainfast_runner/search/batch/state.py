@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainfast_runner.search.journal.batch import BatchJournal, BatchLine, ConfirmationRun, Predicted, Probe
-from trainfast_runner.search.journal.memory_fit import RankMemory, fit_memory
+from trainfast_runner.search.journal.rank_memory import RankMemory
+from trainfast_runner.search.memory_fit import fit_memory
 
 LARGEST_BATCH = 1 << 20
 """The largest batch size that is tried."""

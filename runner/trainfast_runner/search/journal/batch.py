@@ -24,7 +24,7 @@ from trainfast_runner.search.journal.lines import (
     SearchEnded,
     Waiting,
 )
-from trainfast_runner.search.journal.memory_fit import RankMemory
+from trainfast_runner.search.journal.rank_memory import RankMemory
 
 CONFIRM_STEP = "prove"
 """The action of a step that starts a confirmation run; best-fit has its own role `CONFIRM`."""

@@ -1,4 +1,4 @@
-"""Peak memory by batch size: one straight line per phase of a step; the step needs the highest of them.
+"""Fit peak memory by batch size: one straight line per phase of a step; the step needs the highest of them.
 
 Peak memory is affine in the batch size per phase, not overall (`max(optimizer step, F + k * batch)`), so each phase is
 fitted on its own peaks.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
-from trainfast_runner.units import mebibytes
+from trainfast_runner.search.journal.rank_memory import PhaseLine, RankMemory
 
 NOISE_BYTES = {"cpu": 4 << 20, "cuda": 48 << 20}
 """Scatter of a measured peak, in bytes: a CPU's C library keeps small blocks, a GPU's allocator works in large ones."""
@@ -24,49 +22,6 @@ APART = 0.75
 """Two sizes give a slope when the smaller is at most this share of the larger."""
 
 
-class PhaseLine(msgspec.Struct, frozen=True, kw_only=True):
-    """`fixed_bytes + batch_size * bytes_per_sample` of one phase."""
-
-    phase: str
-    fixed_bytes: float
-    bytes_per_sample: float
-
-    def at(self, batch_size: float) -> float:
-        """Bytes at the peak of this phase."""
-        return self.fixed_bytes + batch_size * self.bytes_per_sample
-
-
-class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory one rank needs by batch size, as its limit counts it.
-
-    The error is `error_bytes` at the batch size `anchor`, the largest that was measured, and grows by
-    `error_per_sample` for each sample away from it.
-    """
-
-    rank: int
-    lines: list[PhaseLine]
-    limit_bytes: int
-    error_bytes: float = 0.0
-    error_per_sample: float = 0.0
-    anchor: int = 0
-
-    def need_bytes(self, batch_size: float) -> float:
-        """Peak of the step: that of the highest phase at this batch size."""
-        return max(line.at(batch_size) for line in self.lines)
-
-    def need_text(self, batch_size: int) -> str:
-        """The need at this batch size and the limit: `60 MiB of 64 MiB`."""
-        return f"{mebibytes(self.need_bytes(batch_size))} of {mebibytes(self.limit_bytes)}"
-
-    def error_at(self, batch_size: float) -> float:
-        """Largest error of `need_bytes`, in bytes."""
-        return self.error_bytes + self.error_per_sample * abs(batch_size - self.anchor)
-
-    def surely_fits(self, batch_size: int) -> bool:
-        """True if the batch fits with the whole error against it."""
-        return self.need_bytes(batch_size) + self.error_at(batch_size) <= self.limit_bytes
-
-
 def fit_memory(
     rank: int,
     points: Mapping[int, Mapping[str, int]],
@@ -77,7 +32,7 @@ def fit_memory(
     """Fit a line per phase to a rank's peaks, `points`: bytes by phase, by batch size.
 
     Each line goes through the largest size; its slope is the secant from the largest size well below. With one size
-    the slope is the predicted one, or that of a need in proportion to the batch, which no real one reaches.
+    the slope is the predicted one; without a prediction all memory is taken to grow with the batch.
     """
     *smaller, last = sorted(points)
     apart = [size for size in smaller if size <= APART * last] or smaller[:1]

@@ -1,0 +1,50 @@
+"""Memory that a rank needs by batch size: one straight line per phase of a step."""
+
+from __future__ import annotations
+
+import msgspec
+
+from trainfast_runner.units import mebibytes
+
+
+class PhaseLine(msgspec.Struct, frozen=True, kw_only=True):
+    """`fixed_bytes + batch_size * bytes_per_sample` of one phase."""
+
+    phase: str
+    fixed_bytes: float
+    bytes_per_sample: float
+
+    def at(self, batch_size: float) -> float:
+        """Bytes at the peak of this phase."""
+        return self.fixed_bytes + batch_size * self.bytes_per_sample
+
+
+class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory one rank needs by batch size, as its limit counts it.
+
+    The error is `error_bytes` at the batch size `anchor`, the largest that was measured, and grows by
+    `error_per_sample` for each sample away from it.
+    """
+
+    rank: int
+    lines: list[PhaseLine]
+    limit_bytes: int
+    error_bytes: float = 0.0
+    error_per_sample: float = 0.0
+    anchor: int = 0
+
+    def need_bytes(self, batch_size: float) -> float:
+        """Peak of the step: that of the highest phase at this batch size."""
+        return max(line.at(batch_size) for line in self.lines)
+
+    def need_text(self, batch_size: int) -> str:
+        """The need at this batch size and the limit: `60 MiB of 64 MiB`."""
+        return f"{mebibytes(self.need_bytes(batch_size))} of {mebibytes(self.limit_bytes)}"
+
+    def error_at(self, batch_size: float) -> float:
+        """Largest error of `need_bytes`, in bytes."""
+        return self.error_bytes + self.error_per_sample * abs(batch_size - self.anchor)
+
+    def surely_fits(self, batch_size: int) -> bool:
+        """True if the batch fits with the whole error against it."""
+        return self.need_bytes(batch_size) + self.error_at(batch_size) <= self.limit_bytes
