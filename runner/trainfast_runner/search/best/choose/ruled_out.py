@@ -106,41 +106,62 @@ def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
 
 def _other_losses(space: Space, attempts: Attempts) -> list[CandidateVerdict]:
     """Verdicts on candidates that train the same as the baseline and reach another loss on the same samples."""
-    baseline = space.candidates[space.baseline_number]
-    of_baseline = [attempt for attempt in attempts if attempt.candidate_number == space.baseline_number]
-    trial = next((attempt for attempt in of_baseline if isinstance(attempt, Trial) and attempt.losses), None)
-    run = next((attempt for attempt in of_baseline if _has_whole_loss(attempt)), None)
-    verdicts = []
-    # Verdicts on trials come first.
-    for attempt in sorted(attempts, key=lambda attempt: isinstance(attempt, ColdRun)):
-        if attempt.outcome not in TIMED_OUTCOMES:
-            continue
-        if changes_training(space.candidates[attempt.candidate_number], baseline):
-            continue
-        loss = baseline_loss = first_loss = None
-        if isinstance(attempt, Trial) and trial is not None and attempt.losses:
-            step = min(len(attempt.losses), len(trial.losses)) - 1
-            loss = attempt.losses[step]
-            baseline_loss = trial.losses[step]
-            first_loss = trial.losses[0]
-        elif isinstance(attempt, ColdRun) and isinstance(run, ColdRun) and _has_whole_loss(attempt):
-            loss = attempt.last_loss
-            baseline_loss = run.last_loss
-            first_loss = run.first_loss
-        if loss is None or baseline_loss is None:
-            continue
-        # A loss that has fallen far is compared by the way it came.
-        if abs(loss - baseline_loss) > LOSS_SHARE * max(abs(baseline_loss), abs(first_loss or 0.0)):
-            reason = f"its loss was {loss:.4g} where the baseline's was {baseline_loss:.4g}"
-            verdicts.append(
-                CandidateVerdict(candidate_number=attempt.candidate_number, verdict="failed", reason=reason)
-            )
-    return verdicts
+    baseline_number = space.baseline_number
+
+    def is_comparable(attempt: Trial | ColdRun) -> bool:
+        candidate = space.candidates[attempt.candidate_number]
+        return attempt.outcome in TIMED_OUTCOMES and not changes_training(candidate, space.candidates[baseline_number])
+
+    trials = [attempt for attempt in attempts if isinstance(attempt, Trial) and attempt.losses]
+    # Runs under memory_limit have fewer steps.
+    runs = [
+        attempt
+        for attempt in attempts
+        if isinstance(attempt, ColdRun) and attempt.role != UNDER_LIMIT and attempt.last_loss is not None
+    ]
+    baseline_trial = next((trial for trial in trials if trial.candidate_number == baseline_number), None)
+    baseline_run = next((run for run in runs if run.candidate_number == baseline_number), None)
+    return [
+        *_other_trial_losses([trial for trial in trials if is_comparable(trial)], baseline_trial),
+        *_other_run_losses([run for run in runs if is_comparable(run)], baseline_run),
+    ]
 
 
-def _has_whole_loss(attempt: Trial | ColdRun) -> bool:
-    """True for a cold run with a last loss; those under memory_limit have fewer steps."""
-    return isinstance(attempt, ColdRun) and attempt.role != UNDER_LIMIT and attempt.last_loss is not None
+def _other_trial_losses(trials: Sequence[Trial], baseline_trial: Trial | None) -> list[CandidateVerdict]:
+    """Verdicts on trials whose loss leaves the baseline's at the last step that both took."""
+    if baseline_trial is None:
+        return []
+    baseline_losses = baseline_trial.losses
+    last_steps = [(trial, min(len(trial.losses), len(baseline_losses)) - 1) for trial in trials]
+    verdicts = [
+        _loss_verdict(trial.candidate_number, trial.losses[step], baseline_losses[step], baseline_losses[0])
+        for trial, step in last_steps
+    ]
+    return [verdict for verdict in verdicts if verdict is not None]
+
+
+def _other_run_losses(runs: Sequence[ColdRun], baseline_run: ColdRun | None) -> list[CandidateVerdict]:
+    """Verdicts on runs whose last loss leaves the baseline's."""
+    if baseline_run is None:
+        return []
+    verdicts = [
+        _loss_verdict(run.candidate_number, run.last_loss, baseline_run.last_loss, baseline_run.first_loss)
+        for run in runs
+    ]
+    return [verdict for verdict in verdicts if verdict is not None]
+
+
+def _loss_verdict(
+    number: int, loss: float | None, baseline_loss: float | None, first_loss: float | None
+) -> CandidateVerdict | None:
+    """Verdict on a loss that leaves the baseline's, whose first is `first_loss`; None if it stays or one is unknown."""
+    if loss is None or baseline_loss is None:
+        return None
+    # A loss that has fallen far is compared by the way it came.
+    if abs(loss - baseline_loss) > LOSS_SHARE * max(abs(baseline_loss), abs(first_loss or 0.0)):
+        reason = f"its loss was {loss:.4g} where the baseline's was {baseline_loss:.4g}"
+        return CandidateVerdict(candidate_number=number, verdict="failed", reason=reason)
+    return None
 
 
 def _failed_levels(attempts: Attempts, measured_numbers: Collection[int], levels: Levels) -> list[CandidateVerdict]:
