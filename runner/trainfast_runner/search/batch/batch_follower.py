@@ -14,7 +14,6 @@ from trainfast_runner.search.journal.batch import (
     BatchJournal,
     BatchLaunched,
     BatchLine,
-    BatchQuestion,
     BatchStep,
     ConfirmationRun,
     Probe,
@@ -23,11 +22,9 @@ from trainfast_runner.search.journal.followed import FollowedJournal
 from trainfast_runner.search.journal.lines import (
     Conducted,
     CoolingDown,
-    JournalLines,
     Paused,
     Resumed,
     Waiting,
-    current_end,
     state_of_search,
 )
 from trainfast_runner.search.journal.rank_memory import RankMemory
@@ -49,11 +46,6 @@ class BatchSnapshot(BatchJournal):
     def is_live(self) -> bool:
         """True if a conductor works on the search."""
         return self.state in LIVE_STATES
-
-    @cached_property
-    def newest_step(self) -> BatchStep | None:
-        """The current step and its reason; the last step once the search has ended."""
-        return newest(self.lines, BatchStep)
 
     @cached_property
     def is_decided(self) -> bool:
@@ -103,11 +95,6 @@ class BatchSnapshot(BatchJournal):
         conducted = newest(self.lines, Conducted)
         return None if conducted is None else conducted.proof_steps
 
-    @cached_property
-    def ended(self) -> BatchEnded | None:
-        """The end; None while the search goes on or was continued."""
-        return current_end(self.lines, BatchEnded)
-
     @property
     def answer(self) -> BatchAnswer | None:
         """The answer; None before it."""
@@ -124,14 +111,13 @@ class BatchFollower:
     def poll(self) -> BatchSnapshot:
         """Read the new lines and return a snapshot."""
         conducted = self._journal.read()
-        lines = self._journal.lines
-        ended = current_end(lines, BatchEnded)
+        journal = BatchJournal(self._journal.lines)
         state = state_of_search(
             self.directory,
-            end=None if ended is None else ended.state,
+            end=None if journal.ended is None else journal.ended.state,
             is_conducted=conducted,
-            is_asked=newest(lines, BatchQuestion) is not None,
-            is_paused=JournalLines(lines).is_paused,
-            has_step=newest(lines, BatchStep) is not None,
+            is_asked=journal.question is not None,
+            is_paused=journal.is_paused,
+            has_step=journal.newest_step is not None,
         )
-        return BatchSnapshot(lines, self.directory, state, self._journal.unreadable_lines)
+        return BatchSnapshot(journal.lines, self.directory, state, self._journal.unreadable_lines)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from trainfast_runner.search.journal.batch import BatchJournal, BatchLine, ConfirmationRun, Predicted, Probe
 from trainfast_runner.search.journal.rank_memory import RankMemory
 from trainfast_runner.search.memory_fit import fit_memory
+from trainfast_runner.worker.spec import limit_of_rank
 
 LARGEST_BATCH = 1 << 20
 """The largest batch size that is tried."""
@@ -133,5 +134,5 @@ def _limit(state: BatchState, rank: int) -> int | None:
         for peaks in probe.ranks
         if peaks.rank == rank and peaks.available_bytes
     ]
-    limits = [state.limits_bytes[min(rank, len(state.limits_bytes) - 1)]] if state.limits_bytes else []
-    return min([*limits, *available[-1:]], default=None)
+    limit = limit_of_rank(state.limits_bytes, rank)
+    return min([*([] if limit is None else [limit]), *available[-1:]], default=None)

@@ -23,6 +23,7 @@ from trainfast_runner.search.journal.lines import (
     Resumed,
     SearchEnded,
     Waiting,
+    current_end,
 )
 from trainfast_runner.search.journal.rank_memory import RankMemory
 
@@ -244,6 +245,11 @@ class BatchJournal(JournalLines):
         return newest(self.lines, Predicted)
 
     @cached_property
+    def newest_step(self) -> BatchStep | None:
+        """The current step and its reason; the last step once the search has ended."""
+        return newest(self.lines, BatchStep)
+
+    @cached_property
     def probes(self) -> tuple[Probe, ...]:
         """Probes in the order they were made, void ones included."""
         return self.all_of(Probe)
@@ -252,6 +258,11 @@ class BatchJournal(JournalLines):
     def confirmations(self) -> tuple[ConfirmationRun, ...]:
         """Confirmation runs in the order they were made."""
         return self.all_of(ConfirmationRun)
+
+    @cached_property
+    def ended(self) -> BatchEnded | None:
+        """The end; None while the search goes on or was continued."""
+        return current_end(self.lines, BatchEnded)
 
 
 def read_batch_journal(directory: Path) -> list[BatchLine]:
