@@ -173,13 +173,14 @@ def _ending(outcomes: Sequence[Outcome]) -> tuple[str, str]:
     ran = [outcome for outcome in outcomes if not isinstance(outcome, DevicesBusy)]
     if not ran:
         return NOT_RUN, busy[-1].line() if busy else "the bench was stopped before it"
+    results: list[Result] = []
     for outcome in ran:
         if isinstance(outcome, UserError):
             return REFUSED, outcome.line()
         if outcome.state != "finished":
             return outcome.state, outcome.reason
-    last = ran[-1]
-    return (last.state, last.reason) if isinstance(last, Result) else (REFUSED, last.line())
+        results.append(outcome)
+    return "finished", results[-1].reason
 
 
 def _middle(outcomes: Sequence[Outcome]) -> Result | None:
