@@ -54,7 +54,7 @@ class BestSoFar(BestJournal):
     @property
     def disturbed_count(self) -> int:
         """The number of measurements that count although other processes or heat disturbed them."""
-        return sum(line.outcome == "measured" and bool(line.reason) for line in self.attempts)
+        return sum(line.counts_disturbed for line in self.attempts)
 
     @cached_property
     def newest_step(self) -> BestStep | None:

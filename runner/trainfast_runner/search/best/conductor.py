@@ -149,7 +149,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _plan_trial_or_record(self, number: int, **knobs: KnobValue) -> RunPlan | None:
         """Plan a candidate's trial; None if that is refused, which is recorded. Raises UserError for the baseline's."""
         try:
-            return self._plan_of(number, **knobs)
+            return self._plan_of(number, under_memory_limit=False, **knobs)
         except UserError as error:
             if number == self._space.baseline_number:
                 raise

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from trainfast_runner.machine.cpu.others import CpuWindow
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
-from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.search.journal.best import BestLine, ColdRun, Trial
 
 MAX_OTHERS = 0.15
 """Share of the cores from which the diagnosis of a run names other processes (the rule of `others_cpu_percent`)."""
 MAX_THROTTLED = 0.02
 """Share of the time: as much as the gain that a search is about."""
-VOIDING = ("thermal", "brake")
+VOIDING_FRACTIONS = {"thermal": "thermal_fraction", "brake": "brake_fraction"}
+"""Causes of throttling that void a measurement, with their fields in a run's `Throttle`."""
 USUALLY_DISTURBED, AMONG_LAST = 2, 8
-"""After so many disturbed measurements of a candidate, or among the last ones, the next one counts: the machine is
-like that, and the noise that its other users make is measured."""
+"""With this many disturbed measurements of a candidate, or among the last `AMONG_LAST`, the next counts: the
+disturbance is the machine's normal noise."""
 
 
 class CpuDisturbance:
@@ -38,29 +36,14 @@ class CpuDisturbance:
         return None if others is None else _others_words(others / len(os.sched_getaffinity(0)))
 
 
-def gpu_conditions(directory: Path, uuids: Sequence[str], begin_ns: int, end_ns: int) -> list[DeviceConditions]:
-    """Throttling and energy of a run's GPUs between two moments (CLOCK_MONOTONIC); empty for a run on the CPU."""
-    if not uuids:
-        return []
-    devices = read_records(directory).device_samples
-    return join_of(devices, list(uuids)).conditions_between(begin_ns, end_ns)
-
-
 def why_throttled(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: int) -> str | None:
     """The GPU that was throttled for too much of the time, in words; None if none was."""
     for device in devices:
-        for cause in VOIDING:
+        for cause in VOIDING_FRACTIONS:
             share = (device.throttled_ms.get(cause) or 0.0) * 1e6 / max(1, end_ns - begin_ns)
             if share > MAX_THROTTLED:
                 return f"GPU {device.index} was throttled ({cause}) for {share:.0%} of the time"
     return None
-
-
-def joules_of(devices: Sequence[DeviceConditions]) -> float | None:
-    """Energy summed over the GPUs; None when one of them has no figure, and without any GPU."""
-    joules = [device.energy_joules for device in devices]
-    known = [value for value in joules if value is not None]
-    return sum(known) if joules and len(known) == len(joules) else None
 
 
 def why_run_void(result: Result) -> str | None:
@@ -68,7 +51,8 @@ def why_run_void(result: Result) -> str | None:
     percent = result.conditions.others_cpu_percent
     if percent is not None and (words := _others_words(percent / 100)) is not None:
         return words
-    for cause, share in (("thermal", result.throttle.thermal_fraction), ("brake", result.throttle.brake_fraction)):
+    for cause, field in VOIDING_FRACTIONS.items():
+        share: float | None = getattr(result.throttle, field)
         if share is not None and share > MAX_THROTTLED:
             return f"a GPU was throttled ({cause}) for {share:.0%} of the time"
     return None
@@ -88,4 +72,4 @@ def is_usually_disturbed(lines: Sequence[BestLine], number: int) -> bool:
 
 def _is_disturbed(line: Trial | ColdRun) -> bool:
     """True for a measurement that is void, or that counts although others disturbed it."""
-    return line.outcome == "void" or (line.outcome == "measured" and bool(line.reason))
+    return line.outcome == "void" or line.counts_disturbed

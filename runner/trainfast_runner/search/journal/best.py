@@ -167,6 +167,11 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
     untraced: str = ""
     """Why `traced` is None although a trace was asked for."""
 
+    @property
+    def counts_disturbed(self) -> bool:
+        """True if the measurement counts although other processes or heat disturbed it; `reason` names them."""
+        return self.outcome == "measured" and bool(self.reason)
+
 
 class ColdRun(Line, frozen=True, kw_only=True, tag="race"):
     """A run in a fresh process."""
@@ -191,6 +196,11 @@ class ColdRun(Line, frozen=True, kw_only=True, tag="race"):
     reason: str = ""
     missing_bytes: int | None = None
     """As in a trial."""
+
+    @property
+    def counts_disturbed(self) -> bool:
+        """True if the measurement counts although other processes or heat disturbed it; `reason` names them."""
+        return self.outcome == "measured" and bool(self.reason)
 
 
 class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):

@@ -77,7 +77,7 @@ def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Me
         if isinstance(line, Trial) and line.outcome in TIMED_OUTCOMES and line.step_ms and min(line.step_ms) > 0
     ]
     deviation = _pooled(timed)
-    is_noise = any(trial.outcome == "measured" and trial.reason for trial in timed)
+    is_noise = any(trial.counts_disturbed for trial in timed)
     visits: dict[str, list[Trial]] = defaultdict(list)
     for trial in timed:
         visits[trial.run_id].append(trial)

@@ -16,7 +16,8 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
-from trainfast_runner.search.best.disturbances import CpuDisturbance, gpu_conditions, joules_of, why_throttled
+from trainfast_runner.search.best.disturbances import CpuDisturbance, why_throttled
+from trainfast_runner.search.best.measure.gpu_energy import gpu_conditions, joules_of
 from trainfast_runner.search.best.step_rule import UNTIMED, StepRule
 from trainfast_runner.search.best.too_large import failure_in
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, Trial
@@ -108,7 +109,9 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         if difference is not None:
             outcome, reason = "failed", difference
         elif void is not None:
-            outcome, reason = outcome if wanted.keep_disturbed else "void", "; ".join(filter(None, (reason, void)))
+            reason = "; ".join(filter(None, (reason, void)))
+            if not wanted.keep_disturbed:
+                outcome = "void"
     trial = Trial(
         candidate_number=wanted.candidate_number,
         run_id=process.directory.name,
@@ -134,7 +137,7 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
     """
     rule = wanted.rule
     disturbance = CpuDisturbance()
-    count = wanted.rule.least
+    count = rule.least
     while True:
         replies = process.trial(wanted.knobs, UNTIMED, count, more=bool(steps.step_ms))
         if replies is None:

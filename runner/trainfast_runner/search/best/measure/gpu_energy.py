@@ -1,0 +1,25 @@
+"""Throttling and energy of the GPUs of a trial, from the samples of its process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions.step_conditions import join_of
+
+
+def gpu_conditions(directory: Path, uuids: Sequence[str], begin_ns: int, end_ns: int) -> list[DeviceConditions]:
+    """Throttling and energy of a run's GPUs between two moments (CLOCK_MONOTONIC); empty for a run on the CPU."""
+    if not uuids:
+        return []
+    devices = read_records(directory).device_samples
+    return join_of(devices, list(uuids)).conditions_between(begin_ns, end_ns)
+
+
+def joules_of(devices: Sequence[DeviceConditions]) -> float | None:
+    """Energy summed over the GPUs; None when one of them has no figure, and without any GPU."""
+    joules = [device.energy_joules for device in devices]
+    known = [value for value in joules if value is not None]
+    return sum(known) if joules and len(known) == len(joules) else None
