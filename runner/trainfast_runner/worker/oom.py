@@ -33,7 +33,7 @@ HINTS: tuple[tuple[str, str], ...] = (
 """Errors that an OOM can cause, as well as other reasons: they count only if little memory was free."""
 
 # A kernel that needs more shared memory than the chip has: a smaller batch does not help.
-_NOT_ONE = re.compile(r"out of resources?: *(?:shared memory|threads|registers)", re.IGNORECASE)
+_KERNEL_RESOURCES = re.compile(r"out of resources?: *(?:shared memory|threads|registers)", re.IGNORECASE)
 _ANY, _HINT = (
     re.compile("|".join(f"(?:{pattern})" for _, pattern in table), re.IGNORECASE) for table in (SPELLINGS, HINTS)
 )
@@ -45,7 +45,7 @@ def is_out_of_memory(texts: Iterable[str], memory_is_low: bool = False) -> bool:
     A link about a kernel's own resources (Triton's shared memory) does not count, and a hint counts only if the
     device's memory was low.
     """
-    suspects = [text for text in texts if not _NOT_ONE.search(text)]
+    suspects = [text for text in texts if not _KERNEL_RESOURCES.search(text)]
     return any(_ANY.search(text) for text in suspects) or (memory_is_low and hints_at_memory(suspects))
 
 

@@ -22,7 +22,7 @@ MAX_VOID_PROBES = 4
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 """A maximum is exact when the smallest size that needs this much more runs out of memory."""
 ALIGNED = 8
-SMALL_SHARE = 8
+FIRST_SIZE_DIVISOR = 8
 """The first size is this part of the predicted maximum: quick, and large enough for a slope."""
 
 
@@ -85,7 +85,7 @@ def _first_probe(state: BatchState) -> BatchDecision:
             why = f"by the prediction {'nothing' if predicted_max == 0 else '1 and no more'} fits: the smallest first"
         return _probe(start, why)
     predicted_max = min(predicted_max, LARGEST_BATCH)
-    small = max(1, predicted_max // SMALL_SHARE, min(predicted.linear_from, predicted_max // 2))
+    small = max(1, predicted_max // FIRST_SIZE_DIVISOR, min(predicted.linear_from, predicted_max // 2))
     why = f"by the prediction {predicted_max} fits: a small size first, to check the prediction"
     return _probe(small, why)
 

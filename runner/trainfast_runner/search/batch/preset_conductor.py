@@ -20,7 +20,7 @@ from trainfast_runner.search.journal.batch import BatchEnded, RankPeaks
 from trainfast_runner.search.run_ends import raise_if_stopped
 from trainfast_runner.search.warm_process import WarmProcess
 
-STEPS = {"cpu": 2, "cuda": 4}
+FIRST_PROBE_STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps
 are slow."""
 LATER_STEPS = {"cpu": 1, "cuda": 4}
@@ -65,7 +65,7 @@ class PresetBatchConductor(BatchConductor):
             if self._available_by_rank(process) is None:
                 return None
         is_first = not any(probe.run_id == process.directory.name for probe in self._state().probes)
-        steps = (STEPS if is_first else LATER_STEPS)[self._plan.device]
+        steps = (FIRST_PROBE_STEPS if is_first else LATER_STEPS)[self._plan.device]
         began_ns = time.monotonic_ns()
         replies = process.probe(batch_size, steps)
         seconds = (time.monotonic_ns() - began_ns) / 1e9

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH, candidate_spec
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH_KNOBS, candidate_spec
 from trainfast_runner.settings.device_counts import data_parallel_degree, device_count
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import KnobValue
@@ -34,7 +34,7 @@ class GlobalBatch:
     def __init__(self, spec: RunSpec, machine: Machine, vary: Vary, size: int | None) -> None:
         self._spec, self._machine, self._vary, self.size = spec, machine, vary, size
         self._degrees: dict[tuple[KnobValue, ...], int] = {}
-        self._deciding = {name: values for name, values in vary.items() if name in (*BATCH_KNOBS, *MESH)}
+        self._deciding = {name: values for name, values in vary.items() if name in (*BATCH_KNOBS, *MESH_KNOBS)}
         """The varied knobs on which the global batch depends."""
 
     @property
@@ -44,9 +44,9 @@ class GlobalBatch:
 
     def degree(self, knobs: Mapping[str, KnobValue]) -> int:
         """Return the data-parallel degree with these knobs; 1 with too few devices, which is refused later."""
-        key = tuple(knobs.get(name, self._spec.knobs[name]) for name in MESH)
+        key = tuple(knobs.get(name, self._spec.knobs[name]) for name in MESH_KNOBS)
         if key not in self._degrees:
-            run_spec = candidate_spec(self._spec, dict(zip(MESH, key, strict=True)))
+            run_spec = candidate_spec(self._spec, dict(zip(MESH_KNOBS, key, strict=True)))
             try:
                 self._degrees[key] = data_parallel_degree(run_spec.knobs, device_count(run_spec, self._machine))
             except UserError:

@@ -9,7 +9,7 @@ from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
 from trainfast_runner.search.best.measure.trial_record import trial_of_run
 from trainfast_runner.search.best.question.script_survey import ScriptSurvey
-from trainfast_runner.search.best.step_rule import UNTIMED
+from trainfast_runner.search.best.step_rule import UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.journal.best import Trial, Visited
 from trainfast_runner.search.speed.trial_rates import steps_for
 
@@ -33,8 +33,8 @@ class ScriptBestConductor(BestConductor):
         rule = decision.step_rule
         began_s = self._clock_s()
         deviation = self._state().measured.step_deviation
-        steps = UNTIMED + steps_for(deviation, rule.standard_error, rule.least, rule.most)
-        plan = self._plan_trial_or_record(number, steps=steps, timing_warmup=UNTIMED)
+        steps = UNTIMED_TRIAL_STEPS + steps_for(deviation, rule.standard_error, rule.least, rule.most)
+        plan = self._plan_trial_or_record(number, steps=steps, timing_warmup=UNTIMED_TRIAL_STEPS)
         if plan is None:
             return
         orphan = self._orphans.adopt_trial(plan)

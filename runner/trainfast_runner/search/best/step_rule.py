@@ -8,10 +8,11 @@ from typing import Literal
 
 from trainfast_runner.search.speed.trial_rates import relative_error
 
-UNTIMED = 2
+UNTIMED_TRIAL_STEPS = 2
 """Steps before a trial's timed ones: from the second on the optimizer has states, and a CPU's memory is measured."""
 MIN_TIMED_STEPS, MAX_TIMED_STEPS, ENOUGH_ERROR = 4, 25, 0.012
 """Timed steps of a trial, and the standard error that is enough."""
+LEAST_TRIAL_STEPS = UNTIMED_TRIAL_STEPS + MIN_TIMED_STEPS
 Judgement = Literal["more", "enough", "slow"]
 """`more` steps are needed, `enough` were taken, or the candidate is too `slow`."""
 

@@ -21,7 +21,7 @@ from trainfast_runner.search.searches import BEST_TAG, kind_of
 from trainfast_runner.search.speed.trial_rates import log_rate, measurements
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
-NEWEST_RUNS_READ, SEARCHES_LOOKED_AT = 200, 20
+NEWEST_RUNS_READ, NEWEST_SEARCHES_READ = 200, 20
 """Number of newest runs and searches that are read."""
 MAX_OF_MODEL, MAX_OF_OTHERS = 60, 10
 """Number of measured speeds that count: of the model asked about, and of other models."""
@@ -113,7 +113,7 @@ def _of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
 
 def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[EarlierSpeed]:
     """The newest trial of each candidate of best-fit searches of the same training."""
-    for directory in newest_search_directories(home, SEARCHES_LOOKED_AT):
+    for directory in newest_search_directories(home, NEWEST_SEARCHES_READ):
         if kind_of(directory) != BEST_TAG:
             continue
         lines = read_best_journal(directory)

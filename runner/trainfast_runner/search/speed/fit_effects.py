@@ -9,7 +9,7 @@ from functools import cache
 
 from trainfast_runner.search.speed.effects import Likelihood, Observation, Posterior, Scales
 from trainfast_runner.search.speed.levels import Levels
-from trainfast_runner.search.speed.trial_rates import DRIFT, MAX_VOID_VISITS, Measurements
+from trainfast_runner.search.speed.trial_rates import MAX_VOID_VISITS, VOID_LOG_DRIFT, Measurements
 
 MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
 """Numbers of observations at which the scales of the effects are chosen anew."""
@@ -68,4 +68,4 @@ def _drift_deviation(measurements: Measurements) -> float:
     if len(measurements.void) + len(measurements.drift_variance_by_run) < MAX_VOID_VISITS:
         return 0.0
     square = sum(drift * drift for drift in measurements.drifts) / len(measurements.drifts)
-    return math.sqrt(square / 2) if square > DRIFT * DRIFT else 0.0
+    return math.sqrt(square / 2) if square > VOID_LOG_DRIFT * VOID_LOG_DRIFT else 0.0

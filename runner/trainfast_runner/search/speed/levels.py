@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import mul
 
-from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH_KNOBS
 from trainfast_runner.settings.knob_type import KnobValues
 
 Point = tuple[int, ...]
@@ -95,7 +95,7 @@ def _modelled_knobs(candidates: Sequence[KnobValues]) -> list[str]:
     """The knobs that have several values, without accumulation or batch where the other one and strategy decide it."""
     names = [name for name in candidates[0] if len({_typed_key(candidate[name]) for candidate in candidates}) > 1]
     for derived in reversed(BATCH_KNOBS):
-        others = [name for name in names if name in (*BATCH_KNOBS, *MESH) and name != derived]
+        others = [name for name in names if name in (*BATCH_KNOBS, *MESH_KNOBS) and name != derived]
         if derived in names:
             decided = {tuple(_typed_key(candidate[name]) for name in (*others, derived)) for candidate in candidates}
             if len(decided) == len({key[:-1] for key in decided}):

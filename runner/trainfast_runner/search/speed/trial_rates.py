@@ -14,7 +14,7 @@ from trainfast_runner.search.speed.effects import Observation
 from trainfast_runner.search.speed.levels import Levels
 from trainfast_runner.settings.knob_type import KnobValues
 
-DRIFT = 0.02
+VOID_LOG_DRIFT = 0.02
 """A process whose first candidate is off by more than this at its end is void."""
 MAX_VOID_VISITS = 3
 """After this many voided visits drift counts as noise of the machine, and voids no more visits."""
@@ -89,7 +89,7 @@ def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Me
             continue
         size, error = drift
         drifts.append(size)
-        if abs(size) > max(DRIFT, 3 * error * deviation) and len(drifted) < MAX_VOID_VISITS and not is_noise:
+        if abs(size) > max(VOID_LOG_DRIFT, 3 * error * deviation) and len(drifted) < MAX_VOID_VISITS and not is_noise:
             # Both ends of a process have an error.
             drifted[run_id] = size * size / 2
     noise = statistics.fmean(drift * drift for drift in drifts) / 2 if is_noise and drifts else 0.0

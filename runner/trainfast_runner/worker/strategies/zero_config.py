@@ -16,7 +16,7 @@ LARGEST_BUCKET_ELEMENTS = 500_000_000
 MAX_LIVE_ELEMENTS = 1_000_000_000
 """DeepSpeed's own bound on the elements that ZeRO-3 keeps gathered."""
 ALIGNED_ELEMENTS = 65_536
-NEVER = 1_000_000_000
+NEVER_PRINT_STEPS = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def deepspeed_config(knobs: Knobs, dp_degree: int, sizes: Sizes, device: str, di
         # Some of our optimizers are not on DeepSpeed's list; those that would not work are refused before launch.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": NEVER,
+        "steps_per_print": NEVER_PRINT_STEPS,
         "wall_clock_breakdown": False,
         **_precision(knobs.precision),
     }

@@ -13,7 +13,7 @@ from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.choose.cold_costs import ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.cold_runs import Difference
-from trainfast_runner.search.best.choose.prospects import LIKELY, Prospects, count_drifted_if_budget_spent
+from trainfast_runner.search.best.choose.prospects import LIKELY_CHANCE, Prospects, count_drifted_if_budget_spent
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
@@ -29,7 +29,7 @@ from trainfast_runner.search.journal.lines import worked_seconds
 from trainfast_runner.search.speed.trial_rates import log_rate
 from trainfast_runner.units import chance_text, counted
 
-GAP = 0.03
+NOTED_LOG_GAP = 0.03
 """A difference between warm trials and fresh processes that the answer mentions."""
 CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
 
@@ -107,7 +107,7 @@ def _verdict(ranking: ColdRanking, prospects: Prospects, number: int) -> Candida
         return CandidateVerdict(candidate_number=number, verdict="bound", reason=reason)
     chance = prospects.chances.get(number, 0.0)
     words = f"{chance_text(chance, decimals=1)} chance to be 2 % better than the best"
-    if chance <= LIKELY:
+    if chance <= LIKELY_CHANCE:
         return CandidateVerdict(candidate_number=number, verdict="beaten", reason=words)
     return CandidateVerdict(candidate_number=number, verdict="not_tried", reason=f"no time left: {words}")
 
@@ -272,7 +272,7 @@ def _notes(ranking: ColdRanking) -> Iterator[str]:
             values = ranking.speed_runs.log_objectives.get(number)
             if values and number in state.counted_trials:
                 gap = statistics.fmean(values) - state.log_objective(number).value
-                if abs(gap) > GAP:
+                if abs(gap) > NOTED_LOG_GAP:
                     yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its trial"
     if state.measured.drift_variance_by_run:
         drifted = counted(len(state.measured.drift_variance_by_run), "process", "processes")

@@ -10,12 +10,12 @@ from trainfast_runner.search.best.choose.cold_runs import Difference, MeasuredRu
 from trainfast_runner.search.best.choose.state import BestState
 from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestLaunched, ColdRun
 
-NEAR = 0.03
+NEAR_LOG_GAIN = 0.03
 """Candidates within this of the leader, in ln of the objective, take part in the race."""
 MAX_FINALISTS = 4
 SURELY_SLOWER = 0.01
 """A candidate with a smaller chance than this to be the fastest takes no part."""
-EQUAL = 0.005
+EQUAL_LOG_GAIN = 0.005
 """Candidates that differ by less than this, and by less than the noise, are equal: the simpler one wins."""
 NEAR_LIMIT = 0.9
 """A candidate that needs more than this share of memory_limit gets a run under it."""
@@ -71,7 +71,7 @@ class ColdRanking:
             value, _ = state.log_objective(number)
             _, variance = state.posterior.difference(number, leader_number)
             chance = 0.5 * math.erfc((leader_value - value) / max(slope * math.sqrt(2 * variance), 1e-9))
-            if leader_value - value < NEAR and chance > SURELY_SLOWER:
+            if leader_value - value < NEAR_LOG_GAIN and chance > SURELY_SLOWER:
                 values.append((value, number))
         return [number for _, number in sorted(values, key=lambda pair: (-pair[0], pair[1]))][:MAX_FINALISTS]
 
@@ -110,7 +110,7 @@ class ColdRanking:
 
     def _is_equal(self, number: int, fastest_number: int) -> bool:
         difference = self.race_runs.difference(fastest_number, number)
-        return difference is not None and not difference.is_clear and difference.mean < EQUAL
+        return difference is not None and not difference.is_clear and difference.mean < EQUAL_LOG_GAIN
 
     @cached_property
     def winner_number(self) -> int:
@@ -124,7 +124,9 @@ class ColdRanking:
         gain = self.speed_runs.difference(winner_number, self.baseline_number)
         if gain is None or winner_number == self.baseline_number or self.baseline_number in self.state.ruled_out:
             return winner_number
-        return winner_number if gain.mean >= EQUAL or (gain.is_clear and gain.mean > 0) else self.baseline_number
+        return (
+            winner_number if gain.mean >= EQUAL_LOG_GAIN or (gain.is_clear and gain.mean > 0) else self.baseline_number
+        )
 
     @cached_property
     def ties(self) -> list[int]:

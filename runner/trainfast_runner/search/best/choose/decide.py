@@ -29,7 +29,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
 
-HOPELESS = 0.7
+HOPELESS_SHARE = 0.7
 """A trial ends early when its best step is below this share of the leader's pace."""
 
 
@@ -210,7 +210,7 @@ def _trial_of(state: BestState, number: int, why: str) -> BestDecision:
 
 
 def _give_up_ms(state: BestState, number: int) -> float | None:
-    """The step in ms that makes the objective of a candidate `HOPELESS` of the leader's.
+    """The step in ms that makes the objective of a candidate `HOPELESS_SHARE` of the leader's.
 
     None without a leader, for joules, and where the start alone takes longer.
     """
@@ -218,7 +218,7 @@ def _give_up_ms(state: BestState, number: int) -> float | None:
     if state.leader_number is None or objective == "samples_per_joule":
         return None
     candidate = state.candidates[number]
-    goal = HOPELESS * math.exp(state.log_objective(state.leader_number).value)
+    goal = HOPELESS_SHARE * math.exp(state.log_objective(state.leader_number).value)
     if objective == "time":
         left_s = 1 / goal - state.start_s(number)
         return 1000 * left_s / (state.question.for_steps or 1) if left_s > 0 else None

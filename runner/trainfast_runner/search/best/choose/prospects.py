@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from trainfast_runner.search.best.choose.cold_costs import CONFIRMING_SHARE, ColdCosts
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
-from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, MAX_TIMED_STEPS, MIN_TIMED_STEPS, UNTIMED
+from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, MAX_TIMED_STEPS, MIN_TIMED_STEPS, UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.speed.trial_rates import steps_for
 
-LIKELY = 0.05
+LIKELY_CHANCE = 0.05
 """The search goes on while some candidate has this chance to be 2 % better than the leader."""
 
 
@@ -84,7 +84,7 @@ class Prospects:
     @cached_property
     def likely(self) -> list[int]:
         """Candidates that are likely enough to be 2 % better than the leader."""
-        return [number for number, chance in self.chances.items() if chance > LIKELY]
+        return [number for number, chance in self.chances.items() if chance > LIKELY_CHANCE]
 
     @cached_property
     def affordable(self) -> set[int]:
@@ -116,7 +116,7 @@ class Prospects:
 
     @cached_property
     def _costs_s(self) -> dict[int, float]:
-        state, steps = self._state, UNTIMED + self.steps
+        state, steps = self._state, UNTIMED_TRIAL_STEPS + self.steps
         # Leaving the process that waits costs a repeat of its reference, also where that timed a single candidate and
         # has none: else a search leaves more processes behind (docs/decisions.md).
         before_s = {
@@ -132,7 +132,11 @@ class Prospects:
     def _closing_s(self) -> float:
         """Expected seconds of the repeat that closes the process."""
         reference = self._state.reference_trial
-        return 0.0 if reference is None else (UNTIMED + self.steps) * self._state.step_s(reference.candidate_number)
+        return (
+            0.0
+            if reference is None
+            else (UNTIMED_TRIAL_STEPS + self.steps) * self._state.step_s(reference.candidate_number)
+        )
 
     @cached_property
     def steps(self) -> int:

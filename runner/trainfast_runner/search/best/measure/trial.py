@@ -18,7 +18,7 @@ from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.search.best.disturbances import CpuDisturbance, why_throttled
 from trainfast_runner.search.best.measure.gpu_energy import gpu_conditions, joules_of
-from trainfast_runner.search.best.step_rule import UNTIMED, StepRule
+from trainfast_runner.search.best.step_rule import UNTIMED_TRIAL_STEPS, StepRule
 from trainfast_runner.search.best.too_large import failure_in
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, Trial
 from trainfast_runner.search.speed.trial_rates import relative_error
@@ -139,7 +139,7 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
     disturbance = CpuDisturbance()
     count = rule.least
     while True:
-        replies = process.trial(wanted.knobs, UNTIMED, count, more=bool(steps.step_ms))
+        replies = process.trial(wanted.knobs, UNTIMED_TRIAL_STEPS, count, more=bool(steps.step_ms))
         if replies is None:
             return None
         failed = next((line for line in replies.values() if line.outcome != "measured"), None)

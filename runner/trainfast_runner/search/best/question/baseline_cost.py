@@ -10,15 +10,13 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.results.start_time import start_s
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, UNTIMED
+from trainfast_runner.search.best.step_rule import LEAST_TRIAL_STEPS
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 
 NEWEST_RUNS_READ, ENOUGH = 50, 3
 """Number of newest runs searched for starts of the same model, and number of starts that is enough."""
 START_KNOBS = ("strategy", "engine", "compile")
 """The knobs that change the start of a process by many seconds."""
-STEPS = UNTIMED + MIN_TIMED_STEPS
-"""The least steps of a trial."""
 
 
 def earlier_starts(home: Home, is_alike: Callable[[RunFile], bool]) -> list[float]:
@@ -46,10 +44,10 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
         return
     shortest_s = min(starts_s)
     speed = with_predicted_speed(plan, home).predicted_speed
-    steps_s = 0.0 if speed is None else STEPS * samples_per_step / speed.high
+    steps_s = 0.0 if speed is None else LEAST_TRIAL_STEPS * samples_per_step / speed.high
     cost_s = shortest_s + steps_s
     if cost_s > budget_s:
-        more = f", {STEPS} steps take {steps_s:.1f} s" if steps_s else ""
+        more = f", {LEAST_TRIAL_STEPS} steps take {steps_s:.1f} s" if steps_s else ""
         raise UserError(
             f"--budget {budget_s:g}s is below the cost of the baseline: its process starts in {shortest_s:.1f} s{more}",
             key="--budget",

@@ -12,7 +12,7 @@ from trainfast_runner.search.best.question.best_plan import BestPlan, global_bat
 from trainfast_runner.search.best.question.request import BestRequest, check_request
 from trainfast_runner.search.best.question.survey import ModelSurvey, Survey
 from trainfast_runner.search.best.question.varied import vary_of
-from trainfast_runner.search.candidate_spec import MESH, candidate_spec
+from trainfast_runner.search.candidate_spec import MESH_KNOBS, candidate_spec
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal.best import Space
 from trainfast_runner.search.options import SearchOptions
@@ -59,6 +59,6 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
     if survey.machine.device != "cuda":
         return []
     specs = [candidate_spec(survey.spec, {}), *survey.legal_specs(space).values()]
-    meshes = {tuple(spec.knobs[name] for name in MESH): spec for spec in specs}
+    meshes = {tuple(spec.knobs[name] for name in MESH_KNOBS): spec for spec in specs}
     widest = max(meshes.values(), key=lambda spec: device_count(spec, survey.machine))
     return [gpu.uuid for gpu in chosen_gpus(widest.knobs, survey.machine).gpus if gpu.uuid]

@@ -11,7 +11,7 @@ from trainfast_runner.search.best.question.best_plan import BestPlan, global_bat
 from trainfast_runner.search.best.question.request import BestRequest, check_request
 from trainfast_runner.search.best.question.script_survey import ScriptSurvey
 from trainfast_runner.search.best.question.varied import vary_of
-from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, UNTIMED
+from trainfast_runner.search.best.step_rule import LEAST_TRIAL_STEPS, UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal.best import UNNAMED
@@ -36,7 +36,7 @@ def plan_script_best(
     Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
     """
     plan_trial = trial_planner(preset, settings, python, SET_BY_A_SEARCH)
-    plan = plan_trial({"steps": UNTIMED + MIN_TIMED_STEPS, "timing_warmup": UNTIMED})
+    plan = plan_trial({"steps": LEAST_TRIAL_STEPS, "timing_warmup": UNTIMED_TRIAL_STEPS})
     check_request(request, plan)
     check_coolable(plan, options.cool_to_c)
     machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))

@@ -19,7 +19,7 @@ from trainfast_runner.worker.catalog import STRATEGIES
 
 MutableVary = dict[str, list[KnobValue]]
 """The values of each varied knob, to leave some out."""
-NEVER = {
+NEVER_VARIED = {
     "devices": "it is a ceiling: vary strategy",
     "memory_limit": "it is the limit that every setting has to keep",
     "steps": "it changes no step",
@@ -27,7 +27,7 @@ NEVER = {
     "watch": "it changes no step",
 }
 """Knobs that cannot be varied, each with the reason."""
-MIN_WORTH = ("pin_memory", "workers", "attention", "optimizer", "checkpointing", "compile")
+LEFT_ALONE_FIRST = ("pin_memory", "workers", "attention", "optimizer", "checkpointing", "compile")
 """Knobs that are left alone first where the product of all is too large."""
 
 
@@ -64,7 +64,7 @@ def vary_of(
     vary = GlobalBatch(spec, machine, vary, global_batch).occurring_values()
     for name in [name for name, values in vary.items() if len(values) < 2]:
         del vary[name]
-    for name in MIN_WORTH:
+    for name in LEFT_ALONE_FIRST:
         if name in vary and GlobalBatch(spec, machine, vary, global_batch).count() > MAX_CANDIDATES:
             del vary[name]
             left_alone[name] = f"with it there are more than {MAX_CANDIDATES:,} settings; --vary {name}=... names it"
@@ -73,8 +73,8 @@ def vary_of(
 
 def _requested_values(name: str, values: Iterable[object]) -> list[KnobValue]:
     entry = knob(name)
-    if name in NEVER:
-        raise UserError(f"{name} cannot be varied: {NEVER[name]}", key=name, advice=f"--set {name}=...")
+    if name in NEVER_VARIED:
+        raise UserError(f"{name} cannot be varied: {NEVER_VARIED[name]}", key=name, advice=f"--set {name}=...")
     distinct = list(dict.fromkeys(entry.read(value) for value in values))
     if not distinct:
         raise UserError(f"--vary {name} names no value", key=name, allowed=[entry.values.describe()])
