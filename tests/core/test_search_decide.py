@@ -78,7 +78,7 @@ def search(device: Device, predicted: Predicted | None = None, no_oom: bool = Fa
         device=device.kind,
         world_size=len(device.limits),
         limits_bytes=device.limits,
-        predicted=predicted,
+        prediction=predicted,
         no_oom=no_oom,
     )
     for _ in range(40):

@@ -76,54 +76,54 @@ def _first_probe(state: BatchState) -> BatchDecision:
     if too_large is not None:
         smaller = max(1, too_large // 4)
         return _probe(smaller, f"{too_large} does not fit, against the prediction: much smaller")
-    predicted = state.predicted
-    predicted_max = predicted.max_batch if predicted is not None else None
-    if predicted is None or not predicted_max or predicted_max < 2:
-        start = predicted.start if predicted is not None else 1
+    prediction = state.prediction
+    predicted_max = prediction.max_batch if prediction is not None else None
+    if prediction is None or not predicted_max or predicted_max < 2:
+        start = prediction.start if prediction is not None else 1
         why = f"nothing is predicted: {'the smallest' if start == 1 else 'its own size'} first"
         if predicted_max is not None:
             why = f"by the prediction {'nothing' if predicted_max == 0 else '1 and no more'} fits: the smallest first"
         return _probe(start, why)
     predicted_max = min(predicted_max, LARGEST_BATCH)
-    small = max(1, predicted_max // FIRST_SIZE_DIVISOR, min(predicted.linear_from, predicted_max // 2))
+    small = max(1, predicted_max // FIRST_SIZE_DIVISOR, min(prediction.linear_from, predicted_max // 2))
     why = f"by the prediction {predicted_max} fits: a small size first, to check the prediction"
     return _probe(small, why)
 
 
 def _towards_boundary(state: BatchState, rank_memory: tuple[RankMemory, ...]) -> BatchDecision:
     """Something fitted: probe the next size, or confirm when the sizes on both sides are close enough."""
-    best = state.best
+    largest_fit = state.largest_fit
     too_large = state.too_large
     points = len(state.probes_that_fit)
     sure = _largest_sure_fit(rank_memory)
     # A single size has no slope of its own, and tells nothing certain of others.
-    likely = max(best, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))
+    likely = max(largest_fit, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))
     deciding = deciding_size(state, rank_memory, likely)
     if too_large is not None and too_large <= deciding:
-        return _confirm(likely, _why_confirm(rank_memory, best, likely, f"{too_large} does not"))
-    if (why := _why_no_more_sizes(state, best)) is not None:
-        return _confirm(best, f"{why}: a fresh process runs the largest that fitted, {best}")
+        return _confirm(likely, _why_confirm(rank_memory, largest_fit, likely, f"{too_large} does not"))
+    if (why := _why_no_more_sizes(state, largest_fit)) is not None:
+        return _confirm(largest_fit, f"{why}: a fresh process runs the largest that fitted, {largest_fit}")
     target = min(sure, _second_size(state)) if points == 1 else sure
-    if best < target < (too_large or LARGEST_BATCH + 1) and (
+    if largest_fit < target < (too_large or LARGEST_BATCH + 1) and (
         too_large or not _should_run_out(state, rank_memory, deciding)
     ):
         return _probe(target, _why_up(state, tightest(rank_memory, target), target))
     if too_large is not None:
-        return _between(state, rank_memory, best, too_large)
-    return _at_boundary(state, rank_memory, best, likely, deciding)
+        return _between(state, rank_memory, largest_fit, too_large)
+    return _at_boundary(state, rank_memory, largest_fit, likely, deciding)
 
 
-def _why_no_more_sizes(state: BatchState, best: int) -> str | None:
+def _why_no_more_sizes(state: BatchState, largest_fit: int) -> str | None:
     """The reason why no further size is probed; None while one may be."""
-    if best >= LARGEST_BATCH:
+    if largest_fit >= LARGEST_BATCH:
         return f"no size above {LARGEST_BATCH} is tried"
-    if best >= state.largest_allowed:
-        return f"the script's data fills no batch above {best}"
+    if largest_fit >= state.largest_allowed:
+        return f"the script's data fills no batch above {largest_fit}"
     return f"{state.tried} sizes tried" if state.tried >= MAX_PROBES else None
 
 
 def _at_boundary(
-    state: BatchState, rank_memory: tuple[RankMemory, ...], best: int, likely: int, deciding: int
+    state: BatchState, rank_memory: tuple[RankMemory, ...], largest_fit: int, likely: int, deciding: int
 ) -> BatchDecision:
     """The fit leaves one question: confirm `likely`, or probe the size that decides whether it is the largest."""
     points = len(state.probes_that_fit)
@@ -132,7 +132,7 @@ def _at_boundary(
     if state.no_oom and points > 1:
         error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
         above = f"by the fit {likely + 1} would need {needs}, {error}"
-        return _confirm(likely, _why_confirm(rank_memory, best, likely, above))
+        return _confirm(likely, _why_confirm(rank_memory, largest_fit, likely, above))
     over = max(fit.need_bytes(deciding) - fit.limit_bytes for fit in rank_memory)
     words = f"{likely} should fit; the error of the fit leaves open whether {deciding} does"
     if over > 0:
@@ -158,19 +158,19 @@ def _should_run_out(state: BatchState, rank_memory: tuple[RankMemory, ...], size
 
 def _second_size(state: BatchState) -> int:
     """The largest second size: half-way to the predicted maximum is enough for a first slope, and is quick."""
-    predicted_max = state.predicted.max_batch if state.predicted is not None else None
-    return max(state.best + 1, (state.best + predicted_max) // 2) if predicted_max else LARGEST_BATCH
+    predicted_max = state.prediction.max_batch if state.prediction is not None else None
+    return max(state.largest_fit + 1, (state.largest_fit + predicted_max) // 2) if predicted_max else LARGEST_BATCH
 
 
-def _between(state: BatchState, rank_memory: tuple[RankMemory, ...], best: int, too_large: int) -> BatchDecision:
+def _between(state: BatchState, rank_memory: tuple[RankMemory, ...], largest_fit: int, too_large: int) -> BatchDecision:
     """Something fitted and something was too large, further apart than the tolerance."""
     if sum(probe.outcome == "oom" for probe in state.probes) == 1:
         size = largest_fitting(lambda size: deciding_size(state, rank_memory, size) < too_large, too_large - 1) + 1
         why = f"{too_large} does not fit: if {size} fits, the maximum is known within the tolerance"
     else:
-        size = (best + too_large) // 2
-        why = f"{too_large} does not fit either: half-way to {best}, which does"
-    return _probe(min(max(size, best + 1), too_large - 1), why)
+        size = (largest_fit + too_large) // 2
+        why = f"{too_large} does not fit either: half-way to {largest_fit}, which does"
+    return _probe(min(max(size, largest_fit + 1), too_large - 1), why)
 
 
 def _after_confirmation(state: BatchState, rank_memory: tuple[RankMemory, ...]) -> BatchDecision:
@@ -184,14 +184,16 @@ def _after_confirmation(state: BatchState, rank_memory: tuple[RankMemory, ...]) 
         return _end("nothing_fits", "a batch of 1 does not fit in a fresh process")
     failed = min(last.batch_size, state.too_large or last.batch_size)
     if _is_refuted(state, rank_memory, failed):
-        middle = (state.best + failed) // 2
-        why = f"{failed} ran out of memory, against the fit: half-way to {state.best}, which fits, first"
+        middle = (state.largest_fit + failed) // 2
+        why = f"{failed} ran out of memory, against the fit: half-way to {state.largest_fit}, which fits, first"
         return _probe(middle, why)
     near = deciding_size(state, rank_memory, last.batch_size) - last.batch_size if rank_memory else 1
     smaller = min(failed - 1, last.batch_size - max(1, near // 2))
     if rank_memory:
         # Sizes that were tried since then may have set the fit right.
-        smaller = min(smaller, max(state.best, _largest_sure_fit(rank_memory) if len(state.probes_that_fit) > 1 else 0))
+        smaller = min(
+            smaller, max(state.largest_fit, _largest_sure_fit(rank_memory) if len(state.probes_that_fit) > 1 else 0)
+        )
     smaller = max(1, smaller)
     where = "in a fresh process"
     if any(probe.batch_size == last.batch_size for probe in state.probes_that_fit):
@@ -204,7 +206,7 @@ def _is_refuted(state: BatchState, rank_memory: tuple[RankMemory, ...], batch_si
 
     The size that ran out should have left more than the tolerance, or is the second one to run out.
     """
-    if state.best + 1 >= batch_size or state.tried >= MAX_PROBES or not rank_memory:
+    if state.largest_fit + 1 >= batch_size or state.tried >= MAX_PROBES or not rank_memory:
         return False
     if not all(fit.surely_fits(batch_size) for fit in rank_memory):
         return False  # a size tried since then has set it right
@@ -212,21 +214,21 @@ def _is_refuted(state: BatchState, rank_memory: tuple[RankMemory, ...], batch_si
     return left_bytes > TOLERANCE_BYTES or len(state.confirmations) > 1
 
 
-def deciding_size(state: BatchState, rank_memory: tuple[RankMemory, ...], best: int) -> int:
-    """Return the smallest size above `best` that must run out of memory for `best` to be the maximum.
+def deciding_size(state: BatchState, rank_memory: tuple[RankMemory, ...], max_batch: int) -> int:
+    """Return the smallest size that must run out of memory for `max_batch` to be the maximum.
 
     On a GPU the next aligned size; on a CPU the one that needs 3 % more, or 48 MiB where that is more.
     """
     if state.device == "cuda":
-        return (best // ALIGNED + 1) * ALIGNED
-    tight = tightest(rank_memory, best)
-    least_bytes = tight.need_bytes(best) + tolerance_bytes(tight.need_bytes(best))
+        return (max_batch // ALIGNED + 1) * ALIGNED
+    tight = tightest(rank_memory, max_batch)
+    least_bytes = tight.need_bytes(max_batch) + tolerance_bytes(tight.need_bytes(max_batch))
 
     def is_near(size: int) -> bool:
         """True if a size needs less, even if it grows as fast as the error of the fit lets it."""
-        return tight.need_bytes(size) + tight.error_per_sample * max(0, size - best) < least_bytes
+        return tight.need_bytes(size) + tight.error_per_sample * max(0, size - max_batch) < least_bytes
 
-    return max(best, largest_fitting(is_near, LARGEST_BATCH)) + 1
+    return max(max_batch, largest_fitting(is_near, LARGEST_BATCH)) + 1
 
 
 def tolerance_bytes(need_bytes: float) -> float:
@@ -234,9 +236,9 @@ def tolerance_bytes(need_bytes: float) -> float:
     return max(TOLERANCE_SHARE * need_bytes, TOLERANCE_BYTES)
 
 
-def _why_confirm(rank_memory: tuple[RankMemory, ...], best: int, size: int, above: str) -> str:
+def _why_confirm(rank_memory: tuple[RankMemory, ...], largest_fit: int, size: int, above: str) -> str:
     words = f"{size} fits"
-    if size > best:
+    if size > largest_fit:
         tight = tightest(rank_memory, size)
         needs = tight.need_text(size)
         words = f"by the fit {size} needs {needs}, give or take {mebibytes(tight.error_at(size))},"
@@ -250,6 +252,6 @@ def _why_up(state: BatchState, tight: RankMemory, target: int) -> str:
         return (
             f"by the fit {target} fits even if it is off by {mebibytes(tight.error_at(target))}: it needs {needs}{on}"
         )
-    if state.predicted is not None and state.predicted.bytes_per_sample is not None:
+    if state.prediction is not None and state.prediction.bytes_per_sample is not None:
         return f"with the predicted growth per sample from here {target} fits: it needs {needs}{on}"
     return f"{target} fits even if all memory grows with the batch: {needs}{on}"

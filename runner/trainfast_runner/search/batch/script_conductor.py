@@ -77,7 +77,7 @@ class ScriptBatchConductor(BatchConductor):
         """Try one size in a process of its own, or take the ended trial that a killed conductor left."""
         began_s = self._clock_s()
         plan = self.plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
-        is_first = self._state().best == 0
+        is_first = self._state().largest_fit == 0
         orphan = adopt_ended(self._left_trials, self._home, plan)
         if orphan is not None:
             self._write(BatchLaunched(run_id=orphan.name, role=PROBE))
@@ -87,7 +87,7 @@ class ScriptBatchConductor(BatchConductor):
         if result.state == "oom":
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
-        filled = data_filled(result, batch_size, self._state().best)
+        filled = data_filled(result, batch_size, self._state().largest_fit)
         failure = why_not_usable(result) or (why_incompatible(result, ("batch_size",)) if filled is None else None)
         if failure is not None:
             return BatchEnded(state="failed", reason=failure)

@@ -25,7 +25,7 @@ class BatchState:
     device: str
     world_size: int
     limits_bytes: tuple[int, ...] = ()
-    predicted: Predicted | None = None
+    prediction: Predicted | None = None
     probes: tuple[Probe, ...] = ()
     confirmations: tuple[ConfirmationRun, ...] = ()
     no_oom: bool = False
@@ -36,7 +36,7 @@ class BatchState:
         return sorted((probe for probe in self.probes if probe.outcome == "fits"), key=lambda probe: probe.batch_size)
 
     @property
-    def best(self) -> int:
+    def largest_fit(self) -> int:
         """The largest size that fitted; 0 before any did."""
         return max((probe.batch_size for probe in self.probes_that_fit), default=0)
 
@@ -65,7 +65,7 @@ def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> 
         device=question.device,
         world_size=question.world_size,
         limits_bytes=tuple(question.limits_bytes),
-        predicted=journal.prediction,
+        prediction=journal.prediction,
         probes=journal.probes,
         confirmations=journal.confirmations,
         no_oom=no_oom,
@@ -74,7 +74,7 @@ def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> 
 
 def memory_by_rank(state: BatchState) -> tuple[RankMemory, ...]:
     """Return the fit of each rank; empty before any size fitted."""
-    slope = state.predicted.bytes_per_sample if state.predicted is not None else None
+    slope = state.prediction.bytes_per_sample if state.prediction is not None else None
     rank_memory = _memory_by_rank(state, slope)
     too_large = state.too_large
     if (
