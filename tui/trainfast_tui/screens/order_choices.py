@@ -58,7 +58,7 @@ def skip_orders(search: BestSnapshot) -> Orders:
 def _value_orders(search: BestSnapshot, do: ValueOrder) -> Orders:
     """Return the orders to pin or skip (`do`) each value that is open to it, with the number of its candidates."""
     so_far = search.so_far
-    values = open_values(so_far.candidates, [*so_far.orders, *search.waiting], do)
+    values = open_values(so_far.candidates, [*so_far.orders, *search.untaken_orders], do)
     give = partial(give_order, search.directory, do)
     return {
         f"{name}={value}": OrderChoice(counted(count, "candidate"), partial(give, name, value))

@@ -186,7 +186,7 @@ def _order_lines(search: BestSnapshot, width: int) -> list[Line]:
     """Return the orders in force, and the given orders that wait for the next step."""
     space = search.so_far.space
     words = [order_words(order, space) for order in orders_in_force(search.so_far.orders)]
-    waiting = [f"{order_words(order, space)} (before the next step)" for order in search.waiting]
+    waiting = [f"{order_words(order, space)} (before the next step)" for order in search.untaken_orders]
     if not words and not waiting:
         return []
     return paragraph(f"your orders: {', '.join([*words, *waiting])}", width, "secondary", 2)

@@ -57,8 +57,8 @@ def _from_the_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tup
     memory = min((gpu.memory_total_bytes for gpu in usable if gpu.memory_total_bytes is not None), default=0)
     size, knobs = situation.size, spec.knobs
     if size is None or not memory:
-        what = "single" if len(usable) < 2 else "ddp"
-        return what, "the model's size is not known here; this is what suits a model that fits one GPU."
+        strategy = "single" if len(usable) < 2 else "ddp"
+        return strategy, "the model's size is not known here; this is what suits a model that fits one GPU."
     precision, optimizer = str(knobs["precision"]), str(knobs["optimizer"])
 
     def needs(strategy: str) -> int:

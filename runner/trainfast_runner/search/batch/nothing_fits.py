@@ -34,16 +34,16 @@ def explain_nothing_fits(
         return BatchEnded(state="nothing_fits", reason=why)
     phase = failed.phase if isinstance(failed, Probe) else None
     # Without its role: a probe gets no changes, because its search goes on.
-    single = msgspec.structs.replace(run, role=None, knobs={**run.knobs, "batch_size": 1}, predicted=None)
+    run_of_one = msgspec.structs.replace(run, role=None, knobs={**run.knobs, "batch_size": 1}, predicted=None)
     result = read_result(home.directory(failed.run_id))
     rank = failed.rank if isinstance(failed, Probe) else None
     error = (result.error if result is not None else None) or RunError(rank=rank, phase=phase, message=failed.reason)
     held_bytes = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
     if held_bytes is None and failed.batch_size == 1:
         held_bytes = held_bytes_of(read_records(home.directory(failed.run_id)), error)
-    oom_run = OutOfMemory(run=single, reason=failed.reason, error=error, held_bytes=held_bytes)
+    oom_run = OutOfMemory(run=run_of_one, reason=failed.reason, error=error, held_bytes=held_bytes)
     _trace_changes(oom_run, plan.python, raise_if_cancelled)
-    explained = explain_run(oom_run, models_of(single, plan.python))
+    explained = explain_run(oom_run, models_of(run_of_one, plan.python))
     missing = missing_bytes(explained, failed)
     changes = [
         Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings

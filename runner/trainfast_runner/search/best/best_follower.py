@@ -19,14 +19,14 @@ class BestSnapshot:
     """The state of a best-fit search at one moment.
 
     `state` is starting, running, pausing (it finishes its step first), paused, interrupted (no conductor and no
-    recorded end: the same question continues it), answered, nothing_fits, failed or cancelled. `waiting` are orders
-    that the conductor has not taken yet.
+    recorded end: the same question continues it), answered, nothing_fits, failed or cancelled. `untaken_orders` are
+    orders that the conductor has not taken yet.
     """
 
     directory: Path
     state: str
     so_far: BestSoFar
-    waiting: tuple[Ordered, ...] = ()
+    untaken_orders: tuple[Ordered, ...] = ()
 
     @property
     def is_live(self) -> bool:
@@ -48,9 +48,9 @@ class BestFollower:
         if len(self._journal.lines) > len(self._so_far.lines):
             self._so_far = BestSoFar(self._journal.lines)
         so_far = self._so_far
-        waiting: list[Ordered] = []
+        untaken_orders: list[Ordered] = []
         with suppress(OSError):  # unreadable for the moment
-            waiting = read_orders(self.directory)[len(so_far.orders) :]
+            untaken_orders = read_orders(self.directory)[len(so_far.orders) :]
         state = state_of_search(
             self.directory,
             end=None if so_far.ended is None else so_far.ended.state,
@@ -59,4 +59,4 @@ class BestFollower:
             is_paused=so_far.is_paused,
             has_step=so_far.newest_step is not None,
         )
-        return BestSnapshot(self.directory, state, so_far, tuple(waiting))
+        return BestSnapshot(self.directory, state, so_far, tuple(untaken_orders))

@@ -62,7 +62,7 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Earli
     """
     own_speeds: list[EarlierSpeed] = []
     other_speeds: list[EarlierSpeed] = []
-    for speed in _of_runs(home, device):
+    for speed in _speeds_of_runs(home, device):
         speeds, most_count = (
             (own_speeds, MAX_OF_MODEL)
             if training_of(speed.spec) == training_of(spec)
@@ -70,14 +70,14 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Earli
         )
         if len(speeds) < most_count:
             speeds.append(speed)
-    for speed in _of_trials(home, spec, device):
+    for speed in _speeds_of_trials(home, spec, device):
         if len(own_speeds) == MAX_OF_MODEL:
             break
         own_speeds.append(speed)
     return [*own_speeds, *other_speeds]
 
 
-def _of_runs(home: Home, device: DeviceName) -> Iterator[EarlierSpeed]:
+def _speeds_of_runs(home: Home, device: DeviceName) -> Iterator[EarlierSpeed]:
     for run_id in home.newest_run_ids(NEWEST_RUNS_READ):
         result = read_written_result(home.directory(run_id))
         if result is None or not is_comparable(result):
@@ -85,7 +85,7 @@ def _of_runs(home: Home, device: DeviceName) -> Iterator[EarlierSpeed]:
         run = read_run_file(home.directory(run_id))
         if run is None or run.script is not None:
             continue  # the speed of the user's own script
-        if _device_of(run) == device and (speed := _of_run(run, result)) is not None:
+        if _device_of(run) == device and (speed := _speed_of_run(run, result)) is not None:
             yield speed
 
 
@@ -97,7 +97,7 @@ def is_comparable(result: Result) -> bool:
     return throttled <= MAX_THROTTLED and bool(result.throughput.samples_per_s.median)
 
 
-def _of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
+def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
     rate = result.throughput.samples_per_s
     try:
         spec = spec_of_record(run)
@@ -111,7 +111,7 @@ def _of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
     return EarlierSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.median), variance, run.run_id)
 
 
-def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[EarlierSpeed]:
+def _speeds_of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[EarlierSpeed]:
     """The newest trial of each candidate of best-fit searches of the same training."""
     for directory in newest_search_directories(home, NEWEST_SEARCHES_READ):
         if kind_of(directory) != BEST_TAG:

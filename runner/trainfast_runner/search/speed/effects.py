@@ -224,7 +224,7 @@ class Posterior:
 class Likelihood:
     """The likelihood of observations under other scales; their parts are computed once.
 
-    `beside` are covariances that no scale changes: a row an observation, with those before it and its own.
+    `fixed_covariances` are covariances that no scale changes: a row an observation, with those before it and its own.
     """
 
     def __init__(
@@ -232,9 +232,9 @@ class Likelihood:
         levels: Levels,
         observations: Sequence[Observation],
         center: float,
-        beside: Sequence[Sequence[float]] | None = None,
+        fixed_covariances: Sequence[Sequence[float]] | None = None,
     ) -> None:
-        self._levels, self._beside = levels, beside
+        self._levels, self._fixed_covariances = levels, fixed_covariances
         self._values = [(observation.centered_on(center), observation.variance) for observation in observations]
         self._parts = [
             [covariance_parts(levels, observation, earlier) for earlier in observations[: index + 1]]
@@ -250,7 +250,7 @@ class Likelihood:
         prior, factor = PriorCovariance(self._levels, scales), Factor()
         for number, (row, (value, variance)) in enumerate(zip(self._parts[:count], self._values, strict=False)):
             *covariances, own_variance = prior.from_parts(row)
-            if self._beside is not None:
-                *covariances, own_variance = map(add, (*covariances, own_variance), self._beside[number])
+            if self._fixed_covariances is not None:
+                *covariances, own_variance = map(add, (*covariances, own_variance), self._fixed_covariances[number])
             factor.add(covariances, own_variance + variance, value)
         return factor

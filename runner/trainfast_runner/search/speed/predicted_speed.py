@@ -117,17 +117,19 @@ class SpeedModel:
         levels = Levels([wanted, REFERENCE, *(self._measured_knobs[number] for number in near)], WEIGHTS)
         reference = levels.point(REFERENCE)
 
-        def timed(knobs: KnobValues, step: ExpectedStep, rate: float, variance: float, visit: str) -> _Timed:
+        def timed(knobs: KnobValues, step: ExpectedStep, log_rate: float, variance: float, visit: str) -> _Timed:
             terms = ((1.0, levels.point(knobs)), (-1.0, reference))
-            return _Timed(Observation(terms, rate - _log_rate(step), variance, visit), step.shares)
+            return _Timed(Observation(terms, log_rate - _log_rate(step), variance, visit), step.shares)
 
         runs = [
             timed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.visit)
             for number, (speed, expected) in ((number, self._measured[number]) for number in near)
         ]
         runs.append(timed(wanted, step, 0.0, self._noise, ""))
-        beside = [[self._work_covariance(run, other) for other in runs[: place + 1]] for place, run in enumerate(runs)]
-        likelihood = Likelihood(levels, [run.observation for run in runs], 0.0, beside)
+        fixed_covariances = [
+            [self._work_covariance(run, other) for other in runs[: place + 1]] for place, run in enumerate(runs)
+        ]
+        likelihood = Likelihood(levels, [run.observation for run in runs], 0.0, fixed_covariances)
         visits = VISITS if len(near) >= ENOUGH_RUNS else VISITS[:1]
         scales = max(
             (replace(SCALES, visit=visit) for visit in visits),

@@ -34,12 +34,12 @@ def build(request: CorpusRequest, folder: Path) -> None:
     """Write `ids.bin`, `lengths.bin` and `meta.json` (and `tokenizer.json`) of `request` into `folder`."""
     # The launcher forbids these threads where DataLoader workers are forked; nothing is forked from here.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    listed = list(texts(request))
-    if not listed:
+    labelled_texts = list(texts(request))
+    if not labelled_texts:
         raise InvalidInput(f"{describe(request)}: no text in it", key="data.paths")
-    written, labels = [text for text, _ in listed], [label for _, label in listed]
+    contents, labels = [text for text, _ in labelled_texts], [label for _, label in labelled_texts]
     if request.tokenizer is None:
-        encode, meta = _train_bpe(written, request.vocab, folder)
+        encode, meta = _train_bpe(contents, request.vocab, folder)
     else:
         encode, meta = _pretrained(request.tokenizer, request.vocab)
     dtype = "<u2" if meta["vocab_size"] <= 1 << 16 else "<u4"
@@ -49,8 +49,8 @@ def build(request: CorpusRequest, folder: Path) -> None:
     tokens = 0
     at_once = LINES_AT_ONCE if request.lines else DOCUMENTS_AT_ONCE
     with open(folder / "ids.bin", "wb") as out:
-        for start in range(0, len(written), at_once):
-            encoded = encode(written[start : start + at_once])
+        for start in range(0, len(contents), at_once):
+            encoded = encode(contents[start : start + at_once])
             for ids, label in zip(encoded, labels[start : start + at_once], strict=True):
                 if not sections or sections[-1][1] != label:
                     sections.append((tokens, label))
