@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from .available_memory import fullest_device_memory
 from .clock import StepTimes, make_clock
 from .data.batches import Samples, batches_of
@@ -23,7 +21,7 @@ from .data.samples import Batch
 from .limit_gauge import LimitGauge
 from .memory_meter import MemoryMeter
 from .orders import Orders
-from .recorder import StepRecorder
+from .recorder import EndedStep, StepRecorder
 from .shared.phases import MEMORY_PHASES
 from .spec import Knobs
 from .train_state import TrainState
@@ -39,13 +37,11 @@ class ProbeSteps:
     def __init__(self) -> None:
         self._steps: list[tuple[StepTimes, dict[str, Any]]] = []
 
-    def add(
-        self, step: int, times: StepTimes, loss: Tensor, reduced: Any, scale: Tensor | None, fields: dict[str, Any]
-    ) -> None:
+    def add(self, ended: EndedStep) -> None:
         """Note a step. Nobody reads its loss, but the loss's sum over ranks must end."""
-        if reduced is not None:
-            reduced.wait()
-        self._steps.append((times, fields))
+        if ended.reduced is not None:
+            ended.reduced.wait()
+        self._steps.append((ended.times, ended.fields))
 
     @property
     def reached(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -12,13 +12,25 @@ from .memory_meter import MemoryMeter
 from .worker_log import WorkerLog
 
 
+class EndedStep(NamedTuple):
+    """A step that has ended on the host; `loss` is being summed over ranks until `reduced`, if not None, is ready."""
+
+    step: int
+    """From 1."""
+    times: StepTimes
+    loss: Tensor
+    reduced: Any
+    scale: Tensor | None
+    """fp16's loss scale; None without one."""
+    fields: dict[str, Any]
+    """Further fields of the step's record."""
+
+
 class StepSink(Protocol):
     """Takes the figures of each step."""
 
-    def add(
-        self, step: int, times: StepTimes, loss: Tensor, reduced: Any, scale: Tensor | None, fields: dict[str, Any]
-    ) -> None:
-        """Note step `step` (from 1); `loss` is being summed over ranks until `reduced`, if not None, is ready."""
+    def add(self, ended: EndedStep) -> None:
+        """Note a step."""
 
 
 class StepRecorder:
@@ -54,9 +66,10 @@ class StepRecorder:
         self._worker_log.phase = "train" if phase == "other" else phase
 
     def end_step(self, loss: Tensor, reduced: Any, scale: Tensor | None, rate: float) -> None:
-        """End the step. `scale` is fp16's loss scale, `rate` the learning rate; the others are as for `StepSink`."""
+        """End the step. `scale` is fp16's loss scale, `rate` the learning rate; the others are as in `EndedStep`."""
         step, times = self._worker_log.step or 0, self._clock.end_step()
-        self._step_sink.add(step, times, loss, reduced, scale, {"lr": rate, **self._memory.read()})
+        fields = {"lr": rate, **self._memory.read()}
+        self._step_sink.add(EndedStep(step, times, loss, reduced, scale, fields))
         if step == 1:
             self.write_actual()
 

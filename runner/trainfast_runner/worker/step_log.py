@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .clock import StepTimes
 from .compilation import CompileWatch
+from .recorder import EndedStep
 from .worker_log import WorkerLog
 
 
@@ -57,16 +58,9 @@ class StepLog:
         self._last_scale = initial_scale
         self._lock = threading.Lock()
 
-    def add(
-        self,
-        step: int,
-        times: StepTimes,
-        loss: Tensor,
-        reduced: Any,
-        scale: Tensor | None,
-        fields: dict[str, Any],
-    ) -> None:
-        """Note step `step` (from 1); `loss` is being summed over ranks until `reduced`, if not None, is ready."""
+    def add(self, ended: EndedStep) -> None:
+        """Take a step that has just ended, and write the one before it."""
+        step, times, loss, reduced, scale, fields = ended
         tokens = self._tokens if isinstance(self._tokens, int) else self._tokens()
         counts = {"samples": self._samples, "tokens": tokens}
         record = {"step": step, "warmup": step <= self._timing_warmup, **counts, **fields}
