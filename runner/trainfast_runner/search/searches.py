@@ -52,10 +52,10 @@ class LineHead(msgspec.Struct, frozen=True):
 
 
 def unfinished(home: Home, key: str, read: ReadJournal = read_batch_journal) -> Path | None:
-    """The newest search of this key if it has no answer yet, else None. Raises as `search_directories`.
+    """Return the newest unanswered search of this key; None if the newest one that tried anything has an answer.
 
-    One that ended before it tried anything, as by a refusal, does not hide an older one that did.
-    `read` reads the journals of one kind of search; those of the other kind then have no first line.
+    A search that ended before its first try is passed over. `read` reads one kind of journal; searches of the other
+    kind are skipped. Raises as `search_directories`.
     """
     search = _newest_open(search_directories(home), lambda own_key: own_key == key, read)
     return None if search is None else search[0]
@@ -78,7 +78,10 @@ def search_before_edit(home: Home, directory: Path, read: ReadJournal = read_bat
 def _newest_open(
     directories: Sequence[Path], is_ours: Callable[[str], bool], read: ReadJournal
 ) -> tuple[Path, str] | None:
-    """The newest search whose key is ours, and that key; None without such a search, and if it has an answer."""
+    """Return the newest unanswered search whose key is ours, with its key.
+
+    None if there is none or a newer one was answered.
+    """
     empty: tuple[Path, str] | None = None
     for directory in reversed(directories):
         lines = read(directory)

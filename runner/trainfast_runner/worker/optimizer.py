@@ -54,8 +54,9 @@ def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices and embeddings with weight decay; biases and norms without.
 
-    Norms, and all biases but those an expert or a pair of positions has one of, are vectors. Embeddings decay as they
-    do in the Trainer; one that is tied to the output projection is a matrix of it, and is here once.
+    Norms and biases are vectors, except biases kept per expert or per pair of positions; those are recognized by name.
+    Embeddings decay as they do in the Trainer; one that is tied to the output projection is a matrix of it, and is here
+    once.
     """
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     # A parameter that ZeRO-3 took away keeps its shape there.

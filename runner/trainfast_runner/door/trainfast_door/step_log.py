@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TIMING_WARMUP = 3
 WRITE_EVERY_NS = 100_000_000
-"""Faster steps are written together: after 15 ms of a training's own work a write and what leads to it take 0.15 ms."""
+"""Steps faster than this share one write."""
 FACTS_AFTER = 2
 """The step after which the hooks know the model, its input and the optimizer."""
 OPTIMIZER = "torch.optim"

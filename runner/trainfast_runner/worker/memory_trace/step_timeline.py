@@ -38,9 +38,11 @@ from .step_watch import StepWatch
 from .without_memory import choose_foreach, replace_with_empty, tensors_of
 
 PAGED_ELEMENTS = 100_000
+"""bitsandbytes pages states from this many elements on."""
 HANDLES = 2
+"""cuBLAS handles: one each for the forward's and the backward's thread."""
 WORKSPACE_KIB, HOPPER_WORKSPACE_KIB = 2 * 4096 + 8 * 16, 32 * 1024
-"""Used without CUBLAS_WORKSPACE_CONFIG, whose form is :KIB:COUNT."""
+"""cuBLAS's workspace in KiB when CUBLAS_WORKSPACE_CONFIG (`:KIB:COUNT`) is unset."""
 
 
 @dataclass

@@ -184,7 +184,10 @@ def _run_ids(state: BestState, number: int) -> list[str]:
 
 
 def _within_percent(ranking: ColdRanking, gain: Difference | None) -> float | None:
-    """The least gain that runs as A B B A show here, where it is above 2 % and leaves the winner open; else None."""
+    """Return the smallest gain, in percent, that A B B A runs can show here.
+
+    None if it is below 2 % or the winner is clear.
+    """
     deviation, quantile = ranking.speed_runs.noise
     half = quantile * deviation
     return 100 * math.expm1(half) if half >= WORTHWHILE_LOG_GAIN and _is_open(ranking, gain) else None

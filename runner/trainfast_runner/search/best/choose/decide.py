@@ -188,7 +188,10 @@ def _next_cold_run(ranking: ColdRanking, costs: ColdCosts, prospects: Prospects)
 
 
 def _closing_visit(state: BestState, decision: BestDecision) -> BestDecision:
-    """The decision, or before it leaves a process the repeat of that process's reference, which shows drift."""
+    """Return the decision, or a repeat of the process's first trial instead.
+
+    The repeat comes before the decision leaves a process whose drift is unknown.
+    """
     action, reference = decision.step.action, state.reference_trial
     stays = action == "end" or (action == "trial" and not decision.needs_new_process)
     if stays or reference is None or not state.is_visit_open:

@@ -117,8 +117,8 @@ class Prospects:
     @cached_property
     def _costs_s(self) -> dict[int, float]:
         state, steps = self._state, UNTIMED_TRIAL_STEPS + self.steps
-        # Leaving the process that waits costs a repeat of its reference, also where that timed a single candidate and
-        # has none: else a search leaves more processes behind (docs/decisions.md).
+        # A new process also costs a repeat in the one it replaces. Counted even without a repeat: fewer processes are
+        # started (docs/decisions.md).
         before_s = {
             process: 0.0 if process == state.warm_process_key else self._closing_s + state.starts.seconds(process)
             for process in set(state.process_keys)

@@ -24,8 +24,8 @@ KnobsKey = tuple[tuple[str, object], ...]
 def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int | None, device: str) -> Space:
     """Return the space with the memory of candidates that differ only in their batch from those that were tried.
 
-    It is that of the line through two sizes or more, before that of the traced step of one. Candidates that need more
-    than the limit, with the error of the prediction for them, are ruled out.
+    Two tried sizes or more give a line; with one size its traced step is used. Candidates that need more than the
+    limit, with the error of the prediction for them, are ruled out.
     """
     tried: dict[KnobsKey, dict[int, Trial]] = defaultdict(dict)
     for trial in trials:
