@@ -35,9 +35,11 @@ SAVES = {
         "HfApi.upload_file",
         "HfApi.upload_folder",
         "HfApi.create_commit",
+        "HfApi.preupload_lfs_files",
         "upload_file",
         "upload_folder",
         "create_commit",
+        "preupload_lfs_files",
     ),
 }
 """Functions that write checkpoints or upload them, by module; a trial calls none of them."""

@@ -26,7 +26,8 @@ def fit_effects(
 ) -> Posterior:
     """Return the posterior after the observations of `earlier` searches and the `own` ones of this search.
 
-    `before` is a posterior of the same search; it is extended where it lacks only the last observations.
+    `before` is a posterior of the same search. It is used up: it is extended in place where it lacks only the last
+    observations.
     """
     observations = [*earlier, *own]
     center = own[0].value if own else 0.0

@@ -184,8 +184,9 @@ def state_of_best_journal(
     *,
     voids_drifted: bool = True,
 ) -> BestState:
-    """Return the state after these lines. `before` is the state at an earlier line, whose posterior is extended.
+    """Return the state after these lines. `before` is the state at an earlier line.
 
+    `before` is used up: its posterior may be extended in place, so do not decide from it afterwards.
     Without `voids_drifted` the trials of processes that drifted count, with the drift as noise.
     """
     question = next(line for line in lines if isinstance(line, BestQuestion))
