@@ -48,6 +48,8 @@ def test_a_strategy_whose_batch_is_fixed_at_the_start_is_refused(cli: Cli) -> No
     assert "did you mean fsdp?" in line
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_malloc_settings_of_ones_own_are_refused_on_the_cpu(cli: Cli) -> None:
     limited = ("search", "max-batch", "tiny-llama", "--set", "memory_limit=2GiB")
     line = cli(*limited, MALLOC_ARENA_MAX="2").refused()

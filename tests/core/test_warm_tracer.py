@@ -76,6 +76,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_the_second_trace_imports_nothing(tracer: WarmTracer) -> None:
     heard: list[TraceProgress] = []
     first = trace_model(small(), on_traced=heard.append, tracer=tracer)

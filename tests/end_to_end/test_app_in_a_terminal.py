@@ -55,6 +55,8 @@ def newest(cli: Cli) -> tuple[str, int]:
     return events.parent.name, pid
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_run_turn_a_knob_run_again_lose_the_app_and_compare(cli: Cli, terminal: Terminal) -> None:
     terminal.open([*COMMAND, "--preset", "quick"])
     terminal.until_shows("No run yet", "batch_size", "r run", "q quit")

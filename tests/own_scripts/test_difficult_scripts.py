@@ -130,6 +130,8 @@ def test_script_that_catches_the_clean_stop_is_ended(cli: Cli) -> None:
     assert result["steps"] == {"measured": 2, "warmup": 3}
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_out_of_memory_before_the_first_step_names_its_phase(cli: Cli) -> None:
     result = run_script(cli, *script("plain_torch.py", "--huge"), code=3)
     assert (result["state"], result["error"]["phase"]) == ("oom", "forward")

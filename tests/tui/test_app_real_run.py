@@ -51,6 +51,8 @@ async def until(pilot: Pilot[Any], words: str) -> str:
     return text
 
 
+@pytest.mark.long
+@pytest.mark.ci
 async def test_r_trains_q_leaves_it_running_and_s_stops_it(home: Home, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     # The model of `SMALL`: what another test has asked of the training Python is in the cache.

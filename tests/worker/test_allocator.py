@@ -60,6 +60,8 @@ def test_under_a_memory_limit_every_step_is_measured(train: Callable[..., Any]) 
 
 # Beside the tests of one process, whose trainings are forked from one process too.
 @pytest.mark.xdist_group("one-process")
+@pytest.mark.long
+@pytest.mark.ci
 def test_one_warm_up_step_measures_no_memory(train: Callable[..., Any]) -> None:
     run = train(steps=3, timing_warmup=1)
     assert [step["peak_allocated_bytes"] for step in run.steps()] == [None] * 3
