@@ -3,8 +3,9 @@
     python -m benchmarks.warm_trials [--strategies "single;ddp"] [--pairs 12] [--set KNOB=VALUE ...]
 
 A warm process tries the setting while a cold run of it lives. They take turns (`turns.py`): a few of the trial's
-steps, as many seconds of the run's, more of the trial, and so on. A setting whose difference is not known to within the
-tolerance is not judged, and counts as not held.
+steps, as many seconds of the run's, more of the trial, and so on. A rank trains with one thread: two that share busy
+cores run ten times slower, at random. A setting whose difference is not known to within the tolerance is not judged,
+and counts as not held. The last row of a strategy is of the turns of all its settings.
 """
 
 import argparse
@@ -81,6 +82,11 @@ class Setting:
         """The overrides."""
         return " ".join(f"{name}={value}" for name, value in self.overrides.items()) or "as it starts"
 
+    @property
+    def speed_ratios(self) -> list[float]:
+        """The speed of the trial as a share of the run's, a ratio a turn."""
+        return speed_ratios(self.turns, WARM)
+
     def median_ms(self, side: str) -> float:
         """The median over the turns of a side."""
         return 1e3 * statistics.median(turn.step_s for turn in self.turns if turn.side == side and turn.step_s)
@@ -151,20 +157,25 @@ def _take_turns(setting: Setting, process: WarmProcess, cold: Path, pairs: int) 
 
 
 def rows(strategy: str, settings: list[Setting]) -> list[Row]:
-    """One row a setting."""
+    """One row a setting, and one for all together."""
     table = []
     for setting in settings:
-        speed, error = median_with_error(speed_ratios(setting.turns, WARM))
-        gap_percent, error_percent = 100 * (1 / speed - 1), 100 * error
-        judged = error_percent <= TOLERANCE_PERCENT
-        figures = f"{setting.median_ms(COLD):.1f} ms cold, {setting.median_ms(WARM):.1f} warm:"
-        figures += f" {gap_percent:+.1f} +-{error_percent:.1f} %"
+        times = f"{setting.median_ms(COLD):.1f} ms cold, {setting.median_ms(WARM):.1f} warm"
         peak = f"peak {setting.warm_bytes >> 20} of {setting.cold_bytes >> 20} MiB"
         took = f"{setting.warm_s:.1f} of {setting.cold_s:.1f} s"
-        budget = f"within {TOLERANCE_PERCENT:g} %" if judged else "not judged: too much noise"
-        held = judged and abs(gap_percent) <= TOLERANCE_PERCENT
-        table.append((f"{strategy}: {setting.words}", f"{figures}; {peak}; {took}", budget, held))
-    return table
+        table.append(_row(f"{strategy}: {setting.words}", setting.speed_ratios, f"{times}; {peak}; {took}"))
+    together = [ratio for setting in settings for ratio in setting.speed_ratios]
+    return [*table, _row(f"{strategy}: all of these", together, f"{len(together)} turns")]
+
+
+def _row(what: str, ratios: Sequence[float], more: str) -> Row:
+    """The step time of trials above that of runs, of these ratios of their speeds."""
+    speed, error = median_with_error(ratios)
+    gap_percent, error_percent = 100 * (1 / speed - 1), 100 * error
+    judged = error_percent <= TOLERANCE_PERCENT
+    budget = f"within {TOLERANCE_PERCENT:g} %" if judged else "not judged: too much noise"
+    held = judged and abs(gap_percent) <= TOLERANCE_PERCENT
+    return what, f"{gap_percent:+.1f} +-{error_percent:.1f} %; {more}", budget, held
 
 
 def main() -> int:
@@ -174,6 +185,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=12, help="turns of each side")
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE")
     options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
     settings = {name: measure(name, options.pairs, options.set) for name in options.strategies.split(";")}
     return print_table([row for name, each in settings.items() for row in rows(name, each)])
