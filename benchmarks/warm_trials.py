@@ -1,6 +1,6 @@
 """A warm trial's speed against a cold run's, for each knob that a warm process turns.
 
-    python -m benchmarks.warm_trials [--strategies "single;ddp"] [--pairs 12] [--set KNOB=VALUE ...]
+    python -m benchmarks.warm_trials [--strategies "single;ddp"] [--seconds 120] [--set KNOB=VALUE ...]
 
 A warm process tries the setting while a cold run of it lives. They take turns (`turns.py`): a few of the trial's
 steps, as many seconds of the run's, more of the trial, and so on. A rank trains with one thread: two that share busy
@@ -37,7 +37,7 @@ from trainfast_runner.settings.spec import resolve
 
 TOLERANCE_PERCENT = 3.0
 UNTIMED = 2
-TURN_S, FIRST_STEPS = 1.5, 3
+TURN_S, FIRST_STEPS, LOOK_EVERY = 0.6, 3, 8
 MAX_STEPS = 1_000_000
 WARM, COLD = "warm", "cold"
 DEVICES = {"single": "cpu", "ddp": "cpu:2"}
@@ -92,7 +92,7 @@ class Setting:
         return 1e3 * statistics.median(turn.step_s for turn in self.turns if turn.side == side and turn.step_s)
 
 
-def measure(strategy: str, pairs: int, more_overrides: Sequence[str]) -> list[Setting]:
+def measure(strategy: str, most_s: float, more_overrides: Sequence[str]) -> list[Setting]:
     """All settings of one strategy."""
     overrides = [f"strategy={strategy}", f"devices={DEVICES[strategy]}", *more_overrides]
     settings = [Setting(each) for each in OVERRIDES]
@@ -107,7 +107,7 @@ def measure(strategy: str, pairs: int, more_overrides: Sequence[str]) -> list[Se
             for setting in settings:
                 knobs = {**BASE, **setting.overrides}
                 with cold_run([*overrides, *(f"{name}={value}" for name, value in knobs.items())], cold_home) as cold:
-                    _take_turns(setting, process, cold, pairs)
+                    _take_turns(setting, process, cold, most_s)
                 result = read_result(cold)
                 setting.cold_bytes = (result and result.memory.peak_allocated_bytes) or 0
             process.end()
@@ -128,32 +128,47 @@ def cold_run(overrides: Sequence[str], home: Home) -> Iterator[Path]:
         end_run(directory)
 
 
-def _take_turns(setting: Setting, process: WarmProcess, cold: Path, pairs: int) -> None:
-    """Alternate both sides, the trial first and last."""
+def _take_turns(setting: Setting, process: WarmProcess, cold: Path, most_s: float) -> None:
+    """Alternate both sides until their difference is known."""
     began = time.monotonic()
     while len(read_records(cold).steps.get(0, [])) <= UNTIMED:
         time.sleep(0.1)
     setting.cold_s = time.monotonic() - began
+    began = time.monotonic()
     cold_turns: list[tuple[float, float]] = []
     warm_s: list[float] = []
     steps = FIRST_STEPS
-    for pair in range(pairs):
+    while time.monotonic() - began < most_s and (len(warm_s) % LOOK_EVERY or not _is_known(setting)):
         signal_all(COLD, signal.SIGSTOP)
-        replies = process.trial({**BASE, **setting.overrides}, UNTIMED, steps, more=pair > 0)
+        replies = process.trial({**BASE, **setting.overrides}, UNTIMED, 1 + steps, more=bool(warm_s))
         assert replies is not None, process.result
-        warm_s.append(statistics.median(replies[0].step_ms) / 1e3)
-        if pair == 0:
+        # The first step finds the caches as the other side left them; the run's is cut by its turn's beginning.
+        warm_s.append(statistics.median(replies[0].step_ms[1:]) / 1e3)
+        if len(warm_s) == 1:
             setting.warm_s = max(line.seconds or 0.0 for line in replies.values())
             setting.warm_bytes = max(line.peak_allocated_bytes or 0 for line in replies.values())
         signal_all(COLD, signal.SIGCONT)
         begin = time.monotonic()
         time.sleep(max(TURN_S, FIRST_STEPS * warm_s[-1]))
-        steps = max(FIRST_STEPS, round(TURN_S / warm_s[-1]))
         cold_turns.append((begin, time.monotonic()))
-    records = read_records(cold).steps[0]
+        steps = max(FIRST_STEPS, round(TURN_S / warm_s[-1]))
+        if len(warm_s) % LOOK_EVERY == 0:
+            setting.turns = _turns(warm_s, cold_turns, cold)
+    setting.turns = _turns(warm_s, cold_turns, cold)
+
+
+def _turns(warm_s: list[float], cold_turns: list[tuple[float, float]], cold: Path) -> list[Turn]:
+    """The turns of both sides: of the run those steps count that began and ended in the turn."""
+    turns, records = [], read_records(cold).steps[0]
     for seconds, (begin, end) in zip(warm_s, cold_turns, strict=True):
         during = [step.step_ms for step in records if begin + step.step_ms / 1e3 < step.t_ns / 1e9 < end]
-        setting.turns += [Turn(WARM, seconds), Turn(COLD, statistics.median(during) / 1e3 if during else None)]
+        turns += [Turn(WARM, seconds), Turn(COLD, statistics.median(during) / 1e3 if during else None)]
+    return turns
+
+
+def _is_known(setting: Setting) -> bool:
+    """True once the difference is known to within the tolerance, with something to spare."""
+    return bool(setting.turns) and median_with_error(setting.speed_ratios)[1] < 0.8 * TOLERANCE_PERCENT / 100
 
 
 def rows(strategy: str, settings: list[Setting]) -> list[Row]:
@@ -182,12 +197,12 @@ def main() -> int:
     """Measure every strategy and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategies", default="single;ddp")
-    parser.add_argument("--pairs", type=int, default=12, help="turns of each side")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of the turns of a setting, at most")
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
-    settings = {name: measure(name, options.pairs, options.set) for name in options.strategies.split(";")}
+    settings = {name: measure(name, options.seconds, options.set) for name in options.strategies.split(";")}
     return print_table([row for name, each in settings.items() for row in rows(name, each)])
 
 
