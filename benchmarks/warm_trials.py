@@ -143,7 +143,7 @@ def _take_turns(setting: Setting, process: WarmProcess, cold: Path, most_s: floa
         replies = process.trial({**BASE, **setting.overrides}, UNTIMED, 1 + steps, more=bool(warm_s))
         assert replies is not None, process.result
         # The first step finds the caches as the other side left them; the run's is cut by its turn's beginning.
-        warm_s.append(statistics.median(replies[0].step_ms[1:]) / 1e3)
+        warm_s.append(statistics.mean(replies[0].step_ms[1:]) / 1e3)
         if len(warm_s) == 1:
             setting.warm_s = max(line.seconds or 0.0 for line in replies.values())
             setting.warm_bytes = max(line.peak_allocated_bytes or 0 for line in replies.values())
@@ -158,11 +158,15 @@ def _take_turns(setting: Setting, process: WarmProcess, cold: Path, most_s: floa
 
 
 def _turns(warm_s: list[float], cold_turns: list[tuple[float, float]], cold: Path) -> list[Turn]:
-    """The turns of both sides: of the run those steps count that began and ended in the turn."""
-    turns, records = [], read_records(cold).steps[0]
+    """The turns of both sides: of the run the time between the first and the last end of a step in the turn.
+
+    A step that a turn cuts is left out. A median of the others would be of the shorter ones, which are cut less often.
+    """
+    turns, ends_s = [], [step.t_ns / 1e9 for step in read_records(cold).steps[0]]
     for seconds, (begin, end) in zip(warm_s, cold_turns, strict=True):
-        during = [step.step_ms for step in records if begin + step.step_ms / 1e3 < step.t_ns / 1e9 < end]
-        turns += [Turn(WARM, seconds), Turn(COLD, statistics.median(during) / 1e3 if during else None)]
+        during = [each for each in ends_s if begin < each < end]
+        cold_s = (during[-1] - during[0]) / (len(during) - 1) if len(during) > 1 else None
+        turns += [Turn(WARM, seconds), Turn(COLD, cold_s)]
     return turns
 
 

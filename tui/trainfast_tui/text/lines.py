@@ -50,7 +50,7 @@ def wrap(text: str, width: int) -> list[str]:
     lines: list[str] = []
     line = ""
     for word in plain(text).split():
-        # Break a word that is longer than the line behind each slash.
+        # A path that is too long for a line may be broken after any slash.
         parts = re.findall("[^/]*/|[^/]+", word) if cell_len(word) > width else [word]
         for index, part in enumerate(parts):
             longer = f"{line}{'' if index or not line else ' '}{part}"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FOLDER = "sandbox"
 """The folder of a trial's own files in the run directory."""
+UPLOADS = ("upload_file", "upload_folder", "create_commit", "preupload_lfs_files")
+"""Methods of the Hub's `HfApi`, and functions of its module: methods of one `HfApi`, bound before the class changes."""
 SAVES = {
     "safetensors.torch": ("save_file", "save_model"),
     "transformers.modeling_utils": ("PreTrainedModel.save_pretrained", "PreTrainedModel.push_to_hub"),
@@ -30,17 +32,7 @@ SAVES = {
     "lightning.pytorch.trainer.trainer": ("Trainer.save_checkpoint",),
     "pytorch_lightning.trainer.trainer": ("Trainer.save_checkpoint",),
     "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint", "DeepSpeedEngine.save_16bit_model"),
-    # Its functions are methods bound before the class is changed.
-    "huggingface_hub.hf_api": (
-        "HfApi.upload_file",
-        "HfApi.upload_folder",
-        "HfApi.create_commit",
-        "HfApi.preupload_lfs_files",
-        "upload_file",
-        "upload_folder",
-        "create_commit",
-        "preupload_lfs_files",
-    ),
+    "huggingface_hub.hf_api": (*UPLOADS, *(f"HfApi.{name}" for name in UPLOADS)),
 }
 """Functions that write checkpoints or upload them, by module; a trial calls none of them."""
 

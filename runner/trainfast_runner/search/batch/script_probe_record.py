@@ -78,7 +78,7 @@ def script_peaks(directory: Path, available_bytes: int | None) -> list[RankPeaks
 def _script_rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available_bytes: int | None) -> RankPeaks:
     peaks = highest_peaks(rank, steps)
     allocated = peaks.peak_allocated_bytes or 0
-    # What the limit counts is a little more than what is resident: malloc keeps blocks.
+    # malloc keeps freed blocks, so the limit counts a little more than the resident memory.
     counted = highest(line.limit_peak_bytes for line in lines if isinstance(line, ScriptLine))
     return msgspec.structs.replace(
         peaks,

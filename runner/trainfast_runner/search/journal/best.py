@@ -137,29 +137,39 @@ class Visited(Line, frozen=True, kw_only=True, tag="visited"):
     start_s: float
 
 
-class Trial(Line, frozen=True, kw_only=True, tag="trial"):
-    """Some steps of one candidate in a warm process, of a script in a run by itself."""
+class Attempt(Line, frozen=True, kw_only=True):
+    """A measurement of one candidate."""
 
     candidate_number: int = msgspec.field(name="candidate")
     run_id: str
     outcome: str
-    """measured; slow: ended early, far below the leader's pace; oom; failed; void: others took the machine, or a GPU
-    was throttled; incompatible: the script overrode a knob."""
+    """measured; slow: a trial that ended early, far below the leader's pace; oom; failed; void: others took the
+    machine, or a GPU was throttled; incompatible: the script overrode a knob."""
+    peak_allocated_bytes: int | None = None
+    last_loss: float | None = None
+    seconds: float
+    reason: str = ""
+    missing_bytes: int | None = None
+    """After an oom the least that was missing; None when unknown."""
+
+    @property
+    def counts_disturbed(self) -> bool:
+        """True if the measurement counts although other processes or heat disturbed it; `reason` names them."""
+        return self.outcome == "measured" and bool(self.reason)
+
+
+class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
+    """Some steps of one candidate in a warm process, of a script in a run by itself."""
+
     warm: bool
     """False for the first trial of a process."""
     samples_per_step: int
     step_ms: list[float] = []
     """The timed steps."""
     joules: float | None = None
-    peak_allocated_bytes: int | None = None
-    last_loss: float | None = None
     losses: list[float | None] = []
     """Losses of the timed steps, None where not finite. A trial trains as a fresh process does, so losses compare step
     by step."""
-    seconds: float
-    reason: str = ""
-    missing_bytes: int | None = None
-    """After an oom the least that was missing; None when unknown."""
     repeats: bool = False
     """True for the last trial of a process, which repeats its first to show drift."""
     traced: TracedMemory | None = None
@@ -167,21 +177,12 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
     untraced: str = ""
     """Why `traced` is None although a trace was asked for."""
 
-    @property
-    def counts_disturbed(self) -> bool:
-        """True if the measurement counts although other processes or heat disturbed it; `reason` names them."""
-        return self.outcome == "measured" and bool(self.reason)
 
-
-class ColdRun(Line, frozen=True, kw_only=True, tag="race"):
+class ColdRun(Attempt, frozen=True, kw_only=True, tag="race"):
     """A run in a fresh process."""
 
-    candidate_number: int = msgspec.field(name="candidate")
     role: str
     """race, confirm, limit (under the real memory_limit) or turn_back (of `knob`)."""
-    run_id: str
-    outcome: str
-    """measured, oom, failed, void or incompatible."""
     knob: str | None = None
     samples_per_s: float | None = None
     mad: float | None = None
@@ -189,18 +190,7 @@ class ColdRun(Line, frozen=True, kw_only=True, tag="race"):
     predicted: PredictedSpeed | None = None
     """The speed predicted before the launch."""
     start_s: float = 0.0
-    peak_allocated_bytes: int | None = None
     first_loss: float | None = None
-    last_loss: float | None = None
-    seconds: float
-    reason: str = ""
-    missing_bytes: int | None = None
-    """As in a trial."""
-
-    @property
-    def counts_disturbed(self) -> bool:
-        """True if the measurement counts although other processes or heat disturbed it; `reason` names them."""
-        return self.outcome == "measured" and bool(self.reason)
 
 
 class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
