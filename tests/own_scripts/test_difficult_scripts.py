@@ -181,6 +181,8 @@ def test_a_minute_without_a_step_lists_the_ways(cli: Cli, tmp_path: Path) -> Non
         (["--", "python"], "python has no script to run"),
         (["--", "python", "trian.py"], "there is no script trian.py; did you mean train.py?"),
         (["--", "trainn"], "there is no command 'trainn'"),
+        (["--", "pyhton", "train.py"], "there is no command 'pyhton'; did you mean python?"),
+        (["--", "torchrnu", "train.py"], "there is no command 'torchrnu'; did you mean torchrun?"),
         (["--", "./train.py"], "./train.py cannot be executed; try run -- python ./train.py"),
         (["--", "deepspeed", "--hostfile=h", "train.py"], "--hostfile: ranks are started by torchrun"),
         (["--", "torchrun", "--nproc-per-node=none", "train.py"], "'none' is not a number of processes"),

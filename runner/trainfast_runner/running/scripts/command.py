@@ -267,7 +267,8 @@ def _command_path(word: str, cwd: str) -> str:
         return os.path.abspath(path) if os.sep in word else path
     if word.endswith(".py") and os.path.exists(place):
         raise UserError(f"{word} cannot be executed", key=word, advice=f"run -- python {word}")
-    raise UserError(f"there is no command {word!r}", key=word, nearest=_nearest_file(word, cwd))
+    near = _nearest_file(word, cwd) or nearest(word, ("python", "deepspeed", *LAUNCHERS))
+    raise UserError(f"there is no command {word!r}", key=word, nearest=near)
 
 
 def _refuse_missing(script: str, cwd: str) -> None:
