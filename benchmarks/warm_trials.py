@@ -1,6 +1,6 @@
 """A warm trial's speed against a cold run's, for each knob that a warm process turns.
 
-    python -m benchmarks.warm_trials [--strategies "single;ddp"] [--seconds 120] [--set KNOB=VALUE ...]
+    python -m benchmarks.warm_trials [--strategies "single;ddp"] [--seconds 120] [--set KNOB=VALUE] [--only KNOB=VALUE]
 
 A warm process tries the setting while a cold run of it lives. They take turns (`turns.py`): a few of the trial's
 steps, as many seconds of the run's, more of the trial, and so on. A rank trains with one thread: two that share busy
@@ -92,10 +92,11 @@ class Setting:
         return 1e3 * statistics.median(turn.step_s for turn in self.turns if turn.side == side and turn.step_s)
 
 
-def measure(strategy: str, most_s: float, more_overrides: Sequence[str]) -> list[Setting]:
-    """All settings of one strategy."""
+def measure(strategy: str, most_s: float, more_overrides: Sequence[str], only: Sequence[str]) -> list[Setting]:
+    """The settings of one strategy, all or `only` those with one of these overrides."""
     overrides = [f"strategy={strategy}", f"devices={DEVICES[strategy]}", *more_overrides]
     settings = [Setting(each) for each in OVERRIDES]
+    settings = [each for each in settings if not only or set(only) & set(each.words.split())]
     with tempfile.TemporaryDirectory() as folder:
         home, cold_home = Home(Path(folder, "warm")).create(), Home(Path(folder, "cold")).create()
         search = new_search(home, "warm-trials")
@@ -203,10 +204,12 @@ def main() -> int:
     parser.add_argument("--strategies", default="single;ddp")
     parser.add_argument("--seconds", type=float, default=120.0, help="of the turns of a setting, at most")
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE")
+    parser.add_argument("--only", action="append", default=[], metavar="KNOB=VALUE", help="settings with this override")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
-    settings = {name: measure(name, options.seconds, options.set) for name in options.strategies.split(";")}
+    strategies = options.strategies.split(";")
+    settings = {name: measure(name, options.seconds, options.set, options.only) for name in strategies}
     return print_table([row for name, each in settings.items() for row in rows(name, each)])
 
 
