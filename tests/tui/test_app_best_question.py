@@ -309,6 +309,22 @@ async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(
         assert "Enter starts the search" in await best_opened(pilot, search), "the next run is of another preset"
 
 
+async def test_a_shown_search_begins_anew_with_its_own_preset(
+    home: Home, planned: None, started: list[Started], conduct: Callable[[Path], None]
+) -> None:
+    search = a_best_search(home, best_going_on())
+    conduct(search)
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await best_opened(pilot, search)
+        app.session.set_preset("gpt2")
+        write_lines(search / "journal.jsonl", best_answered())
+        await show_best(pilot, search)
+        await pilot.press("f5")
+        await until_true(pilot, lambda: started, "the start")
+    assert started[0][0].name == "tiny-llama", "the search on the screen, not the next run"
+
+
 async def test_a_notice_stands_below_a_plan_that_is_longer_than_the_screen(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,6 +298,13 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         spec = session.next_run.spec
         question = search.so_far.question if search is not None else None
         if question is not None and search is not None:
+            if not has_same_model(question, spec):
+                # The next run was changed since: what is shown goes on.
+                try:
+                    spec = next_run_from_search(question).spec
+                except UserError as error:
+                    self.refuse(error)
+                    return
             control.options = replace(control.options, request=request_of(question))
             if search.state in UNFINISHED_STATES:
                 spec = spec_to_continue(question, spec)
