@@ -115,6 +115,16 @@ async def test_a_script_run_on_the_screen_is_the_next_run(home: Home) -> None:
         assert app.session.next_run.spec.knobs == {"steps": 30}
 
 
+async def test_a_value_that_this_version_does_not_know_is_no_next_run(home: Home) -> None:
+    directory = with_flags(a_run(home), flagged=(), knobs={"precision": "fp4", "steps": 30})
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(directory)))
+        await pilot.pause()
+        assert app.session.next_run is not None
+        assert app.session.next_run.script is None
+        assert "train.py" in screen_text(app), "the run itself is shown"
+
+
 async def test_history_names_a_script_and_its_details_have_the_whole_command(home: Home) -> None:
     directory = with_flags(a_run(home), flagged=("batch_size",), knobs={"batch_size": 8})
     async with running(home, size=SMALL) as (app, pilot):

@@ -112,6 +112,7 @@ def _searched_settings(run: RunFile, home: Home) -> RecordedSpec | None:
 def _repeat_script_run(run: RunFile) -> ScriptNextRun | None:
     """Return the next run of this run's script; None for a trial of a search, and for a run with more than its knobs.
 
+    None too if it has a knob's value that this version does not know.
     Its preset is taken if the file is still there, else its command with the flags that it ran with.
     """
     recorded = run.script
@@ -125,7 +126,10 @@ def _repeat_script_run(run: RunFile) -> ScriptNextRun | None:
         recorded_knobs = {
             name: value for name, value in run.knobs.items() if reach_of(name, script).way is not Way.NONE
         }
-    read_knobs = {name: knob(name).read(value) for name, value in recorded_knobs.items() if name in KNOBS_BY_NAME}
+    try:
+        read_knobs = {name: knob(name).read(value) for name, value in recorded_knobs.items() if name in KNOBS_BY_NAME}
+    except UserError:
+        return None
     knobs = {**script.knobs, **read_knobs}
     if knobs.get("timing_warmup") == KNOBS_BY_NAME["timing_warmup"].default:
         knobs.pop("timing_warmup", None)
