@@ -39,7 +39,7 @@ def test_list_is_newest_first_and_filtered(cli: Cli) -> None:
     assert len(cli("runs", "list", "-n", "2", "--json").json["runs"]) == 2
     table = cli("runs", "list").out.splitlines()
     assert table[0].split() == [
-        *("RUN", "STATE", "CHANGED", "SAMPLES", "STEP", "PEAK", "MEMORY", "TOOK", "STARTED", "NOTE")
+        *("RUN", "STATE", "OVERRIDES", "SAMPLES", "STEP", "PEAK", "MEMORY", "TOOK", "STARTED", "NOTE")
     ]
     assert "synthetic data" in table[1]
     assert "100 samples/s" in table[3]
@@ -145,10 +145,10 @@ def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [["run-one", "finished", "batch_size=64", "1,234 samples/s"]]
-    header = ["RUN", "STATE", "CHANGED", "SAMPLES"]
+    header = ["RUN", "STATE", "OVERRIDES", "SAMPLES"]
     for width in range(16, 60):
         monkeypatch.setattr(output, "terminal_width", lambda width=width: width)
-        output.print_table(header, rows, (3,), drop=("STATE", "CHANGED", "SAMPLES"))
+        output.print_table(header, rows, (3,), drop=("STATE", "OVERRIDES", "SAMPLES"))
         lines = capsys.readouterr().out.splitlines()
         assert all(len(line) <= width for line in lines)
         words = set(" ".join(rows[0]).split())
@@ -191,6 +191,9 @@ def test_a_preset_that_was_never_there_is_refused(cli: Cli) -> None:
     assert "did you mean tiny-llama?" in cli("runs", "list", "--preset", "tiny-lama").refused()
     assert cli("runs", "list", "--preset", "tiny-llama").out == "no matching runs\n"
     assert cli("runs", "list", "--preset", "gone", "--state", "oom").out == "no matching runs\n"
+    cli.presets.mkdir(exist_ok=True)
+    (cli.presets / "mine.toml").write_text('schema = 1\n[script]\ncommand = ["python", "train.py"]\n')
+    assert cli("runs", "list", "--preset", "mine").out == "no matching runs\n"
 
 
 def test_a_lost_run_gets_its_result_and_keeps_its_steps(cli: Cli) -> None:

@@ -327,7 +327,7 @@ def test_on_the_smallest_screen_a_row_begins_its_last_column_with_what_was_chang
     table = RunsTable()
     table._shown = [row]
     heading, line = ("".join(text for text, _ in line)[:80] for line in table.lines(80, 9))
-    assert line[heading.index("changed") :] == "checkpointing… +1"
+    assert line[heading.index("overrides") :] == "checkpointing… +1"
 
 
 async def test_the_presets_can_be_narrowed_by_typing(home: Home) -> None:

@@ -13,17 +13,17 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PROBE, SCHEMA, STATES, TRIAL
 from trainfast_runner.records.state_words import notable_reason
 from trainfast_runner.running.history import RunRow, iter_rows
-from trainfast_runner.settings import presets
+from trainfast_runner.settings import presets, script_preset
 from trainfast_tui.cli.arguments import positive
 from trainfast_tui.cli.output import print_json, print_line, print_table, terminal_width
 from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size, with_sizes
 from trainfast_tui.text.overrides import short_overrides, without_search_settings
 from trainfast_tui.text.speed import few_steps_note
 
-HEADER = ("RUN", "STATE", "CHANGED", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
-DROPPED = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "CHANGED")
+HEADER = ("RUN", "STATE", "OVERRIDES", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
+DROPPED = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
 """The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
-CHANGED_CELLS = 48
+OVERRIDES_CELLS = 48
 NOTE_CELLS = 40
 
 
@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_unknown(preset: str, home: Home) -> None:
-    """Raise UserError for a preset that does not exist and never ran."""
-    if not any(preset in (row.preset, row.name) for row in iter_rows(home)):
+    """Raise UserError for a preset that does not exist and never ran. A script's preset exists if its file does."""
+    if script_preset.path_of(preset) is None and not any(preset in (row.preset, row.name) for row in iter_rows(home)):
         presets.load(preset)
 
 
@@ -72,10 +72,10 @@ def _matches(row: RunRow, arguments: argparse.Namespace) -> bool:
     return arguments.preset is None or arguments.preset in (row.preset, row.name)
 
 
-def _cells_for_changes() -> int:
+def _cells_for_overrides() -> int:
     """Return the cells beside id, state and rate on a terminal of 80 columns."""
     width = terminal_width()
-    return CHANGED_CELLS if width is None else min(CHANGED_CELLS, width * 2 // 7)
+    return OVERRIDES_CELLS if width is None else min(OVERRIDES_CELLS, width * 2 // 7)
 
 
 def _cut_note(note: str) -> str:
@@ -99,7 +99,7 @@ def _cells(row: RunRow) -> list[str]:
     return [
         row.run_id,
         row.state,
-        plain(short_overrides(without_search_settings(row.overrides, row.role), _cells_for_changes())),
+        plain(short_overrides(without_search_settings(row.overrides, row.role), _cells_for_overrides())),
         per_second(row.samples_per_s, "samples"),
         milliseconds(row.step_ms_p50),
         size(row.peak_allocated_bytes),

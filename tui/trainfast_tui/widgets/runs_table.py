@@ -58,7 +58,7 @@ class RunsTable(SortedTable[RunRow]):
     DEFAULT_CSS = "RunsTable { height: 1fr; }"
     ORDERS = ORDERS
     RIGHT_ALIGNED = ("samples/s", "peak memory")
-    LAST_COLUMN = "changed"
+    LAST_COLUMN = "overrides"
     MARGIN = 3
 
     def __init__(self) -> None:
