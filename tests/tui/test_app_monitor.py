@@ -334,6 +334,17 @@ async def test_what_is_not_ones_own_or_not_visible_is_refused_without_a_question
             assert "send SIGTERM" not in screen_text(app)
 
 
+async def test_gpus_of_a_process_that_are_not_next_to_each_other_are_counted(home: Home) -> None:
+    places = {(1, 2): "GPU 1+2", (1, 2, 3): "GPU 1-3", (0, 2, 5): "3 GPUs"}
+    rows = tuple(
+        ProcessRow(4000 + at, devices=tuple((index, GIB) for index in indexes)) for at, indexes in enumerate(places)
+    )
+    async with running(home, size=(160, 48)) as (app, pilot):
+        await opened(pilot, the_machine(rows=rows))
+        for words, count in zip(places.values(), (2, 3, 3), strict=True):
+            assert f"{words} {count}.00 GiB" in screen_text(app)
+
+
 async def test_a_terminal_without_colours_shows_every_screen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     async with running(home, size=(120, 40)) as (app, pilot):

@@ -95,5 +95,10 @@ def _gpu_memory_text(row: ProcessRow) -> str:
     if not row.devices:
         return ""
     indexes = [index for index, _ in row.devices]
-    which = f"{indexes[0]}-{indexes[-1]}" if len(indexes) > 2 else "+".join(map(str, indexes))
-    return f"GPU {which} {fmt.size(row.device_memory_bytes)}"
+    if len(indexes) <= 2:
+        which = f"GPU {'+'.join(map(str, indexes))}"
+    elif indexes[-1] - indexes[0] == len(indexes) - 1:
+        which = f"GPU {indexes[0]}-{indexes[-1]}"
+    else:
+        which = f"{len(indexes)} GPUs"
+    return f"{which} {fmt.size(row.device_memory_bytes)}"
