@@ -18,7 +18,7 @@ from trainfast_runner.machine.worker_scripts import ScriptCancelled
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import write_atomically
-from trainfast_tui.control.idle_calibrator import IDLE_S, IdleCalibrator
+from trainfast_tui.control.idle_calibrator import IDLE_S, MAX_TRIES, IdleCalibrator
 from trainfast_tui.control.messages import DeviceCalibrated
 from trainfast_tui.live.snapshot import Snapshot
 
@@ -45,8 +45,8 @@ class Calibrations:
                 raise ScriptCancelled
         return QUIET
 
-    def look(self, second: float, *, is_busy: bool = False, cpu_percent: float = 1.0) -> None:
-        self.calibrator.update(seen(second, cpu_percent), CPU, is_busy=is_busy)
+    def look(self, second: float, *, is_device_used: bool = False, cpu_percent: float = 1.0) -> None:
+        self.calibrator.update(seen(second, cpu_percent), CPU, is_device_used=is_device_used)
 
 
 def seen(second: float, cpu_percent: float) -> Snapshot:
@@ -79,7 +79,7 @@ def test_an_idle_machine_is_calibrated_once(calibrations: Calibrations) -> None:
 def test_a_busy_machine_is_left_alone(calibrations: Calibrations) -> None:
     for second in range(0, 200, 10):
         calibrations.look(second, cpu_percent=1.0 if second % 20 else 60.0)
-    calibrations.look(300, is_busy=True)
+    calibrations.look(300, is_device_used=True)
     assert not calibrations.begun.is_set()
 
 
@@ -109,5 +109,14 @@ def test_a_training_that_begins_ends_the_measurement(calibrations: Calibrations)
     # Its own work is no other's.
     calibrations.look(IDLE_S + 1, cpu_percent=100.0)
     assert not calibrations.ended.is_set()
-    calibrations.look(IDLE_S + 2, is_busy=True)
+    calibrations.look(IDLE_S + 2, is_device_used=True)
     assert calibrations.ended.wait(60)
+
+
+def test_a_measurement_that_a_training_ended_is_no_try(calibrations: Calibrations) -> None:
+    for at in range(MAX_TRIES + 1):
+        calibrations.begun.clear()
+        calibrations.look(100 * at)
+        calibrations.look(100 * at + IDLE_S)
+        assert calibrations.begun.wait(60), f"{at} measurements were cancelled"
+        calibrations.calibrator.cancel(60)

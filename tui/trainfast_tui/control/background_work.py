@@ -76,7 +76,7 @@ class BackgroundWork:
                 is_device_used=is_device_used,
             )
         if snapshot is not None:
-            self.calibrator.update(snapshot, machine, is_busy=is_device_used)
+            self.calibrator.update(snapshot, machine, is_device_used=is_device_used)
 
     def _speed_key(self, run: RunSnapshot | None, running_search: SearchKind | None) -> str:
         """Return a text that changes with the sources of predicted speeds: runs, searches, the calibration."""

@@ -19,7 +19,7 @@ IDLE_S = 20.0
 IDLE_CPU_PERCENT, IDLE_GPU_PERCENT = 15.0, 5.0
 """A machine with a higher load is not idle."""
 MAX_TRIES = 3
-"""Measurements in all, if other processes disturb each of them."""
+"""Measurements in all, if each fails or other processes disturb it. A cancelled one does not count."""
 
 
 class IdleCalibrator:
@@ -32,9 +32,10 @@ class IdleCalibrator:
         self._work = CancellableWork("calibrate")
         self._is_done = False
 
-    def update(self, snapshot: Snapshot, machine: Machine | None, *, is_busy: bool) -> None:
-        """Calibrate once the machine has been idle for `IDLE_S`; stop when `is_busy` or another run has started."""
-        if is_busy or snapshot.started_elsewhere is not None or (not self._work.is_running and not _is_idle(snapshot)):
+    def update(self, snapshot: Snapshot, machine: Machine | None, *, is_device_used: bool) -> None:
+        """Calibrate once the machine has been idle for `IDLE_S`; stop when it is used or another run has started."""
+        is_used = is_device_used or snapshot.started_elsewhere is not None
+        if is_used or (not self._work.is_running and not _is_idle(snapshot)):
             self._idle_since_ns = None
             self.cancel()
             return
@@ -67,6 +68,7 @@ class IdleCalibrator:
             self._is_done = not calibrate(self._home, self._python, cancelled, in_background=True).disturbed
             return DeviceCalibrated() if self._is_done else None
         except ScriptCancelled:
+            self._tries -= 1
             return None
 
 
