@@ -46,7 +46,7 @@ def chart_at(point: int) -> ChartData:
         series=(Series("GPU 0", times_ns, first), Series("GPU 1", times_ns, second, "secondary")),
         axis=TimeAxis(times_ns[0], times_ns[-1], is_live=True),
         gap_ns=2 * SECOND_NS,
-        unit=watts,
+        format_value=watts,
         spans=(ThrottledSpan(times_ns[200], times_ns[260], "thermal"),),
         limits=(Limit(400, "limit"),),
     )

@@ -39,7 +39,7 @@ def a_chart(*series: Series, seconds: float = 120, **changes: Any) -> ChartData:
         "series": series,
         "axis": TimeAxis(0, int(seconds * S), is_live=True),
         "gap_ns": 3 * S,
-        "unit": fmt.watts,
+        "format_value": fmt.watts,
     }
     return ChartData(**{**fields, **changes})
 
@@ -115,15 +115,15 @@ def test_time_throttled_on_and_off_does_not_cut_a_row_into_pieces() -> None:
 
 
 def test_each_cause_has_a_texture_and_a_word_that_need_no_colour() -> None:
-    causes = ("thermal", "power", "brake", "sync_boost", "hardware", "moonlight")
+    causes = ("thermal", "power", "brake", "sync_boost", "hardware")
     spans = tuple(ThrottledSpan(20 * S * at, (20 * at + 12) * S, cause) for at, cause in enumerate(causes))
     chart = a_chart(a_series([100.0] * 121), spans=spans)
     for ascii in (False, True):
         rows = lines(chart, 200, 14, ascii=ascii)
-        fills = {row[10 + int((20 * at + 6) / 120 * 190)] for at in range(6) for row in rows[2:3]}
-        assert len(fills - {" "}) == 6, "six causes, six textures"
+        fills = {row[10 + int((20 * at + 6) / 120 * 190)] for at in range(5) for row in rows[2:3]}
+        assert len(fills - {" "}) == 5, "five causes, five textures"
         assert rows[-1].count("throttled by heat") == 1
-        for words in ("at the power limit", "power brake", "sync boost", "hardware slowdown", "moonlight"):
+        for words in ("at the power limit", "power brake", "sync boost", "hardware slowdown"):
             assert words in rows[-1]
     assert "throttled by heat" not in lines(a_chart(a_series([100.0] * 121)))[-1]
 
@@ -196,7 +196,7 @@ def test_ascii_has_only_ascii() -> None:
         a_series([60.0, None, 80.0] * 40, name="µ"),
         a_series([20.0] * 120, name="zwei…"),
         title="Temperatur °C – 温度",
-        unit=fmt.celsius,
+        format_value=fmt.celsius,
         spans=(ThrottledSpan(0, 120 * S, "thermal"),),
         limits=(Limit(90.0, "≥ 90 °C"),),
         empty="nichts – ",
@@ -211,6 +211,7 @@ def test_ascii_has_only_ascii() -> None:
 
 _values = st.lists(st.one_of(st.none(), st.floats(), st.floats(0, 100)), max_size=60)
 _texts = any_text(max_size=12)
+_causes = st.sampled_from([shade.cause for shade in SHADES])
 
 
 @st.composite
@@ -223,14 +224,14 @@ def charts(draw: st.DrawFn) -> ChartData:
         values = draw(_values)
         stamps = sorted(draw(st.lists(times, min_size=len(values), max_size=len(values))))
         series.append(Series(draw(_texts), stamps, values))
-    spans = draw(st.lists(st.builds(ThrottledSpan, times, times, _texts), max_size=3))
+    spans = draw(st.lists(st.builds(ThrottledSpan, times, times, _causes), max_size=3))
     limits = draw(st.lists(st.builds(Limit, st.floats(0, 1e300), _texts), max_size=2))
     return ChartData(
         title=draw(_texts),
         series=tuple(series),
         axis=TimeAxis(t_min, t_max, is_live=True),
         gap_ns=draw(st.integers(0, 10**12)),
-        unit=draw(st.sampled_from([fmt.watts, fmt.size, fmt.celsius, fmt.number])),
+        format_value=draw(st.sampled_from([fmt.watts, fmt.size, fmt.celsius, fmt.number])),
         spans=tuple(spans),
         limits=tuple(limits),
         y_min=draw(st.none() | st.just(0.0) | st.floats(-1e9, 1e9)),

@@ -49,7 +49,7 @@ class ChartData:
     """Samples further apart than this are not joined."""
     y_range_key: str = ""
     """The y range is kept between frames with the same key, such as a run id and a unit."""
-    unit: Formatter = number
+    format_value: Formatter = number
     """Formats the y labels and the newest value in the title row."""
     spans: tuple[ThrottledSpan, ...] = ()
     limits: tuple[Limit, ...] = ()

@@ -26,8 +26,8 @@ def cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[Cha
         memory.insert(0, _series("process memory", ticks, _run_memory_bytes, "secondary"))
     chart = partial(ChartData, axis=axis, gap_ns=TICK_GAP_NS)
     return [
-        chart(title=CPU_READING_NAMES[0], series=tuple(cpu), unit=fmt.percent, y_max=100.0),
-        chart(title=CPU_READING_NAMES[1], series=tuple(memory), unit=fmt.size, binary=True),
+        chart(title=CPU_READING_NAMES[0], series=tuple(cpu), format_value=fmt.percent, y_max=100.0),
+        chart(title=CPU_READING_NAMES[1], series=tuple(memory), format_value=fmt.size, binary=True),
     ]
 
 

@@ -74,7 +74,7 @@ def _gpu_chart(
         series=series,
         axis=axis,
         gap_ns=TICK_GAP_NS,
-        unit=reading.unit,
+        format_value=reading.format_value,
         spans=spans,
         limits=limits,
         y_min=y_min,

@@ -112,7 +112,7 @@ def _title_row(width: int, data: ChartData, drawn: list[SeriesColumns], styles: 
     legend: list[Segment] = []
     used = 0
     for index, (series, columns) in enumerate(zip(data.series, drawn, strict=True)):
-        value = plain(data.unit(_newest(series, data)))
+        value = plain(data.format_value(_newest(series, data)))
         name = plain(series.name)
         named = len(data.series) > 1 or (name not in ("", title))
         swatch = f"{_LEGEND_TEXTURES[columns.stride]} {name} " if named else ""

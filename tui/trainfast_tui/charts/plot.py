@@ -173,7 +173,7 @@ def _axis_labels(
         middle = low + (high - low) / 2
         ticks[_row_of(middle, y_range, frame)] = middle
     ticks.update((row, limit.value) for row, limit in limits.items())
-    texts = {row: plain(data.unit(value)) for row, value in sorted(ticks.items())}
+    texts = {row: plain(data.format_value(value)) for row, value in sorted(ticks.items())}
     # A range narrower than the unit's precision would print one figure twice.
     for above, below in pairwise(list(texts)):
         if texts[above] == texts[below] and below not in limits:

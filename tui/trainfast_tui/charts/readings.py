@@ -21,7 +21,7 @@ class Reading:
 
     name: str
     value_of: Callable[[DeviceReading], float | None]
-    unit: fmt.Formatter
+    format_value: fmt.Formatter
     limit: Callable[[DeviceReading], float | None] | None = None
     limit_label: str = ""
     y_max: float | None = None

@@ -54,7 +54,7 @@ def throughput_chart(
         axis=axis,
         gap_ns=_step_gap(run),
         y_range_key=f"{run.run_id if run is not None else ''} {unit}/s",
-        unit=fmt.number,
+        format_value=fmt.number,
         spans=throttled_spans((cache or TickValuesCache()).values_of(ticks, uuids)),
         empty=empty,
     )

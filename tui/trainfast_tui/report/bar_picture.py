@@ -48,23 +48,24 @@ class Whisker:
 
 
 def stacked_picture(
-    title: str, x_title: str, bars: Sequence[StackedBar], unit: Formatter, *, binary: bool = False
+    title: str, x_title: str, bars: Sequence[StackedBar], format_value: Formatter, *, binary: bool = False
 ) -> Picture | None:
     """Return bars from zero to the sum of their parts as one picture; None if every bar is empty."""
     totals = [sum(part.value for part in bar.parts) for bar in bars]
     if not any(totals):
         return None
     # A fifth is left for the words at the end of the longest bar.
-    x, axes = _axes(0.0, nice_ceiling(1.25 * max(totals), binary=binary), len(bars), x_title, unit, binary=binary)
+    right = nice_ceiling(1.25 * max(totals), binary=binary)
+    x, axes = _axes(0.0, right, len(bars), x_title, format_value, binary=binary)
     body, sentences = [axes.markup()], []
     for row, (bar, total) in enumerate(zip(bars, totals, strict=True)):
         top, begin = _top(row), 0.0
         body.append(_label(bar.label, top))
         for part in bar.parts:
-            body.append(_part(part, x, begin, top, unit) if part.value else "")
+            body.append(_part(part, x, begin, top, format_value) if part.value else "")
             begin += part.value
         body.append(label(bar.words, x.at(total) + 6, top + BAR_HEIGHT - 6))
-        parts = ", ".join(f"{part.name} {unit(part.value)}" for part in bar.parts if part.value)
+        parts = ", ".join(f"{part.name} {format_value(part.value)}" for part in bar.parts if part.value)
         sentences.append(f"{bar.label}: {bar.words} ({parts}).")
     markup, legend_height = with_legend("".join(body), _swatches(bars))
     return Picture(title, " ".join(sentences), markup, WIDTH, _height(len(bars)) + legend_height)
@@ -77,11 +78,11 @@ def _swatches(bars: Sequence[StackedBar]) -> list[tuple[str, str]]:
     return [(element("rect", x=0, y=-7, width=18, height=14, class_=f"fill {tones[name]}"), name) for name in names]
 
 
-def _part(part: StackedPart, x: Scale, begin: float, top: float, unit: Formatter) -> str:
+def _part(part: StackedPart, x: Scale, begin: float, top: float, format_value: Formatter) -> str:
     left, right = x.at(begin), x.at(begin + part.value)
     box = element(
         "rect",
-        tip(f"{part.name} {unit(part.value)}"),
+        tip(f"{part.name} {format_value(part.value)}"),
         x=left,
         y=top,
         width=right - left,
@@ -93,13 +94,13 @@ def _part(part: StackedPart, x: Scale, begin: float, top: float, unit: Formatter
     return box + (label(part.name, (left + right) / 2, top + BAR_HEIGHT - 6, "middle") if fits else "")
 
 
-def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], unit: Formatter) -> Picture | None:
+def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], format_value: Formatter) -> Picture | None:
     """Return a dot and an interval for each figure, on an axis that shows zero; None without any figure."""
     if not whiskers:
         return None
     low, high = min(0.0, *(whisker.low for whisker in whiskers)), max(0.0, *(whisker.high for whisker in whiskers))
     low, high = (-nice_ceiling(-1.05 * low) if low else 0.0), (nice_ceiling(1.25 * high) if high else 0.0)
-    x, axes = _axes(low, high, len(whiskers), x_title, unit)
+    x, axes = _axes(low, high, len(whiskers), x_title, format_value)
     body = [axes.markup()]
     if low < 0 < high:
         body.append(element("line", x1=x.at(0), y1=TOP, x2=x.at(0), y2=axes.y.start, class_="axis"))
@@ -127,10 +128,10 @@ def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], unit:
 
 
 def _axes(
-    low: float, high: float, rows: int, x_title: str, unit: Formatter, *, binary: bool = False
+    low: float, high: float, rows: int, x_title: str, format_value: Formatter, *, binary: bool = False
 ) -> tuple[Scale, Axes]:
     x = Scale(low, high, LEFT, WIDTH - RIGHT - 30)
-    ticks = [(value, unit(value)) for value in round_ticks(low, high, binary=binary)]
+    ticks = [(value, format_value(value)) for value in round_ticks(low, high, binary=binary)]
     return x, Axes(x, Scale(0, 1, _height(rows) - BOTTOM, TOP), ticks, [], x_title, "")
 
 

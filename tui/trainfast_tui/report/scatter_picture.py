@@ -67,7 +67,7 @@ class Axis:
     """An axis from zero: its title with the unit, and how its ticks are written."""
 
     title: str
-    unit: Formatter = number
+    format_value: Formatter = number
     binary: bool = False
 
 
@@ -84,8 +84,8 @@ def scatter_picture(
     axes = Axes(
         x,
         y,
-        [(value, x_axis.unit(value)) for value in round_ticks(0, right, binary=x_axis.binary)],
-        [(value, y_axis.unit(value)) for value in round_ticks(0, top, binary=y_axis.binary)],
+        [(value, x_axis.format_value(value)) for value in round_ticks(0, right, binary=x_axis.binary)],
+        [(value, y_axis.format_value(value)) for value in round_ticks(0, top, binary=y_axis.binary)],
         x_axis.title,
         y_axis.title,
     )

@@ -26,7 +26,8 @@ def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
         drawn = "".join(
             " " if column is None else _block((column[0] + column[1]) / 2, ends, data.y_min) for column in columns
         )
-        lines.append(f"{series.name.ljust(name_width)}  {drawn}  {data.unit(ends[0])} to {data.unit(ends[1])}")
+        range_words = " to ".join(map(data.format_value, ends))
+        lines.append(f"{series.name.ljust(name_width)}  {drawn}  {range_words}")
     causes = sorted({span.cause for span in data.spans}, key=lambda cause: severity_order(shade_of(cause)))
     if causes:
         words = ", ".join(f"{shade_of(cause).letter} {shade_of(cause).words}" for cause in causes)

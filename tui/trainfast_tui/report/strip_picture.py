@@ -59,7 +59,7 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
         x,
         y,
         [(second, duration(second)) for second in time_ticks(x.low, x.high)],
-        [(value, data.unit(value)) for value in round_ticks(low, high, binary=data.binary)],
+        [(value, data.format_value(value)) for value in round_ticks(low, high, binary=data.binary)],
         "time since the run started",
         names[0] if len(names) == 1 and "/" in names[0] else data.title,
     )
@@ -130,7 +130,7 @@ def _when(span: ThrottledSpan, data: ChartData, origin_ns: int) -> str:
 def _limit(value: float, words: str, data: ChartData, x: Scale, y: Scale) -> str:
     at = y.at(value)
     line = element("line", x1=x.start, y1=at, x2=x.end, y2=at, class_="line error limit")
-    return line + label(f"{words} {data.unit(value)}", x.end - 4, at - 4, "end note")
+    return line + label(f"{words} {data.format_value(value)}", x.end - 4, at - 4, "end note")
 
 
 def _legend(data: ChartData) -> list[tuple[str, str]]:
@@ -152,6 +152,6 @@ def _sentences(data: ChartData, drawn: list[ColumnRanges], origin_ns: int) -> It
     """Yield the picture in words, for readers who cannot see it."""
     for series, columns in zip(data.series, drawn, strict=True):
         if (ends := extremes(columns)) is not None:
-            yield f"{series.name}: from {data.unit(ends[0])} to {data.unit(ends[1])}."
+            yield f"{series.name}: from {data.format_value(ends[0])} to {data.format_value(ends[1])}."
     for span in sorted(_spans(data), key=lambda span: span.start_ns):
         yield f"{shade_of(span.cause).words.capitalize()} {_when(span, data, origin_ns)}."

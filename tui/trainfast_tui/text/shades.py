@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
-from trainfast_tui.text.ascii import to_ascii
-from trainfast_tui.text.format import plain
 from trainfast_tui.text.lines import Tone
 
 
@@ -34,21 +31,16 @@ SHADES: tuple[Shade, ...] = (
 """The worst first: of two causes at once the worse is drawn."""
 
 _BY_CAUSE = {shade.cause: shade for shade in SHADES}
-OTHER = "other"
 
 
-@lru_cache(maxsize=64)
 def shade_of(cause: str) -> Shade:
-    """Return the shade of a cause, always the same object; an unlisted cause gets its first letter."""
-    if (known := _BY_CAUSE.get(cause)) is not None:
-        return known
-    letter = to_ascii(plain(cause))[:1].strip().upper() or "#"
-    return Shade(OTHER, letter, "╲", to_ascii(plain(cause, 24)) or "unknown cause", "warning")
+    """Return the shade of a cause that `causes_of` names."""
+    return _BY_CAUSE[cause]
 
 
 def severity_order(shade: Shade) -> int:
-    """Return the shade's place, 0 for the worst; unlisted causes come last."""
-    return SHADES.index(shade) if shade in SHADES else len(SHADES)
+    """Return the shade's place, 0 for the worst."""
+    return SHADES.index(shade)
 
 
 UMBRELLA = "hardware"
