@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         result = follow(directory, signals, interrupt_stops=False)
     if result is not None:
         return print_result(with_newer_explanation(directory, result), arguments.json)
-    if signals.hung_up:
+    if signals.must_leave:
         return HUNG_UP
     print_notice(f"left {directory.name} running")
     if arguments.json:

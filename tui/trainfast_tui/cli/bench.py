@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     outcomes: dict[str, list[Outcome]] = {entry.id: [] for entry in bench.entries}
     with caught_signals() as signals:
         is_complete = BenchRows(Home().create(), signals, arguments).run(bench, outcomes)
-    if signals.hung_up:
+    if signals.must_leave:
         return HUNG_UP
     table = tabulate(bench, outcomes)
     if arguments.json:

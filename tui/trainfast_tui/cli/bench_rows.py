@@ -118,7 +118,7 @@ class BenchRows:
     @property
     def _is_ended(self) -> bool:
         """True after Ctrl-C, or once the terminal is closed."""
-        return bool(self._signals.interrupts or self._signals.hung_up)
+        return bool(self._signals.interrupts or self._signals.must_leave)
 
     def _raise_if_ended(self) -> None:
         if self._is_ended:

@@ -26,18 +26,21 @@ STOPPING = f"stopping the run; SIGKILL follows after {STOP_GRACE_S:.0f} s, Ctrl-
 
 
 class Signals:
-    """The presses of Ctrl-C since signals were caught, and True in `hung_up` once the terminal has gone."""
+    """The presses of Ctrl-C since signals were caught; `must_leave` is True after SIGHUP or SIGTERM.
+
+    Both end the command and leave the run running.
+    """
 
     def __init__(self) -> None:
         self.interrupts = 0
-        self.hung_up = False
+        self.must_leave = False
 
     def receive(self, signum: int, frame: FrameType | None) -> None:
         """Note a signal; the handler of all three."""
         if signum == signal.SIGINT:
             self.interrupts += 1
         else:
-            self.hung_up = True
+            self.must_leave = True
 
 
 @contextmanager
@@ -76,7 +79,7 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
                 elif (result := result_or_none_while_live(directory)) is not None:
                     # The result is written a moment after the supervisor recorded the end.
                     return result
-            if signals.hung_up or (signals.interrupts and not interrupt_stops):
+            if signals.must_leave or (signals.interrupts and not interrupt_stops):
                 return None
             if signals.interrupts > handled_interrupts:
                 handled_interrupts = signals.interrupts
@@ -92,7 +95,7 @@ def stop(directory: Path, signals: Signals, *, now: bool = False) -> Result | No
     """Stop a live run, or kill it `now`, and wait with the countdown; None if Ctrl-C ended the wait."""
     # During the launch there is no supervisor yet that could stop the run.
     while (state := run_state(directory)).state == "starting" and not state.supervised:
-        if signals.interrupts or signals.hung_up:
+        if signals.interrupts or signals.must_leave:
             return None
         time.sleep(LOOK_EVERY_S)
     with suppress(Interrupted):  # `follow` sees the signal
@@ -108,7 +111,7 @@ def _stop_or_kill(directory: Path, progress: Progress, signals: Signals, *, now:
     interrupts = signals.interrupts
 
     def on_tick(left_s: float) -> None:
-        if signals.hung_up or signals.interrupts > interrupts:
+        if signals.must_leave or signals.interrupts > interrupts:
             raise Interrupted
         progress.show_activity(f"stopping, SIGKILL in {max(0.0, left_s):.0f} s")
 

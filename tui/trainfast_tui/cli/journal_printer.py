@@ -66,7 +66,7 @@ class JournalPrinter(ABC, Generic[LineT]):
         def is_cancelled() -> bool:
             # Called repeatedly during every wait.
             self.tick()
-            return bool(signals.interrupts or signals.hung_up)
+            return bool(signals.interrupts or signals.must_leave)
 
         try:
             return conduct(SearchCallbacks(self.print_line, is_cancelled, began_ns))
