@@ -370,7 +370,7 @@ def test_a_probe_of_a_search_is_shown_as_one_everywhere(cli: Cli) -> None:
     assert "bbbb" not in cli("runs", "list").out
     assert "a search's probe" in cli("runs", "list", "--probes").out
     shown = cli("runs", "show", "20261102").out
-    assert "a search's probe at batch_size 62, after 7 and 30: oom" in shown
+    assert "a search's probe at batch_size 62, after 7 and 30: out of memory" in shown
     assert "its search: 20261102-095900-tiny-llama-cccc" in shown
     assert "--set" not in shown, "nothing is to be turned"
     compared = cli("runs", "compare", "20261101", "20261102").out

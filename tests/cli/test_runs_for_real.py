@@ -76,7 +76,7 @@ def test_out_of_memory_is_a_result_with_advice(cli: Cli) -> None:
     assert cli("predict", *words, "--set", "checkpointing=full").code in (0, 3)
     done = cli("run", *words)
     assert done.code == 3, done.err
-    assert "  oom: " in done.out
+    assert "  out of memory: " in done.out
     assert "to make it fit, cheapest first" in done.out
     assert "the prediction says that each fits:" in done.out or "those with a predicted peak fit by" in done.out
     assert "--set batch_size=" in done.out

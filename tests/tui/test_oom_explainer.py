@@ -118,14 +118,14 @@ def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> 
     first = posted.get(timeout=60)
     assert isinstance(first, OomExplained)
     assert first.explanation.needed_bytes is None
-    assert first.left > 1
+    assert first.traces_left > 1
     explainer.explain_if_oom(run, may_trace=True)
     tracer.go.set()
     last = first
-    while last.left:
+    while last.traces_left:
         found = posted.get(timeout=60)
         assert isinstance(found, OomExplained)
-        assert found.left < last.left
+        assert found.traces_left < last.traces_left
         last = found
     assert last.explanation.needed_bytes == (100 + 10 * 4096) * MIB
     change = last.explanation.changes[0]
@@ -156,7 +156,7 @@ def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:
     explainer.explain_if_oom(run, may_trace=False)
     last = posted.get(timeout=60)
     assert isinstance(last, OomExplained)
-    assert last.left == 0
+    assert last.traces_left == 0
     assert len(tracer.cancelled) == 1
 
 

@@ -200,7 +200,7 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
     app = TrainfastApp(session, ascii=ascii, plain_output=plain_output)
     watch(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
-    status = app.run(mouse=False)
+    app.run(mouse=False)
     if (search := session.searches.running_kind) is not None:
         print(f"The {search.label} search keeps running without this screen.")
         print(f"Come back with: trainfast-tui    then {search.key}")
@@ -209,4 +209,4 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
         print(f"{run.run_id} goes on without this screen.")
         # A line for the command: a terminal of 80 columns would break the id.
         print(f"Come back with: trainfast-tui\nFollow it with:\ntrainfast-tui attach {run.run_id}")
-    return app.return_code or status or 0
+    return app.return_code or 0

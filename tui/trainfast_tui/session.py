@@ -58,7 +58,10 @@ class Session:
     """State that screens read and change in the event loop; `listener` gets what threads post, from any thread."""
 
     def __init__(self, home: Home, *, preset: str | None = None, python: str | None = None) -> None:
-        """`preset` is the first next run, else one for the machine; `python` trains, None for this Python."""
+        """`preset` is the first next run, else one for the machine.
+
+        `python` is the path of the training Python; None for the app's.
+        """
         self.home = home
         self.cwd = os.getcwd()
         """The folder that the app was started in."""
@@ -143,14 +146,14 @@ class Session:
                 self.searches.of(kind).note_started(directory)
                 self.reader.follow_search(directory, kind)
             case SearchRefused(_, kind):
-                self.searches.of(kind).note_refused()
+                self.searches.of(kind).note_not_started()
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._adopt(snapshot)
         self.searches.note_snapshot(snapshot)
         self.update_background_work()
-        self.run_control.note_shown(snapshot.run.directory if snapshot.run is not None else None)
+        self.run_control.note_seen(snapshot.run.directory if snapshot.run is not None else None)
         elsewhere = snapshot.started_elsewhere
         # A run that this app just started comes onto the screen by itself.
         if elsewhere is not None and elsewhere != self._notified_run_id and not self.run_control.is_starting:

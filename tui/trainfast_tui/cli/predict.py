@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the prediction; return 0 if anything could be predicted, 2 if the only run could not.
+    """Print the prediction; return 0, also where a row of several says why it has none. Raises UserError for one run.
 
     Return 3 if `memory_limit` is below the parameters' own memory.
     """

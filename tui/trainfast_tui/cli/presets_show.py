@@ -122,13 +122,13 @@ def _variant_lines(preset: Preset, width: int | None) -> list[str]:
     ]
     figures = range(1, len(header))
     knobs = [_settings(row) for row in preset.variants]
-    whole = table([*header, "KNOBS"], [[*row, changed] for row, changed in zip(rows, knobs, strict=True)], figures)
+    whole = table([*header, "KNOBS"], [[*row, settings] for row, settings in zip(rows, knobs, strict=True)], figures)
     if width is None or max(map(len, whole)) <= width:
         return whole
     narrow = table([header[0], *published], rows, figures)
     lines = [f"  published: {', '.join(published)}"] if published else []
-    for line, changed in zip(narrow, ["", *knobs], strict=True):
-        lines += [line, *textwrap.wrap(changed, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+    for line, settings in zip(narrow, ["", *knobs], strict=True):
+        lines += [line, *textwrap.wrap(settings, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
     return lines
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
+from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.cli.output import print_line, print_table
 from trainfast_tui.text.format import ABSENT, celsius, count, fraction, joules, milliseconds
 
@@ -39,7 +40,7 @@ def _throttled(cause: str) -> Callable[[Record], str]:
 COLUMNS: tuple[tuple[str, Callable[[Record], str]], ...] = (
     ("STEP", lambda step: count(step["step"]) + (" warm-up" if step["warmup"] else "")),
     ("TOOK", _phase("step")),
-    *((name.upper(), _phase(name)) for name in ("data", "forward", "backward", "optimizer", "other")),
+    *((name.upper(), _phase(name)) for name in STEP_PHASES),
     *((CAUSE_HEADS[cause.name], _throttled(cause.name)) for cause in CAUSES),
     ("CLOCK LOSS", lambda step: fraction(step["clock_loss_fraction"], 1)),
     ("ENERGY", lambda step: joules(step["energy_joules"])),

@@ -96,11 +96,11 @@ class RunGivenUp:
 
 @dataclass(frozen=True, slots=True)
 class OomExplained:
-    """More is known about why a run ran out of memory; `left` models are still to be traced."""
+    """More is known about why a run ran out of memory; `traces_left` traces remain."""
 
     run_id: str
     explanation: OomExplanation
-    left: int
+    traces_left: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class OomExplainer:
-    """Posts `OomExplained` each time more is known. `python` trains, None for the run's own; `tracer` traces."""
+    """Posts `OomExplained` each time more is known.
+
+    `python` is the path of the training Python, None for the run's own; `tracer` traces.
+    """
 
     def __init__(self, post: Post, python: str | None, tracer: Callable[[], WarmTracer]) -> None:
         self._post = post
@@ -33,7 +36,7 @@ class OomExplainer:
         self._work = CancellableWork("explain")
 
     def explanation_of(self, run: RunSnapshot) -> tuple[OomExplanation | None, int]:
-        """Return the explanation of an out-of-memory run, traced if it is, and the number of changes left to trace.
+        """Return the explanation of an out-of-memory run, traced if it is, and the number of traces left.
 
         None for a run that ended otherwise, or that cannot be explained.
         """
@@ -45,7 +48,7 @@ class OomExplainer:
             return explanation, 0
         if explanation is None or explanation.needed_bytes is None or traced.explanation.needed_bytes is not None:
             explanation = traced.explanation
-        return explanation, traced.left
+        return explanation, traced.traces_left
 
     def explain_if_oom(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
         """Explain this run if it ran out of memory; give up the trace under way if it may not go on.

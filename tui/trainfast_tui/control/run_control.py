@@ -23,7 +23,10 @@ GIVE_UP_S = 60.0
 
 
 class RunControl:
-    """Talks to supervisors. `post` takes messages from any thread; `python` trains, None for this one."""
+    """Talks to supervisors. `post` takes messages from any thread.
+
+    `python` is the path of the training Python; None for the app's.
+    """
 
     def __init__(self, home: Home, post: Post, python: str | None = None) -> None:
         self._home = home
@@ -61,7 +64,7 @@ class RunControl:
         """Record that the run to be started was refused or given up."""
         self._is_starting = False
 
-    def note_shown(self, directory: Path | None) -> None:
+    def note_seen(self, directory: Path | None) -> None:
         """Record the run that the reader shows."""
         unseen = self._unseen_directory
         if unseen is not None and (directory == unseen or not unseen.exists()):

@@ -26,7 +26,10 @@ STARTING = Notified("The search is starting; press the key again once it runs.",
 
 
 class SearchControl(ABC, Generic[SearchSnapshotT]):
-    """Talks to the conductors of one kind of search, which outlive the app. `python` trains, None for this one."""
+    """Talks to the conductors of one kind of search, which outlive the app.
+
+    `python` is the path of the training Python; None for the app's.
+    """
 
     KIND: ClassVar[SearchKind]
 
@@ -36,7 +39,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         self._python = python
         self._snapshot: SearchSnapshotT | None = None
         self._is_starting = False
-        self._started_directory: Path | None = None
+        self._unseen_directory: Path | None = None
         """The search that was started here and is not yet seen."""
         self._dismissed_directory: Path | None = None
         """The ended search that was followed when the next one was refused."""
@@ -59,10 +62,10 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
 
     def note_started(self, directory: Path) -> None:
         """Record that the started search holds its lock; the reader may still show the search before."""
-        self._started_directory = directory
+        self._unseen_directory = directory
 
-    def note_refused(self) -> None:
-        """Record that the started search was refused."""
+    def note_not_started(self) -> None:
+        """Record that the search to be started was refused."""
         self._is_starting = self._stop_when_seen = False
         search = self._snapshot
         self._dismissed_directory = search.directory if search is not None and not search.is_live else None
@@ -80,8 +83,8 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
                 self._post(Notified(f"A {self.KIND.label} search is live; {self.KIND.key} shows it."))
         elif before.is_live and not search.is_live:
             self._post(SearchEnded(self._describe(search), self.KIND))
-        if search.directory == self._started_directory:
-            self._is_starting, self._started_directory = False, None
+        if search.directory == self._unseen_directory:
+            self._is_starting, self._unseen_directory = False, None
             if self._stop_when_seen:
                 self._stop_when_seen = False
                 # Not `stop`: this snapshot may be older than the lock of a continued search.

@@ -11,7 +11,7 @@ from trainfast_tui.text.search.kind import SearchKind
 
 
 class Searches:
-    """The controls of both kinds of search. `python` trains, None for this Python."""
+    """The controls of both kinds of search. `python` is the path of the training Python; None for the app's."""
 
     def __init__(self, home: Home, post: Post, python: str | None) -> None:
         self.batch = BatchControl(home, post, python)

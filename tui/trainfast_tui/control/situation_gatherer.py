@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class SituationGatherer:
-    """Posts SituationGathered. Every call returns at once. `python` trains, None for this one."""
+    """Posts SituationGathered. Every call returns at once.
+
+    `python` is the path of the training Python; None for the app's.
+    """
 
     def __init__(self, home: Home, post: Post, python: str | None) -> None:
         self._home, self._post, self._python = home, post, python

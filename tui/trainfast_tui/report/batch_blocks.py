@@ -32,8 +32,8 @@ FIT_POINTS = 40
 """Points through which the fit is drawn: it bends where another phase becomes the highest."""
 
 
-def confirmed_by(search: BatchSnapshot) -> list[str]:
-    """Return the run that confirmed the search's answer; empty without an answer."""
+def batch_confirming_run_ids(search: BatchSnapshot) -> list[str]:
+    """Return the id of the run that confirmed the answer; empty without one."""
     answer = search.answer
     return [answer.proof_run_id] if answer is not None and answer.proof_run_id is not None else []
 

@@ -41,14 +41,14 @@ from trainfast_tui.text.search.best_figures import gain_words, knob_words, objec
 NO_EXPORT = "No run of the best setting is on the disk: its settings are not exported."
 
 
-def cold_runs(so_far: BestSoFar) -> list[str]:
-    """Return the runs that confirmed the answer: the baseline's, then the winner's."""
+def best_confirming_run_ids(so_far: BestSoFar) -> list[str]:
+    """Return the ids of the runs that confirmed the answer, the baseline's first; empty without an answer."""
     answer = so_far.answer
     return [] if answer is None else list(dict.fromkeys([*answer.baseline_run_ids, *answer.best_run_ids]))
 
 
 def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence[ReportedRun]) -> list[Block]:
-    """Return the whole report; `runs` are those of `cold_runs` that are still on the disk."""
+    """Return the whole report; `runs` are those of `best_confirming_run_ids` that are still on the disk."""
     blocks: list[Block] = [*_question(question), *(machine_blocks(runs) if runs else ())]
     blocks += [Heading("Answer"), *_answer(so_far)]
     answer = so_far.answer

@@ -13,8 +13,8 @@ from trainfast_tui.text.format import percent, size
 
 def machine_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the table; a value that every run shares stands alone."""
+    # The labels of the runs by fact and value.
     labels: dict[str, dict[str, list[str]]] = {}
-    """The labels of the runs by fact and value."""
     for run in runs:
         for name, value in _facts(run):
             labels.setdefault(name, {}).setdefault(value, []).append(run.label)

@@ -14,8 +14,8 @@ from trainfast_runner.running.final_result import final_result
 from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal.best import read_best_journal
-from trainfast_tui.report.batch_blocks import batch_search_report, confirmed_by
-from trainfast_tui.report.best_blocks import best_search_report, cold_runs
+from trainfast_tui.report.batch_blocks import batch_confirming_run_ids, batch_search_report
+from trainfast_tui.report.best_blocks import best_confirming_run_ids, best_search_report
 from trainfast_tui.report.document import Document, Prose
 from trainfast_tui.report.reported_run import ReportedRun, read_run
 from trainfast_tui.report.run_blocks import runs_report
@@ -41,7 +41,7 @@ def report_document(home: Home, references: Sequence[str]) -> tuple[Document, li
 def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
     """Return the report of a search of either kind, with the runs that confirmed its answer."""
     best, batch = BestSoFar(tuple(read_best_journal(directory))), BatchFollower(directory).poll()
-    confirmed = confirmed_by(batch) if best.question is None else cold_runs(best)
+    confirmed = batch_confirming_run_ids(batch) if best.question is None else best_confirming_run_ids(best)
     run_ids = [run_id for run_id in confirmed if home.directory(run_id).is_dir()]
     runs = _read_runs(home, run_ids)
     if best.question is not None:

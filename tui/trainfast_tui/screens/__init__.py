@@ -1,1 +1,1 @@
-"""One file a screen."""
+"""One file a screen. A screen is imported by the action that opens it, after the first frame."""

@@ -66,7 +66,7 @@ class AppScreen(Screen[None]):
         self.query_one(Footer).show_pace(words)
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:
-        """Put a line on the status line, where there is one."""
+        """Put a line on the status line, where there is one. Callers use `notify`, unless they need another tone."""
         for status in self.query("#status").results(StatusLine):
             status.show_text(text, tone)
 

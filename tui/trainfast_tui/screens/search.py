@@ -50,7 +50,7 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
     def keep_search(self, search: SearchSnapshotT | None) -> None:
         """Make this the search on the screen; a notice about its state before is outdated."""
         if search is not None and (self._search is None or self._search.state != search.state):
-            self.show_notice("")
+            self.notify("")
         self._search = search
 
     def show_useful_keys(self) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 RECENT_STEPS = 20
-"""A live run's figures are means over this many newest steps; a median would hide brief throttling."""
+"""A live run's figures are of this many newest steps. Conditions are means: a median would hide brief throttling."""
 LONG_WORDS_FROM = 78
 """Columns from which the words are long."""
 MIN_THROTTLED_MS = 0.05

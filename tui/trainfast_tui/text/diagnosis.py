@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 SEVERITY_TONES: dict[str, Tone] = {"warning": "warning", "info": "secondary"}
-FORMATTERS: tuple[tuple[str, Callable[[float], str]], ...] = (
-    ("_fraction", lambda value: fmt.fraction(value, 1)),
-    ("_share", lambda value: fmt.fraction(value, 1)),
-    ("_percent", lambda value: fmt.percent(value, 1)),
-    ("_ms", fmt.milliseconds),
-    ("_ms_per_step", lambda value: f"{fmt.milliseconds(value)} a step"),
-    ("_bytes", fmt.size),
-    ("_mib", lambda value: f"{fmt.number(value)} MiB"),
-    ("_c", fmt.celsius),
-    ("_w", fmt.watts),
-    ("_mhz", fmt.megahertz),
-    ("_joules", fmt.joules),
-    ("_j", fmt.joules),
-    ("_seconds", fmt.duration),
-    ("_s", fmt.duration),
-    ("_bytes_per_s", fmt.bytes_per_second),
-)
+FORMATTERS: dict[str, Callable[[float], str]] = {
+    "_fraction": lambda value: fmt.fraction(value, 1),
+    "_share": lambda value: fmt.fraction(value, 1),
+    "_percent": lambda value: fmt.percent(value, 1),
+    "_ms": fmt.milliseconds,
+    "_ms_per_step": lambda value: f"{fmt.milliseconds(value)} a step",
+    "_bytes": fmt.size,
+    "_mib": lambda value: f"{fmt.number(value)} MiB",
+    "_c": fmt.celsius,
+    "_w": fmt.watts,
+    "_mhz": fmt.megahertz,
+    "_joules": fmt.joules,
+    "_j": fmt.joules,
+    "_seconds": fmt.duration,
+    "_s": fmt.duration,
+    "_bytes_per_s": fmt.bytes_per_second,
+}
 """The formatter of each unit at the end of a name; the longest suffix that matches counts."""
 
 
@@ -104,7 +104,7 @@ def figure_text(name: str, value: float | int | str | None) -> str:
         return value
     suffix = _unit_suffix(name)
     if suffix:
-        return dict(FORMATTERS)[suffix](value)
+        return FORMATTERS[suffix](value)
     return f"{value:,}" if isinstance(value, int) else fmt.number(value)
 
 
@@ -170,4 +170,4 @@ def _throttling_words() -> dict[str, str]:
 
 
 def _unit_suffix(name: str) -> str:
-    return max((suffix for suffix, _ in FORMATTERS if name.endswith(suffix)), key=len, default="")
+    return max(filter(name.endswith, FORMATTERS), key=len, default="")

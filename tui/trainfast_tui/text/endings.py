@@ -39,10 +39,10 @@ class Ending:
     facts: tuple[str, ...] = ()
 
 
-def ending(run: RunSnapshot, explanation: OomExplanation | None, to_trace: int) -> Ending | None:
+def ending(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int) -> Ending | None:
     """Return the run's ending, or None while it is running and supervised.
 
-    `explanation` is of an out-of-memory error; `to_trace` of its changes are still to be traced.
+    `explanation` is of an out-of-memory error; `traces_left` traces of its changes remain.
     """
     if run.is_live:
         if run.supervised:
@@ -54,7 +54,7 @@ def ending(run: RunSnapshot, explanation: OomExplanation | None, to_trace: int) 
             advice="s stops it and cleans up; the records so far are kept.",
         )
     if run.state == "oom":
-        return _oom(run, explanation, to_trace)
+        return _oom(run, explanation, traces_left)
     steps_kept = "Its steps are kept. " if run.steps else ""
     last_words = tuple(line for line in run.log if line.strip())[-LOG_LINES:]
     match run.state:
@@ -83,10 +83,10 @@ def ending(run: RunSnapshot, explanation: OomExplanation | None, to_trace: int) 
     return None
 
 
-def _oom(run: RunSnapshot, explanation: OomExplanation | None, to_trace: int) -> Ending:
+def _oom(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int) -> Ending:
     facts = list(oom.oom_sentences(explanation)) if explanation is not None else []
-    if to_trace:
-        facts.append(f"Tracing which changes would fit, {to_trace} to go…")
+    if traces_left:
+        facts.append(f"Tracing which changes would fit, {traces_left} to go…")
     reason = fmt.with_sizes(run.reason or _message(run))
     if explanation is not None and explanation.held_bytes is not None and explanation.asked_bytes is not None:
         # The allocator's long sentence adds nothing; the status line and the log have it.

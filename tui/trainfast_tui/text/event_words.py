@@ -76,8 +76,8 @@ def _compilations(steps: Sequence[Step]) -> list[DescribedEvent]:
     ]
 
 
-def _silent(event: Event) -> tuple[str, Tone, str]:
-    """Describe a lost GPU, or one that answers too slowly, which is no loss."""
+def _gpu_lost(event: Event) -> tuple[str, Tone, str]:
+    """Describe a GPU that was lost, or that answers too slowly."""
     why = event.detail or "it does not answer"
     return "✗", "error", f"{_device(event)} {'does not answer' if takes_long(why) else 'was lost'}: {why}"
 
@@ -117,7 +117,7 @@ DESCRIPTIONS: dict[str, Describe] = {
     "throttle_on": lambda event: _throttle(event, began=True),
     "throttle_off": lambda event: _throttle(event, began=False),
     "xid": lambda event: ("X", "error", f"{_device(event)}: Xid error {event.detail or ''}".rstrip()),
-    "gpu_lost": _silent,
+    "gpu_lost": _gpu_lost,
     "gpu_back": lambda event: ("✓", "success", f"{_device(event)} answers again"),
     "foreign_process": _process,
     "process": _process,

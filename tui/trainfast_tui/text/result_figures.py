@@ -41,7 +41,7 @@ def headline(result: Result) -> str:
     """Return the run's id, its end and the reason."""
     reason = plain(with_sizes(notable_reason(result.state, result.reason)))
     role = f"{warm_words(result.role, result.tried)}: " if result.role in WARM_ROLES else ""
-    return f"{result.run_id}  {result.name}  {role}{result.state.replace('_', ' ')}{f': {reason}' if reason else ''}"
+    return f"{result.run_id}  {result.name}  {role}{state_words(result.state)}{f': {reason}' if reason else ''}"
 
 
 def notes(result: Result) -> Iterator[str]:

@@ -122,7 +122,10 @@ def gpu_line(
     *,
     is_chosen: bool = False,
 ) -> Line:
-    """Return the row of a GPU; `lost_s` is the time since its last answer, `missing` its tick's."""
+    """Return the row of a GPU.
+
+    `lost_s` is the time in seconds since its last answer, `missing` the reasons for absent readings (`Tick.missing`).
+    """
     long_words = width >= LONG_WORDS_FROM
     line: Line = [("▸" if is_used else " ", "primary"), (f"GPU {device.index} ", "cursor" if is_chosen else "title")]
     if width >= GPU_NAMES_FROM:
