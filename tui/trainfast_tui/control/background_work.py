@@ -9,6 +9,7 @@ from trainfast_tui.control.idle_calibrator import IdleCalibrator
 from trainfast_tui.control.messages import Post
 from trainfast_tui.control.next_run_predictions import NextRunPredictions
 from trainfast_tui.control.oom_explainer import OomExplainer
+from trainfast_tui.control.prediction_request import SpeedKey
 from trainfast_tui.control.predictor import Predictor
 from trainfast_tui.control.shared_tracer import SharedTracer
 from trainfast_tui.control.situation_gatherer import SituationGatherer
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class BackgroundWork:
-    """Works in threads of its own, and gives way to everything that is measured. `python` trains."""
+    """Works in threads of its own, and gives way to everything that is measured.
+
+    `python` is the path of the training Python; None for the app's.
+    """
 
     def __init__(self, home: Home, post: Post, python: str | None) -> None:
         self.tracer = SharedTracer()
@@ -78,10 +82,10 @@ class BackgroundWork:
         if snapshot is not None:
             self.calibrator.update(snapshot, machine, is_device_used=is_device_used)
 
-    def _speed_key(self, run: RunSnapshot | None, running_search: SearchKind | None) -> str:
-        """Return a text that changes with the sources of predicted speeds: runs, searches, the calibration."""
+    def _speed_key(self, run: RunSnapshot | None, running_search: SearchKind | None) -> SpeedKey:
+        """Return what changes with the sources of predicted speeds: runs, searches, the calibration."""
         ended = run is not None and run.result is not None
-        return repr((run.run_id if run is not None else "", ended, running_search, self._calibrations))
+        return run.run_id if run is not None else "", ended, running_search, self._calibrations
 
 
 def _is_measured(run: RunSnapshot | None) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainfast_tui.control.messages import NextRunPredicted
-from trainfast_tui.control.prediction_request import free_memory_bytes, has_moved, request_for
+from trainfast_tui.control.prediction_request import SpeedKey, free_memory_bytes, has_moved, request_for
 from trainfast_tui.control.predictor import Predictor
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed, measured_memory, measured_speed
 from trainfast_tui.next_run.same_settings import has_same_model
@@ -49,7 +49,7 @@ class NextRunPredictions:
         snapshot: Snapshot | None,
         *,
         may_trace: bool,
-        speed_key: str,
+        speed_key: SpeedKey,
         is_device_used: bool,
     ) -> None:
         """Request a prediction of the next run, unless nothing has changed since the last request.

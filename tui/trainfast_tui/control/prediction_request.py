@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from trainfast_tui.next_run.next_run import NextRun
 
 
+SpeedKey = tuple[object, ...]
+"""A value that changes with the runs, searches and calibrations that speeds are predicted from."""
 MOVED_SHARE = 0.01
 """A smaller change of free memory is noise of an idle machine; it starts no prediction."""
 
@@ -34,7 +36,7 @@ class PredictionRequest:
     """False while a run is measured: a trace would take its CPU."""
     reference: RunSpec | None = None
     """The settings to compare with (`NextRun.reference_spec`); None if no knob differs from them."""
-    speed_key: str = ""
+    speed_key: SpeedKey = ()
     """Changes when there are new runs or searches to predict the speed from."""
 
 
@@ -57,7 +59,7 @@ def has_moved(before: tuple[int | None, ...], now: tuple[int | None, ...]) -> bo
 
 
 def request_for(
-    next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool, speed_key: str = ""
+    next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool, speed_key: SpeedKey = ()
 ) -> PredictionRequest:
     """Return the request for the next run, with the memory that is free by the newest sample."""
     tick = snapshot.tick if snapshot is not None else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
+from trainfast_tui.control.prediction_request import SpeedKey
 from trainfast_tui.next_run.memory_and_speed import NextRunSpeed
 
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ class SpeedPredictor:
 
     def __init__(self, home: Home, python: str | None) -> None:
         self._home, self._python = home, python
-        self._known: tuple[str, Speeds] | None = None
+        self._known: tuple[SpeedKey, Speeds] | None = None
 
     def predict(
-        self, wanted: TracedSettings, reference: TracedSettings | None, machine: Machine, speed_key: str
+        self, wanted: TracedSettings, reference: TracedSettings | None, machine: Machine, speed_key: SpeedKey
     ) -> NextRunSpeed:
         """Predict both settings; earlier runs are read again when `speed_key` changes."""
         try:
@@ -47,7 +48,7 @@ class SpeedPredictor:
             predicted, reference=None if compared is None or isinstance(compared, str) else compared.median
         )
 
-    def _predict(self, traced: TracedSettings, machine: Machine, speed_key: str) -> PredictedSpeed | str:
+    def _predict(self, traced: TracedSettings, machine: Machine, speed_key: SpeedKey) -> PredictedSpeed | str:
         """Return the predicted speed, or why there is none. Raises UserError for devices that do not exist."""
         from trainfast_runner.search.speed.predicted_speed import Unknown
         from trainfast_runner.settings.device_counts import device_count
@@ -57,13 +58,13 @@ class SpeedPredictor:
         predicted = speeds.predict(spec, device_count(spec, machine), traced.model)
         return predicted.why if isinstance(predicted, Unknown) else predicted
 
-    def _speeds(self, spec: RunSpec, machine: Machine, speed_key: str) -> Speeds:
+    def _speeds(self, spec: RunSpec, machine: Machine, speed_key: SpeedKey) -> Speeds:
         from trainfast_runner.search.speed.earlier_speeds import DeviceName, training_of
         from trainfast_runner.search.speed.speeds import speeds_on
         from trainfast_runner.settings.device_counts import first_gpu_name
 
         device = DeviceName(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")
-        key = repr((training_of(spec), device, speed_key))
+        key = (training_of(spec), device, speed_key)
         if self._known is None or self._known[0] != key:
             self._known = key, speeds_on(self._home, spec, device, self._python)
         return self._known[1]
