@@ -22,6 +22,7 @@ from trainfast_tui.text.format import duration, plain
 from trainfast_tui.text.starting import search_cooling_words
 
 TICK_S = 2.0
+"""Seconds between two lines about the step of a search that goes on."""
 COMMON_WORDS: dict[type, str] = {Paused: "paused", Resumed: "resumed"}
 """Words for the lines that both kinds of search write."""
 LineT = TypeVar("LineT")

@@ -15,7 +15,9 @@ from trainfast_tui.cli.run_status import status_line
 from trainfast_tui.text.format import plain, truncate
 
 PLAIN_EVERY_S = 5.0
+"""Seconds between two lines of progress where stderr is no terminal."""
 SLOW_S = 1.0
+"""Seconds after which work shows its progress."""
 
 
 def progress_when_slow(text: str, everywhere: bool = False) -> closing[SlowProgress]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.1
 GIVE_UP_S = 60.0
+"""Seconds that a stopped run has to be gone; its supervisor sends SIGKILL after 30."""
 
 
 class RunControl:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PERIOD_S = 0.5
+"""Seconds between two snapshots."""
 SAMPLE_PERIOD_S = 1.0
+"""Seconds between two samples of the machine while no run samples it."""
 WATCHED_PERIOD_S = 0.5
 """While a screen shows the processes."""
 TICKS_KEPT = 3600

@@ -26,6 +26,7 @@ from trainfast_tui.widgets.process_table import ProcessTable
 
 HEAD_AND_FOOTER_ROWS = 2
 MIN_CHART_ROWS = 7
+"""With fewer rows the charts make room for the table of processes."""
 CHART_ROWS = ((38, 15), (26, 8))
 """(rows of the screen, rows kept for charts before a GPU shows all its readings)."""
 MIN_PROCESS_ROWS = 6

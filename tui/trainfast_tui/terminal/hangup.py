@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 GRACE_S = 3.0
+"""Seconds that the app has to leave by itself once its terminal is gone."""
 EXIT_STATUS = 129
 """128 + SIGHUP."""
 

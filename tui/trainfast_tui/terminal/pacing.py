@@ -11,6 +11,7 @@ LATE_S = 0.4
 BACKLOG = 3
 """More unwritten texts than this mean a slow terminal: a frame is one text, or three with synchronized output."""
 CALM_TO_SPEED_UP = 6
+"""Frames in time before the period is halved."""
 
 
 class Pacer:

@@ -20,7 +20,9 @@ RECENT_STEPS = 20
 LONG_WORDS_FROM = 78
 """Columns from which the words are long."""
 MIN_THROTTLED_MS = 0.05
+"""Less throttled time of a step is not named: it would print as 0.0 ms."""
 MIN_CLOCK_LOSS = 0.005
+"""A smaller loss prints as 0 %, so the clock is called at its maximum."""
 
 
 def has_conditions(run: RunSnapshot) -> bool:

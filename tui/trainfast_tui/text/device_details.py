@@ -18,6 +18,7 @@ from trainfast_tui.text.topology import pcie_link
 ReadingT = TypeVar("ReadingT")
 
 MIN_THROTTLED_SHARE = 0.005
+"""A smaller share of throttled time prints as 0 %."""
 WIDEST_SIZE, WIDEST_RATE = "1023 MiB", "1023 MiB/s"
 
 

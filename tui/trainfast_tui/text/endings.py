@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 LOG_LINES = 4
+"""The newest lines of the log beside a failure."""
 _SEARCH = "b shows its search."
 NO_CHANGE = "No knob is known to free memory: make the batch smaller, or map its flag (o)."
 

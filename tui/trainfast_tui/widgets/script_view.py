@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MIN_FLAGS = 5
 """Lines that the mapping leaves to the flags."""
 MIN_KNOBS = 3
+"""Rows that the list of knobs keeps on a small screen."""
 MAX_REASON_LINES, MAX_NOTICE_LINES = 2, 3
 WIDE_NAMES_FROM = 100
 """Columns from which the names of the flags have much room."""
