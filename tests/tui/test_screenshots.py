@@ -2,7 +2,7 @@
 
     TRAINFAST_SCREENSHOTS=1 pytest tests/tui/test_screenshots.py
 
-trains tiny-llama three times, searches its largest batch, trains beside eight stand-in GPUs, and writes
+trains tiny-llama three times, searches its largest batch and its best fit, trains beside eight stand-in GPUs, and writes
 docs/screens/*.svg. Take them on a quiet machine.
 """
 
@@ -30,7 +30,7 @@ from trainfast_tui.session import Session
 SCREENS = Path(__file__).resolve().parents[2] / "docs" / "screens"
 NAMES = (
     *("first-start", "live", "turned-knob", "second-run", "compare"),
-    *("out-of-memory", "batch-search", "runs", "throttled"),
+    *("out-of-memory", "batch-search", "runs", "best-fit", "throttled"),
 )
 BESIDE_GPUS = "TRAINFAST_SCREENSHOTS_BESIDE_GPUS"
 PATIENCE_S = 300.0
@@ -104,6 +104,20 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
         await pilot.press("h")
         await until(pilot, "runs   4")
         picture(app, "runs", SCREENS)
+        await pilot.press("escape")
+        app.session.set_next_run(app.session.next_run.with_value("batch_size", "8").with_value("memory_limit", "none"))
+        await pilot.press("B")
+        await until(pilot, "candidates ")
+        await pilot.press("v", *"batch_size=4,8,16", "space", *"checkpointing=off,full", "space")
+        await pilot.press(*"optimizer=adamw,adamw-fused", "enter")
+        await until(pilot, "v vary +batch_size=4,8,16 checkpointing")
+        await pilot.press("g", *"16", "enter")
+        await until(pilot, "g global batch +16 samples")
+        await pilot.press("t", *"4m", "enter")
+        await until(pilot, "t time budget +4 min")
+        await pilot.press("enter")
+        await until(pilot, "✓ (no winner|batch_size=|checkpointing=|optimizer=|the baseline)")
+        picture(app, "best-fit", SCREENS)
 
 
 @asked

@@ -31,10 +31,10 @@ def setting_words(space: Space, number: int, *, short: bool = False) -> str:
     With `short` the accumulation is left out where it follows from the batch at one global batch.
     """
     candidate, baseline = space.candidates[number], space.candidates[space.baseline_number]
-    changed = {name: value for name, value in candidate.knobs.items() if value != baseline.knobs.get(name)}
-    if short and "batch_size" in changed and candidate.samples_per_step == baseline.samples_per_step:
-        changed.pop("grad_accum", None)
-    return knob_words(changed) or "the baseline"
+    overrides = {name: value for name, value in candidate.knobs.items() if value != baseline.knobs.get(name)}
+    if short and "batch_size" in overrides and candidate.samples_per_step == baseline.samples_per_step:
+        overrides.pop("grad_accum", None)
+    return knob_words(overrides) or "the baseline"
 
 
 def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
