@@ -50,6 +50,28 @@ def test_nothing_is_advised_that_is_already_set() -> None:
     assert fixes(knobs, "cuda", "forward") == []
 
 
+def test_no_optimizer_is_advised_that_the_strategy_refuses() -> None:
+    def optimizers(strategy: str) -> list[str]:
+        knobs = {**resolve("bert-large").knobs, "strategy": strategy}
+        return [fix.value for fix in fixes(knobs, "cuda", "backward") if fix.knob == "optimizer"]
+
+    assert optimizers("ddp") == ["adamw-8bit", "adafactor"]
+    assert optimizers("zero1") == optimizers("zero2") == ["adamw-8bit"]
+    assert optimizers("fsdp") == optimizers("zero3") == []
+
+
+def test_a_pipeline_s_smaller_batch_is_whole_micro_batches() -> None:
+    def smaller(batch: int, micro_batches: int, share: float = 1.0) -> list[str]:
+        pipeline = {"strategy": "pp", "batch_size": batch, "micro_batches": micro_batches}
+        knobs = {**resolve("bert-large").knobs, **pipeline}
+        return [fix.value for fix in fixes(knobs, "cuda", "backward", share) if fix.knob == "batch_size"]
+
+    assert smaller(16, 4) == ["8"]
+    assert smaller(16, 4, 0.2) == ["4"]
+    assert smaller(12, 3) == ["6"]
+    assert smaller(4, 4) == []
+
+
 def test_while_the_model_is_built_a_smaller_batch_is_no_cure() -> None:
     knobs = resolve("bert-large").knobs
     assert [fix.value for fix in fixes(knobs, "cuda", "model")] == ["bf16-pure"]

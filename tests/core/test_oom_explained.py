@@ -348,6 +348,12 @@ def test_where_the_batch_that_keeps_the_global_one_is_small_the_largest_that_fit
     assert changes[1].costs == "little; the global batch goes from 23 to 18 a rank"
 
 
+def test_a_pipeline_s_smaller_batches_are_whole_micro_batches() -> None:
+    run = a_run(512 * MIB + BEYOND, batch_size=36, strategy="pp", micro_batches=4)
+    changes = explain(run, error("backward"), ON_CPU, known).changes
+    assert changes[0].settings == {"batch_size": "12", "grad_accum": "3"}, "18 would fit, and is not four equal parts"
+
+
 def test_without_a_limit_the_host_bounds_the_changes_of_a_cpu_run() -> None:
     run = a_run(None)
     found = explain(run, error("forward"), ON_CPU, known, held_bytes=100 * MIB, host_bytes=512 * MIB + BEYOND)

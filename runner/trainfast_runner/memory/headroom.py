@@ -94,7 +94,7 @@ def predict_headroom(
             sized_margin = margin_bytes(model, sized, ranks, sized_prediction)
             return PredictedFit(sized_prediction, available, sized_margin).fits is True
 
-        max_batch = largest_fitting(fits, max_batch, batch_multiple(spec))
+        max_batch = largest_fitting(fits, max_batch, batch_multiple(spec.knobs))
     return PredictedFit(predicted, available, margin, max_batch, cannot_run)
 
 

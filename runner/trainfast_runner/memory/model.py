@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from trainfast_runner.bisection import largest_fitting
@@ -97,7 +100,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             peaks = self._corrected_peaks(spec, ranks, batch).values()
             return max(sum(map(round, peak)) for peak in peaks) <= limit_bytes
 
-        return largest_fitting(fits, MAX_BATCH, batch_multiple(spec)) or None
+        return largest_fitting(fits, MAX_BATCH, batch_multiple(spec.knobs)) or None
 
     def _basis(self, spec: RunSpec, ranks: int) -> str:
         if (correction := self.correction_for(spec, ranks)) is not None:
@@ -177,9 +180,9 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         return stage_peaks(self._whole(), self.segments, self.optimizer_peak, self.pipeline, knobs)
 
 
-def batch_multiple(spec: RunSpec) -> int:
+def batch_multiple(knobs: Mapping[str, Any]) -> int:
     """The number that every batch size is a multiple of: a pipeline cuts the batch into equal parts."""
-    return whole_number(spec.knobs, "micro_batches") if spec.knobs["strategy"] in PIPELINES else 1
+    return whole_number(knobs, "micro_batches") if knobs["strategy"] in PIPELINES else 1
 
 
 def keeps_untraced_memory(spec: RunSpec) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainfast_runner.memory.model import batch_multiple
+from trainfast_runner.settings.strategies import strategy_or_single
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
 OPTIMIZER_PHASE = "optimizer"
@@ -35,12 +37,15 @@ class Fix:
 def fixes(knobs: Mapping[str, Any], device: str, phase: str | None, largest_share: float = 1.0) -> list[Fix]:
     """Return the changes that free memory in the failed phase, the cheapest in speed or in kind first.
 
+    Optimizers that the strategy refuses are left out, and batches that a pipeline cannot cut into its micro-batches.
     `largest_share` is the share of the batch above which the one request that failed would exceed the whole limit.
     """
     in_batch = phase in BATCH_PHASES
     every_fix = _listed_fixes(knobs, device, in_batch=in_batch, largest_share=largest_share if in_batch else 1.0)
     # While the model is built there are weights alone.
-    return [fix for fix in every_fix if phase != MODEL_PHASE or fix.value == "bf16-pure"]
+    in_phase = (fix for fix in every_fix if phase != MODEL_PHASE or fix.value == "bf16-pure")
+    strategy = strategy_or_single(knobs)
+    return [fix for fix in in_phase if fix.knob != "optimizer" or OPTIMIZERS[fix.value].refusal(strategy) is None]
 
 
 def changed_global_batch(share: float) -> str:
@@ -79,9 +84,10 @@ def _listed_fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, larg
     if device == "cpu" and knobs["compile"] != "off":
         saves = "frees 60 MiB or more that the compiler holds"
         yield Fix("compile", "off", saves, "the speed-up of compiled steps")
-    batch, accumulation = int(knobs["batch_size"]), int(knobs["grad_accum"])
-    if batch > 1:
-        smaller = 1 << (max(1, min(batch - 1, int(batch * largest_share))).bit_length() - 1)
+    batch, accumulation, multiple = int(knobs["batch_size"]), int(knobs["grad_accum"]), batch_multiple(knobs)
+    if batch > multiple:
+        multiples = max(1, min(batch - 1, int(batch * largest_share)) // multiple)
+        smaller = multiple << (multiples.bit_length() - 1)
         share = smaller / batch
         kept_by, rest = divmod(accumulation * batch, smaller)
         costs = changed_global_batch(share) if rest else f"little; grad_accum={kept_by} keeps the global batch"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import margin_bytes
-from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.model import MemoryModel, batch_multiple
 from trainfast_runner.memory.oom.candidates import Settings, pairs_of_knobs, spec_with, strongest_settings, values_of
 from trainfast_runner.memory.oom.fixes import BATCH_PHASES, OPTIMIZER_PHASE, Fix, best_of_each_knob, fixes
 from trainfast_runner.memory.prediction import Prediction
@@ -116,7 +116,7 @@ class FitTarget:
             need = self.need({**settings, "batch_size": str(batch)})
             return need is not None and need.total_bytes <= self.limit_bytes
 
-        return largest_fitting(fits, self.batch[0] - 1)
+        return largest_fitting(fits, self.batch[0] - 1, batch_multiple(self.spec.knobs))
 
 
 def beyond_bytes(limit_bytes: int, predicted: Prediction | None, phase: str | None, in_first_step: bool) -> int:
@@ -251,7 +251,7 @@ def _batch_changes(target: FitTarget) -> list[OomChange]:
 def _with_smaller_batch(target: FitTarget, settings: Settings, costs: str) -> list[OomChange]:
     """The settings with the largest batch that fits and divides the global batch, which accumulation keeps."""
     batch, accumulation = target.batch
-    for smaller in range(target.largest_batch(settings), 0, -1):
+    for smaller in range(target.largest_batch(settings), 0, -batch_multiple(target.spec.knobs)):
         if batch * accumulation % smaller == 0:
             batch_knobs = {"batch_size": str(smaller), "grad_accum": str(batch * accumulation // smaller)}
             change = target.change({**batch_knobs, **settings}, f"{costs}; {KEEPS_GLOBAL_BATCH}")
