@@ -230,6 +230,16 @@ def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other: Resu
     assert words.startswith("B has 40.0 % less") if verdict == WORSE else words == f"Speed is {verdict}."
 
 
+@pytest.mark.parametrize(
+    "launcher",
+    [("-m",), ("-um",), ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m"), ("-m", "cProfile", "-m")],
+)
+def test_modules_behind_one_launcher_are_different_scripts(launcher: tuple[str, ...]) -> None:
+    a, b = (of_script("python", *launcher, module, "--config", "sizes.py") for module in ("a.train", "b.train"))
+    assert compare(a, a).rows[0].verdict != OTHER_SCRIPT
+    assert OTHER_SCRIPT in {row.verdict for row in compare(a, b).rows}
+
+
 def test_presets_whose_models_differ_in_size_do_not_rank() -> None:
     a, b = (result(rate, preset=name, actual=Actual(layers=n)) for rate, name, n in ((100, "s", 4), (60, "m", 8)))
     assert compare(a, b).rows[0].verdict == OTHER_MODEL

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from trainfast_runner.records.launched_script import script_index
+
 
 class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     """`script` of `run.json`; the hooks in the script read it too.
@@ -94,9 +96,8 @@ class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     def _script(self) -> str:
         """The file or module that the command trains with, else its program."""
-        words = self.command
-        module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
-        return next((word for word in words if word.endswith(".py")), [*module, *words, ""][0])
+        index = script_index(self.command)
+        return [*self.command, ""][0 if index is None else index]
 
 
 class HookLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.records.launched_script import ACCELERATE_MODULES, TORCHRUN_MODULES
 from trainfast_runner.running.scripts.accelerate_launch import AccelerateLaunch, read_accelerate_launch
 
 PYTHON = re.compile(r"python(\d(\.\d+)*)?")
-TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-ACCELERATE_MODULES = ("accelerate.commands.accelerate_cli", "accelerate.commands.launch")
 LAUNCHERS = {
     "torchrun": TORCHRUN_MODULES[0],
     "accelerate": ACCELERATE_MODULES[0],

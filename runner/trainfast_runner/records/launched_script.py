@@ -1,0 +1,34 @@
+"""The place of a script in the words of a command, behind its interpreter and its launcher."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+ACCELERATE_MODULES = ("accelerate.commands.accelerate_cli", "accelerate.commands.launch")
+RUN_SCRIPTS = (
+    *TORCHRUN_MODULES,
+    *ACCELERATE_MODULES,
+    "deepspeed.launcher.runner",
+    "cProfile",
+    "debugpy",
+    "pdb",
+    "profile",
+    "trace",
+)
+"""Modules that run the script or module named behind them."""
+MODULE_FLAG = re.compile(r"-[bBdEiIOPqsSuvx]*m|--module")
+"""`-m` alone or behind other letters of Python's own, as in `python -um MODULE`; torchrun also has `--module`."""
+
+
+def script_index(words: Sequence[str]) -> int | None:
+    """Return the index of the script's file, or of its module behind `-m`; None if there is neither."""
+    for index, word in enumerate(words):
+        if word.endswith(".py"):
+            return index
+        # `numactl -m 0` and `docker run -m 4g` name memory.
+        is_module = index > 0 and MODULE_FLAG.fullmatch(words[index - 1]) and re.match(r"[^-\d]", word)
+        if is_module and word not in RUN_SCRIPTS:
+            return index
+    return None
