@@ -114,6 +114,14 @@ def test_a_shell_file_keeps_what_stands_behind_its_command(tmp_path: Path) -> No
     )
 
 
+def test_a_launchers_module_is_not_the_script_of_a_shell_file(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    launch = "python -m accelerate.commands.launch --fp16 -m a.train"
+    file.write_text(f"{launch} --output_dir x --config sizes.py\n")
+    text, _ = changed(file, a_run(script=True, precision="fp16"))
+    assert text == f"{launch} --fp16 True --output_dir x --config sizes.py\n"
+
+
 def test_a_shell_file_gets_flags(tmp_path: Path) -> None:
     file = tmp_path / "train.sh"
     file.write_text(

@@ -179,11 +179,15 @@ def test_flag_takes_the_place_of_the_same_flag(place: str, words: list[str], fla
     assert preset.applied(words, {"batch_size": 8}) == ["python", "t.py", *flags]
 
 
-def test_flag_of_the_launcher_is_left_alone() -> None:
+@pytest.mark.parametrize(
+    "launcher", [["accelerate", "launch"], ["python", "-m", "accelerate.commands.launch"], ["numactl", "-m", "0"]]
+)
+@pytest.mark.parametrize("started", [["t.py"], ["-m", "a.train"]])
+def test_flag_of_the_launcher_is_left_alone(launcher: list[str], started: list[str]) -> None:
     preset = script_preset.ScriptPreset(places={"precision": "--mixed_precision {}", "batch_size": "--bs {}"})
-    launch = ["accelerate", "launch", "--mixed_precision", "no"]
-    words = preset.applied([*launch, "t.py", "--bs", "2"], {"precision": "bf16", "batch_size": 8})
-    assert words == [*launch, "t.py", "--bs", "8", "--mixed_precision", "bf16"]
+    launch = [*launcher, "--mixed_precision", "no", *started]
+    words = preset.applied([*launch, "--bs", "2"], {"precision": "bf16", "batch_size": 8})
+    assert words == [*launch, "--bs", "8", "--mixed_precision", "bf16"]
 
 
 def test_words_by_value() -> None:

@@ -51,6 +51,7 @@ def test_without_hooks_a_framework_takes_only_its_own_variables() -> None:
     [
         ((sys.executable, TRAIN, "--lr", "3e-4"), "plain_torch.py --lr 3e-4"),
         ((sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", TRAIN), "plain_torch.py"),
+        ((sys.executable, "-m", "torch.distributed.run", "-m", "json.tool", "a.py"), "json.tool a.py"),
         ((sys.executable, "-u", "-m", "json.tool", "a b"), "json.tool 'a b'"),
         ((sys.executable, "-um", "json.tool", "a b"), "json.tool 'a b'"),
         ((sys.executable, "-c", "pass"), f"{sys.executable} -c pass"),

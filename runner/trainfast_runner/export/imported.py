@@ -15,7 +15,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import TRAINER_CALLS
 from trainfast_runner.export.foreign_settings import ForeignKnobs, from_accelerate, from_deepspeed, from_trainer_fields
 from trainfast_runner.export.onto_python import calls_of
-from trainfast_runner.export.onto_shell import Word, flags_of, literal, script_commands, script_index
+from trainfast_runner.export.onto_shell import Word, flags_of, literal, script_commands, script_of
 from trainfast_runner.export.trainfast_command import preset_text
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knob_type import KnobValues
@@ -135,7 +135,7 @@ def _yaml(text: str) -> dict[str, Any] | None:
 
 def _command(words: list[Word]) -> ForeignKnobs:
     """The flags behind the script as fields of TrainingArguments, and the launcher's processes."""
-    index = script_index(words) or 0
+    index = script_of(words) or 0
     flags = flags_of(words[index + 1 :])
     fields = {name: True if value is None else literal(value.value) for name, (_, value) in flags.items()}
     launch = flags_of(words[:index])

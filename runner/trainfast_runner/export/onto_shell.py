@@ -12,6 +12,7 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import CallFields
+from trainfast_runner.records.launched_script import script_index
 
 LOGICAL_LINE = re.compile(r"(?:\\.|[^\n\\])+", re.S)
 """A line with those that a backslash at its end joins to it."""
@@ -55,8 +56,13 @@ def script_commands(text: str) -> list[list[Word]]:
         words = [
             Word(match[0], line.start() + match.start(), line.start() + match.end()) for match in WORD.finditer(line[0])
         ]
-        commands += [command for command in _commands(words) if script_index(command) is not None]
+        commands += [command for command in _commands(words) if script_of(command) is not None]
     return commands
+
+
+def script_of(words: list[Word]) -> int | None:
+    """Return the index of the script's file or module in the command; None if it has neither."""
+    return script_index([word.value for word in words])
 
 
 def _commands(words: list[Word]) -> Iterator[list[Word]]:
@@ -77,15 +83,6 @@ def _commands(words: list[Word]) -> Iterator[list[Word]]:
     yield command
 
 
-def script_index(words: list[Word]) -> int | None:
-    """The index of the script, or of the module behind `-m`; None for a command without."""
-    for index, word in enumerate(words):
-        if word.value.endswith(".py"):
-            return index
-    modules = [index for index, word in enumerate(words) if word.text == "-m" and index + 1 < len(words)]
-    return modules[-1] + 1 if modules else None
-
-
 def edit_command(
     text: str, file: str, wanted: CallFields, applied: Callable[[list[str]], list[str]] | None = None
 ) -> tuple[str, list[str]]:
@@ -95,7 +92,7 @@ def edit_command(
     Raises UserError unless one command starts a script, with flags of TrainingArguments if there is no `applied`.
     """
     words = _only_command(text, file)
-    script = script_index(words) or 0
+    script = script_of(words) or 0
     flags = flags_of(words[script + 1 :])
     edits, notes = _word_edits(words, applied, file) if applied is not None else ([], [])
     if any(wanted.name_in(field, flags) in flags for field in wanted.fields) or "output_dir" in flags:

@@ -24,6 +24,7 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.discovered import FRAMEWORKS
+from trainfast_runner.records.launched_script import script_index
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
@@ -187,7 +188,7 @@ def _flag_name(flag: list[str]) -> str:
 
 def _index_of_flag(command: list[str], name: str) -> int | None:
     """Index of a flag after the script; a launcher before it may have one of the same name."""
-    script = next((n for n, word in enumerate(command) if word == "-m" or word.endswith(".py")), 0)
+    script = script_index(command) or 0
     indices = (n for n, word in enumerate(command) if n >= script and (word == name or word.startswith(f"{name}=")))
     return next(indices, None)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.records.launched_script import ACCELERATE_MODULES, TORCHRUN_MODULES
+from trainfast_runner.records.launched_script import ACCELERATE_MODULES, TORCHRUN_MODULES, script_index
 from trainfast_runner.running.scripts.accelerate_launch import AccelerateLaunch, read_accelerate_launch
 
 PYTHON = re.compile(r"python(\d(\.\d+)*)?")
@@ -100,7 +100,7 @@ def _program(typed: Sequence[str], python: str | None, cwd: str) -> ScriptComman
     interpreter = _shebang(argv[0])
     # A console script is a Python file.
     script = argv if interpreter is not None else ()
-    place = next((n for n, word in enumerate(typed) if n and word.endswith(".py")), 0)
+    place = script_index(typed) or 0
     count = _count(typed[:place] if place else typed)
     return ScriptCommand(
         typed=tuple(typed),
@@ -167,13 +167,13 @@ def _python(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand
 
 def _launched_script(arguments: Sequence[str], cwd: str) -> tuple[str, ...]:
     """The script behind a launcher's options, or `-m` and its module, with its arguments; empty if none is seen."""
-    for index, word in enumerate(arguments):
-        if word.endswith(".py"):
-            _refuse_missing(word, cwd)
-            return tuple(arguments[index:])
-        if word in ("-m", "--module"):
-            return ("-m", *arguments[index + 1 :])
-    return ()
+    index = script_index(arguments)
+    if index is None:
+        return ()
+    if not arguments[index].endswith(".py"):
+        return ("-m", *arguments[index:])
+    _refuse_missing(arguments[index], cwd)
+    return tuple(arguments[index:])
 
 
 def _name_of(script: Sequence[str]) -> str:
