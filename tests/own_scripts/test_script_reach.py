@@ -61,10 +61,31 @@ def test_a_title_is_the_script_and_its_own_arguments(words: tuple[str, ...], tit
     assert read_command(words).title == title
 
 
-@pytest.mark.parametrize(("asked", "ranks"), [("3", 3), ("auto", os.cpu_count())])
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("asked", "ranks"), [("3", 3), ("auto", CORES)])
 def test_a_launcher_is_asked_for_a_number_of_ranks_or_for_one_on_each_device(asked: str, ranks: int) -> None:
     words = (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={asked}", TRAIN)
     assert plan_script(words, ["devices=cpu"]).world_size == ranks
+
+
+def test_a_rank_on_each_core_does_not_count_gpus() -> None:
+    words = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "cpu", TRAIN)
+    assert read_command(words).ranks(4) == CORES
+
+
+@pytest.mark.parametrize(("options", "gpus", "ranks"), [((), 4, 4), ((), 0, 1), (("--num_gpus", "2"), 4, 2)])
+def test_deepspeed_starts_a_rank_on_each_gpu_unless_it_is_given_a_number(
+    options: tuple[str, ...], gpus: int, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # without numactl
+    launcher = tmp_path / "deepspeed"
+    launcher.write_text(f"#!{sys.executable}\n")
+    launcher.chmod(0o755)
+    command = read_command((str(launcher), *options, TRAIN))
+    assert command.ranks(gpus) == ranks
+    assert command.argv_on(gpus)[-2:] == [f"--nproc-per-node={ranks}", TRAIN]
 
 
 CONFIG = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nnum_processes: {}\n"

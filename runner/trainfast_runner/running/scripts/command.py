@@ -24,18 +24,24 @@ LAUNCHERS = {
 CONTAINERS = ("docker", "podman", "apptainer", "singularity", "srun", "ssh")
 WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 """Options of Python that take the next word."""
-EACH_DEVICE = ("gpu", "cpu", "auto", "xpu")
+EACH_DEVICE = ("gpu", "auto", "xpu")
 """Counts by which torchrun starts a process for each GPU, or for each core where it has none."""
+EACH_CORE = "cpu"
+"""Count by which torchrun starts a process for each core, whatever the GPUs."""
 COUNTS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes")
 DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
+TORCHRUN = ("-m", TORCHRUN_MODULES[0], "--standalone")
+"""Words behind the interpreter that start the ranks of a `deepspeed` command."""
+NUMA_NODES = Path("/sys/devices/system/node")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCommand:
-    """A command of the user's own, as `typed` and as started (`argv`). `interpreter` is None when it is unknown."""
+    """A command of the user's own, as `typed` and as started (`argv_on`). `interpreter` is None when it is unknown."""
 
     typed: tuple[str, ...]
     argv: tuple[str, ...]
+    """The words that start it; those of a `deepspeed` command lack the number of ranks."""
     name: str
     """The script's file name, or the module's, or the command's."""
     interpreter: str | None
@@ -43,6 +49,8 @@ class ScriptCommand:
     """Ranks that the launcher is asked for, 1 if it is asked for none; None for one on each device."""
     accelerate: AccelerateLaunch | None = None
     """The ranks that `accelerate launch` starts, in place of `processes`; None for any other launcher."""
+    is_deepspeed: bool = False
+    """True for a `deepspeed` command, whose ranks torchrun starts."""
     isolated: bool = False
     """True if the interpreter ignores PYTHONPATH."""
     script: tuple[str, ...] = ()
@@ -54,7 +62,16 @@ class ScriptCommand:
         """Return the number of ranks that start on a machine where the script sees `gpus` GPUs."""
         if self.accelerate is not None:
             return self.accelerate.ranks(gpus)
-        return self.processes or gpus or os.cpu_count() or 1
+        if self.processes is not None:
+            return self.processes
+        return gpus or (_deepspeed_ranks_on_cpu() if self.is_deepspeed else _cores())
+
+    def argv_on(self, gpus: int) -> list[str]:
+        """Return the words that start it on a machine where the script sees `gpus` GPUs."""
+        if not self.is_deepspeed:
+            return list(self.argv)
+        options = 1 + len(TORCHRUN)
+        return [*self.argv[:options], f"--nproc-per-node={self.ranks(gpus)}", *self.argv[options:]]
 
     @property
     def title(self) -> str:
@@ -202,7 +219,8 @@ def _split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _deepspeed(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
     """The ranks of a `deepspeed` command, started by torchrun: its launcher needs pdsh or ssh."""
-    arguments, count = list(typed[1:]), 1
+    arguments = list(typed[1:])
+    count: int | None = None
     while arguments and arguments[0].startswith("-"):
         option, equals, value = arguments.pop(0).partition("=")
         if option not in (*DEEPSPEED_COUNT, "--num_nodes", "--master_port", "--master_addr"):
@@ -221,17 +239,28 @@ def _deepspeed(typed: Sequence[str], python: str | None, cwd: str) -> ScriptComm
         raise UserError("deepspeed has no script to run", key="--", advice="run -- deepspeed train.py")
     _refuse_missing(arguments[0], cwd)
     interpreter = python or _shebang(_command_path(typed[0], cwd)) or _command_path("python", cwd)
-    torchrun = (interpreter, "-m", TORCHRUN_MODULES[0], "--standalone", f"--nproc-per-node={count}")
-    argv = (*torchrun, *arguments)
     return ScriptCommand(
         typed=tuple(typed),
-        argv=argv,
+        argv=(interpreter, *TORCHRUN, *arguments),
         name=Path(arguments[0]).name,
         interpreter=interpreter,
         processes=count,
+        is_deepspeed=True,
         script=tuple(arguments),
         launched=True,
     )
+
+
+def _deepspeed_ranks_on_cpu() -> int:
+    """Return the ranks that `deepspeed` starts without a GPU: one on each NUMA node if numactl is installed."""
+    if shutil.which("numactl") is None:
+        return 1
+    return max(1, sum(bool(cores.read_text().strip()) for cores in NUMA_NODES.glob("node[0-9]*/cpulist")))
+
+
+def _cores() -> int:
+    """Return the cores that this process may use, as torchrun counts them."""
+    return len(os.sched_getaffinity(0))
 
 
 def _asked_ranks(module: str, options: Sequence[str], cwd: str) -> tuple[int | None, AccelerateLaunch | None]:
@@ -248,6 +277,8 @@ def _count(options: Sequence[str], default: int | None = 1) -> int | None:
         if option in COUNTS:
             if not equals:
                 value = options[index + 1] if index + 1 < len(options) else ""
+            if value == EACH_CORE:
+                return _cores()
             return None if value in EACH_DEVICE else _process_count(option, value)
     return default
 

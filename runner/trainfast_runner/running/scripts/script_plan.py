@@ -62,7 +62,7 @@ def plan_script(
     plan = _plan_command(_spec(command.name if typed else preset.name, command.title, knobs), command, versions)
     script = ScriptAsked(
         command=applied,
-        argv=list(command.argv),
+        argv=command.argv_on(len(plan.gpus)),
         steps=step_limit,
         timing_warmup=whole_number(knobs, "timing_warmup"),
         samples_per_step=samples_per_step,
