@@ -81,6 +81,8 @@ def test_control_group_may_have_less_than_its_host(tmp_path: Path) -> None:
     (group / "memory.max").write_text(f"{4 * GIB}\n")
     assert free_within_limits(8 * GIB, tmp_path) == 3 * GIB
     assert free_within_limits(2 * GIB, tmp_path) == 2 * GIB
+    (group / "memory.stat").write_text(f"active_file {GIB // 4}\ninactive_file {GIB // 2}\n")
+    assert free_within_limits(8 * GIB, tmp_path) == 3.5 * GIB, "the kernel drops file pages before it refuses memory"
     (group.parent / "memory.current").write_text(f"{5 * GIB}\n")
     (group.parent / "memory.max").write_text(f"{6 * GIB}\n")
     assert free_within_limits(8 * GIB, tmp_path) == GIB, "the group above has less left"
@@ -98,6 +100,8 @@ def test_memory_controller_of_version_1_may_have_less_than_its_host(tmp_path: Pa
     assert free_within_limits(8 * GIB, tmp_path) == 8 * GIB
     (group / "memory.limit_in_bytes").write_text(f"{4 * GIB}\n")
     assert free_within_limits(8 * GIB, tmp_path) == 3 * GIB
+    (group / "memory.stat").write_text(f"inactive_file {GIB // 4}\ntotal_inactive_file {GIB // 2}\n")
+    assert free_within_limits(8 * GIB, tmp_path) == 3.5 * GIB
 
 
 def a_plan(asked_bytes: tuple[int, ...] | None, device: str = "cpu", ranks: int = 1) -> Any:

@@ -10,8 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 PROC = Path("/proc/self")
-_USED_FILES = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
-"""The file of a group's used memory, by the file of its limit."""
+_USED_FILES = {
+    "memory.max": ("memory.current", "inactive_file"),
+    "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),
+}
+"""By the file of a group's limit: the file of its used memory, and the field of `memory.stat` that counts the file
+pages in it that are not in use (Linux, cgroup-v2.rst and cgroup-v1/memory.rst)."""
 
 
 def memory_files(v2: str, v1: str, proc: Path = PROC) -> Iterator[Path]:
@@ -41,12 +45,16 @@ def memory_limit(proc: Path = PROC) -> tuple[int | None, str]:
 
 
 def free_within_limits(free_bytes: int, proc: Path = PROC) -> int:
-    """Return the host's free bytes, or less if a group of this process has less left of its limit."""
+    """Return the host's free bytes, or less if a group of this process has less left of its limit.
+
+    File pages that the kernel can drop count as free.
+    """
     for path in _limit_files(proc):
         # Without a limit, version 2 writes the word max.
         with suppress(OSError, ValueError):
-            left_bytes = int(path.read_text()) - int(path.with_name(_USED_FILES[path.name]).read_text())
-            free_bytes = min(free_bytes, left_bytes)
+            used_file, field = _USED_FILES[path.name]
+            used_bytes = int(path.with_name(used_file).read_text()) - _stat_bytes(path.with_name("memory.stat"), field)
+            free_bytes = min(free_bytes, int(path.read_text()) - used_bytes)
     return max(0, free_bytes)
 
 
@@ -59,6 +67,12 @@ def oom_kills() -> int | None:
         if match := re.search(r"^oom_kill (\d+)$", "\n".join(_file_lines(path)), re.MULTILINE):
             return int(match[1])
     return None
+
+
+def _stat_bytes(path: Path, field: str) -> int:
+    """Return a field of a group's `memory.stat`; 0 if the file lacks it."""
+    lines = (line.split() for line in _file_lines(path))
+    return next((int(words[1]) for words in lines if words[:1] == [field]), 0)
 
 
 def _limit_files(proc: Path) -> Iterator[Path]:
