@@ -190,6 +190,8 @@ def _wait_for_memory(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
 
 def _used_before_last_run(plan: RunPlan, home: Home) -> dict[str, int]:
     """The most that each of the plan's devices may hold, by UUID; empty when none was used before."""
+    if not plan.device_uuids:
+        return {}
     for run_id in reversed(home.run_ids()):
         last = read_run_file(home.directory(run_id))
         if last is not None and set(last.device_uuids) & set(plan.device_uuids):
