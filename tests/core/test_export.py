@@ -61,13 +61,15 @@ def test_accelerate_is_given_each_setting_once(tmp_path: Path) -> None:
     [
         ("cpu", {"strategy": "ddp"}, "accelerate starts one process on a CPU", "--to torchrun"),
         ("cpu", {"strategy": "zero2"}, "accelerate starts one process on a CPU", "--to torchrun"),
+        ("cpu", {"strategy": "ddp", "ranks": 1}, "accelerate runs no MULTI_GPU on a CPU", "--to torchrun"),
+        ("cpu", {"strategy": "zero2", "ranks": 1}, "r1 is strategy=zero2", "--to torchrun"),
         ("cuda", {"strategy": "dp"}, "accelerate has no strategy=dp", "--to training-args"),
         ("cuda", {"strategy": "pp"}, "accelerate has no strategy=pp", "--to command"),
         ("cuda", {"strategy": "ddp", "precision": "tf32"}, "no precision=tf32", "--to training-args"),
     ],
 )
 def test_accelerate_would_be_another_run(
-    tmp_path: Path, device: str, knobs: dict[str, str], named: str, instead: str
+    tmp_path: Path, device: str, knobs: dict[str, Any], named: str, instead: str
 ) -> None:
     with pytest.raises(UserError, match=named) as no:
         exported("accelerate", tmp_path, device, **knobs)

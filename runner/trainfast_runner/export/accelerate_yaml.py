@@ -69,11 +69,18 @@ def _kind(run: RunFile, knobs: KnobValues) -> str:
             key="precision",
             advice="--to training-args" if precision == "tf32" else SAME_RUN_HERE,
         )
-    if run.device == "cpu" and (run.world_size > 1 or kind != "NO"):
+    instead = "--to torchrun" if strategy.runs_in_trainer else SAME_RUN_HERE
+    if run.device == "cpu" and run.world_size > 1:
         raise UserError(
             f"accelerate starts one process on a CPU whatever its file asks, and {run.run_id} had {run.world_size}",
             key="devices",
-            advice="--to torchrun" if strategy.runs_in_trainer else SAME_RUN_HERE,
+            advice=instead,
+        )
+    if run.device == "cpu" and kind != "NO":
+        raise UserError(
+            f"accelerate runs no {kind} on a CPU, and {run.run_id} is strategy={strategy.name}",
+            key="strategy",
+            advice=instead,
         )
     return kind
 
