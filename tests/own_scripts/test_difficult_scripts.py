@@ -13,6 +13,8 @@ from cli.command import Cli, until
 from own_scripts.conftest import no_step, run_script, script, written
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_lines import Step
 
 
 def test_script_without_torch_finishes_without_a_step(cli: Cli, tmp_path: Path) -> None:
@@ -62,12 +64,14 @@ def test_loop_without_torch_optim_may_report_its_own_steps(cli: Cli, tmp_path: P
 def test_step_of_two_optimizers_counts_once(cli: Cli, tmp_path: Path) -> None:
     lines = (
         "import torch\nnets = [torch.nn.Linear(2, 2), torch.nn.Linear(9, 9)]\n"
-        "optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]\n"
+        "optimizers = [torch.optim.SGD(net.parameters(), lr=1) for net in nets]\n"
         "for _ in range(6):\n    for optimizer in optimizers:\n        optimizer.step()\n"
     )
     result = run_script(cli, *written(tmp_path, lines))
     assert result["reason"] == "took 6 steps"
     assert result["actual"]["parameters"] == 90
+    steps = read_all(cli.home / "runs" / result["run_id"] / "steps.jsonl", Step)[0]
+    assert {step.lr for step in steps} == {1.0}, "a whole number is a rate too"
 
 
 def test_a_script_that_reads_stdin_fails_with_the_reason(cli: Cli, tmp_path: Path) -> None:

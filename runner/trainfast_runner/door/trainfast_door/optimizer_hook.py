@@ -131,4 +131,4 @@ def _has_closure(args: Any, kwargs: Any) -> bool:
 
 def _finite(rate: Any) -> float | None:
     """The rate as a finite number; None for a tensor, which a capturable optimizer has."""
-    return rate if isinstance(rate, float) and math.isfinite(rate) else None
+    return float(rate) if isinstance(rate, (int, float)) and math.isfinite(rate) else None
