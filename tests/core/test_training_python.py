@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.training_python import cuda_devices, torch_build
 from trainfast_runner.machine.worker_scripts import ask_script
 
 
@@ -25,6 +27,32 @@ def test_a_script_that_fails_is_named_with_its_last_words(tmp_path: Path, writes
     script.write_text(f"print('noise'); raise SystemExit({writes!r})")
     with pytest.raises(UserError, match=f"cannot describe the model: {words}$"):
         ask_script(sys.executable, str(script), ["first"])
+
+
+def executable(path: Path, line: str) -> str:
+    """The path of an executable shell script of this line."""
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_another_program_is_not_taken_for_a_python(tmp_path: Path) -> None:
+    shell = executable(tmp_path / "shell", 'echo "$1: line 3: import: command not found" >&2; exit 127')
+    for program in (shell, "/bin/ls"):
+        with pytest.raises(UserError, match=f"^{program} is not a Python interpreter$"):
+            torch_build(program)
+
+
+def test_a_python_that_fails_is_named_with_its_task(tmp_path: Path) -> None:
+    python = executable(tmp_path / "python", "echo no cpu >&2; exit 1")
+    tasks: dict[str, Callable[[str], object]] = {
+        "report its torch": torch_build,
+        "list its GPUs": cuda_devices,
+        "calibrate": lambda path: ask_script(path, "calibrate.py", ["cpu"], task="calibrate"),
+    }
+    for task, ask in tasks.items():
+        with pytest.raises(UserError, match=f"^{python} cannot {task}: no cpu$"):
+            ask(python)
 
 
 def test_a_script_does_not_inherit_a_place_in_somebody_elses_job(

@@ -85,15 +85,15 @@ def torch_build(executable: str) -> dict[str, str | None]:
 
     Raises UserError for what is not a Python.
     """
-    answer: dict[str, str | None] = ask_script(executable, "torch_build.py", [])
+    answer: dict[str, str | None] = ask_script(executable, "torch_build.py", [], task="report its torch")
     return answer
 
 
 def cuda_devices(executable: str, environment: Mapping[str, str] | None = None) -> CudaDevices:
     """The devices torch sees in this environment, by default ours. Imports torch: takes seconds. Raises UserError."""
-    answer = ask_script(executable, "inspect_model.py", ["{}", "--devices"], environment=environment)["devices"]
-    uuids = [uuid for uuid in answer["uuids"] if len(uuid) > len("GPU-")]
-    return CudaDevices(tuple(answer["names"]), tuple(uuids) if len(uuids) == len(answer["names"]) else ())
+    answer = ask_script(executable, "inspect_model.py", ["{}", "--devices"], environment, task="list its GPUs")
+    names, uuids = answer["devices"]["names"], [uuid for uuid in answer["devices"]["uuids"] if len(uuid) > len("GPU-")]
+    return CudaDevices(tuple(names), tuple(uuids) if len(uuids) == len(names) else ())
 
 
 def model_error(error: dict[str, Any]) -> UserError:

@@ -74,10 +74,12 @@ def ask_script(
 
     Raises UserError, which says that the Python cannot do the `task`, and ScriptCancelled once `cancelled` is set.
     """
-    stdout, stderr = _output_of(executable, [executable, str(WORKER / script), *arguments], environment, cancelled)
+    path = str(WORKER / script)
+    stdout, stderr = _output_of(executable, [executable, path, *arguments], environment, cancelled)
     if answers := list(json_objects(stdout.splitlines())):
         return answers[-1]
-    if arguments and arguments[0] in stderr and "Traceback" not in stderr:
+    # `ls` prints the path, and a shell names it before its error; Python has a line number behind it.
+    if path in stdout or f"{path}: " in stderr:
         raise UserError(f"{executable} is not a Python interpreter", key="python")
     raise UserError(f"{executable} cannot {task}: {last_error_line(stderr)}", key="python")
 
