@@ -57,7 +57,7 @@ def main() -> int:
         nv.nvmlInit()
         count = nv.nvmlDeviceGetCount()
     except nv.NVMLError as error:
-        print(f"no GPU: {failures.library_failure(error.value, str(error))}", file=sys.stderr)
+        print(f"no GPU: {failures.library_failure(error.value, str(error)).sentence}", file=sys.stderr)
         return 2
     if not count:
         print(f"no GPU: {failures.NO_DEVICES}", file=sys.stderr)

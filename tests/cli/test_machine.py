@@ -140,7 +140,8 @@ def test_doctor_and_monitor_say_why_no_gpu_answers_and_go_on(cli: Cli, nvml_libr
     machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_SCENARIO": str(scenario)}
     (check,) = [c for c in cli("doctor", "--json", **machine).json["checks"] if c["name"] == "GPU"]
     assert check["state"] == "warn"
-    assert "driver was updated under the running system: reboot" in check["finding"]
+    assert check["finding"] == "none: the driver was updated under the running system. Training runs on the CPU"
+    assert check["cure"] == "reboot, or reload the nvidia kernel modules"
     assert "driver was updated under the running system" in cli("monitor", "--once", **machine).out
 
 
@@ -148,8 +149,8 @@ def test_a_foreign_binding_is_one_sentence_everywhere_and_nothing_else_suffers(c
     (tmp_path / "pynvml.py").write_text("raise RuntimeError('not for you')\n")
     machine = {"PYTHONPATH": str(tmp_path)}
     what, cure = "the pynvml module cannot be imported (RuntimeError)", f"rename {tmp_path / 'pynvml.py'}, or take"
-    assert f"{what}. Cure: {cure}" in cli("monitor", "--once", **machine).out
-    assert f"{what}. Cure: {cure}" in cli("topo", **machine).out
+    assert f"{what}: {cure}" in cli("monitor", "--once", **machine).out
+    assert f"{what}: {cure}" in cli("topo", **machine).out
     (check,) = [c for c in cli("doctor", "--json", **machine).json["checks"] if c["name"] == "GPU"]
     assert check["state"] == "warn"
     assert check["finding"] == f"none: {what}. Training runs on the CPU"

@@ -63,7 +63,7 @@ def test_indexes_and_uuids_name_gpus_in_their_order(variable: str | None, indexe
 def test_gpus_hidden_on_purpose_ask_for_the_cpu(variable: str) -> None:
     machine = seen(variable)
     assert (machine.device, machine.gpus, machine.refusal) == ("cpu", (), None)
-    assert machine.no_gpu_reason_short == f"CUDA_VISIBLE_DEVICES={variable} leaves none"
+    assert machine.no_gpu_reason == f"CUDA_VISIBLE_DEVICES={variable} leaves none"
 
 
 @pytest.mark.parametrize("variable", ["7", "GPU-cc"])
@@ -129,7 +129,7 @@ def test_a_container_without_nvml_where_cuda_works_has_a_gpu(monkeypatch: pytest
 def test_a_build_without_cuda_has_no_gpu_whatever_its_version_is_called() -> None:
     machine = seen(MIG, CPU)
     assert (machine.device, machine.gpus, machine.refusal) == ("cpu", (), None)
-    assert machine.no_gpu_reason_short == "torch is a CPU build"
+    assert machine.no_gpu_reason == "torch is a CPU build"
 
 
 def test_a_rocm_build_is_not_taken_for_cuda() -> None:

@@ -159,8 +159,8 @@ def test_no_library_gives_the_sentence_with_the_cure(monkeypatch: pytest.MonkeyP
             "is not nvidia-ml-py's",
         ),
         ("raise ImportError('broken')\n", "nvml", "pip install nvidia-ml-py"),
-        ("raise RuntimeError('broken')\n", "nvml", "cannot be imported (RuntimeError). Cure: rename {file}, or take"),
-        ("raise SystemExit('boom')\n", "nvml", "cannot be imported (SystemExit). Cure: rename {file}, or take"),
+        ("raise RuntimeError('broken')\n", "nvml", "cannot be imported (RuntimeError): rename {file}, or take"),
+        ("raise SystemExit('boom')\n", "nvml", "cannot be imported (SystemExit): rename {file}, or take"),
         ("", "nvml", "is not nvidia-ml-py's, and no GPU can be seen through it"),
         ("NVMLError = 3\ndef nvmlInit(): pass\n", "nvml", "no GPU can be seen through it"),
         ("class NVMLError(Exception):\n    value = 1\ndef nvmlInit(): pass\n", "nvml", "no GPU can be seen through it"),
@@ -215,7 +215,7 @@ def test_the_cure_fits_what_the_machine_has(tmp_path: Path, code: int, files: li
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    assert sentence in failures.library_failure(code, "its name", tmp_path)
+    assert sentence in failures.library_failure(code, "its name", tmp_path).sentence
 
 
 @pytest.mark.parametrize("broken", ["empty", "garbage", "folder"])
@@ -226,7 +226,8 @@ def test_a_broken_driver_library_is_not_called_missing(tmp_path: Path, broken: s
     else:
         library.write_bytes(b"" if broken == "empty" else b"no library at all" * 10)
     script = f"import sys; sys.path[:0] = [{str(RUNNER)!r}]\n" + (
-        "from trainfast_runner.machine.telemetry import failures; print(failures.library_failure(12, 'not found'))"
+        "from trainfast_runner.machine.telemetry.failures import library_failure\n"
+        "print(library_failure(12, 'not found').sentence)"
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)

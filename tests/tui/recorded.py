@@ -107,7 +107,7 @@ def a_tick(second: int, *, gpus: int = 0, live: bool = True) -> Tick:
             else None,
         ),
         devices=[a_gpu(index, second) for index in range(gpus)],
-        missing={} if gpus else {"nvml": LIBRARY_FAILURES[LIBRARY_NOT_FOUND]},
+        missing={} if gpus else {"nvml": LIBRARY_FAILURES[LIBRARY_NOT_FOUND].sentence},
         sample_us=900,
     )
 

@@ -30,7 +30,7 @@ async def seen(home: Home, run: Path, missing: dict[str, str], *keys: str, gpus:
 
 @pytest.mark.parametrize(("code", "cure"), [(18, "reboot, or reload the nvidia kernel modules"), (4, "/dev/nvidia*")])
 async def test_the_cure_is_on_both_screens(home: Home, code: int, cure: str) -> None:
-    run, missing = a_run(home), {"nvml": library_failure(code, "its name")}
+    run, missing = a_run(home), {"nvml": library_failure(code, "its name").sentence}
     main = await seen(home, run, missing)
     assert "no GPU: " in main
     assert missing["nvml"][:60] in main
@@ -38,7 +38,7 @@ async def test_the_cure_is_on_both_screens(home: Home, code: int, cure: str) -> 
 
 
 async def test_no_driver_at_all_is_no_trouble(home: Home) -> None:
-    main = await seen(home, a_run(home), {"nvml": library_failure(12, "its name")})
+    main = await seen(home, a_run(home), {"nvml": library_failure(12, "its name").sentence})
     assert "no GPU" in main
     assert "libnvidia-ml" not in main
 

@@ -26,7 +26,7 @@ from trainfast_runner.machine.gpus.visible import (
     order_unknown_error,
     visible_readings,
 )
-from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.failures import NO_DEVICES, Failure, comes_from_a_driver
 from trainfast_runner.machine.telemetry.mig import Instance, read_instances
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
@@ -41,7 +41,7 @@ class Machine:
     """The devices of this machine; `device` is "cuda" or "cpu".
 
     `gpus` are available to a run, in the order of CUDA_VISIBLE_DEVICES; `nvml_gpus` are all that the driver lists;
-    `no_gpu_reason` is there if `gpus` is empty.
+    `no_gpu_reason` is for a sentence about something else, and there if `gpus` is empty; `doctor` has the cure.
     """
 
     device: str
@@ -70,13 +70,6 @@ class Machine:
             gone = next(uuid for uuid in uuids if uuid not in {gpu.uuid for gpu in gpus})
             raise UserError(f"GPU {gone} is not available any more", key="devices")
         return replace(self, gpus=gpus)
-
-    @property
-    def no_gpu_reason_short(self) -> str:
-        """The reason in a few words, for a sentence about something else; `doctor` has the cure."""
-        return (
-            self.no_gpu_reason.partition(": ")[0].partition(". ")[0] if self.no_gpu_reason else "torch is a CPU build"
-        )
 
     def choose_gpus(self, devices: int | str | None, strategy: str) -> GpuChoice:
         """The GPUs of a run for the `devices` knob, with the reason. Raises UserError naming the GPUs."""
@@ -141,7 +134,7 @@ def detect_machine(
     """
     environment = os.environ if environment is None else environment
     sampled = sample_gpus()
-    readings, missing = sampled.readings, sampled.missing
+    readings, failure = sampled.readings, sampled.failure
     instances = tuple(read_instances()) if any(gpu.mig_mode for gpu in readings) else ()
     machine = Machine(
         device=CPU,
@@ -149,7 +142,7 @@ def detect_machine(
         nvml_gpus=tuple(readings),
         cores=len(os.sched_getaffinity(0)),
         driver_version=sampled.driver_version,
-        no_gpu_reason=missing,
+        no_gpu_reason="torch is a CPU build" if failure is None else failure.reason,
         instances=instances,
     )
     if versions.get(HIP_BUILD) is not None:
@@ -158,10 +151,10 @@ def detect_machine(
         return machine
     if hides_all(environment):
         hidden = f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} leaves none"
-        return replace(machine, no_gpu_reason=hidden if readings else missing)
+        return replace(machine, no_gpu_reason=hidden) if readings else machine
     try:
         if not readings:
-            return _without_readings(machine, python)
+            return _without_readings(machine, failure or Failure(NO_DEVICES), python)
         return _with_gpus(machine, environment, functools.partial(_cuda_order, python, environment))
     except UserError as error:
         return replace(machine, no_gpu_reason=error.message, refusal=error)
@@ -171,26 +164,26 @@ class SampledGpus(NamedTuple):
     """One reading of each GPU, the reason for none, and the driver's version."""
 
     readings: list[DeviceReading]
-    missing: str | None
+    failure: Failure | None
     driver_version: str | None
 
 
 def sample_gpus(instances: Collection[str] = ()) -> SampledGpus:
     """Read every GPU, and these MIG instances, once."""
     nvml = Nvml(instances=instances)
-    readings, missing = nvml.sample(time.monotonic_ns())
+    readings, _ = nvml.sample(time.monotonic_ns())
+    failure = nvml.failure
     nvml.close()
-    return SampledGpus(readings, missing.get("nvml"), nvml.driver_version)
+    return SampledGpus(readings, failure, nvml.driver_version)
 
 
-def _without_readings(machine: Machine, python: str | None) -> Machine:
+def _without_readings(machine: Machine, failure: Failure, python: str | None) -> Machine:
     """The CPU, if there is no GPU here. Raises UserError if there is one that NVML does not give."""
-    failure = machine.no_gpu_reason or failures.NO_DEVICES
-    if failures.comes_from_a_driver(failure):
-        raise UserError(f"NVML does not answer: {failure}", key="devices", advice=ON_THE_CPU)
+    if comes_from_a_driver(failure.sentence):
+        raise UserError(f"NVML does not answer: {failure.sentence}", key="devices", advice=ON_THE_CPU)
     sign = sign_of_a_gpu(python)
     if sign is not None:
-        raise UserError(f"NVML lists no GPU, but {sign}: {failure}", key="devices", advice=ON_THE_CPU)
+        raise UserError(f"NVML lists no GPU, but {sign}: {failure.sentence}", key="devices", advice=ON_THE_CPU)
     return machine
 
 

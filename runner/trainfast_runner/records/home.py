@@ -186,7 +186,13 @@ class Home:
 
 def home_error(path: Path, error: OSError) -> UserError:
     """The reason that the home cannot be used, with the cure, in one line."""
-    cure = {
+    where = "or set TRAINFAST_HOME to another directory"
+    return UserError(f"cannot use {path}: {reason_of(error)}; {where}", key="TRAINFAST_HOME")
+
+
+def reason_of(error: OSError) -> str:
+    """The reason that a directory cannot be used, in a few words."""
+    return {
         errno.ENOSPC: "the disk is full: free some space",
         errno.EDQUOT: "the disk quota is used up: free some space",
         errno.EACCES: "no permission",
@@ -194,4 +200,3 @@ def home_error(path: Path, error: OSError) -> UserError:
         errno.ENOTDIR: "a part of this path is a file",
         errno.EEXIST: "a part of this path is a file",
     }.get(error.errno or 0, os.strerror(error.errno or 0))
-    return UserError(f"cannot use {path}: {cure}; or set TRAINFAST_HOME to another directory", key="TRAINFAST_HOME")

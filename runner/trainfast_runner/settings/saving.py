@@ -13,7 +13,7 @@ from tomlkit.items import AbstractTable
 from tomlkit.toml_document import TOMLDocument
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import home_error
+from trainfast_runner.records.home import reason_of
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
@@ -68,7 +68,7 @@ def write_preset(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     except OSError as error:
-        raise UserError(home_error(path.parent, error).message.partition(";")[0], key="XDG_CONFIG_HOME") from None
+        raise UserError(f"cannot use {path.parent}: {reason_of(error)}", key="XDG_CONFIG_HOME") from None
 
 
 def _document(preset: presets.Preset) -> TOMLDocument:

@@ -21,6 +21,7 @@ from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.doctor.check import Check
 from trainfast_runner.machine.doctor.gpus import energy_checks, gpu_checks
 from trainfast_runner.machine.extensions import compiler, search_path
+from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.sampler import take_tick
 from trainfast_runner.machine.training_python import NEEDED, find_python
 from trainfast_runner.machine.worker_scripts import ask_script
@@ -94,8 +95,10 @@ def _packages(executable: str, version: str, built: dict[str, str | None], pytho
 
 
 def _gpus(python: str | None, versions: dict[str, str | None]) -> Iterator[Check]:
-    tick = take_tick(settle_s=0.05)
-    yield from gpu_checks(tick, versions, detect_machine(versions, python).refusal)
+    nvml = Nvml()
+    tick = take_tick(settle_s=0.05, nvml=nvml)
+    refusal = detect_machine(versions, python).refusal
+    yield from gpu_checks(tick, versions, refusal, nvml.failure, nvml.binding_warning)
     if any(gpu.energy_mj is not None for gpu in tick.devices):
         yield from energy_checks(tick, take_tick(settle_s=ENERGY_SETTLE_S))
 

@@ -11,25 +11,29 @@ from trainfast_runner.machine.gpus.health import defects
 from trainfast_runner.machine.gpus.presence import pci_card
 from trainfast_runner.machine.processes.identity import sees_host_pids
 from trainfast_runner.machine.telemetry.energy import energy_distrust
-from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
+from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, Failure
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.units import gibibytes
 
 
-def gpu_checks(tick: Tick, versions: Mapping[str, str | None], refusal: UserError | None = None) -> Iterator[Check]:
+def gpu_checks(
+    tick: Tick,
+    versions: Mapping[str, str | None],
+    refusal: UserError | None = None,
+    failure: Failure | None = None,
+    binding_warning: Failure | None = None,
+) -> Iterator[Check]:
     """Findings about NVML, every GPU, their use by this build of torch, and missing readings.
 
-    `refusal` is `Machine.refusal` for the training Python.
+    `refusal` is `Machine.refusal` for the training Python; `failure` and `binding_warning` are NVML's in this tick.
     """
-    binding, failure = tick.missing.get("nvml.binding"), tick.missing.get("nvml")
-    if binding:
-        yield Check("NVML binding", "warn", *_split_cure(binding))
-    if failure and not tick.devices:
+    if binding_warning is not None:
+        yield Check("NVML binding", "warn", binding_warning.reason, binding_warning.cure)
+    if failure is not None and not tick.devices:
         no_library = failure == LIBRARY_FAILURES[LIBRARY_NOT_FOUND]
         state: State = "ok" if no_library and pci_card() is None else "warn"
-        finding, cure = _split_cure(failure)
         trains = "No run starts but with devices=cpu" if refusal is not None else "Training runs on the CPU"
-        yield Check("GPU", state, f"none: {finding.removesuffix('.')}. {trains}", cure)
+        yield Check("GPU", state, f"none: {failure.reason}. {trains}", failure.cure)
     for gpu in tick.devices:
         if gpu.error:
             yield Check(f"GPU {gpu.index}", "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")
@@ -97,8 +101,3 @@ def _missing_readings(tick: Tick) -> Iterator[Check]:
         yield Check("missing readings", "ok", "every reading of a GPU: there is none to read")
     else:
         yield Check("missing readings", "ok", "the temperature of the chip's hot spot: NVML gives it for no GPU")
-
-
-def _split_cure(sentence: str) -> tuple[str, str | None]:
-    finding, _, cure = sentence.partition(" Cure: ")
-    return finding, cure or None

@@ -14,10 +14,11 @@ from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.failures import PYNVML_MODULE, Failure
 
 T = TypeVar("T")
 
-NO_BINDING: Final = "the pynvml module cannot be imported: pip install nvidia-ml-py"
+NO_BINDING: Final = Failure(f"{PYNVML_MODULE} cannot be imported", "pip install nvidia-ml-py")
 REINSTALL: Final = "pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall nvidia-ml-py"
 IN_SHORT: Final = "pynvml is not nvidia-ml-py's: trainfast-tui doctor has the cure"
 """Short warning for a screen when the module is foreign and shows GPUs all the same."""
@@ -32,12 +33,12 @@ NEEDED: Final = (
 class Binding:
     """The result of `import pynvml`. `module` is None when no GPU can be read through it, and `failure` is the reason.
 
-    `warning` is a sentence with the cure when the module is not nvidia-ml-py's.
+    `warning` is there when the module is not nvidia-ml-py's.
     """
 
     module: ModuleType | None = None
-    failure: str | None = None
-    warning: str | None = None
+    failure: Failure | None = None
+    warning: Failure | None = None
 
 
 def load() -> Binding:
@@ -47,17 +48,16 @@ def load() -> Binding:
     except (Exception, SystemExit) as error:
         if (where := _pynvml_path()) is None:
             return Binding(failure=NO_BINDING)
-        what = f"the pynvml module cannot be imported ({type(error).__name__})"
-        return Binding(failure=f"{what}. Cure: {cure(where)}")
+        return Binding(failure=Failure(f"{PYNVML_MODULE} cannot be imported ({type(error).__name__})", cure(where)))
     return checked_binding(module)
 
 
-def ask_once(read: Callable[[ModuleType], T]) -> T | str:
-    """Open NVML, return the result of `read`, and close NVML; if it does not answer, return the reason in words."""
+def ask_once(read: Callable[[ModuleType], T]) -> T | Failure:
+    """Open NVML, return the result of `read`, and close NVML; if it does not answer, return its failure."""
     loaded = load()
     nv = loaded.module
     if nv is None:
-        return str(loaded.failure)
+        return loaded.failure or NO_BINDING
     try:
         nv.nvmlInit()
         try:
@@ -107,24 +107,24 @@ def checked_binding(module: ModuleType) -> Binding:
     if is_error and all(hasattr(module, name) for name in NEEDED):
         return Binding(module, warning=foreign(module))
     where = getattr(module, "__file__", None) or "memory"
-    what = f"the pynvml module in {where} is not nvidia-ml-py's, and no GPU can be seen through it"
-    return Binding(failure=f"{what}. Cure: {cure(where)}")
+    reason = f"{PYNVML_MODULE} in {where} is not nvidia-ml-py's, and no GPU can be seen through it"
+    return Binding(failure=Failure(reason, cure(where)))
 
 
-def foreign(module: ModuleType) -> str | None:
-    """A sentence when the imported `pynvml` is not nvidia-ml-py's, None when it is.
+def foreign(module: ModuleType) -> Failure | None:
+    """The failure of an imported `pynvml` that is not nvidia-ml-py's; None for one that is.
 
     The distributions `nvidia-ml-py3` and `pynvml` before 12 install a module of the same name, made for the
     drivers of their day.
     """
     where = getattr(module, "__file__", None)
-    what = f"the pynvml module in {where or 'memory'} is not nvidia-ml-py's: some readings will be missing"
-    sentence = f"{what}. Cure: {cure(where or 'memory')}"
+    reason = f"{PYNVML_MODULE} in {where or 'memory'} is not nvidia-ml-py's and lacks some readings"
+    failure = Failure(reason, cure(where or "memory"))
     try:
         official = importlib.metadata.distribution("nvidia-ml-py")
     except importlib.metadata.PackageNotFoundError:
-        return sentence
+        return failure
     if where is None or not hasattr(module, "nvmlMemory_v2"):
-        return sentence
+        return failure
     expected = Path(str(official.locate_file("pynvml.py")))
-    return None if expected.exists() and expected.samefile(where) else sentence
+    return None if expected.exists() and expected.samefile(where) else failure

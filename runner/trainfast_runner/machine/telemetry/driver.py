@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from trainfast_runner.machine.telemetry import binding, failures
 from trainfast_runner.machine.telemetry.binding import as_text
+from trainfast_runner.machine.telemetry.failures import Failure
 
 T = TypeVar("T")
 
@@ -24,10 +25,10 @@ class Driver:
         """The binding, once it was imported."""
         self.is_open = False
         self.version: str | None = None
-        self.failure: str | None = None
+        self.failure: Failure | None = None
         """The reason that NVML as a whole does not answer, or None."""
-        self.binding_warning: str | None = None
-        """A sentence when the imported pynvml is not nvidia-ml-py's, or None."""
+        self.binding_warning: Failure | None = None
+        """The failure of an imported pynvml that is not nvidia-ml-py's, or None."""
         self.retry_at_ns = 0
         """Before this time NVML is not opened again."""
         self._delay_ns = FIRST_RETRY_NS

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,41 +22,62 @@ UNKNOWN: Final = 999
 TRANSIENT: Final = frozenset({7, 10, 11, 19, 20, 21, 27, 999})
 """No room, timeout, interrupt trouble, in use, out of memory, no data yet, not ready, unknown: ask again next tick."""
 
+
+@dataclass(frozen=True)
+class Failure:
+    """A reason that NVML or a GPU does not answer, and its cure; None without one."""
+
+    reason: str
+    cure: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """Both in one text, as records have it; a cure that begins with a capital letter is a sentence of its own."""
+        if self.cure is None:
+            return self.reason
+        return f"{self.reason}{'. ' if self.cure[0].isupper() else ': '}{self.cure}"
+
+
 LIBRARY_FAILURES: Final = {
-    LIBRARY_NOT_FOUND: "no NVIDIA driver here: libnvidia-ml.so.1 was not found. Install the driver; in a "
-    "container, start it with --gpus all; if the file is elsewhere, put its folder in LD_LIBRARY_PATH",
-    DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded: run `sudo modprobe nvidia`, or reboot after "
-    "a driver installation",
-    LIB_RM_VERSION_MISMATCH: "the driver was updated under the running system: reboot, or reload the nvidia "
-    "kernel modules",
-    UNINITIALIZED: "the connection to the NVIDIA driver was lost: trying again",
+    LIBRARY_NOT_FOUND: Failure(
+        "no NVIDIA driver here",
+        "libnvidia-ml.so.1 was not found. Install the driver; in a container, start it with --gpus all; if the file is"
+        " elsewhere, put its folder in LD_LIBRARY_PATH",
+    ),
+    DRIVER_NOT_LOADED: Failure(
+        "the NVIDIA kernel module is not loaded",
+        "run `sudo modprobe nvidia`, or reboot after a driver installation",
+    ),
+    LIB_RM_VERSION_MISMATCH: Failure(
+        "the driver was updated under the running system", "reboot, or reload the nvidia kernel modules"
+    ),
+    UNINITIALIZED: Failure("the connection to the NVIDIA driver was lost: trying again"),
 }
 """Failures of the whole library: no GPU answers until it is initialized again."""
 
 UNLOADABLE: Final = "libnvidia-ml.so.1 was found and cannot be loaded"
-NO_DEVICE_NODES: Final = (
-    "the NVIDIA driver is loaded, but /dev/nvidiactl is not there: in a container, start it with --gpus all; else run "
-    "`sudo nvidia-modprobe -c 0 -u`"
+PYNVML_MODULE: Final = "the pynvml module"
+"""Begins each failure of the binding."""
+NO_DEVICE_NODES: Final = Failure(
+    "the NVIDIA driver is loaded, but /dev/nvidiactl is not there",
+    "in a container, start it with --gpus all; else run `sudo nvidia-modprobe -c 0 -u`",
 )
-NO_ACCESS: Final = (
-    "no permission to talk to the NVIDIA driver: give this user the /dev/nvidia* files (often the group video or "
-    "render); in a container, start it with --gpus all"
-)
-LOST_ACCESS: Final = (
-    "NVML fails to start and gives no reason: a container may have lost its devices, start it again; else look for "
-    "Xid errors in `dmesg` and reboot"
+NO_ACCESS: Final = Failure(
+    "no permission to talk to the NVIDIA driver",
+    "give this user the /dev/nvidia* files (often the group video or render); in a container, start it with --gpus all",
 )
 
 HAS_NOT_ANSWERED: Final = "has not answered for"
+"""In each sentence about a call that has not returned: recorded runs are read by it."""
 SLOW_S: Final = 15.0
 """A call that takes longer is treated as hanging."""
 
-TRY_NVIDIA_SMI: Final = "See whether `nvidia-smi` works; if not, reboot, or install the driver again"
-
 DEVICE_FAILURES: Final = {
-    GPU_IS_LOST: "GPU is lost: it no longer answers on its bus. Look for Xid 79 in `dmesg`, check power "
-    "cables and temperature; a reboot usually brings it back",
-    RESET_REQUIRED: "GPU needs a reset: end its processes and run `sudo nvidia-smi --gpu-reset`, or reboot",
+    GPU_IS_LOST: Failure(
+        "GPU is lost: it no longer answers on its bus",
+        "Look for Xid 79 in `dmesg`, check power cables and temperature; a reboot usually brings it back",
+    ),
+    RESET_REQUIRED: Failure("GPU needs a reset", "end its processes and run `sudo nvidia-smi --gpu-reset`, or reboot"),
 }
 """Failures of one GPU: the others keep reporting."""
 
@@ -81,24 +103,31 @@ VANISHED: Final = "the driver no longer lists this GPU: look for Xid 79 in `dmes
 NO_DEVICES: Final = "the NVIDIA driver is loaded and lists no GPU"
 
 
-def library_failure(code: int, text: str, root: Path = Path("/")) -> str:
-    """The reason that NVML as a whole does not answer, and the cure.
+def library_failure(code: int, text: str, root: Path = Path("/")) -> Failure:
+    """The failure of NVML as a whole.
 
     `text` is the library's own name for the code. Ambiguous codes are decided by the driver's files below `root`: the
     kernel module makes /proc/driver/nvidia/version, and every process opens /dev/nvidiactl.
     """
     if code == LIBRARY_NOT_FOUND and (why := _why_not_loaded()) is not None:
-        return f"{UNLOADABLE} ({why}): install the driver again, or take the folder of that file out of LD_LIBRARY_PATH"
+        again = "install the driver again, or take the folder of that file out of LD_LIBRARY_PATH"
+        return Failure(f"{UNLOADABLE} ({why})", again)
     control = root / "dev/nvidiactl"
     if code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
-        unnamed = f"NVML does not start: {text} (code {code}). {TRY_NVIDIA_SMI}"
+        unnamed = Failure(
+            f"NVML does not start: {text} (code {code})",
+            "See whether `nvidia-smi` works; if not, reboot, or install the driver again",
+        )
         return (LIBRARY_FAILURES | DEVICE_FAILURES).get(code, unnamed)
     if (root / "proc/driver/nvidia/version").exists() and not control.exists():
         return NO_DEVICE_NODES
     if control.exists() and (code == NO_PERMISSION or not os.access(control, os.R_OK | os.W_OK)):
         return NO_ACCESS
     if code == UNKNOWN:
-        return f"{LOST_ACCESS} (code {code})"
+        return Failure(
+            f"NVML fails to start and gives no reason (code {code})",
+            "a container may have lost its devices, start it again; else look for Xid errors in `dmesg` and reboot",
+        )
     return LIBRARY_FAILURES.get(code, NO_ACCESS)
 
 
@@ -126,16 +155,21 @@ def may_pass(code: int) -> bool:
 
 
 def comes_from_a_driver(sentence: str) -> bool:
-    """True if a failure of NVML is the answer of a driver, which a machine without a GPU seldom has."""
-    absent = (LIBRARY_FAILURES[LIBRARY_NOT_FOUND], LIBRARY_FAILURES[DRIVER_NOT_LOADED], NO_DEVICES, NO_DEVICE_NODES)
-    return sentence not in absent and not sentence.startswith(("the pynvml module", UNLOADABLE))
+    """True if a failure of NVML is the answer of a driver, which a machine without a GPU seldom has.
+
+    Decided from the sentence, because a tick and its record have no more.
+    """
+    absent = (LIBRARY_FAILURES[LIBRARY_NOT_FOUND], LIBRARY_FAILURES[DRIVER_NOT_LOADED], NO_DEVICE_NODES)
+    sentences = (NO_DEVICES, *(failure.sentence for failure in absent))
+    return sentence not in sentences and not sentence.startswith((PYNVML_MODULE, UNLOADABLE))
 
 
 def device_failure(code: int, text: str) -> str:
     """The reason that one GPU does not answer."""
     if code == NO_PERMISSION:
         return "no permission to talk to this GPU: check its /dev/nvidia* file"
-    return DEVICE_FAILURES.get(code, f"the driver gives no access to this GPU: {text} (code {code})")
+    failure = DEVICE_FAILURES.get(code)
+    return f"the driver gives no access to this GPU: {text} (code {code})" if failure is None else failure.sentence
 
 
 def reading_failure(code: int, text: str) -> str:
@@ -143,18 +177,18 @@ def reading_failure(code: int, text: str) -> str:
     return _READING_FAILURES.get(code, f"{text} (code {code})")
 
 
-def hang_sentence(seconds: float, who: str = "NVML") -> str:
-    """A sentence about a call into the driver that has not returned for this long."""
-    return (
-        f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: a call into the NVIDIA driver does not come back. Look for Xid"
-        " errors in `dmesg`; a reboot usually helps"
+def hang_failure(seconds: float, who: str = "NVML") -> Failure:
+    """The failure of a call into the driver that has not returned for this long."""
+    return Failure(
+        f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: a call into the NVIDIA driver does not come back",
+        "Look for Xid errors in `dmesg`; a reboot usually helps",
     )
 
 
 def slow_call_sentence(seconds: float, who: str) -> str:
     """A sentence about a slow call: up to `SLOW_S` it mostly returns."""
     if seconds >= SLOW_S:
-        return hang_sentence(seconds, who)
+        return hang_failure(seconds, who).sentence
     return f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: the NVIDIA driver is slow with it; it is asked again"
 
 
@@ -163,11 +197,11 @@ def takes_long(sentence: str) -> bool:
     return HAS_NOT_ANSWERED in sentence
 
 
-def opening_sentence(seconds: float, timeout_s: float) -> str:
-    """A sentence about a driver that is being opened; after `timeout_s` it is treated as hanging."""
+def opening_failure(seconds: float, timeout_s: float) -> Failure:
+    """The failure while a driver is being opened; after `timeout_s` it is treated as hanging."""
     if seconds > timeout_s:
-        return hang_sentence(seconds)
-    return (
+        return hang_failure(seconds)
+    return Failure(
         f"NVML {HAS_NOT_ANSWERED} {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"
         " each GPU without persistence mode"
     )

@@ -11,6 +11,7 @@ from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.device import Device
 from trainfast_runner.machine.telemetry.device_list import DeviceList
 from trainfast_runner.machine.telemetry.driver import FIRST_RETRY_NS, Driver
+from trainfast_runner.machine.telemetry.failures import Failure
 from trainfast_runner.machine.telemetry.gpu_calls import GpuCalls
 from trainfast_runner.machine.telemetry.queries import Handle
 from trainfast_runner.machine.telemetry.timed_calls import Job
@@ -97,7 +98,7 @@ class Nvml:
         for device in devices:
             reading = answered.get(device.index)
             if reading is None:
-                sentence = device.error or self._failure or failures.VANISHED
+                sentence = device.error or (failures.VANISHED if self.failure is None else self.failure.sentence)
                 missing[f"gpu{device.index}"] = sentence
                 reading = device.failed_reading(sentence)
             readings.append(reading)
@@ -126,23 +127,25 @@ class Nvml:
         self._calls.timed.close()
 
     @property
-    def _failure(self) -> str | None:
-        """The reason that NVML as a whole does not answer, or None."""
+    def failure(self) -> Failure | None:
+        """The reason that NVML as a whole does not answer or lists no GPU, or None."""
         if self._opening is not None:
-            return failures.opening_sentence(self._opening.age_s, OPENING_S)
-        return self._driver.failure
+            return failures.opening_failure(self._opening.age_s, OPENING_S)
+        return self._driver.failure or (None if self._gpus.devices else Failure(failures.NO_DEVICES))
+
+    @property
+    def binding_warning(self) -> Failure | None:
+        """The failure of an imported pynvml that is not nvidia-ml-py's, or None."""
+        return self._driver.binding_warning
 
     def _general_reasons(self) -> dict[str, str]:
         """The reasons of missing readings that are not in the readings of single GPUs."""
         reasons = {}
         if self._xids is not None:
             reasons = {f"gpu{index}.xid_errors": why for index, why in self._xids.missing.items()}
-        if self._driver.binding_warning:
-            reasons["nvml.binding"] = self._driver.binding_warning
-        if self._failure:
-            reasons["nvml"] = self._failure
-        elif not self._gpus.devices:
-            reasons["nvml"] = failures.NO_DEVICES
+        for key, failure in (("nvml.binding", self.binding_warning), ("nvml", self.failure)):
+            if failure is not None:
+                reasons[key] = failure.sentence
         return reasons
 
     def _read_all(self, devices: Sequence[Device], t_ns: int) -> tuple[dict[int, DeviceReading], dict[str, str]]:

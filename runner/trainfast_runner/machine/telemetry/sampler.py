@@ -40,12 +40,12 @@ def read_tick(nvml: Nvml, host: HostReader) -> Tick:
     )
 
 
-def take_tick(root_pid: int | None = None, *, settle_s: float = 0.2) -> Tick:
+def take_tick(root_pid: int | None = None, *, settle_s: float = 0.2, nvml: Nvml | None = None) -> Tick:
     """A single complete tick. Blocks for `settle_s` seconds between two samples, so that rates are real.
 
-    `root_pid` adds the process tree below it as `host.run`.
+    `root_pid` adds the process tree below it as `host.run`. `nvml` reads the GPUs, and is closed.
     """
-    nvml, host = Nvml(), HostReader()
+    nvml, host = nvml or Nvml(), HostReader()
     host.tree = None if root_pid is None else ProcessTree(root_pid)
     try:
         read_tick(nvml, host)

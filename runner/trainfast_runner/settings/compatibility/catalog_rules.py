@@ -24,7 +24,7 @@ def strategy_has_gpus(facts: Facts) -> None:
         )
     if facts.machine.device != "cuda":
         raise UserError(
-            f"{requirement}, and a run here has none ({facts.machine.no_gpu_reason_short})",
+            f"{requirement}, and a run here has none ({facts.machine.no_gpu_reason})",
             key="strategy",
             advice=f"strategy={entry.fallback}",
         )

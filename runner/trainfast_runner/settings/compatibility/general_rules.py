@@ -38,7 +38,7 @@ def devices_exist(facts: Facts) -> None:
         return
     if isinstance(devices, str) and not asks_for_cpu(devices):
         raise UserError(
-            f"devices={devices} names GPUs and a run here has none ({machine.no_gpu_reason_short});"
+            f"devices={devices} names GPUs and a run here has none ({machine.no_gpu_reason});"
             " without a GPU devices is a count of processes",
             key="devices",
             allowed=[f"1 to {MAX_CPU_PROCESSES}"],
