@@ -72,7 +72,7 @@ def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli: Cli, nvml_l
     result = cli("runs", "show", run_id, "--json").json
 
     measured = [step for step in read_all(directory / "steps.jsonl", Step)[0] if not step.warmup]
-    begin_ns = measured[0].t_ns - round(measured[0].step_ms * 1e6)
+    begin_ns = measured[0].begin_ns
     true_fraction = scenario.fraction(0, SW_THERMAL, begin_ns, measured[-1].t_ns)
     assert 0.05 < true_fraction < 0.7
     assert result["throttle"]["thermal_fraction"] == pytest.approx(true_fraction, abs=0.02)

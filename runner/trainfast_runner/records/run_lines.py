@@ -49,6 +49,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         if self.tokens == 0:
             msgspec.structs.force_setattr(self, "tokens", None)
 
+    @property
+    def begin_ns(self) -> int:
+        """CLOCK_MONOTONIC ns at which the step began."""
+        return self.t_ns - round(self.step_ms * 1e6)
+
 
 class Actual(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that really ran, read from the live objects."""

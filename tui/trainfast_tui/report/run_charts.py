@@ -36,7 +36,7 @@ def _measured_from_ns(run: ReportedRun) -> int | None:
     # A long run's snapshot has only its newest steps, none of them warm-up.
     if first is None or not any(step.warmup for step in steps):
         return None
-    return first.t_ns - int(first.step_ms * 1e6)
+    return first.begin_ns
 
 
 def _axis(run: ReportedRun) -> TimeAxis:

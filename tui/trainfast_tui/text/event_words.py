@@ -66,7 +66,7 @@ def events_of_run(run: RunSnapshot) -> list[DescribedEvent]:
 def _compilations(steps: Sequence[Step]) -> list[DescribedEvent]:
     return [
         DescribedEvent(
-            step.t_ns - int(step.step_ms * 1e6),
+            step.begin_ns,
             "c",
             "accent",
             f"step {step.step} compiled: it took {fmt.duration(step.step_ms / 1e3)}",

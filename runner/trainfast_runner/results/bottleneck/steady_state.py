@@ -83,8 +83,7 @@ def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, fl
     blocks = []
     for index in range(count):
         part = steps[len(steps) * index // count : len(steps) * (index + 1) // count]
-        begin_ns = part[0].t_ns - round(part[0].step_ms * 1e6)
-        end_ns = part[-1].t_ns
+        begin_ns, end_ns = part[0].begin_ns, part[-1].t_ns
         of_devices = [[c for t_ns, c in device if begin_ns <= t_ns <= end_ns] for device in temperatures]
         blocks.append(
             _Block(

@@ -42,7 +42,7 @@ def window_of(steps: Sequence[Step]) -> Window | None:
     """The time from the start of the first step to the end of the last; None without any."""
     if not steps:
         return None
-    begin = steps[0].t_ns - round(steps[0].step_ms * 1e6)
+    begin = steps[0].begin_ns
     return Window(begin, steps[-1].t_ns) if steps[-1].t_ns > begin else None
 
 

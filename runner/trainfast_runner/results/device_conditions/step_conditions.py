@@ -85,10 +85,9 @@ class StepJoin:
         return [track.conditions_between(begin_ns, end_ns) for track in self.tracks.values() if track.times]
 
     def _join_step(self, step: Step) -> StepConditions:
-        begin_ns = step.t_ns - round(step.step_ms * 1e6)
         tracks = [track for track in self.tracks.values() if track.times]
         # Live and after the end a step must get the same figures, and live an outage may not have ended yet.
-        devices = [track.conditions_between(begin_ns, step.t_ns, whole_outages=True) for track in tracks]
+        devices = [track.conditions_between(step.begin_ns, step.t_ns, whole_outages=True) for track in tracks]
         energies = [device.energy_joules for device in devices]
         # A sum without one device would pass for the energy of all.
         joules = sum(energy for energy in energies if energy is not None) if energies and None not in energies else None
