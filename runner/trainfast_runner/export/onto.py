@@ -13,7 +13,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export import onto_defaults, onto_python, onto_shell
 from trainfast_runner.export.call_fields import CallFields, trainer_call
 from trainfast_runner.export.onto_defaults import flags_by_knob
-from trainfast_runner.export.trainer_arguments import trainer_arguments
+from trainfast_runner.export.trainer_arguments import refuse_unlike_trainer
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -100,7 +100,7 @@ def _knobs_to_write(run: RunFile) -> KnobValues:
     if run.script is not None:
         return {name: value for name, value in run.knobs.items() if name in KNOBS_BY_NAME and name not in LAUNCH_KNOBS}
     knobs = spec_of_record(run).knobs
-    trainer_arguments(run, knobs)
+    refuse_unlike_trainer(run, knobs)
     return {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].trains_same}
 
 

@@ -18,11 +18,23 @@ TRANSFORMERS_MAJORS = ("4", "5")
 def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object], list[str]]:
     """Every field that a knob decides, by name, and the knobs not at their defaults without a field.
 
-    Raises UserError where the fields would start another run: another strategy or precision, or fields of another
-    transformers.
+    Raises UserError as `refuse_unlike_trainer` does.
+    """
+    refuse_unlike_trainer(run, knobs)
+    fields = trainer_fields(knobs)
+    if run.device == "cpu":
+        fields["use_cpu"] = True
+    left_out = [name for name in settings_to_express(knobs) if not KNOBS_BY_NAME[name].same_as.training_args]
+    left_out += [] if OPTIMIZERS[str(knobs["optimizer"])].trainer_name else ["optimizer"]
+    return fields, left_out
+
+
+def refuse_unlike_trainer(run: RunFile, knobs: KnobValues) -> None:
+    """Raise UserError where fields of TrainingArguments would start another run.
+
+    Such a run has another strategy or precision than the Trainer, or another transformers.
     """
     strategy = strategy_of(knobs)
-    optimizer = OPTIMIZERS[str(knobs["optimizer"])]
     # The Trainer has no precision without fp32 weights.
     unsupported = [] if strategy.runs_in_trainer else ["strategy"]
     unsupported += ["precision"] if knobs["precision"] == "bf16-pure" else []
@@ -41,12 +53,6 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
             key="transformers",
             advice=SAME_RUN_HERE,
         )
-    fields = trainer_fields(knobs)
-    if run.device == "cpu":
-        fields["use_cpu"] = True
-    left_out = [name for name in settings_to_express(knobs) if not KNOBS_BY_NAME[name].same_as.training_args]
-    left_out += [] if optimizer.trainer_name else ["optimizer"]
-    return fields, left_out
 
 
 def trainer_fields(knobs: KnobValues) -> dict[str, object]:
