@@ -17,8 +17,22 @@ _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 0x01, 0x02
 _PAGE = 1 << 12
 
 
+def head_of(cap_bytes: int) -> int:
+    """Bytes kept from the start of a file under `cap_bytes`; the newest bytes are kept up to the same size."""
+    # Whole pages: a part of a page at the edge of a hole would stay on disk.
+    return max(_PAGE, cap_bytes // 4 // _PAGE * _PAGE)
+
+
+HEAD_BYTES = head_of(CAP_BYTES)
+
+
+def dropped_words(size: str) -> str:
+    """The words in place of so many dropped bytes of output."""
+    return f"[trainfast-tui: {size} bytes of output were dropped here]"
+
+
 def _dropped_mark(dropped_bytes: int) -> bytes:
-    return f"[trainfast-tui: {dropped_bytes} bytes of output were dropped here]\n".encode()
+    return f"{dropped_words(str(dropped_bytes))}\n".encode()
 
 
 class CappedFile:
@@ -34,9 +48,7 @@ class CappedFile:
         self.dropped_bytes = 0
         self.truncated = False
         self.cap_bytes = cap_bytes
-        # Whole pages: a part of a page at the edge of a hole would stay on disk.
-        self.head_bytes = max(_PAGE, cap_bytes // 4 // _PAGE * _PAGE)
-        """Bytes kept from the start; the newest bytes are kept up to the same size."""
+        self.head_bytes = head_of(cap_bytes)
         self._hole_end = self.head_bytes
 
     def open(self) -> int:

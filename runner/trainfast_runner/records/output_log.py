@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainfast_runner.records.capped_file import CAP_BYTES
+from trainfast_runner.records.capped_file import HEAD_BYTES, dropped_words
 
 OUTPUT_FILE = "output.log"
 LOG_LINES_KEPT, LOG_LINE_CHARACTERS, LOG_WINDOW_BYTES = 400, 2000, 256 << 10
@@ -96,7 +96,7 @@ class GrowingLog:
             return read_log(self._path, self._last_lines, end=self._offset)
         if size < self._offset:
             # Cut behind its head; the lines there were returned before.
-            self._offset, self._unfinished = min(size, CAP_BYTES // 4), b""
+            self._offset, self._unfinished = min(size, HEAD_BYTES), b""
         new = os.pread(self._fd, _READ_BYTES, self._offset)
         if not new:
             return None
@@ -140,7 +140,7 @@ def _backwards(fd: int, end: int | None) -> Iterator[bytes]:
             yield os.pread(fd, end - begin, begin)
             end = begin
         if number > 0 and (hole := start - segments[number - 1][1]) > 0:
-            yield f"\n[trainfast-tui: about {hole} bytes of output were dropped here]\n".encode()
+            yield f"\n{dropped_words(f'about {hole}')}\n".encode()
 
 
 def _segments(fd: int, end: int | None) -> Iterator[tuple[int, int]]:
