@@ -21,7 +21,7 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.records.step_totals import StepTotals
-from trainfast_runner.results.oom.explain_run import models_of
+from trainfast_runner.results.oom_explanation.explain_run import models_of
 from trainfast_runner.settings.spec import RunSpec
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)

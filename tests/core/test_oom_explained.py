@@ -17,7 +17,7 @@ from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.results.oom.explain_run import explain_run
+from trainfast_runner.results.oom_explanation.explain_run import explain_run
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 from trainfast_tui.text.oom import changes_title, oom_sentences

@@ -52,7 +52,7 @@ from trainfast_runner.results.device_conditions.device_window import (
 )
 from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.results.distributions import median_rate, percentile, spread
-from trainfast_runner.results.oom.explain_run import explanation_of
+from trainfast_runner.results.oom_explanation.explain_run import explanation_of
 from trainfast_runner.results.script_figures import hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.precisions import peak_precision

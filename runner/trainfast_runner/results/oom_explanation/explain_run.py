@@ -15,7 +15,7 @@ from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.records.worker_lines import ExceptionLine
-from trainfast_runner.results.oom.script import explain_script
+from trainfast_runner.results.oom_explanation.script import explain_script
 from trainfast_runner.units import highest
 
 

@@ -11,7 +11,7 @@ from trainfast_runner.memory.oom.candidates import specs_with_one_change, specs_
 from trainfast_runner.memory.oom.explain import OutOfMemory
 from trainfast_runner.memory.oom.predicted_fixes import is_enough
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.results.oom.explain_run import explain_run, models_of
+from trainfast_runner.results.oom_explanation.explain_run import explain_run, models_of
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
 if TYPE_CHECKING:
