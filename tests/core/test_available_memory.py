@@ -10,7 +10,7 @@ import pytest
 
 from trainfast_runner.machine.cgroup import free_within_limits
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import RankLimit, available_memory
+from trainfast_runner.memory.available import AvailableMemory, available_memory
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import limits
 from trainfast_runner.settings.knobs import defaults
@@ -33,39 +33,45 @@ def asked(*settings: str) -> RunSpec:
 
 
 def test_without_a_limit_it_is_what_the_fullest_gpu_has_free_less_the_context() -> None:
-    assert available_memory(asked(), two_gpus(), 1, None) == RankLimit(10 * GIB, "free on GPU 0", with_context=True)
-    room = available_memory(asked("strategy=ddp"), two_gpus(), 2, None)
-    assert room == RankLimit(4 * GIB, "free on GPU 1", with_context=True)
-    assert room.for_allocator(512 * MIB) == 4 * GIB - 512 * MIB
-    assert room.for_allocator(None) == 4 * GIB, "of unknown size, so nothing is taken off"
-    assert room.for_allocator(5 * GIB) == 0
+    assert available_memory(asked(), two_gpus(), 1, None) == AvailableMemory(
+        10 * GIB, "free on GPU 0", with_context=True
+    )
+    available = available_memory(asked("strategy=ddp"), two_gpus(), 2, None)
+    assert available == AvailableMemory(4 * GIB, "free on GPU 1", with_context=True)
+    assert available.for_allocator(512 * MIB) == 4 * GIB - 512 * MIB
+    assert available.for_allocator(None) == 4 * GIB, "of unknown size, so nothing is taken off"
+    assert available.for_allocator(5 * GIB) == 0
 
 
 def test_memory_limit_caps_the_allocator_so_that_no_context_comes_out_of_it() -> None:
-    room = available_memory(asked("memory_limit=3GiB"), two_gpus(), 1, None, 512 * MIB)
-    assert room == RankLimit(3 * GIB, "memory_limit", from_memory_limit=True)
-    assert room.for_allocator(512 * MIB) == 3 * GIB
+    available = available_memory(asked("memory_limit=3GiB"), two_gpus(), 1, None, 512 * MIB)
+    assert available == AvailableMemory(3 * GIB, "memory_limit", from_memory_limit=True)
+    assert available.for_allocator(512 * MIB) == 3 * GIB
     uneven = asked("strategy=ddp", "devices=2", "memory_limit=2GiB+1536MiB")
-    assert available_memory(uneven, CPU, 2, None) == RankLimit(1536 * MIB, "memory_limit", from_memory_limit=True), (
-        "the tightest rank's"
-    )
+    assert available_memory(uneven, CPU, 2, None) == AvailableMemory(
+        1536 * MIB, "memory_limit", from_memory_limit=True
+    ), "the tightest rank's"
 
 
 def test_a_limit_beyond_what_is_free_makes_no_more_room() -> None:
     beyond = asked("memory_limit=9.8GiB", "devices=0+")
-    assert available_memory(beyond, two_gpus(), 1, None) == RankLimit(
+    assert available_memory(beyond, two_gpus(), 1, None) == AvailableMemory(
         int(9.8 * GIB), "memory_limit", from_memory_limit=True
     )
     words = "free on GPU 0, less than memory_limit"
-    assert available_memory(beyond, two_gpus(), 1, None, 512 * MIB) == RankLimit(10 * GIB, words, with_context=True)
-    assert available_memory(asked("memory_limit=8GiB"), CPU, 1, 6 * GIB) == RankLimit(
+    assert available_memory(beyond, two_gpus(), 1, None, 512 * MIB) == AvailableMemory(
+        10 * GIB, words, with_context=True
+    )
+    assert available_memory(asked("memory_limit=8GiB"), CPU, 1, 6 * GIB) == AvailableMemory(
         6 * GIB, "free, less than memory_limit"
     )
 
 
 def test_processes_on_a_cpu_share_free_memory_which_is_none_for_an_unknown_host() -> None:
-    assert available_memory(asked(), CPU, 1, 4 * GIB) == RankLimit(4 * GIB, "free")
-    assert available_memory(asked("strategy=ddp"), CPU, 2, 4 * GIB) == RankLimit(2 * GIB, "free, shared by 2 processes")
+    assert available_memory(asked(), CPU, 1, 4 * GIB) == AvailableMemory(4 * GIB, "free")
+    assert available_memory(asked("strategy=ddp"), CPU, 2, 4 * GIB) == AvailableMemory(
+        2 * GIB, "free, shared by 2 processes"
+    )
     assert available_memory(asked(), CPU, 1, None) is None
 
 
@@ -129,5 +135,5 @@ def test_a_gpu_that_shares_the_hosts_memory_has_what_the_host_has_free() -> None
     shared = (DeviceReading(index=0, uuid="GPU-0"),)
     machine = Machine(device="cuda", gpus=shared, nvml_gpus=shared, cores=20)
     words = "free on the host, whose memory GPU 0 shares"
-    assert available_memory(asked(), machine, 1, 6 * GIB) == RankLimit(6 * GIB, words, with_context=True)
+    assert available_memory(asked(), machine, 1, 6 * GIB) == AvailableMemory(6 * GIB, words, with_context=True)
     assert available_memory(asked(), machine, 1, None) is None

@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.processes.identity import identify
-from trainfast_runner.memory.available import RankLimit
+from trainfast_runner.memory.available import AvailableMemory
 from trainfast_runner.memory.headroom import PredictedFit
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.home import Home
@@ -90,7 +90,7 @@ def own_supervisor() -> Event:
     return Event(t_ns=START_NS, kind="supervisor", pid=own.pid, start_ticks=own.start_ticks)
 
 
-def a_fit(total_mib: int, available: RankLimit | None, **figures: Any) -> PredictedFit:
+def a_fit(total_mib: int, available: AvailableMemory | None, **figures: Any) -> PredictedFit:
     """A prediction; `params` to `communication` and `context` are in MiB, other figures are those of the fit."""
     names = ("params", "grads", "optimizer", "activations", "temporary", "communication", "context")
     parts = {f"{name}_bytes": int(figures.pop(name, 0) * MIB) for name in names}
@@ -100,7 +100,7 @@ def a_fit(total_mib: int, available: RankLimit | None, **figures: Any) -> Predic
 
 FIT = a_fit(
     418,
-    RankLimit(1 << 30, "memory_limit", from_memory_limit=True),
+    AvailableMemory(1 << 30, "memory_limit", from_memory_limit=True),
     params=12,
     grads=12,
     optimizer=24,

@@ -13,7 +13,7 @@ from recorded import GIB, MIB, START_NS, S, a_run, write_lines
 from still import a_fit, a_snapshot, own_supervisor, running, screen_text
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.available import RankLimit
+from trainfast_runner.memory.available import AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_tui.control.messages import SnapshotTaken
@@ -25,7 +25,7 @@ from trainfast_tui.widgets.memory_bar import LIMIT, SIGNS, MemoryBar, memory_lin
 FULL, SMALL = (160, 48), (80, 24)
 PANEL = {FULL: 46, SMALL: 30}
 PARTS = {"params": 200, "grads": 200, "optimizer": 400, "activations": 600}
-LIMITED = RankLimit(2 * GIB, "memory_limit", from_memory_limit=True)
+LIMITED = AvailableMemory(2 * GIB, "memory_limit", from_memory_limit=True)
 FITS = a_fit(1400, LIMITED, max_batch=16, **PARTS)
 
 
@@ -86,7 +86,7 @@ def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:
     tight = replace(
         FITS,
         margin_bytes=100 * MIB,
-        available=RankLimit(1450 * MIB, "memory_limit", from_memory_limit=True),
+        available=AvailableMemory(1450 * MIB, "memory_limit", from_memory_limit=True),
         max_batch=7,
     )
     *_, legend, total, left = shown(NextRunMemory(tight))
@@ -94,7 +94,7 @@ def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:
     assert total == "predicted 1.37 GiB + margin of 1.42 GiB"
     assert left == "50.0 MiB too much  batch_size up to 7"
     assert shown(NextRunMemory(tight), SMALL)[0] == "needs 1.46 GiB of 1.42 GiB"
-    few = a_fit(140, RankLimit(120 * MIB, "memory_limit", from_memory_limit=True), max_batch=0, params=140)
+    few = a_fit(140, AvailableMemory(120 * MIB, "memory_limit", from_memory_limit=True), max_batch=0, params=140)
     assert shown(NextRunMemory(replace(few, margin_bytes=12 * MIB)), SMALL)[0] == "with margin 152 MiB of 120 MiB"
 
 
@@ -108,7 +108,7 @@ def test_what_cannot_run_here_says_so_instead_of_what_fits(size: tuple[int, int]
 
 
 def test_a_small_model_on_a_large_device_still_shows_every_category() -> None:
-    lines = shown(NextRunMemory(replace(FITS, available=RankLimit(1 << 40, "free on GPU 0"))))
+    lines = shown(NextRunMemory(replace(FITS, available=AvailableMemory(1 << 40, "free on GPU 0"))))
     assert lines[1].startswith("█▓▒░···")
 
 
@@ -130,7 +130,7 @@ def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
 
 
 def test_turned_knobs_show_the_change_with_the_peak_before_and_never_between_need_and_limit() -> None:
-    few = a_fit(140, RankLimit(120 * MIB, "memory_limit", from_memory_limit=True), max_batch=0, params=140)
+    few = a_fit(140, AvailableMemory(120 * MIB, "memory_limit", from_memory_limit=True), max_batch=0, params=140)
     tight = NextRunMemory(replace(few, margin_bytes=31 * MIB), reference_bytes=140 * MIB)
     total, _, left = shown(tight, SMALL)
     assert total == "with margin 171 MiB of 120 MiB"
@@ -172,7 +172,7 @@ def test_in_ascii_every_category_has_its_own_sign() -> None:
 
 
 def test_a_context_counts_where_the_room_is_the_device_s() -> None:
-    free = RankLimit(2 * GIB, "free on GPU 0", with_context=True)
+    free = AvailableMemory(2 * GIB, "free on GPU 0", with_context=True)
     on_gpu = a_fit(1400, free, max_batch=16, context=512, **PARTS)
     lines = shown(NextRunMemory(on_gpu))
     assert "┄" in lines[1]

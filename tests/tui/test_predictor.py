@@ -17,7 +17,7 @@ from traced import Tracer
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import RankLimit
+from trainfast_runner.memory.available import AvailableMemory
 from trainfast_runner.memory.headroom import UNCORRECTED_MARGIN_BYTES
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
@@ -69,7 +69,7 @@ def test_a_model_that_was_traced_before_is_answered_without_a_trace(home: Home, 
     assert found is not None
     assert found.predicted.total_bytes == 220 * MIB
     assert found.predicted.activations_bytes == 120 * MIB
-    assert found.available == RankLimit(GIB, "memory_limit", from_memory_limit=True)
+    assert found.available == AvailableMemory(GIB, "memory_limit", from_memory_limit=True)
     assert found.margin_bytes == UNCORRECTED_MARGIN_BYTES
     assert found.left_bytes == (1024 - 220) * MIB - UNCORRECTED_MARGIN_BYTES
     assert found.max_batch == 89, "100 MiB, 10 a sample, and the margin of 32"

@@ -8,7 +8,7 @@ import pytest
 from recorded import MIB
 from still import StillApp, a_fit, a_snapshot, screen_text
 
-from trainfast_runner.memory.available import RankLimit
+from trainfast_runner.memory.available import AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
@@ -51,7 +51,7 @@ def test_turned_knobs_show_the_change_in_both_bars() -> None:
     assert change == "overrides: +42.0 % from 10.0 samples/s"
     assert shown(faster, SMALL)[1:] == ["14.2/s, +42.0 % from 10.0/s"]
     assert bar[29] == "┃", "where it was"
-    fit = a_fit(500, RankLimit(1024 * MIB, "memory_limit", from_memory_limit=True), activations=500)
+    fit = a_fit(500, AvailableMemory(1024 * MIB, "memory_limit", from_memory_limit=True), activations=500)
     lines = memory_lines(NextRunMemory(fit, reference_bytes=400 * MIB), 46, 48)
     texts = ["".join(text for text, _ in line) for line in lines]
     assert "predicted 500 MiB of 1.00 GiB (memory_limit)" in texts

@@ -9,14 +9,14 @@ from recorded import GIB
 from still import CPU, FULL, PREDICTED, StillApp, a_fit, a_snapshot, screen_text
 
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import RankLimit
+from trainfast_runner.memory.available import AvailableMemory
 from trainfast_runner.memory.headroom import PredictedFit
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
 from trainfast_tui.next_run.memory_and_speed import swap_notice
 
-FREE = RankLimit(20 * GIB, "free")
+FREE = AvailableMemory(20 * GIB, "free")
 TOO_MUCH = a_fit(48 * 1024, FREE)
 
 
@@ -47,7 +47,7 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
 @pytest.mark.parametrize(
     ("fit", "machine"),
     [
-        (replace(TOO_MUCH, available=RankLimit(20 * GIB, "memory_limit", from_memory_limit=True)), CPU),
+        (replace(TOO_MUCH, available=AvailableMemory(20 * GIB, "memory_limit", from_memory_limit=True)), CPU),
         (TOO_MUCH, Machine(device="cuda", gpus=(), nvml_gpus=(), cores=2)),
         (a_fit(19 * 1024, FREE), CPU),
         (replace(TOO_MUCH, available=None), CPU),
@@ -58,5 +58,5 @@ def test_where_nothing_but_the_run_would_end_there_is_no_question(fit: Predicted
     assert swap_notice(fit, machine) == ""
     assert swap_notice(TOO_MUCH, CPU)
     assert "less than memory_limit" in swap_notice(
-        replace(TOO_MUCH, available=RankLimit(GIB, "free, less than memory_limit")), CPU
+        replace(TOO_MUCH, available=AvailableMemory(GIB, "free, less than memory_limit")), CPU
     )

@@ -16,14 +16,14 @@ from trainfast_runner.units import mebibytes
 
 
 @dataclass(frozen=True, slots=True)
-class RankLimit:
+class AvailableMemory:
     """Available memory of the tightest rank, in bytes; `words` say whose figure that is.
 
     `with_context`: a CUDA context comes out of it too, as it does out of a GPU's free memory; `memory_limit` caps the
     allocator alone.
     """
 
-    limit_bytes: int
+    size_bytes: int
     words: str
     with_context: bool = False
     from_memory_limit: bool = False
@@ -31,7 +31,7 @@ class RankLimit:
 
     def for_allocator(self, context_bytes: int | None) -> int:
         """Bytes left for tensors beside a context of this size; nothing is taken off for an unknown size, None."""
-        return max(0, self.limit_bytes - (context_bytes or 0)) if self.with_context else self.limit_bytes
+        return max(0, self.size_bytes - (context_bytes or 0)) if self.with_context else self.size_bytes
 
 
 def available_memory(
@@ -42,7 +42,7 @@ def available_memory(
     context_bytes: int | None = None,
     *,
     is_here: bool = True,
-) -> RankLimit | None:
+) -> AvailableMemory | None:
     """Return the smaller of `memory_limit` and the free memory: of the fullest GPU, or a share of the host's.
 
     `host_free_bytes` and `context_bytes` (a CUDA context) are None if unknown. With `is_here` False the run is for
@@ -53,10 +53,10 @@ def available_memory(
     memory_limit = spec.knobs["memory_limit"]
     if not isinstance(memory_limit, str):
         return free
-    limit = RankLimit(min(parse_bytes_per_rank(memory_limit)), "memory_limit", from_memory_limit=True)
-    if free is None or limit.limit_bytes <= free.for_allocator(context_bytes):
+    limit = AvailableMemory(min(parse_bytes_per_rank(memory_limit)), "memory_limit", from_memory_limit=True)
+    if free is None or limit.size_bytes <= free.for_allocator(context_bytes):
         return limit
-    return RankLimit(free.limit_bytes, f"{free.words}, less than memory_limit", free.with_context)
+    return AvailableMemory(free.size_bytes, f"{free.words}, less than memory_limit", free.with_context)
 
 
 def limit_below_weights_error(spec: RunSpec, parameters: int | None, devices: int) -> UserError | None:
@@ -75,26 +75,26 @@ def limit_below_weights_error(spec: RunSpec, parameters: int | None, devices: in
     )
 
 
-def _free_memory(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> RankLimit | None:
+def _free_memory(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> AvailableMemory | None:
     gpus = chosen_gpus(spec.knobs, machine.used_by(spec.knobs["devices"])).gpus
     if gpus:
         free = [(gpu.memory_free_bytes, gpu.index) for gpu in gpus if gpu.memory_free_bytes is not None]
         if free:
-            return RankLimit(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True)
+            return AvailableMemory(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True)
         # A GPU without a memory reading has none of its own: it shares the host's.
         if host_free_bytes is None:
             return None
         words = f"free on the host, whose memory GPU {gpus[0].index} shares"
-        return RankLimit(host_free_bytes // max(1, ranks), words, with_context=True)
+        return AvailableMemory(host_free_bytes // max(1, ranks), words, with_context=True)
     if host_free_bytes is None:
         return None
     words = "free" if ranks == 1 else f"free, shared by {ranks} processes"
-    return RankLimit(host_free_bytes // max(1, ranks), words)
+    return AvailableMemory(host_free_bytes // max(1, ranks), words)
 
 
 def read_host_free_bytes() -> int:
     """Bytes of host memory that this process's control groups let it use now without swapping."""
-    # Imported late: the screen needs RankLimit before its first frame, and no readings yet.
+    # Imported late: the screen needs AvailableMemory before its first frame, and no readings yet.
     import psutil
 
     return free_within_limits(int(psutil.virtual_memory().available))

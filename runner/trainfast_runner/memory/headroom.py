@@ -8,7 +8,7 @@ from math import ceil
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import RankLimit, available_memory
+from trainfast_runner.memory.available import AvailableMemory, available_memory
 from trainfast_runner.memory.corrections import WHOLE_STEP, correction_key
 from trainfast_runner.memory.model import MemoryModel, batch_multiple, keeps_untraced_memory
 from trainfast_runner.memory.prediction import Prediction
@@ -42,7 +42,7 @@ class PredictedFit:
     """
 
     predicted: Prediction
-    available: RankLimit | None = None
+    available: AvailableMemory | None = None
     margin_bytes: int = 0
     max_batch: int | None = None
     cannot_run: UserError | None = None
@@ -57,7 +57,7 @@ class PredictedFit:
     @property
     def left_bytes(self) -> int | None:
         """Bytes left over; negative if the run does not fit, None if the available memory is unknown."""
-        return None if self.available is None else self.available.limit_bytes - self.needed_bytes
+        return None if self.available is None else self.available.size_bytes - self.needed_bytes
 
     @property
     def fits(self) -> bool | None:

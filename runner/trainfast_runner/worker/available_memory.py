@@ -12,14 +12,14 @@ LOW_SHARE = 0.05
 
 
 @dataclass(frozen=True)
-class AvailableMemory:
+class DeviceMemory:
     """Bytes that a device can still give; `is_low` if a library may just have asked for more."""
 
     free_bytes: int
     is_low: bool
 
 
-def fullest_device_memory(devices: list[torch.device], limit_bytes: int | None) -> AvailableMemory | None:
+def fullest_device_memory(devices: list[torch.device], limit_bytes: int | None) -> DeviceMemory | None:
     """Available memory of the fullest device; None for a CPU, and for a device that no longer answers."""
     if devices[0].type != "cuda":
         return None
@@ -29,8 +29,8 @@ def fullest_device_memory(devices: list[torch.device], limit_bytes: int | None) 
         return None
 
 
-def _available(device: torch.device, limit_bytes: int | None) -> AvailableMemory:
+def _available(device: torch.device, limit_bytes: int | None) -> DeviceMemory:
     free, total = torch.cuda.mem_get_info(device)
     if limit_bytes is not None:
         free = max(0, min(free, limit_bytes - torch.cuda.memory_allocated(device)))
-    return AvailableMemory(free, free < max(LOW_BYTES, LOW_SHARE * total))
+    return DeviceMemory(free, free < max(LOW_BYTES, LOW_SHARE * total))

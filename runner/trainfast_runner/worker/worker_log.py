@@ -12,7 +12,7 @@ from .record_file import RecordFile, rank_suffix
 
 if TYPE_CHECKING:
     # It imports torch, and this file is imported before.
-    from .available_memory import AvailableMemory
+    from .available_memory import DeviceMemory
 
 TRACEBACK_CHARACTERS = 4000
 SETTLE_S = 10.0
@@ -31,7 +31,7 @@ class WorkerLog:
         self.step: int | None = None
         self.held_bytes: int | None = None
         """Peak of the phase in which the training failed; None before it fails."""
-        self.available: AvailableMemory | None = None
+        self.available: DeviceMemory | None = None
         """Available memory of the devices when the training failed; None when unknown."""
         self._file = RecordFile(run_dir / f"worker{rank_suffix(rank)}.jsonl", keep=True)
 
@@ -88,7 +88,7 @@ def exception_chain(error: BaseException) -> list[dict[str, str]]:
     return chain
 
 
-def chain_is_oom(chain: list[dict[str, str]], available: AvailableMemory | None) -> bool:
+def chain_is_oom(chain: list[dict[str, str]], available: DeviceMemory | None) -> bool:
     """True if any link of an exception chain reports an OOM, or hints at one when little memory was `available`."""
     memory_is_low = available is not None and available.is_low
     return is_out_of_memory((f"{link['type']}: {link['message']}" for link in chain), memory_is_low)

@@ -122,7 +122,7 @@ def _fields(row: PredictedRow, speed: PredictedSpeed | Unknown) -> dict[str, Any
         "fits": fit.fits,
         "needed_bytes": fit.needed_bytes,
         "margin_bytes": fit.margin_bytes,
-        "limit_bytes": None if available is None else available.limit_bytes,
+        "limit_bytes": None if available is None else available.size_bytes,
         "max_batch": fit.max_batch,
         "cannot_run": None if fit.cannot_run is None else fit.cannot_run.line(),
         "fullest": predicted.fullest or None,
@@ -171,7 +171,7 @@ def _fit_words(fit: PredictedFit) -> str:
     """Return by how much the batch fits or does not, and the largest batch that does."""
     assert fit.available is not None
     assert fit.left_bytes is not None
-    limit = f"the {size(fit.available.limit_bytes)} {fit.available.words}"
+    limit = f"the {size(fit.available.size_bytes)} {fit.available.words}"
     if fit.left_bytes >= 0:
         left = f"yes, {size(fit.left_bytes)} left of {limit}"
         return left if fit.max_batch is None else f"{left}; up to batch_size {count(fit.max_batch)}"

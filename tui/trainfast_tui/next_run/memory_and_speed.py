@@ -101,7 +101,7 @@ def swap_notice(fit: PredictedFit | None, machine: Machine | None) -> str:
         return ""
     if machine is None or machine.device != "cpu":
         return ""
-    needed, limit = fit.needed_bytes, available.limit_bytes
+    needed, limit = fit.needed_bytes, available.size_bytes
     return (
         f"Predicted to need {size(needed)} of {size(limit)} ({available.words}): {size(needed - limit)} too much. The"
         " machine would swap, or the kernel end a process; with memory_limit the run alone would end."

@@ -107,7 +107,7 @@ def _peak_line(fit: PredictedFit, width: int) -> Line:
     line: Line = [("predicted ", "muted"), (fmt.size(fit.predicted.total_bytes), "title")]
     if available is None:
         return line
-    of = f" of {fmt.size(available.limit_bytes)}"
+    of = f" of {fmt.size(available.size_bytes)}"
     with_context = available.with_context and fit.predicted.context_bytes
     if (with_context or fit.margin_bytes) and width < LONG_FORM_COLUMNS:
         # The allocator's peak and the context do not both fit.
@@ -153,14 +153,14 @@ def _bar_line(fit: PredictedFit, measured: MeasuredMemory | None, width: int) ->
         painted += [SIGNS[key]] * count
     painted += [("·", "muted")] * (width - len(painted))
     if fit.available is not None:
-        limit_cell = min(width - 1, int(fit.available.limit_bytes / scale * width))
+        limit_cell = min(width - 1, int(fit.available.size_bytes / scale * width))
         painted[limit_cell] = (LIMIT, "error")
     return joined(painted)
 
 
 def _scale_bytes(fit: PredictedFit | None, measured: MeasuredMemory | None) -> float:
     """Return the bytes of the whole width: the limit, or a prediction or measurement above it."""
-    available = fit.available.limit_bytes if fit is not None and fit.available is not None else 0
+    available = fit.available.size_bytes if fit is not None and fit.available is not None else 0
     needed = fit.needed_bytes if fit is not None else 0
     return float(max(available, needed, measured.peak_bytes if measured is not None else 0, 1))
 
