@@ -12,7 +12,8 @@ from trainfast_runner.units import highest
 class StepTotals:
     """Counts and highest peaks over the steps of one rank. The cap of the file removed the lines of `dropped` steps."""
 
-    measured: int = 0
+    measured_read: int = 0
+    """Measured steps whose lines were read."""
     warmup: int = 0
     not_finite: int = 0
     peak_allocated_bytes: int | None = None
@@ -25,16 +26,16 @@ class StepTotals:
     _last_step: int | None = None
 
     @property
-    def taken(self) -> int:
+    def measured(self) -> int:
         """Measured steps, the dropped ones included: a cap is reached long after the warm-up."""
-        return self.measured + self.dropped
+        return self.measured_read + self.dropped
 
     def add(self, step: Step) -> None:
         """Add the rank's next step."""
         if step.warmup:
             self.warmup += 1
         else:
-            self.measured += 1
+            self.measured_read += 1
         self.not_finite += step.loss_not_finite
         self.peak_allocated_bytes = highest((self.peak_allocated_bytes, step.peak_allocated_bytes))
         self.peak_reserved_bytes = highest((self.peak_reserved_bytes, step.peak_reserved_bytes))

@@ -77,7 +77,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     throughput, trained_samples = _throughput(records, ran)
     if measured:
         # `measured` may be a thinned share of the steps: scale up to all of them.
-        trained_samples *= totals.taken / len(measured)
+        trained_samples *= totals.measured / len(measured)
     join = join_of(records.device_samples, run.watch_uuids if run else [])
     devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []
     measured_window = measured_window_of(records, devices, window) if window and run else None
@@ -86,7 +86,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         without_figures(directory, records, verdict, ended_ns),
         synthetic_data=_synthetic(records.worker_lines),
         actual=Actual(**{name: getattr(ran, name) for name in Actual.__struct_fields__}) if ran else Actual(),
-        steps=StepCount(measured=totals.taken, warmup=totals.warmup),
+        steps=StepCount(measured=totals.measured, warmup=totals.warmup),
         loss=_losses(records.first_rank_steps, totals.not_finite),
         throughput=throughput,
         step_ms=_step_time(measured),
@@ -94,8 +94,8 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         memory=_memory(records),
         script=script_figures(directory, records),
         cpu=_cpu(records),
-        energy=window_energy(devices, readings, window, trained_samples, totals.taken),
-        throttle=window_throttle(devices, window, totals.taken, run.device_uuids if run else ()),
+        energy=window_energy(devices, readings, window, trained_samples, totals.measured),
+        throttle=window_throttle(devices, window, totals.measured, run.device_uuids if run else ()),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
         diagnosis=diagnose(measured_window) if measured_window else [],
