@@ -66,15 +66,15 @@ class UserError(Exception):
         }
 
 
-MIN_LETTERS = 2
-"""A beginning of so few letters, or fewer, stands for no name."""
+MIN_LETTERS = 3
+"""Fewest letters that count as the beginning of a name."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """The closest valid name to a misspelt one, or None when nothing is close."""
     by_fold = {name.replace("-", "").replace("_", "").lower(): name for name in names}
     folded = word.replace("-", "").replace("_", "").lower()
-    longer = [name for fold, name in by_fold.items() if len(folded) > MIN_LETTERS and fold.startswith(folded)]
+    longer = [name for fold, name in by_fold.items() if len(folded) >= MIN_LETTERS and fold.startswith(folded)]
     if len(longer) == 1:
         return longer[0]
     matches = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.6)

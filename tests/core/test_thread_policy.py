@@ -18,8 +18,8 @@ from trainfast_runner.machine.cpu.thread_policy import (
     fixed_policy,
     policy_beside,
     script_policy,
-    shared_cores,
     thread_count,
+    thread_variables,
 )
 
 TICKS_S = 0.1
@@ -140,15 +140,15 @@ def test_one_thread_a_rank_needs_no_policy() -> None:
 
 
 def test_zero_offload_on_several_gpus_shares_the_cores_between_ranks() -> None:
-    assert shared_cores("cuda", "zero2-offload", 16, 4, {}) == {"OMP_NUM_THREADS": "4"}
-    assert shared_cores("cuda", "zero3-offload", 2, 8, {}) == {"OMP_NUM_THREADS": "1"}
-    assert shared_cores("cuda", "ddp", 16, 4, {}) == {}
-    assert shared_cores("cuda", "zero2-offload", 16, 4, {"OMP_NUM_THREADS": "2"}) == {}
+    assert thread_variables("cuda", "zero2-offload", 16, 4, {}) == {"OMP_NUM_THREADS": "4"}
+    assert thread_variables("cuda", "zero3-offload", 2, 8, {}) == {"OMP_NUM_THREADS": "1"}
+    assert thread_variables("cuda", "ddp", 16, 4, {}) == {}
+    assert thread_variables("cuda", "zero2-offload", 16, 4, {"OMP_NUM_THREADS": "2"}) == {}
 
 
 def test_a_process_alone_on_the_cpu_has_the_threads_of_the_users_own_script() -> None:
-    assert shared_cores("cpu", "single", 16, 1, {}) == {}
-    assert shared_cores("cpu", "ddp", 16, 4, {}) == {"OMP_NUM_THREADS": "4"}
+    assert thread_variables("cpu", "single", 16, 1, {}) == {}
+    assert thread_variables("cpu", "ddp", 16, 4, {}) == {"OMP_NUM_THREADS": "4"}
 
 
 def test_threads_of_a_script_are_known_by_its_environment_alone() -> None:

@@ -34,7 +34,7 @@ class RunToPredict:
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """A run's prediction, or its UserError as `error`. `hopeless` is the refusal of a limit below the weights alone.
+    """A run's prediction, or its UserError as `error`. `limit_error` is the refusal of a limit below the weights alone.
 
     `model` predicted it, for a run on `machine`.
     """
@@ -43,7 +43,7 @@ class PredictedRow:
     fit: PredictedFit | None = None
     model: MemoryModel | None = None
     machine: Machine | None = None
-    hopeless: UserError | None = None
+    limit_error: UserError | None = None
     error: UserError | None = None
 
 
@@ -112,10 +112,10 @@ def _predicted_row(run: RunToPredict, model: MemoryModel | UserError, machine: M
     try:
         fit = predict_headroom(model, run.spec, machine, ranks, read_host_free_bytes())
         parameters = None if strategy_of(run.spec.knobs).is_tensor_parallel else model.parameters
-        hopeless = limit_below_weights_error(run.spec, parameters, device_counts.device_count(run.spec, machine))
+        limit_error = limit_below_weights_error(run.spec, parameters, device_counts.device_count(run.spec, machine))
     except UserError as error:
         return PredictedRow(run, error=error)
-    return PredictedRow(run, fit, model, machine, hopeless)
+    return PredictedRow(run, fit, model, machine, limit_error)
 
 
 def published_bytes(published: Mapping[str, Any]) -> int | None:

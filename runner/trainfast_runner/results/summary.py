@@ -38,7 +38,7 @@ from trainfast_runner.records.worker_lines import (
     WorkerLine,
     newest_of_first_rank,
 )
-from trainfast_runner.results.bottleneck.diagnose import can_tell, diagnose
+from trainfast_runner.results.bottleneck.diagnose import diagnose, has_enough_steps
 from trainfast_runner.results.bottleneck.figures import others_cpu_percent
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, measured_window_of
 from trainfast_runner.results.bottleneck.steady_state import steady_state
@@ -99,7 +99,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
         diagnosis=diagnose(measured_window) if measured_window else [],
-        diagnosed=measured_window is not None and can_tell(measured_window),
+        diagnosed=measured_window is not None and has_enough_steps(measured_window),
         oom=explanation_of(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
         conditions=_conditions(
             records, measured, measured_window, hottest_c(devices), absences(join.tracks.values(), window)

@@ -108,16 +108,16 @@ _decoder = msgspec.json.Decoder(ResultHead)
 _ALIKE = tuple(name for name in RunRow.__struct_fields__ if name in ResultHead.__struct_fields__)
 
 
-def iter_rows(home: Home, probes: bool = False) -> Iterator[RunRow]:
+def iter_rows(home: Home, warm_processes: bool = False) -> Iterator[RunRow]:
     """The rows one by one, newest first, so that a reader who wants ten reads ten.
 
-    Runs in which a search only tried sizes or candidates are left out unless `probes` is true.
+    Runs in which a search only tried sizes or candidates are left out unless `warm_processes` is true.
     """
     for run_id in reversed(home.run_ids()):
         row = _ended_row(f"{home.runs}/{run_id}/{RESULT_FILE}")
         if row is None and home.directory(run_id).is_dir():
             row = row_of(home, run_id)
-        if row is not None and (probes or row.role not in WARM_ROLES):
+        if row is not None and (warm_processes or row.role not in WARM_ROLES):
             yield row
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainfast_runner import __version__
 from trainfast_runner.machine import training_python, worker_scripts
-from trainfast_runner.machine.cpu.thread_policy import ThreadPolicy, shared_cores
+from trainfast_runner.machine.cpu.thread_policy import ThreadPolicy, thread_variables
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.extensions import extensions_directory, search_path
 from trainfast_runner.machine.gpus.visible import visible_to
@@ -179,7 +179,7 @@ def _environment(
         "TOKENIZERS_PARALLELISM": "false",
         **visible_to(gpu.uuid or str(gpu.index) for gpu in gpus),
     }
-    env |= shared_cores(machine.device, str(spec.knobs["strategy"]), machine.cores, ranks, os.environ)
+    env |= thread_variables(machine.device, str(spec.knobs["strategy"]), machine.cores, ranks, os.environ)
     if strategy_of(spec.knobs).is_zero:
         env["DS_ACCELERATOR"] = machine.device
         if machine.device == "cuda":

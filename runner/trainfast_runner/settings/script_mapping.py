@@ -176,7 +176,12 @@ def _flags_named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[
         ]
         # A configuration may have the name twice, for training and for something else.
         yield from sorted(
-            named, key=lambda proposal: ("train" not in proposal[1], not proposal[1].startswith("--"), len(proposal[1]))
+            named,
+            key=lambda named_flag: (
+                "train" not in named_flag[1],
+                not named_flag[1].startswith("--"),
+                len(named_flag[1]),
+            ),
         )
 
 

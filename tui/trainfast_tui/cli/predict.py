@@ -72,11 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
         print_lines(pairs(_figure_rows(rows[0], _speed(rows[0], arguments.python))))
         if rows[0].run.unpublished:
             print_line(rows[0].run.unpublished)
-    hopeless = rows[0].hopeless if len(rows) == 1 else None
-    if hopeless is None:
+    limit_error = rows[0].limit_error if len(rows) == 1 else None
+    if limit_error is None:
         return 0
-    print_notice(f"trainfast-tui: {plain(hopeless.line())}")
-    return hopeless.exit_code
+    print_notice(f"trainfast-tui: {plain(limit_error.line())}")
+    return limit_error.exit_code
 
 
 def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTable | None) -> list[PredictedRow]:

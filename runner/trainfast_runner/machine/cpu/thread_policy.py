@@ -32,7 +32,9 @@ class ThreadPolicy(LaunchThreads, frozen=True, kw_only=True):
         return dict(PASSIVE_SETTINGS) if self.wait == PASSIVE else {}
 
 
-def shared_cores(device: str, strategy: str, cores: int, ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
+def thread_variables(
+    device: str, strategy: str, cores: int, ranks: int, environment: Mapping[str, str]
+) -> dict[str, str]:
     """OMP_NUM_THREADS of a rank where several compute on the host: each has its share of the cores.
 
     torchrun otherwise gives each rank one thread. Empty for one process, which has what the user's own script would

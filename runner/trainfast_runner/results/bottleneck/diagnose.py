@@ -19,7 +19,7 @@ MIN_STEPS_TO_DIAGNOSE = 3
 
 def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
     """The bottlenecks, the costliest first; one for each rule, of the device or rank with the highest cost."""
-    if not can_tell(window):
+    if not has_enough_steps(window):
         return []
     scopes = figures_by_scope(window)
     by_rule: dict[str, Diagnosis] = {}
@@ -41,7 +41,7 @@ def _weight(rule: BottleneckRule, finding: Diagnosis) -> tuple[float, float]:
     return finding.cost_ms_per_step or 0.0, float(value) if isinstance(value, float | int) else 0.0
 
 
-def can_tell(window: MeasuredWindow) -> bool:
+def has_enough_steps(window: MeasuredWindow) -> bool:
     """True if the window has enough steps, so that finding nothing means something."""
     return len(window.first_rank) >= MIN_STEPS_TO_DIAGNOSE
 
