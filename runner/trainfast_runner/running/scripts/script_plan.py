@@ -17,7 +17,11 @@ from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER
-from trainfast_runner.running.scripts.knob_places import framework_environment, hook_trainer_fields, loader_defaults
+from trainfast_runner.running.scripts.knobs_without_flag import (
+    framework_environment,
+    hook_trainer_fields,
+    loader_defaults,
+)
 from trainfast_runner.running.scripts.log_steps import step_pattern
 from trainfast_runner.settings.device_counts import device_choice
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
