@@ -34,7 +34,7 @@ KNOBS: tuple[Knob, ...] = (
         default="fp32",
         group="compute",
         what="Number format of the matrix products. Weights stay fp32 except in bf16-pure. A cast weight is cached"
-        " within one autocast region, so it is cast once a micro-step. fp16 overflows above 65504 and needs"
+        " within one autocast region, so it is cast once a micro-batch. fp16 overflows above 65504 and needs"
         " loss scaling; bf16 does not.",
         speed="tf32 up to 3x over fp32 (Ampere and later), fp16 and bf16 about 2x and up to 5x on tensor cores",
         memory="activations about half in fp16 and bf16; weights exist twice, so small batches may use more;"
@@ -50,7 +50,7 @@ KNOBS: tuple[Knob, ...] = (
         Whole(1, 1_048_576, POWERS_OF_TWO),
         default=8,
         group="batch",
-        what="Samples of one micro-step on one data-parallel rank. Multiples of 8 suit fp16 tensor cores, of 64 an"
+        what="Samples of one micro-batch on one data-parallel rank. Multiples of 8 suit fp16 tensor cores, of 64 an"
         " A100. A larger batch is not always better for quality.",
         speed="larger batches fill the device until it is full, then throughput stays flat",
         memory="activations grow in proportion",
@@ -64,10 +64,10 @@ KNOBS: tuple[Knob, ...] = (
         Whole(1, 65_536, POWERS_OF_TWO[:11]),
         default=1,
         group="batch",
-        what="Micro-steps added up before one optimizer step. Not worth it when the batch already fits. Changes the"
+        what="Micro-batches added up before one optimizer step. Not worth it when the batch already fits. Changes the"
         " global batch, so learning rate and number of steps change with it.",
         speed="20-30 % faster than stepping at each micro-batch; slower than the same batch in one piece",
-        memory="a large global batch at the memory of one micro-batch; gradients stay between micro-steps",
+        memory="a large global batch at the memory of one micro-batch; gradients stay between micro-batches",
         same_as=Equivalent("gradient_accumulation_steps", "gradient_accumulation_steps", "gradient_accumulation_steps"),
         trains_same=True,
         changes_in_warm_process=True,
