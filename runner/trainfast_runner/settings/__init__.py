@@ -1,1 +1,1 @@
-"""The settings of a run: knobs, presets, and the combinations that cannot work."""
+"""The settings of a run: knobs, presets, and their compatibility."""

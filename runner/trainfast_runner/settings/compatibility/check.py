@@ -55,7 +55,7 @@ KNOB_RULES: tuple[Rule, ...] = (
 
 
 def check(facts: Facts) -> None:
-    """Check the combination against every rule. Raises the UserError of the first that refuses."""
+    """Check the settings against every rule. Raises the UserError of the first that refuses."""
     for rule in RULES:
         rule(facts)
 

@@ -67,4 +67,4 @@ class Facts:
 
 
 Rule = Callable[[Facts], None]
-"""Raises UserError for a combination that cannot run."""
+"""Raises UserError for settings that cannot work together."""
