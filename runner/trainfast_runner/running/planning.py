@@ -46,7 +46,7 @@ class RunPlan:
     predicted_speed: PredictedSpeed | None = None
     """The speed that is predicted for the run; None when none is."""
     role: str | None = None
-    """`probe`, `trial` or `proof` in a search, whose id is `search_id`."""
+    """Role in a search (`probe`, `trial`, `proof` or `cold`), whose id is `search_id`; None for any other run."""
     search_id: str | None = None
     script: ScriptAsked | None = None
     """The user's own script that is run in place of the worker."""

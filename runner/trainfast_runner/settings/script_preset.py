@@ -131,7 +131,7 @@ def place_words(place: FlagWords) -> str:
 
 
 def flag_names(place: FlagWords) -> set[str]:
-    """The flags in a knob's words."""
+    """Every word of a knob's place up to its `=`: the flags, and their values."""
     texts = [place] if isinstance(place, str) else place.values()
     return {word.partition("=")[0] for text in texts for word in text.split()}
 
