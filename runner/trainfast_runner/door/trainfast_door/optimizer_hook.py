@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .script_run import ScriptRun
 
 MAX_SKIPPED = 20
-"""Steps of smaller optimizers that are skipped before the largest one's first; it may never step."""
+"""Steps of smaller optimizers that are skipped before the largest one's first step, which may never come."""
 
 
 def install(run: ScriptRun) -> None:

@@ -103,7 +103,7 @@ class ScriptRun:
             # With an accumulation flag of its own a script leaves Accelerate's `num_steps` at 1.
             if accumulated > 1 or "grad_accum" not in self.settings.get("flagged", ()):
                 ran["grad_accum"] = accumulated
-        # A rate that the script changes by hand shows by its second step; what it was given is then unknown.
+        # By the second step a hand-made schedule has changed the rate; the rate it began with is then unknown.
         if self.given_rate is not None and (self.has_scheduler or self.given_rate == self.steps.lr):
             ran.setdefault("lr", self.given_rate)
         precision = PRECISIONS.get(str(self.actual.get("compute_dtype")))

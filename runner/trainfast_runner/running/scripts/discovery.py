@@ -29,7 +29,7 @@ from trainfast_runner.running.scripts.script_plan import no_torch_message
 LIMIT_S = 30.0
 """Time for a script's imports; one that has not reached a parser by then is asked for nothing."""
 END_S = 2.0
-"""Time to end the processes that a script started; one that keeps starting new ones wins."""
+"""Time to end the processes that a script started; processes started faster than this survive."""
 POLL_S = 0.2
 READ_BYTES, MAX_SHOWN = 1 << 20, 300
 """Bytes from the end of the output in which its last line is looked for, and the characters of that in an error."""

@@ -37,7 +37,7 @@ def step_pattern(pattern: str) -> re.Pattern[str]:
 class LogSteps:
     """Follows `output.log` and appends the steps to `steps.jsonl`.
 
-    A line carries no time: steps read at one poll share the time since the last poll with any.
+    A line carries no time: steps read at one poll share the time since the last poll that read a step.
     """
 
     def __init__(self, run: RunFile, directory: Path, output: CappedFile) -> None:
