@@ -23,6 +23,7 @@ from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.worker.spec import limit_of_rank
 
 MAX_KEPT = 500
+"""Corrections a device. Chosen: every prediction reads the file."""
 FEWEST_STEPS = 2
 """The first step has no optimizer states before its update."""
 TRAINING_PHASES = ("forward", "backward", "optimizer", "train")

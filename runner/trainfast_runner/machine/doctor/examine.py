@@ -32,9 +32,11 @@ USEFUL = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
 ENERGY_SETTLE_S = 0.6
 """Long enough to see an energy counter move."""
 BUS_WITHIN_S = 5.0
+"""Time for systemd-logind to answer on its bus."""
 ENOUGH_HOME_BYTES = 1 << 30
 ENOUGH_SHM_BYTES = 1 << 30
 ENOUGH_MEMORY_BYTES = 4 << 30
+"""Chosen: below these `doctor` warns."""
 SMALLEST_TERMINAL = (80, 24)
 
 

@@ -17,6 +17,7 @@ from trainfast_runner.results.device_conditions.step_conditions import StepJoin
 
 WINDOW_NS = 30_000_000_000
 STEPS_KEPT = 200
+"""Chosen: a live diagnosis is of the last half minute, and of at most so many steps."""
 MIN_LIVE_STEPS = 10
 """Number of slow steps that enter, however long they took."""
 STEADY_EVERY = 5

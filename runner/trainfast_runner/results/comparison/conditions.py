@@ -11,6 +11,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.results.bottleneck.steady_state import drift_words
 
 TEMPERATURE_APART_C = 10.0
+"""Chosen: GPUs that start further apart in degrees C may differ in clock."""
 THROTTLED_APART = 0.02
 """Chosen: if all throttled time is lost, this share lengthens a step by as much as two equal runs differ."""
 
