@@ -111,9 +111,9 @@ def test_a_vocabulary_too_small_for_bytes_is_refused_where_a_tokenizer_is_traine
 
 
 def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all() -> None:
-    assert [one.index for one in TWO.choose_gpus(None, "single").gpus] == [1]
-    assert [one.index for one in TWO.choose_gpus(None, "ddp").gpus] == [0, 1]
-    assert [one.index for one in TWO.choose_gpus("0+", "single").gpus] == [0]
+    assert [one.index for one in TWO.default_gpus("single").gpus] == [1]
+    assert [one.index for one in TWO.default_gpus("ddp").gpus] == [0, 1]
+    assert [one.index for one in TWO.named_or_counted_gpus("0+").gpus] == [0]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def chosen(free_gib: list[float], count: int, pairs: tuple[tuple[int, int], ...]
     ]
     with stand_in.installed(Machine(gpus)):
         machine = detect_machine({"torch": "2.13.0", "torch.version.cuda": "13.0"}, environment={})
-    return machine.choose_gpus(count, "ddp")
+    return machine.named_or_counted_gpus(count)
 
 
 def indexes(choice: GpuChoice) -> list[int]:

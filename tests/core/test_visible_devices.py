@@ -142,7 +142,7 @@ def test_a_rocm_build_is_not_taken_for_cuda() -> None:
 def test_a_mig_instance_named_by_uuid_or_number_is_what_a_run_gets(variable: str) -> None:
     machine = seen(variable, CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
     assert (machine.device, machine.refusal) == ("cuda", None)
-    (instance,) = machine.choose_gpus(None, "single").gpus
+    (instance,) = machine.default_gpus("single").gpus
     assert (instance.uuid, instance.name) == (MIG, "A100 MIG 1g.10gb")
     assert (instance.memory_total_bytes, instance.memory_used_bytes) == (9728 * stand_in.MIB, 64)
     assert instance.compute_capability == "8.0"
@@ -156,7 +156,7 @@ def test_cuda_gives_a_process_one_mig_instance() -> None:
     with pytest.raises(
         training_python.UserError, match=r"devices=2, but there is 1 \(CUDA gives a process one MIG inst"
     ):
-        machine.choose_gpus(2, "ddp")
+        machine.named_or_counted_gpus(2)
 
 
 def test_a_mig_name_that_does_not_exist_names_the_nearest() -> None:
@@ -169,15 +169,15 @@ def test_a_mig_name_that_does_not_exist_names_the_nearest() -> None:
 
 def test_a_gpu_in_mig_mode_is_never_chosen_by_its_parent() -> None:
     machine = seen(None, CUDA, cut("GPU-aa11", MIG), Gpu(name="A100", uuid="GPU-bb22", memory_used=2**34))
-    assert [gpu.uuid for gpu in machine.choose_gpus(None, "single").gpus] == ["GPU-bb22"]
-    assert [gpu.uuid for gpu in machine.choose_gpus(None, "ddp").gpus] == ["GPU-bb22"]
-    assert [gpu.uuid for gpu in machine.choose_gpus("1+", "single").gpus] == ["GPU-bb22"], (
+    assert [gpu.uuid for gpu in machine.default_gpus("single").gpus] == ["GPU-bb22"]
+    assert [gpu.uuid for gpu in machine.default_gpus("ddp").gpus] == ["GPU-bb22"]
+    assert [gpu.uuid for gpu in machine.named_or_counted_gpus("1+").gpus] == ["GPU-bb22"], (
         "places are those of the variable"
     )
     with pytest.raises(training_python.UserError, match=r"devices=2, but there is 1 \(GPU 0 in MIG mode not counted\)"):
-        machine.choose_gpus(2, "ddp")
+        machine.named_or_counted_gpus(2)
     with pytest.raises(training_python.UserError, match=f"GPU 0 is in MIG mode.* try CUDA_VISIBLE_DEVICES={MIG}"):
-        machine.choose_gpus("0+", "single")
+        machine.named_or_counted_gpus("0+")
 
 
 def test_only_gpus_in_mig_mode_name_their_instances() -> None:

@@ -99,7 +99,7 @@ def _device(executable: str) -> tuple[str, dict[str, str]]:
     machine = detect_machine(versions, executable)
     if machine.refusal is not None:
         raise machine.refusal
-    gpus = machine.choose_gpus(None, "single").gpus if machine.device == "cuda" else ()
+    gpus = machine.default_gpus("single").gpus if machine.device == "cuda" else ()
     return machine.device, visible_to(gpu.uuid or str(gpu.index) for gpu in gpus)
 
 

@@ -71,25 +71,24 @@ class Machine:
             raise UserError(f"GPU {gone} is not available any more", key="devices")
         return replace(self, gpus=gpus)
 
-    def choose_gpus(self, devices: int | str | None, strategy: str) -> GpuChoice:
-        """The GPUs of a run for the `devices` knob, with the reason. Raises UserError naming the GPUs."""
-        usable = [gpu for gpu in self.gpus if gpu.error is None and not self._is_in_mig_mode(gpu)]
-        if not usable:
-            raise UserError("no usable GPU", key="devices", advice=ON_THE_CPU)
-        if devices is None:
-            if not STRATEGIES[strategy].one_device:
-                return GpuChoice(tuple(usable))
-            return choose_count(usable, 1, None)
-        if isinstance(devices, int):
-            if devices > len(usable):
-                raise UserError(
-                    f"devices={devices}, but there {_count_phrase(len(usable))}{self._why_no_more()}",
-                    key="devices",
-                    allowed=[f"1 to {len(usable)}"],
-                    advice=f"devices={len(usable)}",
-                )
-            return choose_count(usable, devices, self.topology)
-        return GpuChoice(tuple(self._gpu_at(index) for index in _indexes(devices)))
+    def default_gpus(self, strategy: str) -> GpuChoice:
+        """The GPUs of a run without a `devices` knob: one or all, with the reason. Raises UserError without any."""
+        usable = self._usable_gpus()
+        return choose_count(usable, 1, None) if STRATEGIES[strategy].one_device else GpuChoice(tuple(usable))
+
+    def named_or_counted_gpus(self, devices: int | str) -> GpuChoice:
+        """The GPUs of a run for its `devices` knob, with the reason. Raises UserError naming the GPUs."""
+        usable = self._usable_gpus()
+        if isinstance(devices, str):
+            return GpuChoice(tuple(self._gpu_at(index) for index in _indexes(devices)))
+        if devices > len(usable):
+            raise UserError(
+                f"devices={devices}, but there {_count_phrase(len(usable))}{self._why_no_more()}",
+                key="devices",
+                allowed=[f"1 to {len(usable)}"],
+                advice=f"devices={len(usable)}",
+            )
+        return choose_count(usable, devices, self.topology)
 
     def watched(self, watch: str | None, used: tuple[DeviceReading, ...]) -> tuple[DeviceReading, ...]:
         """The GPUs whose readings are joined to a run, by NVML index. Raises UserError."""
@@ -100,6 +99,13 @@ class Machine:
             if index not in by_index:
                 raise _no_such_gpu_error(f"watch={index}", index, len(self.nvml_gpus))
         return tuple(by_index[index] for index in _indexes(watch))
+
+    def _usable_gpus(self) -> list[DeviceReading]:
+        """The GPUs that answer and are not cut into instances. Raises UserError without any."""
+        usable = [gpu for gpu in self.gpus if gpu.error is None and not self._is_in_mig_mode(gpu)]
+        if not usable:
+            raise UserError("no usable GPU", key="devices", advice=ON_THE_CPU)
+        return usable
 
     def _gpu_at(self, index: int) -> DeviceReading:
         """The GPU at this index among those a run may use. Raises UserError."""

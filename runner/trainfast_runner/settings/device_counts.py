@@ -52,7 +52,10 @@ def chosen_gpus(knobs: KnobValues, machine: Machine) -> GpuChoice:
     """The GPUs that a run takes, none on a CPU. Raises UserError when the machine lacks them."""
     if machine.device != "cuda":
         return GpuChoice(())
-    return machine.choose_gpus(device_choice(devices_asked(knobs)), strategy_or_single(knobs).name)
+    devices = device_choice(devices_asked(knobs))
+    if devices is None:
+        return machine.default_gpus(strategy_or_single(knobs).name)
+    return machine.named_or_counted_gpus(devices)
 
 
 def first_gpu_name(spec: RunSpec, machine: Machine) -> str | None:

@@ -40,6 +40,7 @@ class Job(Generic[T]):
         return 0.0 if self.began_s is None else time.monotonic() - self.began_s
 
     def run(self) -> None:
+        """Make the call and keep its result or its error."""
         self.began_s = time.monotonic()
         try:
             self.result = self.call()

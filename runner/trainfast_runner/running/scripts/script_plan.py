@@ -169,12 +169,12 @@ def _spec(name: str, title: str, knobs: KnobValues) -> RunSpec:
 
 def _gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:
     """The GPUs that the script may use: all that it sees, unless `devices` names some."""
-    devices = knobs.get("devices")
+    devices = device_choice(knobs.get("devices"))
     if machine.device != "cuda":
         return GpuChoice(())
     if devices is None:
         return GpuChoice(tuple(gpu for gpu in machine.gpus if gpu.error is None))
-    return machine.choose_gpus(device_choice(devices), "ddp")
+    return machine.named_or_counted_gpus(devices)
 
 
 def _environment(knobs: KnobValues, choice: GpuChoice) -> dict[str, str]:

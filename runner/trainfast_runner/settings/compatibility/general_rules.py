@@ -77,6 +77,7 @@ def strategy_uses_all_devices(facts: Facts) -> None:
 
 
 def precision_has_hardware(facts: Facts) -> None:
+    """Refuse tf32 on a CPU, and tf32, bf16 and bf16-pure on a GPU before Ampere."""
     precision = str(facts.knobs["precision"])
     if precision == "tf32" and facts.machine.device == "cpu":
         raise UserError(
