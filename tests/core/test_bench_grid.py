@@ -13,9 +13,11 @@ from core.test_bench import ended
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.grid import MAX_ROWS, prepare_grid
 from trainfast_runner.search.bench.report import markdown
+from trainfast_runner.search.bench.script_grid import prepare_script_grid
 from trainfast_runner.search.bench.table import Outcome, tabulate
 from trainfast_runner.search.bench.variants import Bench, run_order
 from trainfast_runner.search.bench.warm_rows import warm_groups
+from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.bench_file import WRITERS
 from trainfast_tui.cli.output_file import output_path, write_output
@@ -198,6 +200,18 @@ def test_csv_has_figures_in_full_and_the_knobs_that_differ(
     assert float(faster["vs_baseline_percent"]) == pytest.approx(100 * (155 / 105 - 1))
     assert faster["batch_size"] == "16"
     assert "seq_len" not in faster
+
+
+def test_csv_of_a_script_leaves_a_knob_empty_that_its_baseline_does_not_set(tmp_path: Path) -> None:
+    script = ScriptPreset(command=("python", "train.py"), name="mine")
+    bench = prepare_script_grid(script, read_vary(["batch_size=8,16"]), (), None)
+    text = written(bench, {"batch_size=8": [ended(100)]}, tmp_path / "table.csv")
+    rows = list(csv.DictReader(text.splitlines()))
+    assert [(row["id"], row["batch_size"]) for row in rows] == [
+        ("as it is", ""),
+        ("batch_size=8", "8"),
+        ("batch_size=16", "16"),
+    ]
 
 
 class Page(HTMLParser):

@@ -31,13 +31,14 @@ FIGURES: dict[str, Callable[[Row], float | None]] = {
 
 def _csv(bench: Bench, table: Table, command: str) -> str:
     """Return the table as CSV: unrounded figures, empty if absent, and the knobs by which rows differ."""
-    knobs = [name for name in KNOBS_BY_NAME if len({row.knobs[name] for row in table.rows}) > 1]
+    # A script's row has only the knobs that were asked for.
+    knobs = [name for name in KNOBS_BY_NAME if len({row.knobs.get(name) for row in table.rows}) > 1]
     lines = io.StringIO()
     writer = csv.writer(lines)
     writer.writerow(["id", "baseline", "state", "reason", "run_id", "process", *FIGURES, *knobs])
     for row in table.rows:
         figures = ["" if (value := figure(row)) is None else value for figure in FIGURES.values()]
-        shown = [KNOBS_BY_NAME[name].text_of(row.knobs[name]) for name in knobs]
+        shown = [KNOBS_BY_NAME[name].text_of(row.knobs[name]) if name in row.knobs else "" for name in knobs]
         run_id = row.result.run_id if row.result is not None else ""
         is_baseline = int(row.id == table.baseline_id)
         words = [plain(row.id), is_baseline, row.state, plain(with_sizes(row.reason)), run_id, process_word(row)]
