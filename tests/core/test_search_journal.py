@@ -281,6 +281,19 @@ def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path: Path, m
     assert sum(asked.limits_bytes) <= free[0]
 
 
+def test_a_search_whose_own_processes_hold_its_memory_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, free = Home(tmp_path), [8 << 30]
+    for module in (limits, opening):
+        monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
+    first = opening.open_batch(PLAN, home, BatchSearchOptions())
+    free[0] = 1 << 30
+    with conductor_lock(first):
+        assert opening.open_batch(PLAN, home, BatchSearchOptions()) == first
+    assert opening.open_batch(PLAN, home, BatchSearchOptions()) != first
+
+
 def a_run(home: Home, directory: Path, *, role: str | None = None, steps: int = 10, state: str = "") -> Path:
     """A confirmation run of the search in `directory`, or with no role a run of somebody else's."""
     _, run_directory = home.new_run("tiny-llama")

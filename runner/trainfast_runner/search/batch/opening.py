@@ -10,6 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.records.search_directories import is_conducted
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import check_coolable
@@ -73,7 +74,8 @@ def open_batch(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     home.create()
     key = batch_key(plan)
     earlier = None if options.fresh else unfinished(home, key)
-    if earlier is not None and _limits_still_fit(plan, earlier):
+    # The processes of a search that is conducted hold part of the memory it began with.
+    if earlier is not None and (is_conducted(earlier) or _limits_still_fit(plan, earlier)):
         return earlier
     directory = new_search(home, plan.spec.name)
     spec = plan.spec
