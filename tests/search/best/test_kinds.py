@@ -34,21 +34,22 @@ TRIED = Trial(candidate_number=0, run_id="r", outcome="measured", warm=False, sa
 REFUSED = BestEnded(state="cancelled", reason="GPU 0 is in use")
 
 
-def question(directory: Path, model: str = "llama") -> BestQuestion:
+def question(directory: Path, model: str = "llama", objective: str = "samples_per_s") -> BestQuestion:
     return BestQuestion(
         search_id=directory.name,
         key="k",
         preset="tiny",
         model={"family": model},
-        vary={"precision": ["fp32", "bf16"]},
+        vary={"precision": ["fp32", "bf16"], "seq_len": [64, 128]},
+        objective=objective,
         clock=CLOCK,
     )
 
 
-def best_search(home: Home, *lines: BestEnded | Trial, model: str = "llama") -> Path:
+def best_search(home: Home, *lines: BestEnded | Trial, model: str = "llama", objective: str = "samples_per_s") -> Path:
     directory = new_search(home, "tiny")
     journal = SearchJournal(directory)
-    for line in (question(directory, model), CONDUCTED, *lines):
+    for line in (question(directory, model, objective), CONDUCTED, *lines):
         journal.write(line)
     journal.close()
     return directory
@@ -129,16 +130,31 @@ def test_orders_reach_the_conductor_in_their_order(tmp_path: Path) -> None:
         give_order(tmp_path, "forget", "precision")
 
 
+def answer_with(*effects: Effect) -> BestAnswer:
+    rate = Interval(median=10.0, low=9.0, high=11.0)
+    return BestAnswer(best_number=0, best_rate=rate, best_run_ids=[], baseline_run_ids=[], effects=list(effects))
+
+
+GAIN = Interval(median=40.0, low=35.0, high=45.0)
+OF_PRECISION = Effect(knob="precision", value="bf16", before="fp32", gain_percent=GAIN)
+
+
 def test_effects_of_an_answered_search_of_the_same_model_are_where_the_next_begins(tmp_path: Path) -> None:
     home = Home(tmp_path).create()
-    gain = Interval(median=40.0, low=35.0, high=45.0)
-    effect = Effect(knob="precision", value="bf16", before="fp32", gain_percent=gain)
-    other = Effect(knob="workers", value=2, before=0, gain_percent=gain)
-    rate = Interval(median=10.0, low=9.0, high=11.0)
-    found = BestAnswer(best_number=0, best_rate=rate, best_run_ids=[], baseline_run_ids=[], effects=[effect, other])
+    found = answer_with(OF_PRECISION, Effect(knob="workers", value=2, before=0, gain_percent=GAIN))
     answered = best_search(home, BestEnded(state="answered", answer=found))
     best_search(home, BestEnded(state="answered", answer=found), model="bert")
     best_search(home, BestEnded(state="cancelled", answer=found))
     asked = best_search(home)
     known = earlier_effects(home, question(asked), own_directory=asked)
     assert [(one.knob, one.value, one.search_id) for one in known] == [("precision", "bf16", answered.name)]
+
+
+@pytest.mark.parametrize(("objective", "knobs"), [("tokens_per_s", ["precision"]), ("time", [])])
+def test_gains_that_are_not_those_of_the_rate_are_no_start(tmp_path: Path, objective: str, knobs: list[str]) -> None:
+    home = Home(tmp_path).create()
+    found = answer_with(OF_PRECISION, Effect(knob="seq_len", value=64, before=128, gain_percent=GAIN))
+    best_search(home, BestEnded(state="answered", answer=found), objective=objective)
+    asked = best_search(home, objective=objective)
+    known = earlier_effects(home, question(asked, objective=objective), own_directory=asked)
+    assert [one.knob for one in known] == knobs

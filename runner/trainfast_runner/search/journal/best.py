@@ -237,7 +237,7 @@ class Ordered(Line, frozen=True, kw_only=True, tag="ordered"):
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """Gain of one value of a knob over the baseline's, in percent of the rate; `measured` by a run turned back.
+    """Gain of one value of a knob over the baseline's, in percent of the objective; `measured` by a run turned back.
 
     `earlier` is True if the value was not tried and its gain is that of earlier searches.
     """

@@ -18,9 +18,12 @@ NEWEST_SEARCHES_READ = 50
 def earlier_effects(home: Home, question: BestQuestion, own_directory: Path) -> list[EarlierEffect]:
     """Return the newest effect of each value of a varied knob, by answered searches other than `own_directory`.
 
-    Only searches of the same model, data, objective and device names count. Raises UserError when the searches cannot
-    be listed.
+    Only searches of the same model, data, objective and device names count, and gains that are also those of the rate,
+    in samples/s or samples/J: none of `time`, which includes process starts, and none of seq_len, which are in
+    tokens/s. Raises UserError when the searches cannot be listed.
     """
+    if question.objective == "time":
+        return []
     effects: dict[tuple[str, str], EarlierEffect] = {}
     for directory in newest_search_directories(home, NEWEST_SEARCHES_READ):
         if directory == own_directory or kind_of(directory) != BEST_TAG:
@@ -33,7 +36,7 @@ def earlier_effects(home: Home, question: BestQuestion, own_directory: Path) -> 
         if ended is None or ended.state != "answered" or ended.answer is None:
             continue
         for effect in ended.answer.effects:
-            if effect.value in question.vary.get(effect.knob, ()):
+            if effect.knob != "seq_len" and effect.value in question.vary.get(effect.knob, ()):
                 earlier = EarlierEffect(
                     knob=effect.knob,
                     value=effect.value,
