@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
 from trainfast_runner.search.batch.answer import aligned, answer_of
-from trainfast_runner.search.batch.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, decide
+from trainfast_runner.search.batch.decide import MAX_PROBES, TOLERANCE_BYTES, TOLERANCE_SHARE, decide
 from trainfast_runner.search.batch.state import BatchState
 from trainfast_runner.search.journal.batch import ConfirmationRun, Predicted, Probe, RankPeaks
 
@@ -219,6 +219,33 @@ def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried() -> None:
     assert (found.max_batch, found.too_large) == (36, 39)
     assert found.certainty.startswith("39 ran out of memory; 37 and 38, within the tolerance of 48 MiB, ")
     assert found.certainty.endswith("were not tried")
+
+
+def test_a_size_that_fills_the_data_is_the_largest_for_that_reason() -> None:
+    device = Device(fixed=100 * MIB, per_sample=4 * MIB, optimizer=0, limits=(2048 * MIB,))
+    filled = replace_struct(device.probe(100), fills_data=True)
+    confirmation = ConfirmationRun(batch_size=100, run_id="p", state="finished", seconds=1.0)
+    state = BatchState(
+        device="cpu",
+        world_size=1,
+        limits_bytes=device.limits,
+        probes=(device.probe(50), filled),
+        confirmations=(confirmation,),
+    )
+    assert answer_of(state).certainty == "the script's data fills no batch above 100"
+
+
+def test_sizes_that_the_most_probes_left_open_are_not_called_near() -> None:
+    device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(600 * MIB,))
+    fitting = [device.probe(size) for size in range(1, MAX_PROBES)]
+    state = BatchState(device="cpu", world_size=1, limits_bytes=device.limits, probes=(*fitting, device.probe(60)))
+    step = decide(state).step
+    assert (step.action, step.batch_size) == ("prove", MAX_PROBES - 1)
+    assert step.why.startswith(f"a search tries at most {MAX_PROBES} sizes: ")
+    confirmation = ConfirmationRun(batch_size=MAX_PROBES - 1, run_id="p", state="finished", seconds=1.0)
+    found = answer_of(replace(state, confirmations=(confirmation,)))
+    untried = f"44 sizes from 16 to 59, beyond the {MAX_PROBES} sizes that a search tries, were not tried"
+    assert found.certainty == f"60 ran out of memory; {untried}"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from trainfast_runner.bisection import largest_fitting
-from trainfast_runner.search.batch.decide import ALIGNED, TOLERANCE_BYTES, TOLERANCE_SHARE, tolerance_bytes
+from trainfast_runner.search.batch.decide import (
+    ALIGNED,
+    MAX_PROBES,
+    TOLERANCE_BYTES,
+    TOLERANCE_SHARE,
+    deciding_size,
+    tolerance_bytes,
+    why_no_more_sizes,
+)
 from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, memory_by_rank, tightest, uncounted_bytes
 from trainfast_runner.search.journal.batch import BatchAnswer, ConfirmationRun, Margin, refuted_by
 from trainfast_runner.search.journal.rank_memory import RankMemory
@@ -43,7 +51,7 @@ def answer_of(state: BatchState) -> BatchAnswer:
         phase=line.phase,
         tightest_rank=tight.rank,
         proof_run_id=confirmation.run_id,
-        certainty=_certainty(state, tight, max_batch, too_large),
+        certainty=_certainty(state, rank_memory, max_batch, too_large),
         too_large=too_large,
     )
 
@@ -55,20 +63,34 @@ def _too_large(state: BatchState, max_batch: int) -> int | None:
     return min((size for size in (*tried, *confirmed) if size > max_batch), default=None)
 
 
-def _certainty(state: BatchState, tight: RankMemory, max_batch: int, too_large: int | None) -> str:
-    """The reason, in words, that no larger batch fits, and the sizes that were not tried."""
+def _certainty(state: BatchState, rank_memory: tuple[RankMemory, ...], max_batch: int, too_large: int | None) -> str:
+    """The reason, in words, that no larger batch is the answer, and the sizes that were not tried."""
     if too_large is None:
-        needs = tight.need_text(max_batch + 1)
-        return f"by the fit {max_batch + 1} needs {needs}, give or take {mebibytes(tight.error_at(max_batch + 1))}"
+        return why_no_more_sizes(state, max_batch) or _words_by_fit(tightest(rank_memory, max_batch), max_batch + 1)
     words = f"{too_large} ran out of memory"
     warm = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
     if warm:
         words += f"; {_sizes_text(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not confirmed"
     untried = [size for size in range(max_batch + 1, too_large) if size not in warm]
     if untried:
-        why = "below the next multiple of 8" if state.device == "cuda" else _near_words(tight, max_batch)
-        words += f"; {_sizes_text(untried)}, {why}, {'was' if len(untried) == 1 else 'were'} not tried"
+        why = _why_untried(state, rank_memory, max_batch, too_large)
+        words += f"; {_sizes_text(untried)}{why} {'was' if len(untried) == 1 else 'were'} not tried"
     return words
+
+
+def _words_by_fit(tight: RankMemory, batch_size: int) -> str:
+    """The memory that a batch size needs by the fit, and the fit's error, in words."""
+    error = mebibytes(tight.error_at(batch_size))
+    return f"by the fit {batch_size} needs {tight.need_text(batch_size)}, give or take {error}"
+
+
+def _why_untried(state: BatchState, rank_memory: tuple[RankMemory, ...], max_batch: int, too_large: int) -> str:
+    """Why the sizes below the one that ran out were left out, as an aside; empty where a fresh process ran out."""
+    if too_large <= deciding_size(state, rank_memory, max_batch):
+        if state.device == "cuda":
+            return ", below the next multiple of 8,"
+        return f", {_near_words(tightest(rank_memory, max_batch), max_batch)},"
+    return f", beyond the {MAX_PROBES} sizes that a search tries," if state.tried >= MAX_PROBES else ""
 
 
 def _near_words(tight: RankMemory, max_batch: int) -> str:

@@ -101,7 +101,7 @@ def _towards_boundary(state: BatchState, rank_memory: tuple[RankMemory, ...]) ->
     deciding = deciding_size(state, rank_memory, likely)
     if too_large is not None and too_large <= deciding:
         return _confirm(likely, _why_confirm(rank_memory, largest_fit, likely, f"{too_large} does not"))
-    if (why := _why_no_more_sizes(state, largest_fit)) is not None:
+    if (why := why_no_more_sizes(state, largest_fit)) is not None:
         return _confirm(largest_fit, f"{why}: a fresh process runs the largest that fitted, {largest_fit}")
     target = min(sure, _second_size(state)) if points == 1 else sure
     if largest_fit < target < (too_large or LARGEST_BATCH + 1) and (
@@ -113,13 +113,13 @@ def _towards_boundary(state: BatchState, rank_memory: tuple[RankMemory, ...]) ->
     return _at_boundary(state, rank_memory, largest_fit, likely, deciding)
 
 
-def _why_no_more_sizes(state: BatchState, largest_fit: int) -> str | None:
-    """The reason why no further size is probed; None while one may be."""
+def why_no_more_sizes(state: BatchState, largest_fit: int) -> str | None:
+    """Return the reason why no further size is probed; None while one may be."""
     if largest_fit >= LARGEST_BATCH:
         return f"no size above {LARGEST_BATCH} is tried"
     if largest_fit >= state.largest_allowed:
         return f"the script's data fills no batch above {largest_fit}"
-    return f"{state.tried} sizes tried" if state.tried >= MAX_PROBES else None
+    return f"a search tries at most {MAX_PROBES} sizes" if state.tried >= MAX_PROBES else None
 
 
 def _at_boundary(
