@@ -31,10 +31,11 @@ def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Ad
         fastest = str(best.knobs.get("strategy"))
         compared = {str(run.knobs.get("strategy")) for run in measured if run.samples_per_s}
         if len(compared) > 1:
+            guides = "" if fastest == value else f" By the guides {value}: {why}"
             return Advice(
                 "strategy",
                 f"{fastest}: the fastest of {_joined_names(sorted(compared))} measured here,"
-                f" {best.samples_per_s:.3g} samples/s ({best.run_id}). {why}",
+                f" {best.samples_per_s:.3g} samples/s ({best.run_id}).{guides}",
                 fastest,
             )
         if fastest != value:
