@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cli.command import until
+from cli.command import PATIENCE_S, until
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import worker_scripts
 from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.json_lines import newest, read_all
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
+from trainfast_runner.records.search_directories import search_directories
 from trainfast_runner.running.launch import _spawn_supervisor
-from trainfast_runner.search.control import start_search
+from trainfast_runner.search.control import MODULE, SearchRequest, start_search
+from trainfast_runner.search.journal.batch import BatchEnded, read_batch_journal
+from trainfast_runner.search.journal.lines import newest_conducted
 from trainfast_runner.settings.spec import resolve
 
 
@@ -47,6 +52,28 @@ def test_a_conductor_that_ended_is_collected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no Python at /nowhere"):
         start_search(resolve("tiny-llama", []), Home(tmp_path), "/nowhere")
     until(lambda: children() <= before, "the conductor to be collected")
+
+
+def test_a_conductor_whose_starter_has_gone_goes_on(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
+    home, spec = Home(tmp_path), resolve("tiny-llama", ["data.kind=random", "memory_limit=1GiB"])
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = subprocess.Popen([sys.executable, "-P", "-m", MODULE], stdin=subprocess.PIPE, stdout=writing)
+    os.close(writing)
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(SearchRequest(home=str(tmp_path), **spec.record_fields())))
+    process.stdin.close()
+    (directory,) = until(lambda: search_directories(home), "the search to begin")
+    until(lambda: newest_conducted(directory), "its conductor")
+    process.terminate()
+    assert process.wait(PATIENCE_S) == 0
+    ended = newest(read_batch_journal(directory), BatchEnded)
+    assert ended is not None
+    assert ended.state == "cancelled"
 
 
 def test_forks_of_a_script_that_ended_by_itself_are_ended(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,8 +49,9 @@ def main() -> None:
     def answer(value: object) -> None:
         if not answered:
             answered.append(True)
-            sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
-            sys.stdout.flush()
+            with suppress(BrokenPipeError):  # the starter has gone, the search goes on
+                sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+                sys.stdout.flush()
             # No more output: the starter may close its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
