@@ -15,7 +15,9 @@ COLD_LEAST, COLD_MOST = 8, 60
 CONFIRMING_RUNS = 4
 """Cold runs that confirm an answer: the winner and the baseline, A B B A."""
 CONFIRMING_SHARE = 0.5
-"""Share of the budget that is kept for them; the trials have the other half."""
+"""Share of the budget that is kept for the runs that confirm."""
+TRIALS_SHARE = 1 - CONFIRMING_SHARE
+"""Share of the budget that the trials have in any case."""
 
 
 class ColdCosts:

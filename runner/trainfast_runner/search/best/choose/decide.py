@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from trainfast_runner.results.distributions import NORMAL_95
-from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR, CONFIRMING_SHARE, ColdCosts
+from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR, TRIALS_SHARE, ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.next_cold_run import next_cold_run
 from trainfast_runner.search.best.choose.prospects import Prospects, count_drifted_if_budget_spent
@@ -82,7 +82,7 @@ def _trial_in_first_process(state: BestState, prospects: Prospects) -> BestDecis
     process_knobs = state.candidates[state.space.baseline_number].process_knobs
     if any(state.candidates[trial.candidate_number].process_knobs != process_knobs for trial in state.trials):
         return None
-    if state.spent_s > CONFIRMING_SHARE * state.question.budget_s:
+    if state.spent_s > TRIALS_SHARE * state.question.budget_s:
         return None
     tried = {trial.candidate_number for trial in state.trials if trial.run_id not in state.measured.void}
     for number, why in _first_process_trials(state):

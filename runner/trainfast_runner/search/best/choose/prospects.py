@@ -9,7 +9,7 @@ import math
 from functools import cached_property
 from typing import NamedTuple
 
-from trainfast_runner.search.best.choose.cold_costs import CONFIRMING_SHARE, ColdCosts
+from trainfast_runner.search.best.choose.cold_costs import TRIALS_SHARE, ColdCosts
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
 from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, MAX_TIMED_STEPS, MIN_TIMED_STEPS, UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.speed.trial_rates import steps_for
@@ -90,7 +90,7 @@ class Prospects:
     def affordable(self) -> set[int]:
         """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
         state, budget_s = self._state, self._state.question.budget_s
-        left_s = max(budget_s - self._cold_costs.reserve_s(), CONFIRMING_SHARE * budget_s) - state.spent_s
+        left_s = max(budget_s - self._cold_costs.reserve_s(), TRIALS_SHARE * budget_s) - state.spent_s
         return {
             number
             for number in self.open_candidates
