@@ -9,7 +9,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.units import gibibytes
 
 FREE_SHARE = 0.9
-"""Share of the host memory that is free when a search begins; the rest is for everything else on this machine."""
+"""Share of the free host memory that a search may use; the rest is left to other processes."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ class WarmProcess:
     def trial(self, knobs: RecordedKnobs, untimed: int, steps: int, more: bool = False) -> dict[int, TrialLine] | None:
         """Try a candidate, or with `more` take further timed steps of the last one; return the ranks' lines.
 
-        One line suffices if an exception ended its process. `knobs` has every knob that a warm process turns.
+        One line suffices if an exception ended its process. `knobs` override those of the process's run; every order
+        names the same ones.
         """
         order = TrialOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more)
         return self._replies_to(order, self._trials)

@@ -76,7 +76,7 @@ class GlobalBatch:
     def baseline_knobs(self) -> KnobValues:
         """Return the preset's knobs at this size: its batch size, or the next smaller one that divides.
 
-        Raises UserError if none does.
+        Raises UserError if the data-parallel degree does not divide the size.
         """
         knobs = self._spec.knobs
         if self.size is None:

@@ -71,7 +71,7 @@ class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", ta
     key: str
     vary: dict[str, list[KnobValue]]
     left_alone: dict[str, str] = {}
-    """Knobs that were not varied because another value trains differently, each with the reason."""
+    """Knobs, and values as `name=value`, that are not varied, each with the reason."""
     global_batch: int | None = None
     objective: str = "samples_per_s"
     for_steps: int | None = None
