@@ -72,7 +72,7 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
     )
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
     state = SimpleNamespace(strategy=SimpleNamespace(devices=[torch.device("cpu")]))
-    prober(state=state, log=log, memory=memory).record_oom(error, {"number": 1}, reached)
+    prober(state=state, log=log, memory=memory).record_if_oom(error, {"number": 1}, reached)
     assert written["outcome"] == "oom"
     assert set(written["phase_peaks"]) == with_peaks
 

@@ -67,7 +67,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
     """One process's work on a search, until the search ends or is interrupted.
 
     Subclasses read `_directory`, `_home`, `_options`, `_plan` and `_lines`, the journal so far, and set `_process`, the
-    warm process. They start and end processes with `_launch`, `_finished_run`, `_order_process_end` and
+    warm process. They start and end processes with `_launch`, `_finished_run`, `_end_process` and
     `_wait_for_process_end`, record with `_write`, and wait with `_wait_until`, `_raise_if_cancelled` and `_clock_s`.
     """
 
@@ -137,7 +137,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
 
     def close(self) -> None:
         """End the run that is still live, and close the journal."""
-        self._kill_live_run()
+        self._stop_live_run()
         self._journal.close()
 
     def _launch(self, plan: RunPlan, role: str) -> Path:
@@ -177,13 +177,13 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         raise_if_stopped(result)
         return result
 
-    def _order_process_end(self) -> None:
+    def _end_process(self) -> None:
         """End the warm process, if there is one."""
         if self._process is not None:
             self._process.end()
             self._live_run = self._process = None
 
-    def _kill_live_run(self) -> None:
+    def _stop_live_run(self) -> None:
         """End the run that is still live, if there is one, without waiting for its replies."""
         if self._live_run is not None:
             end_run(self._live_run)
@@ -210,7 +210,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         if not mark.exists():
             self._raise_if_cancelled()
             return
-        self._order_process_end()
+        self._end_process()
         self._write(Paused())
         while mark.exists():
             self._raise_if_cancelled()
@@ -223,7 +223,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
 
     def _write_end(self, ended: EndedT) -> EndedT:
         """End the run that is still live, append the last line with the search's seconds, and return it."""
-        self._kill_live_run()
+        self._stop_live_run()
         ended = msgspec.structs.replace(ended, seconds=worked_seconds([*self._lines, ended]))
         self._write(ended)
         return ended

@@ -85,7 +85,7 @@ class ProbeRunner:
                 self.take_steps(batch_size, order["steps"], steps, is_first=number == 1)
                 fields = steps.fields()
             except Exception as error:
-                self.record_oom(error, {**probe_fields, "seconds": time.monotonic() - began}, steps.reached)
+                self.record_if_oom(error, {**probe_fields, "seconds": time.monotonic() - began}, steps.reached)
                 raise
             peak = self.gauge.peak_bytes() or 0
             self.log.write(
@@ -139,7 +139,7 @@ class ProbeRunner:
             self.memory.end_phase(phase)
         self.memory.read()
 
-    def record_oom(self, error: BaseException, probe_fields: dict[str, Any], reached: tuple[str, ...]) -> None:
+    def record_if_oom(self, error: BaseException, probe_fields: dict[str, Any], reached: tuple[str, ...]) -> None:
         """Write the `probe` record of a size that ran out of memory; nothing for another error. Asks no other rank.
 
         `probe_fields` are fields of the record, `reached` the phases that an earlier step of this size went through.

@@ -95,7 +95,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         self._write(step)
         if step.action == "probe" and step.batch_size is not None:
             return self.probe(step.batch_size)
-        self._order_process_end()
+        self._end_process()
         if step.action == CONFIRM_STEP and step.batch_size is not None:
             self._confirm(step.batch_size)
             return None

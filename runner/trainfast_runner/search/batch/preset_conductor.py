@@ -86,7 +86,7 @@ class PresetBatchConductor(BatchConductor):
             self._wait_for_process_end()
         elif self._plan.spec.knobs["compile"] != "off":
             # A compiled step of another size is another program, with memory of its own.
-            self._order_process_end()
+            self._end_process()
         return None
 
     def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:

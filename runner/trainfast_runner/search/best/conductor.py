@@ -102,7 +102,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         step = decision.step
         self._write(step)
         if step.action == "end":
-            return self._last_line(decision)
+            return self._decided_end(decision)
         assert step.candidate_number is not None
         if step.action == "trial":
             self.try_candidate(decision, step.candidate_number)
@@ -125,9 +125,9 @@ class BestConductor(Conductor[BestLine, BestEnded]):
                 advice=f"--budget {5 * cost_s:.0f}s or more",
             )
 
-    def _last_line(self, decision: BestDecision) -> BestEnded:
+    def _decided_end(self, decision: BestDecision) -> BestEnded:
         """Return the end: the answer, or the smallest excess where nothing fits."""
-        self._order_process_end()
+        self._end_process()
         excess = [candidate.excess_bytes for candidate in self._space.candidates if candidate.excess_bytes is not None]
         reason = decision.step.why
         if decision.end_state == "nothing_fits" and not excess:
@@ -164,7 +164,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _take_cold_run(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in a fresh process, or take the same run of a killed conductor."""
-        self._order_process_end()
+        self._end_process()
         step = decision.step
         if step.action == UNDER_LIMIT:
             plan = self._plan_of(number, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)

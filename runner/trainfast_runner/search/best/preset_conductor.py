@@ -70,7 +70,7 @@ class PresetBestConductor(BestConductor):
     def try_candidate(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in the warm process of its process knobs, or in a new one."""
         if decision.needs_new_process:
-            self._order_process_end()
+            self._end_process()
         process = self._process_for(number)
         if process is None:
             return
@@ -95,7 +95,7 @@ class PresetBestConductor(BestConductor):
         if ended.ended_process:
             self._wait_for_process_end()
         elif not takes_warm_trials(candidate_spec(self._survey.spec, candidate.knobs).knobs):
-            self._order_process_end()
+            self._end_process()
 
     def _add_flops_bounds(self, process: WarmProcess) -> None:
         """Add the bounds by FLOPs to the candidates, once a process has counted its model's."""
@@ -110,7 +110,7 @@ class PresetBestConductor(BestConductor):
         candidate = self._space.candidates[number]
         if self._process is not None and self._process_knobs == candidate.process_knobs:
             return self._process
-        self._order_process_end()
+        self._end_process()
         self._orphans.end_cold_runs()
         began_s = self._clock_s()
         plan = self._plan_trial_or_record(number)

@@ -55,7 +55,7 @@ def decide(state: BestState) -> BestDecision:
     if state.leader_number is None or not ranking.has_begun:
         decision = _next_trial(state, prospects)
     decision = decision or _next_cold_run(ranking, costs, prospects)
-    return _with_figures(_closing_visit(state, decision), state, prospects)
+    return _with_figures(_repeat_before_leaving(state, decision), state, prospects)
 
 
 def _next_trial(state: BestState, prospects: Prospects) -> BestDecision | None:
@@ -187,7 +187,7 @@ def _next_cold_run(ranking: ColdRanking, costs: ColdCosts, prospects: Prospects)
     return BestDecision(step, step_rule=StepRule(costs.steps, costs.steps, COLD_ERROR))
 
 
-def _closing_visit(state: BestState, decision: BestDecision) -> BestDecision:
+def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDecision:
     """Return the decision, or a repeat of the process's first trial instead.
 
     The repeat comes before the decision leaves a process whose drift is unknown.
