@@ -29,7 +29,7 @@ from trainfast_runner.search.journal.batch import (
     ConfirmationRun,
     Probe,
 )
-from trainfast_runner.search.journal.rank_memory import PhaseLine, RankMemory
+from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseLine
 from trainfast_runner.settings.spec import resolve
 
 SEARCH_ID = "20261121-070000-tiny-llama-5ea2"
@@ -41,7 +41,7 @@ def searched(cli: Cli) -> Cli:
     shutil.copytree(RECORDED, cli.home / "runs" / RECORDED.name)
     spec, clock = resolve("tiny-llama", ["memory_limit=1GiB"]), ClockAnchor(monotonic_ns=0, wall_ns=0)
     line = PhaseLine(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB)
-    fit = RankMemory(rank=0, lines=[line], limit_bytes=1024 * MIB)
+    fit = MemoryFit(rank=0, lines=[line], limit_bytes=1024 * MIB)
     probed: dict[str, Any] = {"run_id": "20261121-070002-tiny-llama-b001", "seconds": 4.0}
     lines = [
         BatchQuestion(
@@ -65,7 +65,7 @@ def searched(cli: Cli) -> Cli:
             )
             for size in (8, 32)
         ),
-        BatchStep(t_ns=40, action="probe", batch_size=42, why="the fit reaches the limit at 42.1", fits=[fit]),
+        BatchStep(t_ns=40, action="probe", batch_size=42, why="the fit reaches the limit at 42.1", memory_fits=[fit]),
         Probe(t_ns=44, batch_size=44, outcome="oom", reason=EVIL, peak_allocated_bytes=1020 * MIB, **probed),
         ConfirmationRun(
             t_ns=50,

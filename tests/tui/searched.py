@@ -29,7 +29,7 @@ from trainfast_runner.search.journal.batch import (
     RankPeaks,
 )
 from trainfast_runner.search.journal.lines import Conducted
-from trainfast_runner.search.journal.rank_memory import PhaseLine, RankMemory
+from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseLine
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.batch import BatchScreen
@@ -41,9 +41,9 @@ RUN_ID = "20261121-070002-tiny-llama-b001"
 PROOF_ID = "20261121-070044-tiny-llama-b002"
 
 
-def a_fit(rank: int = 0, limit: int = GIB) -> RankMemory:
+def a_fit(rank: int = 0, limit: int = GIB) -> MemoryFit:
     """118 MiB and 21.5 MiB a sample before the step, 190 MiB in it."""
-    return RankMemory(
+    return MemoryFit(
         rank=rank,
         lines=[
             PhaseLine(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB),
@@ -129,7 +129,12 @@ def going_on() -> list[Any]:
         ),
         a_probe(8, at=6),
         BatchStep(
-            t_ns=START_NS + 6 * S, action="probe", batch_size=32, why="a second point", fits=[a_fit()], tightest_rank=0
+            t_ns=START_NS + 6 * S,
+            action="probe",
+            batch_size=32,
+            why="a second point",
+            memory_fits=[a_fit()],
+            tightest_rank=0,
         ),
         a_probe(32, at=13),
         BatchStep(
@@ -138,7 +143,7 @@ def going_on() -> list[Any]:
             batch_size=42,
             why="the fit of 2 probes reaches the limit at 42.1",
             needs_bytes=int((118 + 21.5 * 42) * MIB),
-            fits=[a_fit()],
+            memory_fits=[a_fit()],
             tightest_rank=0,
         ),
     ]
@@ -146,7 +151,9 @@ def going_on() -> list[Any]:
 
 def answered(**changes: Any) -> list[Any]:
     """An answered search: four probes, of which one ran out of memory, and the confirmation run."""
-    last = BatchStep(t_ns=START_NS + 40 * S, action="end", why="42 is confirmed", fits=[a_fit()], tightest_rank=0)
+    last = BatchStep(
+        t_ns=START_NS + 40 * S, action="end", why="42 is confirmed", memory_fits=[a_fit()], tightest_rank=0
+    )
     return [
         *going_on(),
         a_probe(42, at=20),

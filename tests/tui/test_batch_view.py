@@ -60,7 +60,9 @@ async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(
         CONDUCTED,
         a_probe(8, outcome="void", reason="python 4711 of another user took 2.00 GiB"),
         a_probe(8, rank=1),
-        BatchStep(t_ns=START_NS + 6 * S, action="probe", batch_size=64, why="a point", fits=fits, tightest_rank=1),
+        BatchStep(
+            t_ns=START_NS + 6 * S, action="probe", batch_size=64, why="a point", memory_fits=fits, tightest_rank=1
+        ),
     ]
     search = a_search(home, lines)
     conduct(search)

@@ -30,7 +30,7 @@ def table_lines(search: BatchSnapshot, width: int) -> list[Line]:
     columns = STEP_COLUMNS if any("step" in probe.phase_peaks for probe in search.probes) else PHASE_COLUMNS
     for probe in search.probes:
         refuted = refuted_by(probe, search.confirmations) is not None
-        rows.append(_probe_row(probe, columns, len(search.fits) > 1, width, refuted))
+        rows.append(_probe_row(probe, columns, len(search.memory_fits) > 1, width, refuted))
         if probe.outcome == "void" and probe.reason:
             # The person has to fix the reason, so it is shown in full.
             rows += labelled((" " * 10, "text"), probe.reason, width, "warning")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import CONFIRM_STEP, Probe
-from trainfast_runner.search.journal.rank_memory import RankMemory
+from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import (
@@ -187,7 +187,7 @@ def _limit_line(search: BatchSnapshot) -> Line:
         return []
     shown = " + ".join(fmt.size(limit) for limit in dict.fromkeys(limits))
     line: Line = [("limit ", "muted"), (f"{shown} a rank", "text")]
-    if fit is not None and len(search.fits) > 1:
+    if fit is not None and len(search.memory_fits) > 1:
         line.append((f", the tightest is rank {fit.rank}", "text"))
     if question is not None and question.limit_words:
         line.append((f" ({question.limit_words})", "muted"))
@@ -250,7 +250,7 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height)
 
 
-def _point(probe: Probe, fit: RankMemory | None, limit: int | None) -> Point | None:
+def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> Point | None:
     sign, tone, _ = PROBE_OUTCOMES.get(probe.outcome, ("○", "text", ""))
     if probe.outcome == "oom":
         # Only the fit knows its need; it is certainly above the limit.

@@ -12,9 +12,9 @@ from trainfast_runner.search.batch.decide import (
     tolerance_bytes,
     why_no_more_sizes,
 )
-from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, memory_by_rank, tightest, uncounted_bytes
+from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, fits_by_rank, tightest, uncounted_bytes
 from trainfast_runner.search.journal.batch import BatchAnswer, ConfirmationRun, Margin, refuted_by
-from trainfast_runner.search.journal.rank_memory import RankMemory
+from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_runner.units import mebibytes
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
@@ -28,11 +28,11 @@ As much as a maximum may be off and still be called exact."""
 def answer_of(state: BatchState) -> BatchAnswer:
     """Return the answer of a journal whose last confirmation run finished."""
     confirmation = state.confirmations[-1]
-    max_batch, rank_memory = confirmation.batch_size, memory_by_rank(state)
-    tight = tightest(rank_memory, max_batch)
+    max_batch, memory_fits = confirmation.batch_size, fits_by_rank(state)
+    tight = tightest(memory_fits, max_batch)
     line = max(tight.lines, key=lambda phase_line: phase_line.at(max_batch))
     margins = _margins(state, tight, max_batch)
-    recommended = _recommended(state, rank_memory, max_batch, sum(margin.margin_bytes for margin in margins))
+    recommended = _recommended(state, memory_fits, max_batch, sum(margin.margin_bytes for margin in margins))
     fastest, rate = _fastest(state)
     too_large = _too_large(state, max_batch)
     return BatchAnswer(
@@ -51,7 +51,7 @@ def answer_of(state: BatchState) -> BatchAnswer:
         phase=line.phase,
         tightest_rank=tight.rank,
         proof_run_id=confirmation.run_id,
-        certainty=_certainty(state, rank_memory, max_batch, too_large),
+        certainty=_certainty(state, memory_fits, max_batch, too_large),
         too_large=too_large,
     )
 
@@ -63,37 +63,37 @@ def _too_large(state: BatchState, max_batch: int) -> int | None:
     return min((size for size in (*tried, *confirmed) if size > max_batch), default=None)
 
 
-def _certainty(state: BatchState, rank_memory: tuple[RankMemory, ...], max_batch: int, too_large: int | None) -> str:
+def _certainty(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, too_large: int | None) -> str:
     """The reason, in words, that no larger batch is the answer, and the sizes that were not tried."""
     if too_large is None:
-        return why_no_more_sizes(state, max_batch) or _words_by_fit(tightest(rank_memory, max_batch), max_batch + 1)
+        return why_no_more_sizes(state, max_batch) or _words_by_fit(tightest(memory_fits, max_batch), max_batch + 1)
     words = f"{too_large} ran out of memory"
     warm = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
     if warm:
         words += f"; {_sizes_text(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not confirmed"
     untried = [size for size in range(max_batch + 1, too_large) if size not in warm]
     if untried:
-        why = _why_untried(state, rank_memory, max_batch, too_large)
+        why = _why_untried(state, memory_fits, max_batch, too_large)
         words += f"; {_sizes_text(untried)}{why} {'was' if len(untried) == 1 else 'were'} not tried"
     return words
 
 
-def _words_by_fit(tight: RankMemory, batch_size: int) -> str:
+def _words_by_fit(tight: MemoryFit, batch_size: int) -> str:
     """The memory that a batch size needs by the fit, and the fit's error, in words."""
     error = mebibytes(tight.error_at(batch_size))
     return f"by the fit {batch_size} needs {tight.need_text(batch_size)}, give or take {error}"
 
 
-def _why_untried(state: BatchState, rank_memory: tuple[RankMemory, ...], max_batch: int, too_large: int) -> str:
+def _why_untried(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, too_large: int) -> str:
     """Why the sizes below the one that ran out were left out, as an aside; empty where a fresh process ran out."""
-    if too_large <= deciding_size(state, rank_memory, max_batch):
+    if too_large <= deciding_size(state, memory_fits, max_batch):
         if state.device == "cuda":
             return ", below the next multiple of 8,"
-        return f", {_near_words(tightest(rank_memory, max_batch), max_batch)},"
+        return f", {_near_words(tightest(memory_fits, max_batch), max_batch)},"
     return f", beyond the {MAX_PROBES} sizes that a search tries," if state.tried >= MAX_PROBES else ""
 
 
-def _near_words(tight: RankMemory, max_batch: int) -> str:
+def _near_words(tight: MemoryFit, max_batch: int) -> str:
     """Name the tolerance in force above the largest batch: a share of its memory, or the least one in bytes."""
     tolerance = tolerance_bytes(tight.need_bytes(max_batch))
     share = f" ({100 * TOLERANCE_SHARE:.0f} % of what {max_batch} needs)" if tolerance > TOLERANCE_BYTES else ""
@@ -115,7 +115,7 @@ def aligned(batch_size: int) -> int | None:
     return batch_size // unit * unit or None
 
 
-def _margins(state: BatchState, tight: RankMemory, max_batch: int) -> list[Margin]:
+def _margins(state: BatchState, tight: MemoryFit, max_batch: int) -> list[Margin]:
     """Parts of the memory that the recommended batch leaves free; parts of 0 bytes are listed too."""
     margins = [
         Margin(
@@ -137,10 +137,10 @@ def _margins(state: BatchState, tight: RankMemory, max_batch: int) -> list[Margi
     return margins
 
 
-def _recommended(state: BatchState, rank_memory: tuple[RankMemory, ...], max_batch: int, margin_bytes: int) -> int:
+def _recommended(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, margin_bytes: int) -> int:
     """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
     largest = largest_fitting(
-        lambda size: all(fit.need_bytes(size) + margin_bytes <= fit.limit_bytes for fit in rank_memory),
+        lambda size: all(fit.need_bytes(size) + margin_bytes <= fit.limit_bytes for fit in memory_fits),
         min(max_batch, LARGEST_BATCH),
     )
     retried = _smallest_retried(state)
@@ -156,7 +156,7 @@ def _smallest_retried(state: BatchState) -> int | None:
 
 
 def _recommended_why(
-    state: BatchState, max_batch: int, recommended: int, tight: RankMemory, margins: list[Margin]
+    state: BatchState, max_batch: int, recommended: int, tight: MemoryFit, margins: list[Margin]
 ) -> str:
     if recommended == 1 and max_batch == 1:
         return "there is no smaller batch; a long run may still run out of memory"
@@ -193,7 +193,7 @@ def _fastest(state: BatchState) -> tuple[int | None, float | None]:
     return size, rate
 
 
-def _headroom(state: BatchState, tight: RankMemory, max_batch: int) -> int:
+def _headroom(state: BatchState, tight: MemoryFit, max_batch: int) -> int:
     """Bytes the tightest rank's limit had left: measured by a probe or the confirmation run, else by the fit."""
     for probe in state.probes_that_fit:
         if probe.batch_size == max_batch:

@@ -27,7 +27,7 @@ from trainfast_runner.search.journal.lines import (
     Waiting,
     state_of_search,
 )
-from trainfast_runner.search.journal.rank_memory import RankMemory
+from trainfast_runner.search.journal.memory_fit import MemoryFit
 
 
 @dataclass(frozen=True)
@@ -54,22 +54,22 @@ class BatchSnapshot(BatchJournal):
         return isinstance(next(steps, None), BatchStep | None)
 
     @property
-    def fits(self) -> tuple[RankMemory, ...]:
+    def memory_fits(self) -> tuple[MemoryFit, ...]:
         """The newest fit, one of each rank; empty before the first probe."""
-        return () if self._fitted_step is None else tuple(self._fitted_step.fits)
+        return () if self._fitted_step is None else tuple(self._fitted_step.memory_fits)
 
     @cached_property
-    def tightest_fit(self) -> RankMemory | None:
+    def tightest_fit(self) -> MemoryFit | None:
         """The newest fit of the rank with the least memory left; None before the first probe."""
         if self._fitted_step is None:
             return None
         rank = self._fitted_step.tightest_rank if self.answer is None else self.answer.tightest_rank
-        return next((fit for fit in self.fits if fit.rank == rank), self.fits[0])
+        return next((fit for fit in self.memory_fits if fit.rank == rank), self.memory_fits[0])
 
     @cached_property
     def _fitted_step(self) -> BatchStep | None:
         """The newest step that was decided by a fit."""
-        return next((line for line in reversed(self.lines) if isinstance(line, BatchStep) and line.fits), None)
+        return next((line for line in reversed(self.lines) if isinstance(line, BatchStep) and line.memory_fits), None)
 
     @cached_property
     def run_id(self) -> str | None:

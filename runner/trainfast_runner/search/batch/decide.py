@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from trainfast_runner.bisection import largest_fitting
-from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, memory_by_rank, tightest
+from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, fits_by_rank, tightest
 from trainfast_runner.search.journal.batch import CONFIRM_STEP, BatchStep
-from trainfast_runner.search.journal.rank_memory import RankMemory
+from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_runner.units import mebibytes
 
 MAX_PROBES = 16
@@ -39,19 +39,22 @@ def decide(state: BatchState) -> BatchDecision:
     """Return the next step."""
     if len(state.probes) - state.tried >= MAX_VOID_PROBES:
         return _end("failed", f"other processes took memory in {MAX_VOID_PROBES} probes: nothing can be measured here")
-    rank_memory = memory_by_rank(state)
+    memory_fits = fits_by_rank(state)
     if state.confirmations:
-        decision = _after_confirmation(state, rank_memory)
-    elif not rank_memory:
+        decision = _after_confirmation(state, memory_fits)
+    elif not memory_fits:
         decision = _first_probe(state)
     else:
-        decision = _towards_boundary(state, rank_memory)
+        decision = _towards_boundary(state, memory_fits)
     size = decision.step.batch_size
-    if not rank_memory or size is None:
+    if not memory_fits or size is None:
         return decision
-    tight = tightest(rank_memory, size)
+    tight = tightest(memory_fits, size)
     step = msgspec.structs.replace(
-        decision.step, needs_bytes=round(tight.need_bytes(size)), fits=list(rank_memory), tightest_rank=tight.rank
+        decision.step,
+        needs_bytes=round(tight.need_bytes(size)),
+        memory_fits=list(memory_fits),
+        tightest_rank=tight.rank,
     )
     return replace(decision, step=step)
 
@@ -90,27 +93,27 @@ def _first_probe(state: BatchState) -> BatchDecision:
     return _probe(small, why)
 
 
-def _towards_boundary(state: BatchState, rank_memory: tuple[RankMemory, ...]) -> BatchDecision:
+def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> BatchDecision:
     """Something fitted: probe the next size, or confirm when the sizes on both sides are close enough."""
     largest_fit = state.largest_fit
     too_large = state.too_large
     points = len(state.probes_that_fit)
-    sure = _largest_sure_fit(rank_memory)
+    sure = _largest_sure_fit(memory_fits)
     # A single size has no slope of its own, and tells nothing certain of others.
     likely = max(largest_fit, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))
-    deciding = deciding_size(state, rank_memory, likely)
+    deciding = deciding_size(state, memory_fits, likely)
     if too_large is not None and too_large <= deciding:
-        return _confirm(likely, _why_confirm(rank_memory, largest_fit, likely, f"{too_large} does not"))
+        return _confirm(likely, _why_confirm(memory_fits, largest_fit, likely, f"{too_large} does not"))
     if (why := why_no_more_sizes(state, largest_fit)) is not None:
         return _confirm(largest_fit, f"{why}: a fresh process runs the largest that fitted, {largest_fit}")
     target = min(sure, _second_size(state)) if points == 1 else sure
     if largest_fit < target < (too_large or LARGEST_BATCH + 1) and (
-        too_large or not _should_run_out(state, rank_memory, deciding)
+        too_large or not _should_run_out(state, memory_fits, deciding)
     ):
-        return _probe(target, _why_up(state, tightest(rank_memory, target), target))
+        return _probe(target, _why_up(state, tightest(memory_fits, target), target))
     if too_large is not None:
-        return _between(state, rank_memory, largest_fit, too_large)
-    return _at_boundary(state, rank_memory, largest_fit, likely, deciding)
+        return _between(state, memory_fits, largest_fit, too_large)
+    return _at_boundary(state, memory_fits, largest_fit, likely, deciding)
 
 
 def why_no_more_sizes(state: BatchState, largest_fit: int) -> str | None:
@@ -123,17 +126,17 @@ def why_no_more_sizes(state: BatchState, largest_fit: int) -> str | None:
 
 
 def _at_boundary(
-    state: BatchState, rank_memory: tuple[RankMemory, ...], largest_fit: int, likely: int, deciding: int
+    state: BatchState, memory_fits: tuple[MemoryFit, ...], largest_fit: int, likely: int, deciding: int
 ) -> BatchDecision:
     """The fit leaves one question: confirm `likely`, or probe the size that decides whether it is the largest."""
     points = len(state.probes_that_fit)
-    tight = tightest(rank_memory, likely + 1)
+    tight = tightest(memory_fits, likely + 1)
     needs = tight.need_text(likely + 1)
     if state.no_oom and points > 1:
         error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
         above = f"by the fit {likely + 1} would need {needs}, {error}"
-        return _confirm(likely, _why_confirm(rank_memory, largest_fit, likely, above))
-    over = max(fit.need_bytes(deciding) - fit.limit_bytes for fit in rank_memory)
+        return _confirm(likely, _why_confirm(memory_fits, largest_fit, likely, above))
+    over = max(fit.need_bytes(deciding) - fit.limit_bytes for fit in memory_fits)
     words = f"{likely} should fit; the error of the fit leaves open whether {deciding} does"
     if over > 0:
         too_much = f"by the fit {deciding} is {mebibytes(over)} too large"
@@ -141,19 +144,19 @@ def _at_boundary(
     return _probe(deciding, words)
 
 
-def _largest_sure_fit(rank_memory: tuple[RankMemory, ...]) -> int:
+def _largest_sure_fit(memory_fits: tuple[MemoryFit, ...]) -> int:
     """The largest size that fits on every rank even with the whole error of the fit against it."""
-    return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in rank_memory), LARGEST_BATCH)
+    return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in memory_fits), LARGEST_BATCH)
 
 
-def _should_run_out(state: BatchState, rank_memory: tuple[RankMemory, ...], size: int) -> bool:
+def _should_run_out(state: BatchState, memory_fits: tuple[MemoryFit, ...], size: int) -> bool:
     """True if trying `size` at once is the cheaper way to know, although it might fit within the error of the fit.
 
     Running out of memory takes a part of a step; a size near the maximum, which would make the fit surer, two steps.
     """
     if state.no_oom or len(state.probes_that_fit) < 2 or size > LARGEST_BATCH:
         return False
-    return any(fit.need_bytes(size) > fit.limit_bytes for fit in rank_memory)
+    return any(fit.need_bytes(size) > fit.limit_bytes for fit in memory_fits)
 
 
 def _second_size(state: BatchState) -> int:
@@ -162,10 +165,10 @@ def _second_size(state: BatchState) -> int:
     return max(state.largest_fit + 1, (state.largest_fit + predicted_max) // 2) if predicted_max else LARGEST_BATCH
 
 
-def _between(state: BatchState, rank_memory: tuple[RankMemory, ...], largest_fit: int, too_large: int) -> BatchDecision:
+def _between(state: BatchState, memory_fits: tuple[MemoryFit, ...], largest_fit: int, too_large: int) -> BatchDecision:
     """Something fitted and something was too large, further apart than the tolerance."""
     if sum(probe.outcome == "oom" for probe in state.probes) == 1:
-        size = largest_fitting(lambda size: deciding_size(state, rank_memory, size) < too_large, too_large - 1) + 1
+        size = largest_fitting(lambda size: deciding_size(state, memory_fits, size) < too_large, too_large - 1) + 1
         why = f"{too_large} does not fit: if {size} fits, the maximum is known within the tolerance"
     else:
         size = (largest_fit + too_large) // 2
@@ -173,7 +176,7 @@ def _between(state: BatchState, rank_memory: tuple[RankMemory, ...], largest_fit
     return _probe(min(max(size, largest_fit + 1), too_large - 1), why)
 
 
-def _after_confirmation(state: BatchState, rank_memory: tuple[RankMemory, ...]) -> BatchDecision:
+def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> BatchDecision:
     """The last confirmation run decides: it finished, or memory ran out and a smaller size is confirmed."""
     last = state.confirmations[-1]
     if last.state == "finished":
@@ -183,16 +186,16 @@ def _after_confirmation(state: BatchState, rank_memory: tuple[RankMemory, ...]) 
     if last.batch_size == 1:
         return _end("nothing_fits", "a batch of 1 does not fit in a fresh process")
     failed = min(last.batch_size, state.too_large or last.batch_size)
-    if _is_refuted(state, rank_memory, failed):
+    if _is_refuted(state, memory_fits, failed):
         middle = (state.largest_fit + failed) // 2
         why = f"{failed} ran out of memory, against the fit: half-way to {state.largest_fit}, which fits, first"
         return _probe(middle, why)
-    near = deciding_size(state, rank_memory, last.batch_size) - last.batch_size if rank_memory else 1
+    near = deciding_size(state, memory_fits, last.batch_size) - last.batch_size if memory_fits else 1
     smaller = min(failed - 1, last.batch_size - max(1, near // 2))
-    if rank_memory:
+    if memory_fits:
         # Sizes that were tried since then may have set the fit right.
         smaller = min(
-            smaller, max(state.largest_fit, _largest_sure_fit(rank_memory) if len(state.probes_that_fit) > 1 else 0)
+            smaller, max(state.largest_fit, _largest_sure_fit(memory_fits) if len(state.probes_that_fit) > 1 else 0)
         )
     smaller = max(1, smaller)
     where = "in a fresh process"
@@ -201,27 +204,27 @@ def _after_confirmation(state: BatchState, rank_memory: tuple[RankMemory, ...]) 
     return _confirm(smaller, f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead")
 
 
-def _is_refuted(state: BatchState, rank_memory: tuple[RankMemory, ...], batch_size: int) -> bool:
+def _is_refuted(state: BatchState, memory_fits: tuple[MemoryFit, ...], batch_size: int) -> bool:
     """True if the fit is wrong altogether, not just by the little more that a fresh process needs.
 
     The size that ran out should have left more than the tolerance, or is the second one to run out.
     """
-    if state.largest_fit + 1 >= batch_size or state.tried >= MAX_PROBES or not rank_memory:
+    if state.largest_fit + 1 >= batch_size or state.tried >= MAX_PROBES or not memory_fits:
         return False
-    if not all(fit.surely_fits(batch_size) for fit in rank_memory):
+    if not all(fit.surely_fits(batch_size) for fit in memory_fits):
         return False  # a size tried since then has set it right
-    left_bytes = min(fit.limit_bytes - fit.need_bytes(batch_size) for fit in rank_memory)
+    left_bytes = min(fit.limit_bytes - fit.need_bytes(batch_size) for fit in memory_fits)
     return left_bytes > TOLERANCE_BYTES or len(state.confirmations) > 1
 
 
-def deciding_size(state: BatchState, rank_memory: tuple[RankMemory, ...], max_batch: int) -> int:
+def deciding_size(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int) -> int:
     """Return the smallest size that must run out of memory for `max_batch` to be the maximum.
 
     On a GPU the next aligned size; on a CPU the one that needs 3 % more, or 48 MiB where that is more.
     """
     if state.device == "cuda":
         return (max_batch // ALIGNED + 1) * ALIGNED
-    tight = tightest(rank_memory, max_batch)
+    tight = tightest(memory_fits, max_batch)
     least_bytes = tight.need_bytes(max_batch) + tolerance_bytes(tight.need_bytes(max_batch))
 
     def is_near(size: int) -> bool:
@@ -236,16 +239,16 @@ def tolerance_bytes(need_bytes: float) -> float:
     return max(TOLERANCE_SHARE * need_bytes, TOLERANCE_BYTES)
 
 
-def _why_confirm(rank_memory: tuple[RankMemory, ...], largest_fit: int, size: int, above: str) -> str:
+def _why_confirm(memory_fits: tuple[MemoryFit, ...], largest_fit: int, size: int, above: str) -> str:
     words = f"{size} fits"
     if size > largest_fit:
-        tight = tightest(rank_memory, size)
+        tight = tightest(memory_fits, size)
         needs = tight.need_text(size)
         words = f"by the fit {size} needs {needs}, give or take {mebibytes(tight.error_at(size))},"
     return f"{words} and {above}: a fresh process runs {size}, with data"
 
 
-def _why_up(state: BatchState, tight: RankMemory, target: int) -> str:
+def _why_up(state: BatchState, tight: MemoryFit, target: int) -> str:
     needs = tight.need_text(target)
     on = f" on rank {tight.rank}" if state.world_size > 1 else ""
     if len(state.probes_that_fit) > 1:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from trainfast_runner.search.fit_memory import fit_memory
 from trainfast_runner.search.journal.batch import BatchJournal, BatchLine, ConfirmationRun, Predicted, Probe
-from trainfast_runner.search.journal.rank_memory import RankMemory
-from trainfast_runner.search.memory_fit import fit_memory
+from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_runner.worker.spec import limit_of_rank
 
 LARGEST_BATCH = 1 << 20
@@ -72,34 +72,34 @@ def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> 
     )
 
 
-def memory_by_rank(state: BatchState) -> tuple[RankMemory, ...]:
+def fits_by_rank(state: BatchState) -> tuple[MemoryFit, ...]:
     """Return the fit of each rank; empty before any size fitted."""
     slope = state.prediction.bytes_per_sample if state.prediction is not None else None
-    rank_memory = _memory_by_rank(state, slope)
+    memory_fits = _fits_with_slope(state, slope)
     too_large = state.too_large
     if (
         too_large is not None
         and len(state.probes_that_fit) == 1
-        and all(fit.surely_fits(too_large) for fit in rank_memory)
+        and all(fit.surely_fits(too_large) for fit in memory_fits)
     ):
         # The prediction said that this would fit.
-        rank_memory = _memory_by_rank(state, None)
-    return rank_memory
+        memory_fits = _fits_with_slope(state, None)
+    return memory_fits
 
 
-def _memory_by_rank(state: BatchState, slope: float | None) -> tuple[RankMemory, ...]:
-    rank_memory = []
+def _fits_with_slope(state: BatchState, slope: float | None) -> tuple[MemoryFit, ...]:
+    memory_fits = []
     for rank in range(state.world_size):
         peaks = _counted_peaks(state, rank).by_size
         limit = _limit(state, rank)
         if peaks and limit is not None:
-            rank_memory.append(fit_memory(rank, peaks, limit, state.device, slope))
-    return tuple(rank_memory)
+            memory_fits.append(fit_memory(rank, peaks, limit, state.device, slope))
+    return tuple(memory_fits)
 
 
-def tightest(rank_memory: Sequence[RankMemory], batch_size: int) -> RankMemory:
+def tightest(memory_fits: Sequence[MemoryFit], batch_size: int) -> MemoryFit:
     """Return the fit that leaves the least at this batch size."""
-    return min(rank_memory, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
+    return min(memory_fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
 
 
 def uncounted_bytes(state: BatchState, rank: int) -> int:

@@ -25,7 +25,7 @@ from trainfast_runner.search.journal.lines import (
     Waiting,
     current_end,
 )
-from trainfast_runner.search.journal.rank_memory import RankMemory
+from trainfast_runner.search.journal.memory_fit import MemoryFit
 
 CONFIRM_STEP = "prove"
 """The action of a step that starts a confirmation run; best-fit has its own role `CONFIRM`."""
@@ -66,14 +66,17 @@ class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
 
 
 class BatchStep(Line, frozen=True, kw_only=True, tag="next"):
-    """The next step and its reason. `action` is probe, prove or end; `fits` has the current fit of each rank."""
+    """The next step and its reason. `action` is probe, prove or end.
+
+    `memory_fits` (JSON `fits`) has the current fit of each rank.
+    """
 
     action: str
     batch_size: int | None = None
     why: str
     needs_bytes: int | None = None
     """Bytes this batch needs on the tightest rank, by the fit."""
-    fits: list[RankMemory] = []
+    memory_fits: list[MemoryFit] = msgspec.field(default_factory=list, name="fits")
     tightest_rank: int | None = None
 
 

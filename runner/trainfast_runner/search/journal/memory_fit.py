@@ -19,7 +19,7 @@ class PhaseLine(msgspec.Struct, frozen=True, kw_only=True):
         return self.fixed_bytes + batch_size * self.bytes_per_sample
 
 
-class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     """Memory one rank needs by batch size, as its limit counts it.
 
     The error is `error_bytes` at the batch size `anchor`, the largest that was measured, and grows by

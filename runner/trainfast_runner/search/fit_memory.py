@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainfast_runner.search.journal.rank_memory import PhaseLine, RankMemory
+from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseLine
 
 NOISE_BYTES = {"cpu": 4 << 20, "cuda": 48 << 20}
 """Scatter of a measured peak, in bytes: a CPU's C library keeps small blocks, a GPU's allocator works in large ones."""
@@ -28,7 +28,7 @@ def fit_memory(
     limit_bytes: int,
     device: str,
     predicted_slope: float | None = None,
-) -> RankMemory:
+) -> MemoryFit:
     """Fit a line per phase to a rank's peaks, `points`: bytes by phase, by batch size.
 
     Each line goes through the largest size; its slope is the secant from the largest size well below. With one size
@@ -47,7 +47,7 @@ def fit_memory(
         usual = {phase: peak / last if predicted_slope is None else predicted_slope for phase, peak in peaks.items()}
         slopes = {phase: 0.0 if phase == CONSTANT_PHASE else slope for phase, slope in usual.items()}
         error = PREDICTED_SHARE * (predicted_slope or 0.0)
-    return RankMemory(
+    return MemoryFit(
         rank=rank,
         lines=[
             PhaseLine(phase=phase, fixed_bytes=peak - slopes[phase] * last, bytes_per_sample=slopes[phase])
