@@ -18,13 +18,15 @@ from trainfast_runner.worker.allocator import Allocator
 
 KEPT_ALLOCATOR = """
 import sys; sys.path.insert(0, sys.argv[1])
-from allocator import Allocator
+import bootstrap
+from trainfast_worker.allocator import Allocator
 found = Allocator()
 print(found.name, found.thresholds, found.kept_because, sep="|")
 """
 FREED = """
 import ctypes, sys; sys.path.insert(0, sys.argv[1])
-from allocator import Allocator
+import bootstrap
+from trainfast_worker.allocator import Allocator
 allocator = Allocator()
 getattr(allocator, f"set_{sys.argv[2]}")()
 def resident():
@@ -120,7 +122,8 @@ def test_freed_blocks_go_back_under_strict_thresholds_only(thresholds: str, keep
 
 AGAIN = """
 import sys; sys.path.insert(0, sys.argv[1])
-from allocator import Allocator
+import bootstrap
+from trainfast_worker.allocator import Allocator
 allocator = Allocator()
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.worker.strategies import offload_scratch
-from trainfast_runner.worker.strategies.offload_scratch import Scratch, remove_leftovers
+from trainfast_runner.worker.shared import offload_scratch
+from trainfast_runner.worker.shared.offload_scratch import Scratch, remove_leftovers
 
 HOLD = """
 import sys
 from pathlib import Path
-from trainfast_runner.worker.strategies.offload_scratch import Scratch
+from trainfast_runner.worker.shared.offload_scratch import Scratch
 scratch = Scratch(Path(sys.argv[1]))
 (scratch.path / "states").write_bytes(b"0" * 64)
 print(scratch.path, flush=True)

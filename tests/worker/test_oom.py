@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainfast_runner.worker.available_memory import fullest_device_memory
-from trainfast_runner.worker.oom import is_out_of_memory
+from trainfast_runner.worker.shared.oom import is_out_of_memory
 from trainfast_runner.worker.worker_log import WorkerLog
 
 SPELLINGS = [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.worker.allocator import ORDINARY_VARIABLES
+from trainfast_runner.worker.shared.malloc_thresholds import ORDINARY_VARIABLES
 
 SAME_RUN_HERE = "--to command, which starts the same run here"
 """The advice where a form cannot express a run."""

@@ -20,7 +20,7 @@ from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.records.run_records import RunRecords
-from trainfast_runner.worker.spec import limit_of_rank
+from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 MAX_KEPT = 500
 """Corrections a device. Chosen: every prediction reads the file."""

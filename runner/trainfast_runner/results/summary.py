@@ -57,7 +57,7 @@ from trainfast_runner.results.script_figures import hook_troubles, script_figure
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.precisions import peak_precision
 from trainfast_runner.units import highest
-from trainfast_runner.worker.allocator import KEPT, ORDINARY, STRICT
+from trainfast_runner.worker.shared.malloc_thresholds import KEPT, ORDINARY, STRICT
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 
 MODEL_PARALLEL_AXES = ("tp", "pp")

@@ -25,7 +25,7 @@ from trainfast_runner.records.worker_lines import (
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.results.printed_end import error_place, exit_words, last_line, reported_codes, reported_end
 from trainfast_runner.units import counted, gibibytes
-from trainfast_runner.worker.oom import hints_at_memory, is_out_of_memory
+from trainfast_runner.worker.shared.oom import hints_at_memory, is_out_of_memory
 
 LineT = TypeVar("LineT", bound=RankLine)
 

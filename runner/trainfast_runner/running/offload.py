@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.units import mebibytes
-from trainfast_runner.worker.strategies.offload_scratch import DISK_FULL_BELOW_BYTES, free_bytes, remove_leftovers
+from trainfast_runner.worker.shared.offload_scratch import DISK_FULL_BELOW_BYTES, free_bytes, remove_leftovers
 
 DISK_ANSWERS_S = 5.0
 """Time for `offload_path` to answer with its free space."""

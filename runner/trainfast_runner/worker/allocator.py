@@ -12,22 +12,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from .shared.malloc_thresholds import KEPT, ORDINARY, ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES, STRICT, malloc_settings
+
 # mallopt's parameters, from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 STRICT_BYTES = 128 << 10
 """glibc's initial value of both thresholds; setting it keeps them from growing."""
-ORDINARY_MMAP_BYTES = 32 << 20
-"""The most that glibc's own threshold grows to on 64 bits (DEFAULT_MMAP_THRESHOLD_MAX, malloc.c)."""
-ORDINARY_TRIM_BYTES = 256 << 20
-ORDINARY_VARIABLES = {
-    "MALLOC_MMAP_THRESHOLD_": str(ORDINARY_MMAP_BYTES),
-    "MALLOC_TRIM_THRESHOLD_": str(ORDINARY_TRIM_BYTES),
-}
-"""The variables that start another program with ordinary thresholds (mallopt(3))."""
 LARGEST_WITHHELD_BYTES = 1 << 30
 SIZE_FIELD_BYTES, IS_MMAPPED = ctypes.sizeof(ctypes.c_size_t), 0x2
 """A block's size and flags stand in the word before it (struct malloc_chunk, malloc.c)."""
-STRICT, ORDINARY, KEPT = "strict", "ordinary", "kept"
 
 
 class _Symbol(ctypes.Structure):
@@ -118,11 +111,3 @@ def _kept_because(name: str, environment: Mapping[str, str]) -> str | None:
         return f"malloc is {name}, which has no thresholds of glibc's"
     malloc_names = malloc_settings(environment)
     return f"{', '.join(malloc_names)} {'is' if len(malloc_names) == 1 else 'are'} set" if malloc_names else None
-
-
-def malloc_settings(environment: Mapping[str, str]) -> list[str]:
-    """Names of the user's own settings of glibc's malloc."""
-    malloc_names = sorted(variable for variable in environment if variable.startswith("MALLOC_"))
-    if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
-        malloc_names.append("GLIBC_TUNABLES")
-    return malloc_names

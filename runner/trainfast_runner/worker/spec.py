@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .shared.memory_limit import limit_of_rank
 from .shared.search_runs import CONFIRMATION, PROBE, TRIAL
 
 
@@ -85,11 +85,6 @@ class RankSpec:
         if self.memory_limit_bytes is not None or self.role in (PROBE, CONFIRMATION):
             return None
         return self.knobs.timing_warmup if self.knobs.timing_warmup >= 2 else 0
-
-
-def limit_of_rank(limits: Sequence[int] | None, rank: int) -> int | None:
-    """Return the rank's own figure, or the last one if there are fewer than ranks; None without limits."""
-    return limits[min(rank, len(limits) - 1)] if limits else None
 
 
 def read_spec(run_dir: Path, rank: int) -> RankSpec:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from .allocator import KEPT, Allocator, use_ordinary_thresholds
+from .allocator import Allocator, use_ordinary_thresholds
 from .available_memory import fullest_device_memory
 from .build import import_model_code
 from .clock import make_clock
@@ -24,11 +24,12 @@ from .orders import Orders
 from .probing import ProbeRunner
 from .record_file import RecordFile, rank_suffix
 from .recorder import StepRecorder
+from .shared.malloc_thresholds import KEPT
 from .shared.search_runs import CONTROL_FILE, PROBE, TRIAL, search_lock
+from .shared.threads import openmp_libraries, wait_policy
 from .sigterm import STEP_LOG_TIMEOUT_S, keep_last_step_on_sigterm
 from .spec import RankSpec
 from .step_log import StepLog
-from .threads import openmp_libraries, wait_policy
 from .train_state import TrainState
 from .trials import TrialRunner
 from .worker_log import WorkerLog

@@ -7,8 +7,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .oom import is_out_of_memory
 from .record_file import RecordFile, rank_suffix
+from .shared.oom import is_out_of_memory
 
 if TYPE_CHECKING:
     # It imports torch, and this file is imported before.

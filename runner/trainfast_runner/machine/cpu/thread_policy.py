@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from trainfast_runner.machine.cpu.others import others_cores
 from trainfast_runner.records.run_file import LaunchThreads
 from trainfast_runner.worker.catalog import STRATEGIES
-from trainfast_runner.worker.threads import DEFAULT, PASSIVE, WAIT_SETTINGS, wait_policy
+from trainfast_runner.worker.shared.threads import DEFAULT, PASSIVE, WAIT_SETTINGS, wait_policy
 
 OBSERVED_S = 1.0
 """Seconds of watching the cores before a launch."""

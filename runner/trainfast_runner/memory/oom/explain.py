@@ -24,7 +24,7 @@ from trainfast_runner.records.run_lines import Event
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
 from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.units import mebibytes
-from trainfast_runner.worker.spec import limit_of_rank
+from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 GROWS = {
     MODEL_PHASE: ("params",),

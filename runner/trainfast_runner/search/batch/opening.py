@@ -23,8 +23,8 @@ from trainfast_runner.search.searches import new_search, unfinished
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategies import strategy_of
-from trainfast_runner.worker.allocator import malloc_settings
 from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
+from trainfast_runner.worker.shared.malloc_thresholds import malloc_settings
 
 
 def plan_preset_batch(spec: RunSpec, python: str | None, options: BatchSearchOptions) -> RunPlan:

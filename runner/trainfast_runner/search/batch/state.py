@@ -9,7 +9,7 @@ from typing import NamedTuple
 from trainfast_runner.search.fit_memory import fit_memory
 from trainfast_runner.search.journal.batch import BatchJournal, BatchLine, ConfirmationRun, Predicted, Probe
 from trainfast_runner.search.journal.memory_fit import MemoryFit
-from trainfast_runner.worker.spec import limit_of_rank
+from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 LARGEST_BATCH = 1 << 20
 """The largest batch size that is tried."""

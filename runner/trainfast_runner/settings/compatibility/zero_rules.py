@@ -14,7 +14,7 @@ from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import OPTIMIZERS, strategies_obeying
-from trainfast_runner.worker.strategies.offload_scratch import DISK_FULL_BELOW_BYTES, free_bytes
+from trainfast_runner.worker.shared.offload_scratch import DISK_FULL_BELOW_BYTES, free_bytes
 
 
 def _half_precision_on_a_cpu(facts: Facts) -> None:

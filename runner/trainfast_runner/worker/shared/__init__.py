@@ -1,1 +1,1 @@
-"""Names and limits that the runner and the training process share. Standard library only."""
+"""Everything that the runner and the training process share. Standard library only."""

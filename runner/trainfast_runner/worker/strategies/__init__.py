@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+
+import torch
 
 from ..catalog import STRATEGIES
-
-if TYPE_CHECKING:
-    # The supervisor imports `offload_scratch` from this package, and has no torch.
-    import torch
-
-    from ..spec import Knobs
-    from .base import Strategy
+from ..spec import Knobs
+from .base import Strategy
 
 
 def make_strategy(knobs: Knobs, device: torch.device) -> Strategy:

@@ -17,12 +17,12 @@ from ..catalog import STRATEGIES
 from ..invalid import InvalidInput
 from ..optimizer import build_optimizer, parameter_groups
 from ..precision import HALF_DTYPE, dtype_name
+from ..shared.offload_scratch import Scratch
 from ..spec import Knobs
 from ..weights import init_in_turn, init_weights
 from .ddp import DistributedDataParallelStrategy
 from .engine_precision import EnginePrecision
 from .extension_builds import build_failure
-from .offload_scratch import Scratch
 from .zero_config import deepspeed_config, unpartitioned_sizes
 
 IMPORTED_LATER = (

@@ -1,4 +1,4 @@
-"""The OpenMP library of a CPU run, and how its threads wait for each other. Standard library only."""
+"""The OpenMP library of a CPU run, and how its threads wait for each other."""
 
 from __future__ import annotations
 

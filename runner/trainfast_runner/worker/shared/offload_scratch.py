@@ -1,7 +1,4 @@
-"""The directory of one run below `offload_path`, of gigabytes, which is removed when the run ends.
-
-Standard library only: the supervisor and the checks before a launch import this file too.
-"""
+"""The directory of one run below `offload_path`, of gigabytes, which is removed when the run ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Every spelling of out of memory, one table for the worker and for the readers of its log.
-
-Standard library only: the supervisor imports this file too.
-"""
+"""Every spelling of out of memory, one table for the worker and for the readers of its log."""
 
 from __future__ import annotations
 
