@@ -94,25 +94,25 @@ def with_predictions(space: Space, bytes_of: Mapping[int, int | None], limit_byt
     candidates = list(space.candidates)
     for number, needed in bytes_of.items():
         candidate = candidates[number]
-        changed = msgspec.structs.replace(candidate, predicted_bytes=needed)
+        predicted = msgspec.structs.replace(candidate, predicted_bytes=needed)
         if candidate.ruled_out is None and needed is not None and limit_bytes is not None and needed > limit_bytes:
             excess = needed - limit_bytes
-            changed = msgspec.structs.replace(changed, excess_bytes=excess)
+            predicted = msgspec.structs.replace(predicted, excess_bytes=excess)
             if number != space.baseline_number:
                 reason = excess_words(needed, limit_bytes)
-                changed = msgspec.structs.replace(changed, ruled_out=TOO_LARGE, reason=reason)
-        candidates[number] = changed
+                predicted = msgspec.structs.replace(predicted, ruled_out=TOO_LARGE, reason=reason)
+        candidates[number] = predicted
     return msgspec.structs.replace(space, candidates=candidates)
 
 
 def changes_training(candidate: Candidate, baseline: Candidate) -> list[str]:
     """Return the knobs by which a candidate trains differently from the baseline; empty if it trains the same."""
-    changed = [
+    overridden = [
         name
         for name, value in candidate.knobs.items()
         if name in KNOBS_BY_NAME and not KNOBS_BY_NAME[name].keeps_training(baseline.knobs[name], value)
     ]
-    return [*changed, *(["global batch"] if candidate.samples_per_step != baseline.samples_per_step else [])]
+    return [*overridden, *(["global batch"] if candidate.samples_per_step != baseline.samples_per_step else [])]
 
 
 def _too_many_error(count: int, vary: Vary) -> UserError:

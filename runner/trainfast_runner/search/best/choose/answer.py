@@ -237,9 +237,9 @@ def _pair_with_levels(ranking: ColdRanking, name: str, level: int, base_level: i
     """The best candidate with the two levels of a knob, else the baseline with them; None if neither has both."""
     levels = ranking.state.posterior.levels
     for number in (ranking.answer_number, ranking.baseline_number):
-        changed, unchanged = (levels.with_level(number, name, other) for other in (level, base_level))
-        if changed is not None and unchanged is not None:
-            return changed, unchanged
+        with_value, with_base = (levels.with_level(number, name, other) for other in (level, base_level))
+        if with_value is not None and with_base is not None:
+            return with_value, with_base
     return None
 
 

@@ -114,7 +114,7 @@ class ColdRanking:
 
     @cached_property
     def winner_number(self) -> int:
-        """The fastest of the race; among equals the one of less memory, fewer changed knobs, a cheaper start."""
+        """The fastest of the race; among equals the one of less memory, fewer overridden knobs, a cheaper start."""
         return min(self.equally_fast, key=self._preference)
 
     @cached_property
@@ -139,7 +139,7 @@ class ColdRanking:
         state = self.state
         needed = self.memory_bytes(number)
         memory = 0 if needed is None else round(math.log(max(needed, 1)) / EQUAL_MEMORY_SHARE)
-        return memory, len(self.changed(number)), state.start_s(number)
+        return memory, len(self.overridden_knobs(number)), state.start_s(number)
 
     def memory_bytes(self, number: int) -> int | None:
         """The measured peak of a candidate, or the predicted one."""
@@ -150,18 +150,18 @@ class ColdRanking:
         ]
         return max(peaks, default=state.candidates[number].predicted_bytes)
 
-    def changed(self, number: int) -> list[str]:
+    def overridden_knobs(self, number: int) -> list[str]:
         """The knobs that differ from the baseline's, without accumulation where the batch decides it."""
         levels = self.state.posterior.levels
         point, base = levels.points[number], levels.points[self.baseline_number]
         return [name for name, level, base_level in zip(levels.names, point, base, strict=True) if level != base_level]
 
-    def turned_back(self, number: int, knob: str) -> int | None:
+    def without_override(self, number: int, knob: str) -> int | None:
         """The candidate with one knob at the baseline's value; None where there is none that can run."""
         levels = self.state.posterior.levels
         base = levels.points[self.baseline_number][levels.names.index(knob)]
-        turned = levels.with_level(number, knob, base)
-        return None if turned is None or turned in self.state.ruled_out else turned
+        reverted = levels.with_level(number, knob, base)
+        return None if reverted is None or reverted in self.state.ruled_out else reverted
 
     def is_near_limit(self, number: int) -> bool:
         """True if a candidate needs nearly all of memory_limit, or its need is unknown."""

@@ -65,16 +65,16 @@ def _confirm(ranking: ColdRanking) -> BestStep | None:
 def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     """The run of the answer with one knob turned back, that of the greatest gain, as long as runs and budget allow."""
     state, answer_number = ranking.state, ranking.answer_number
-    changed = ranking.changed(answer_number)
-    if len(changed) < 2 or ranking.counted_runs >= MAX_BEFORE_TURN_BACK:
+    overridden = ranking.overridden_knobs(answer_number)
+    if len(overridden) < 2 or ranking.counted_runs >= MAX_BEFORE_TURN_BACK:
         return None
-    turned_back = []
-    for knob in changed:
-        number = ranking.turned_back(answer_number, knob)
+    gains = []
+    for knob in overridden:
+        number = ranking.without_override(answer_number, knob)
         if number is not None and not ranking.count_runs(number, *ROLES):
             gain, _ = state.posterior.difference(answer_number, number)
-            turned_back.append((gain, knob, number))
-    for _, knob, number in sorted(turned_back, reverse=True):
+            gains.append((gain, knob, number))
+    for _, knob, number in sorted(gains, reverse=True):
         if costs.are_affordable([number]):
             why = f"the winner with {knob} turned back: the loss is its gain"
             return BestStep(action=TURN_BACK, candidate_number=number, why=why, knob=knob)
