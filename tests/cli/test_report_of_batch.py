@@ -85,7 +85,7 @@ def searched(cli: Cli) -> Cli:
                 recommended_why="leaves 46 MiB",
                 limit_bytes=1024 * MIB,
                 headroom_bytes=3 * MIB,
-                proof_run_id=RECORDED.name,
+                confirmation_run_id=RECORDED.name,
                 certainty="44 ran out of memory",
             ),
             seconds=35.0,

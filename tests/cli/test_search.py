@@ -66,7 +66,7 @@ def test_a_limit_below_the_parameters_ends_without_a_run(cli: Cli) -> None:
     assert Home(cli.home).run_ids() == []
 
 
-def test_a_proof_is_of_two_steps_at_least(cli: Cli) -> None:
+def test_a_confirmation_run_is_of_two_steps_at_least(cli: Cli) -> None:
     assert "--proof-steps" in cli("search", "max-batch", "tiny-llama", "--proof-steps", "1").refused()
 
 
@@ -236,7 +236,9 @@ def test_a_change_of_several_knobs_is_printed_as_it_is_typed(tmp_path: Path) -> 
     assert "  --set optimizer=adafactor --set precision=bf16-pure: needs" in without_answer(tmp_path, ended)[-1]
 
 
-def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_confirmation_run_says_how_long_it_has_taken_and_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home, text = Home(tmp_path).create(), io.StringIO()
     recorded = next((Path(__file__).parents[1] / "recorded_runs").iterdir())
     home.directory("a-proof").symlink_to(recorded)
@@ -277,7 +279,7 @@ def test_sizes_have_their_thousands_separated(tmp_path: Path, monkeypatch: pytes
     assert "  65,536 oom in a fresh process, 9 s, which refutes that 4,096 fitted: cold" in text.getvalue()
 
 
-def test_a_proof_that_refutes_a_probe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_confirmation_run_that_refutes_a_probe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
     monkeypatch.setattr(sys, "stderr", text)
     printer = BatchPrinter(Progress(), Home(tmp_path))

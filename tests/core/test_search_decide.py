@@ -195,7 +195,7 @@ def test_a_void_probe_is_repeated() -> None:
     assert decide(replace(state, probes=(void,) * 4)).end_state == "failed"
 
 
-def test_a_proof_that_runs_out_of_memory_is_stepped_down_from() -> None:
+def test_a_confirmation_run_that_runs_out_of_memory_is_stepped_down_from() -> None:
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
     state = search(device)
     first = state.confirmations[-1].batch_size
@@ -278,7 +278,7 @@ def test_a_bend_that_is_not_predicted_shows_in_a_slope_below_the_predicted_one()
     assert BENT.is_exact(state.confirmations[-1].batch_size)
 
 
-def test_a_fit_that_a_proof_refutes_is_set_right_by_a_size_between() -> None:
+def test_a_fit_that_a_confirmation_run_refutes_is_set_right_by_a_size_between() -> None:
     state = search(BENT)
     assert BENT.is_exact(state.confirmations[-1].batch_size)
     assert len(state.confirmations) <= 2
@@ -318,7 +318,7 @@ class Measured(Device):
 T5 = Measured(fixed=149.6 * MIB, per_sample=66.83 * MIB, optimizer=100 * MIB, limits=(2048 * MIB,))
 
 
-def test_a_size_that_fits_by_the_fit_and_by_the_prediction_is_proved_without_trying_one_near_it() -> None:
+def test_a_size_that_fits_by_the_fit_and_by_the_prediction_is_confirmed_without_trying_one_near_it() -> None:
     state = search(T5, Predicted(fixed_bytes=136 * MIB, bytes_per_sample=int(66.8 * MIB), max_batch=28, linear_from=2))
     assert [(probe.batch_size, probe.outcome) for probe in state.probes] == [(3, "fits"), (15, "fits"), (29, "oom")]
     assert [(confirmation.batch_size, confirmation.state) for confirmation in state.confirmations] == [(28, "finished")]

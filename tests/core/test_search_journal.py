@@ -101,7 +101,7 @@ def test_the_fit_of_the_tightest_rank_is_known_before_the_answer_and_after_a_ste
     assert BatchFollower(directory).poll().tightest_fit == fits[1]
 
 
-def test_a_size_that_fitted_warm_and_not_in_its_proof_is_marked(tmp_path: Path) -> None:
+def test_a_size_that_fitted_warm_and_not_in_its_confirmation_run_is_marked(tmp_path: Path) -> None:
     directory, journal = search(Home(tmp_path))
     for size in (8, 42):
         journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
@@ -313,7 +313,7 @@ def a_run(home: Home, directory: Path, *, role: str | None = None, steps: int = 
     return run_directory
 
 
-def proving(monkeypatch: pytest.MonkeyPatch, started: Callable[[RunPlan, Home], Path]) -> None:
+def confirming(monkeypatch: pytest.MonkeyPatch, started: Callable[[RunPlan, Home], Path]) -> None:
     """Let a search confirm 4 until a run has finished with it; `started` takes the place of a launch."""
 
     def decided(state: BatchState) -> BatchDecision:
@@ -342,7 +342,7 @@ def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
     def started(plan: RunPlan, home: Home) -> Path:
         raise AssertionError("it is measured a second time")
 
-    proving(monkeypatch, started)
+    confirming(monkeypatch, started)
     conduct_batch(directory, PLAN, home, BatchSearchOptions(), SearchCallbacks())
     lines = read_batch_journal(directory)
     assert [line.run_id for line in lines if isinstance(line, ConfirmationRun)] == [left.name]
@@ -361,7 +361,7 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(
     def started(plan: RunPlan, home: Home) -> Path:
         return a_run(home, directory, role="proof", state="finished")
 
-    proving(monkeypatch, started)
+    confirming(monkeypatch, started)
     with ExitStack() as held:
         held.enter_context(shared_lock(other))
         looks: list[None] = []

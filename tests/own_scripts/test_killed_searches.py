@@ -88,8 +88,8 @@ def test_batch_search_of_a_killed_script_tries_no_size_twice(cli: Cli, work: Pat
     assert len(tried) == len(set(tried)), "a size was measured twice"
     confirmed = [line.run_id for line in lines if isinstance(line, ConfirmationRun)]
     assert len(confirmed) == len(set(confirmed)), "a run was recorded twice"
-    proofs = [line.run_id for line in lines if isinstance(line, BatchLaunched) and line.role == "proof"]
-    assert set(finished(cli, proofs)) <= set(confirmed), "a finished run was not taken"
+    launched = [line.run_id for line in lines if isinstance(line, BatchLaunched) and line.role == "proof"]
+    assert set(finished(cli, launched)) <= set(confirmed), "a finished run was not taken"
 
 
 def test_best_fit_of_a_killed_script_measures_no_setting_twice(cli: Cli, work: Path) -> None:

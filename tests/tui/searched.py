@@ -38,7 +38,7 @@ FULL, SMALL = (120, 40), (80, 24)
 NOW_S = 18
 SEARCH_ID = "20261121-070000-tiny-llama-5ea2"
 RUN_ID = "20261121-070002-tiny-llama-b001"
-PROOF_ID = "20261121-070044-tiny-llama-b002"
+CONFIRMATION_ID = "20261121-070044-tiny-llama-b002"
 
 
 def a_fit(rank: int = 0, limit: int = GIB) -> MemoryFit:
@@ -112,7 +112,7 @@ ANSWER = BatchAnswer(
     fixed_bytes=118 * MIB,
     bytes_per_sample=int(21.5 * MIB),
     phase="forward_backward",
-    proof_run_id=PROOF_ID,
+    confirmation_run_id=CONFIRMATION_ID,
     certainty="44 ran out of memory in backward, and the fit says that 43 needs 18.5 MiB more than the limit",
 )
 
@@ -161,7 +161,7 @@ def answered(**changes: Any) -> list[Any]:
         ConfirmationRun(
             t_ns=START_NS + 40 * S,
             batch_size=42,
-            run_id=PROOF_ID,
+            run_id=CONFIRMATION_ID,
             state="finished",
             peak_allocated_bytes=1021 * MIB,
             samples_per_s=14.8,

@@ -146,8 +146,8 @@ def test_the_probes_of_a_search_are_not_the_newest_run(home: Home, hold: Callabl
     assert newest_run(home) is None
     ended = a_run(home, "20261121-000000-tiny-llama-0002")
     assert newest_run(home) == ended
-    proof = live(home, hold, run_id="20261122-000000-tiny-llama-0003", role="proof")
-    assert newest_run(home) == proof
+    confirmation = live(home, hold, run_id="20261122-000000-tiny-llama-0003", role="proof")
+    assert newest_run(home) == confirmation
 
 
 def test_the_reader_follows_and_stops_at_once(home: Home, hold: Callable[[Path], None]) -> None:

@@ -29,9 +29,9 @@ async def test_the_next_run_of_an_old_record_that_says_nothing_of_its_data(home:
     assert gather(spec, Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2), home).measured == ()
 
 
-async def test_a_proof_leaves_the_knobs_that_were_searched_to_the_next_run(home: Home) -> None:
-    proof = a_run(home, role="proof", knobs={"batch_size": 37, "steps": 10, "timing_warmup": 2})
-    ran = read_run_file(proof)
+async def test_a_confirmation_run_leaves_the_knobs_that_were_searched_to_the_next_run(home: Home) -> None:
+    confirmation = a_run(home, role="proof", knobs={"batch_size": 37, "steps": 10, "timing_warmup": 2})
+    ran = read_run_file(confirmation)
     assert ran is not None
     run = msgspec.structs.replace(ran, search_id=SEARCH_ID)
     preset = next_run_from_preset("tiny-llama").spec.knobs

@@ -11,9 +11,9 @@ from recorded import START_NS, S, write_lines
 from searched import (
     ANSWER,
     CONDUCTED,
+    CONFIRMATION_ID,
     FULL,
     NOW_S,
-    PROOF_ID,
     SMALL,
     a_probe,
     a_search,
@@ -46,12 +46,12 @@ async def test_the_answer_has_its_reasons_and_enter_applies_the_recommended_one(
         text = await opened(pilot, a_search(home, answered()))
         assert "✓ batch_size 42 is the largest that fits, confirmed in a fresh process  took 41 s" in text
         assert "✗ out of memory in backward" in text
-        assert f"✓ confirmed: {PROOF_ID}" in text
+        assert f"✓ confirmed: {CONFIRMATION_ID}" in text
         assert ANSWER.certainty in text
         assert "the largest leaves 3.00 MiB of the limit" in text
         assert "▸ recommended batch_size=40  leaves 46.0 MiB: 3 % for fragmentation" in text
         assert "  aligned     batch_size=40  a multiple of 8" in text
-        assert f"  largest     batch_size=42  confirmed by {PROOF_ID}" in text
+        assert f"  largest     batch_size=42  confirmed by {CONFIRMATION_ID}" in text
         assert "  fastest     batch_size=8  16.6 samples/s" in text
         await pilot.press("enter")
         await pilot.pause()
@@ -70,7 +70,7 @@ async def test_the_step_of_a_confirmation_run_is_its_median_and_not_its_last(hom
         assert "985 ms" not in text
 
 
-async def test_a_size_that_its_proof_refuted_is_marked(home: Home) -> None:
+async def test_a_size_that_its_confirmation_run_refuted_is_marked(home: Home) -> None:
     *tried, confirmation, last, ended = answered()
     refuting = ConfirmationRun(batch_size=42, run_id="20261121-055000-cold", state="oom", seconds=1.0, refutes=[42])
     async with StillApp(home).run_test(size=FULL) as pilot:

@@ -22,8 +22,8 @@ class SearchOptions:
 class BatchSearchOptions(SearchOptions):
     """Options of a batch search.
 
-    `no_oom` never runs out of memory on purpose, `proof_steps` is the length of the confirmation run.
+    `no_oom` never runs out of memory on purpose, `confirmation_steps` is the length of the confirmation run.
     """
 
     no_oom: bool = False
-    proof_steps: int = 10
+    confirmation_steps: int = 10

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     home = Home().create()
     options = BatchSearchOptions(
         no_oom=arguments.no_oom,
-        proof_steps=arguments.proof_steps,
+        confirmation_steps=arguments.proof_steps,
         fresh=arguments.fresh,
         wait=arguments.wait,
         cool_to_c=arguments.cool_to,

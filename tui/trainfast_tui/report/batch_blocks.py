@@ -35,7 +35,7 @@ FIT_POINTS = 40
 def batch_confirming_run_ids(search: BatchSnapshot) -> list[str]:
     """Return the id of the run that confirmed the answer; empty without one."""
     answer = search.answer
-    return [answer.proof_run_id] if answer is not None and answer.proof_run_id is not None else []
+    return [answer.confirmation_run_id] if answer is not None and answer.confirmation_run_id is not None else []
 
 
 def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Sequence[ReportedRun]) -> list[Block]:

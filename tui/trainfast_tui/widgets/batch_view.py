@@ -175,7 +175,9 @@ def _expected_s(search: BatchSnapshot) -> float | None:
     share = step.batch_size / last.batch_size
     if step.action == "probe":
         return share * last.seconds
-    return None if search.proof_steps is None else share * search.proof_steps * (last.step_ms or 0.0) / 1e3
+    return (
+        None if search.confirmation_steps is None else share * search.confirmation_steps * (last.step_ms or 0.0) / 1e3
+    )
 
 
 def _limit_line(search: BatchSnapshot) -> Line:

@@ -50,7 +50,7 @@ def answer_of(state: BatchState) -> BatchAnswer:
         bytes_per_sample=round(line.bytes_per_sample),
         phase=line.phase,
         tightest_rank=tight.rank,
-        proof_run_id=confirmation.run_id,
+        confirmation_run_id=confirmation.run_id,
         certainty=_certainty(state, memory_fits, max_batch, too_large),
         too_large=too_large,
     )

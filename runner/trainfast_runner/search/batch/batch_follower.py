@@ -90,10 +90,10 @@ class BatchSnapshot(BatchJournal):
         return None
 
     @cached_property
-    def proof_steps(self) -> int | None:
+    def confirmation_steps(self) -> int | None:
         """Optimizer steps of a confirmation run; None before a conductor has begun."""
         conducted = newest(self.lines, Conducted)
-        return None if conducted is None else conducted.proof_steps
+        return None if conducted is None else conducted.confirmation_steps
 
     @property
     def answer(self) -> BatchAnswer | None:

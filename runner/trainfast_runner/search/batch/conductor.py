@@ -80,7 +80,9 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def conducted_line(self, conducted: Conducted) -> Conducted:
         """Return the line with this search's options."""
-        return msgspec.structs.replace(conducted, no_oom=self._options.no_oom, proof_steps=self._options.proof_steps)
+        return msgspec.structs.replace(
+            conducted, no_oom=self._options.no_oom, confirmation_steps=self._options.confirmation_steps
+        )
 
     def open(self) -> None:
         """End an orphaned process and predict the largest size."""
@@ -110,7 +112,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def _confirm(self, batch_size: int) -> None:
         """Make the confirmation run, a normal run with data, or take the one of a killed conductor."""
-        began_s, steps = self._clock_s(), self._options.proof_steps
+        began_s, steps = self._clock_s(), self._options.confirmation_steps
         plan = self.plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
         directory = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
         result = self._finished_run(directory)

@@ -64,8 +64,8 @@ def _check_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
 
 def check_options(plan: RunPlan, options: BatchSearchOptions) -> None:
     """Raise UserError for options that no search has."""
-    if options.proof_steps < 2:
-        raise UserError(f"--proof-steps {options.proof_steps}: at least 2", key="--proof-steps")
+    if options.confirmation_steps < 2:
+        raise UserError(f"--proof-steps {options.confirmation_steps}: at least 2", key="--proof-steps")
     check_coolable(plan, options.cool_to_c)
 
 

@@ -178,7 +178,7 @@ class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_sample: int | None = None
     phase: str | None = None
     tightest_rank: int = 0
-    proof_run_id: str | None = None
+    confirmation_run_id: str | None = msgspec.field(default=None, name="proof_run_id")
     certainty: str = ""
     """Why a larger batch does not fit: the size that ran out of memory, or the fit; and the sizes not tried."""
     too_large: int | None = None

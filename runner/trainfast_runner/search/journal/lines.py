@@ -37,7 +37,7 @@ class Conducted(Line, frozen=True, kw_only=True, tag="conducted"):
     start_ticks: int
     boot_id: str
     no_oom: bool = False
-    proof_steps: int = 10
+    confirmation_steps: int = msgspec.field(default=10, name="proof_steps")
 
 
 class CoolingDown(Line, frozen=True, kw_only=True, tag="cooling"):

@@ -24,7 +24,9 @@ def batch_answer_rows(search: BatchSnapshot, answer: BatchAnswer) -> Iterator[tu
 
     question = search.question
     assert question is not None
-    confirmed = f"confirmed by {answer.proof_run_id}" if answer.proof_run_id else "no confirmation run on record"
+    confirmed = (
+        f"confirmed by {answer.confirmation_run_id}" if answer.confirmation_run_id else "no confirmation run on record"
+    )
     if answer.samples_per_s is not None:
         condition = measured_under(question)
         under = f" (under {condition})" if condition is not None else ""
@@ -97,7 +99,7 @@ def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:
             for index, change in enumerate(ended.changes, 1)
         )
     answer = ended.answer
-    confirmation = answer.proof_run_id
+    confirmation = answer.confirmation_run_id
     multiple = "the largest multiple of 64" if (answer.aligned_batch or 0) >= 512 else "a multiple of 8"
     batches = [
         ("recommended", answer.recommended_batch, answer.recommended_why),
