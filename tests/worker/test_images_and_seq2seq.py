@@ -37,11 +37,11 @@ VISION = {"model": VIT, "data": JPEG, "batch_size": 8, "lr": 1e-3, "steps": 5}
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def image_paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Twelve small files of noise in two folders."""
     from PIL import Image
 
-    folder = tmp_path_factory.mktemp("photographs")
+    folder = tmp_path_factory.mktemp("images")
     random = np.random.default_rng(0)
     for kind in ("cats", "dogs"):
         (folder / kind).mkdir()
@@ -51,8 +51,8 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return sorted(str(path) for path in folder.rglob("*.jpg"))
 
 
-def test_workers_and_ranks_see_the_same_images(train: Train, photographs: list[str]) -> None:
-    data = {**JPEG, "paths": photographs}
+def test_workers_and_ranks_see_the_same_images(train: Train, image_paths: list[str]) -> None:
+    data = {**JPEG, "paths": image_paths}
     alone = train(**{**VISION, "data": data})
     assert alone.code == 0, alone.stderr
     helped = train(**{**VISION, "data": data}, workers=2)
@@ -66,18 +66,18 @@ def test_workers_and_ranks_see_the_same_images(train: Train, photographs: list[s
     assert [step["tokens"] for step in alone.steps()] == [8 * 17] * 5
 
 
-def test_more_folders_than_classes_are_refused(train: Train, photographs: list[str]) -> None:
-    refused = train(**{**VISION, "model": {**VIT, "num_labels": 1}, "data": {**JPEG, "paths": photographs}})
+def test_more_folders_than_classes_are_refused(train: Train, image_paths: list[str]) -> None:
+    refused = train(**{**VISION, "model": {**VIT, "num_labels": 1}, "data": {**JPEG, "paths": image_paths}})
     assert refused.code == 2
     assert refused.record("invalid")["key"] == "model.num_labels"
 
 
 @pytest.mark.ci
-def test_a_crop_depends_on_seed_index_and_epoch_alone(photographs: list[str]) -> None:
+def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths: list[str]) -> None:
+    from trainfast_runner.worker.data.image_files import user_images
     from trainfast_runner.worker.data.images import ImageSamples
-    from trainfast_runner.worker.data.photographs import users_photographs
 
-    found = users_photographs(photographs)
+    found = user_images(image_paths)
     samples = ImageSamples(found, 16, 3, seed=3)
     first, other = samples.__getitems__([2, 7]), samples.__getitems__([7, 2])
     assert first["pixel_values"].shape == (2, 3, 16, 16)
@@ -93,19 +93,19 @@ def test_a_crop_depends_on_seed_index_and_epoch_alone(photographs: list[str]) ->
 
 
 @pytest.mark.ci
-def test_pictures_are_drawn_alike_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainfast_runner.worker.data import photographs
+def test_images_are_drawn_alike_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainfast_runner.worker.data import image_files
 
-    monkeypatch.setattr(photographs, "COUNT", 12)
+    monkeypatch.setattr(image_files, "COUNT", 12)
     notices: list[str] = []
-    drawn = photographs.drawn_photographs(tmp_path, notices.append)
+    drawn = image_files.drawn_images(tmp_path, notices.append)
     assert drawn.synthetic
     assert [path.read_bytes()[:3] for path in drawn.paths] == [b"\xff\xd8\xff"] * 12
     assert sorted(set(drawn.classes.tolist())) == list(range(10))
-    assert photographs.drawn_photographs(tmp_path, notices.append).paths == drawn.paths
+    assert image_files.drawn_images(tmp_path, notices.append).paths == drawn.paths
     assert notices == ["drawing 12 JPEG files of 320x240, once"]
-    assert photographs.draw_photograph(5).tobytes() == photographs.draw_photograph(5).tobytes()
-    # Too smooth a picture would cost nothing to decode.
+    assert image_files.draw_image(5).tobytes() == image_files.draw_image(5).tobytes()
+    # Too smooth an image would cost nothing to decode.
     assert sum(path.stat().st_size for path in drawn.paths) / 12 > 15_000
 
 
@@ -128,9 +128,9 @@ def test_halves_of_a_row_and_the_shifted_input() -> None:
     assert batch["decoder_input_ids"].tolist() == [[0, 7, 8]]
 
 
-def test_a_model_of_any_size_trains_on_images(train: Train, photographs: list[str]) -> None:
+def test_a_model_of_any_size_trains_on_images(train: Train, image_paths: list[str]) -> None:
     resnet = {"family": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "num_labels": 2}
-    run = train(**{**VISION, "model": resnet, "data": {**JPEG, "paths": photographs}, "batch_size": 4, "steps": 4})
+    run = train(**{**VISION, "model": resnet, "data": {**JPEG, "paths": image_paths}, "batch_size": 4, "steps": 4})
     assert run.code == 0, run.stderr
     assert run.steps()[0]["tokens"] == 0
     assert run.record("actual")["model_flops_per_sample"] is None

@@ -1,1 +1,1 @@
-"""Data of a training: texts and pictures, the samples cut from them, and their order."""
+"""Data of a training: texts and images, the samples cut from them, and their order."""

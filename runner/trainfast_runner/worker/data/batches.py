@@ -78,7 +78,7 @@ def open_samples(spec: RankSpec, config: Any, log: WorkerLog) -> Samples:
             log.enter("data", detail)
 
         samples = image_samples(spec.data.paths, config, spec.knobs.seed, spec.cache_dir, on_make)
-        synthetic, source = samples.photographs.synthetic, samples.photographs.source
+        synthetic, source = samples.images.synthetic, samples.images.source
     else:
         samples, synthetic, source = _tokens(spec, config, log)
     log.write(

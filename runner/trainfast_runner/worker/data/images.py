@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from ..invalid import InvalidInput
 from ..model_config import image_shape
-from .photographs import CLASSES, Photographs, drawn_photographs, users_photographs
+from .image_files import CLASSES, ImageFiles, drawn_images, user_images
 from .samples import Batch
 
 CROP_AREA = (0.08, 1.0)
@@ -34,28 +34,28 @@ class ImageSamples(Dataset[Batch]):
     sees the same.
     """
 
-    photographs: Photographs
+    images: ImageFiles
     size: int
     channels: int
     seed: int
 
     def __len__(self) -> int:
-        return len(self.photographs.paths)
+        return len(self.images.paths)
 
     def __getitems__(self, draws: list[int]) -> Batch:
         """A whole batch: `pixel_values` of (batch, channels, size, size) in -1 to 1, `labels` of (batch,).
 
         `draws` are as in `GlobalOrder`.
         """
-        pixels = np.stack([self._pixels(*reversed(divmod(draw, len(self)))) for draw in draws])
-        labels = self.photographs.classes[np.asarray(draws) % len(self)]
+        pixels = np.stack([self._pixels(draw % len(self), draw // len(self)) for draw in draws])
+        labels = self.images.classes[np.asarray(draws) % len(self)]
         return {"pixel_values": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
 
     def _pixels(self, index: int, epoch: int) -> NDArray[np.float32]:
         from PIL import Image
 
         random = np.random.default_rng((self.seed, index, epoch))
-        path = self.photographs.paths[index]
+        path = self.images.paths[index]
         mode = "L" if self.channels == 1 else "RGB"
         try:
             with Image.open(io.BytesIO(path.read_bytes())) as file:
@@ -87,7 +87,7 @@ def crop_box(size: tuple[int, int], random: np.random.Generator) -> tuple[int, i
 def image_samples(
     paths: list[str], config: Any, seed: int, cache_dir: Path, on_make: Callable[[str], None]
 ) -> ImageSamples:
-    """Samples of the user's files, or without `paths` of pictures that are drawn once into the cache.
+    """Samples of the user's files, or without `paths` of images that are drawn once into the cache.
 
     Raises InvalidInput for a model whose head has fewer classes than there are folders.
     """
@@ -98,12 +98,12 @@ def image_samples(
             "data.kind = 'jpeg' needs the package pillow: pip install pillow", key="data.kind"
         ) from error
     if paths:
-        photographs = users_photographs(paths)
+        images = user_images(paths)
     else:
-        photographs = drawn_photographs(cache_dir, on_make)
-        # Drawn pictures fit a head with any number of classes.
-        photographs.classes[:] %= min(int(config.num_labels), CLASSES)
-    classes = int(photographs.classes.max()) + 1
+        images = drawn_images(cache_dir, on_make)
+        # Drawn images fit a head with any number of classes.
+        images.classes[:] %= min(int(config.num_labels), CLASSES)
+    classes = int(images.classes.max()) + 1
     if classes > int(config.num_labels):
         raise InvalidInput(
             f"the files are in {classes} folders, one a class, and the model has {config.num_labels} classes",
@@ -112,4 +112,4 @@ def image_samples(
             nearest=str(classes),
         )
     channels, size = image_shape(config)
-    return ImageSamples(photographs, size, channels, seed)
+    return ImageSamples(images, size, channels, seed)

@@ -1,6 +1,6 @@
-"""Pictures to train on: the user's files, or JPEG files drawn from a seed once and cached.
+"""Images to train on: the user's files, or JPEG files drawn from a seed once and cached.
 
-Drawn pictures cost as much as photographs: gradients, soft noise and shapes with sharp edges make files of the same
+Drawn images cost as much as photographs: gradients, soft noise and shapes with sharp edges make files of the same
 size that take as long to decode. Shape and colour depend on the class, so that a model can learn it.
 """
 
@@ -26,7 +26,7 @@ SEED = 20_190_401
 
 
 @dataclass(frozen=True)
-class Photographs:
+class ImageFiles:
     """JPEG files and the class of each."""
 
     paths: list[Path]
@@ -35,16 +35,16 @@ class Photographs:
     synthetic: bool
 
 
-def users_photographs(paths: list[str]) -> Photographs:
+def user_images(paths: list[str]) -> ImageFiles:
     """The user's own files; the class of a file is its folder, numbered in the order of the folders' names."""
     files = [Path(path) for path in paths]
     folders = {folder: number for number, folder in enumerate(sorted({file.parent for file in files}))}
     classes = np.array([folders[file.parent] for file in files], dtype=np.int64)
-    return Photographs(files, classes, f"{len(files)} JPEG files of {len(folders)} folders", synthetic=False)
+    return ImageFiles(files, classes, f"{len(files)} JPEG files of {len(folders)} folders", synthetic=False)
 
 
-def drawn_photographs(cache_dir: Path, on_make: Callable[[str], None]) -> Photographs:
-    """The pictures in the cache; missing ones are drawn under a lock, after a call of `on_make` with a description."""
+def drawn_images(cache_dir: Path, on_make: Callable[[str], None]) -> ImageFiles:
+    """The drawn images in the cache; missing ones are drawn under a lock, after a call of `on_make` with the detail."""
     folder = cache_dir / "images" / f"drawn-{FORMAT}-{COUNT}-{SIZE[0]}x{SIZE[1]}"
     names = [f"{index:04}.jpg" for index in range(COUNT)]
     files = f"{COUNT} JPEG files of {SIZE[0]}x{SIZE[1]}"
@@ -52,16 +52,16 @@ def drawn_photographs(cache_dir: Path, on_make: Callable[[str], None]) -> Photog
     def make(half_made: Path) -> None:
         on_make(f"drawing {files}, once")
         for index, name in enumerate(names):
-            draw_photograph(index).save(half_made / name, quality=QUALITY)
+            draw_image(index).save(half_made / name, quality=QUALITY)
 
     make_once(folder, names[-1], make)
     paths = [folder / name for name in names]
     source = f"{files} drawn from a seed"
-    return Photographs(paths, np.arange(COUNT, dtype=np.int64) % CLASSES, source, synthetic=True)
+    return ImageFiles(paths, np.arange(COUNT, dtype=np.int64) % CLASSES, source, synthetic=True)
 
 
-def draw_photograph(index: int) -> Any:
-    """Draw picture `index`, a Pillow image that depends on nothing else."""
+def draw_image(index: int) -> Any:
+    """Draw image `index`, a Pillow image that depends on nothing else."""
     from PIL import Image, ImageDraw
 
     random = np.random.default_rng((SEED, index))
