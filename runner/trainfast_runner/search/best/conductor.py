@@ -11,6 +11,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import COLD
 from trainfast_runner.running.planning import RunPlan
@@ -87,7 +88,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._orphans.end_warm_processes()
         for launched, directory in self._orphans.cold_runs():
             self._follow(launched, directory)
-        space = next((line for line in reversed(self._lines) if isinstance(line, Space)), None)
+        space = newest(self._lines, Space)
         if space is None:
             self.list_candidates()
         else:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.choose.ruled_out import ruled_out
 from trainfast_runner.search.best.objective import LogObjective, log_objective
@@ -189,8 +190,9 @@ def state_of_best_journal(
     `before` is used up: its posterior may be extended in place, so do not decide from it afterwards.
     Without `voids_drifted` the trials of processes that drifted count, with the drift as noise.
     """
-    question = next(line for line in lines if isinstance(line, BestQuestion))
-    space = next(line for line in reversed(lines) if isinstance(line, Space))
+    question, space = newest(lines, BestQuestion), newest(lines, Space)
+    assert question is not None, "a journal begins with its question"
+    assert space is not None, "the candidates are listed before the first decision"
     measured = measurements(lines, voids_drifted=voids_drifted)
     if before is None:
         levels = Levels([candidate.knobs for candidate in space.candidates])
