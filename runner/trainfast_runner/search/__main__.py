@@ -19,10 +19,9 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conduct import conduct_batch
-from trainfast_runner.search.batch.opening import open_batch, plan_preset_batch
-from trainfast_runner.search.batch.script_question import plan_script_batch
+from trainfast_runner.search.batch.opening import open_batch
+from trainfast_runner.search.batch.spec_question import plan_spec_batch
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.question.opening import open_best
 from trainfast_runner.search.best.question.spec_question import plan_spec_best
@@ -32,9 +31,7 @@ from trainfast_runner.search.journal.batch import BatchLine
 from trainfast_runner.search.journal.best import BestLine
 from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.search.options import BatchSearchOptions, SearchOptions
-from trainfast_runner.search.script_runs import TrialPlanner
 from trainfast_runner.settings.spec import spec_of_record
-from trainfast_runner.settings.typed_settings import settings_of
 
 
 def main() -> None:
@@ -74,7 +71,7 @@ def conduct_request(
 
     `report_held` is called once the lock of the search is held.
     """
-    home = Home(Path(request.home))
+    home, spec = Home(Path(request.home)), replace(spec_of_record(request), script=request.script)
 
     def on_line(line: BatchLine | BestLine) -> None:
         if isinstance(line, Conducted):
@@ -83,25 +80,16 @@ def conduct_request(
     try:
         if request.best is not None:
             best_options = SearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-            spec = replace(spec_of_record(request), script=request.script)
             best_plan = plan_spec_best(spec, request.best, best_options, request.python)
             directory = open_best(best_plan, home, best_options)
             conduct_best(directory, best_plan, home, best_options, SearchCallbacks(on_line, is_cancelled, began_ns))
         else:
             options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-            plan, plan_trial = _plan_batch(request, options)
+            plan, plan_trial = plan_spec_batch(spec, request.python, options)
             directory = open_batch(plan, home, options)
             conduct_batch(directory, plan, home, options, SearchCallbacks(on_line, is_cancelled, began_ns), plan_trial)
     except AlreadyConducted:
         report_held(directory)  # the starter follows it
-
-
-def _plan_batch(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, TrialPlanner | None]:
-    """Return the plan of a batch search, checked, and the planner of a script's trials. Raises UserError."""
-    if request.script is not None:
-        settings = settings_of(request.knobs, request.overrides)
-        return plan_script_batch(request.script, settings, request.python, options)
-    return plan_preset_batch(spec_of_record(request), request.python, options), None
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.conduct import conduct_batch
-from trainfast_runner.search.batch.opening import open_batch, plan_preset_batch
+from trainfast_runner.search.batch.opening import open_batch
+from trainfast_runner.search.batch.preset_question import plan_preset_batch
 from trainfast_runner.search.batch.report import batch_report
 from trainfast_runner.search.batch.script_question import plan_script_batch
 from trainfast_runner.search.conductor import SearchCallbacks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch.opening import check_options
+from trainfast_runner.search.batch.preset_question import check_options
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.script_runs import TrialPlanner, trial_planner
 from trainfast_runner.settings.script_preset import ScriptPreset
