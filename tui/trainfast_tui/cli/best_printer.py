@@ -8,6 +8,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal.best import (
+    UNDER_LIMIT,
     BestLaunched,
     BestLine,
     BestQuestion,
@@ -52,7 +53,7 @@ class BestPrinter(JournalPrinter[BestLine]):
         """Return a started cold run: a warm process tries many settings, so its steps mean little."""
         return line.run_id if isinstance(line, BestLaunched) and line.role != TRIAL else None
 
-    def so_far(self) -> str:
+    def progress_words(self) -> str:
         """Return the best so far with its interval, the chance of 2 % more, and its price."""
         best = best_words(self._so_far)
         return "".join(
@@ -82,10 +83,7 @@ class BestPrinter(JournalPrinter[BestLine]):
     @staticmethod
     def _space_words(space: Space) -> str:
         out = [candidate for candidate in space.candidates if candidate.ruled_out is not None]
-        counts = {
-            name: sum(candidate.ruled_out == name for candidate in out)
-            for name in ("incompatible", "too_large", "bound")
-        }
+        counts = {name: sum(candidate.ruled_out == name for candidate in out) for name in ("incompatible", "too_large")}
         ruled_out = "".join(f", {count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
         dropped = f"; another global batch: {counted(space.dropped, 'combination')}" if space.dropped else ""
         return f"{counted(len(space.candidates), 'candidate')}{ruled_out}{dropped}"
@@ -94,7 +92,7 @@ class BestPrinter(JournalPrinter[BestLine]):
         """Return the outcome of the newest trial or run in words."""
         so_far = self._so_far
         value = so_far.values.get(len(so_far.attempts) - 1)
-        if isinstance(line, ColdRun) and (line.role, line.outcome) == ("limit", "measured"):
+        if isinstance(line, ColdRun) and (line.role, line.outcome) == (UNDER_LIMIT, "measured"):
             return f"fits, peak {size(line.peak_allocated_bytes)}"
         if line.outcome != "measured" or value is None:
             known = {"oom": "ran out of memory", "slow": "is too slow", "void": "is void"}

@@ -109,9 +109,11 @@ class JournalPrinter(ABC, Generic[LineT]):
         if self._steps is not None:
             self._step = max((step.step for step in self._steps.new()), default=self._step)
         steps = f", {counted(self._step, 'step')}" if self._step else ""
-        self._progress.show_activity(f"{self._work}… {duration(int(now_s - self._work_began_s))}{steps}{self.so_far()}")
+        self._progress.show_activity(
+            f"{self._work}… {duration(int(now_s - self._work_began_s))}{steps}{self.progress_words()}"
+        )
 
-    def so_far(self) -> str:
+    def progress_words(self) -> str:
         """Return words on the search as a whole that follow the work under way; empty without any."""
         return ""
 
