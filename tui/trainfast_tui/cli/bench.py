@@ -10,7 +10,14 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import EXIT_CODES
 from trainfast_runner.search.bench.grid import prepare_grid
-from trainfast_runner.search.bench.report import MEASURED, markdown, measured, process_word, published_gain, table_notes
+from trainfast_runner.search.bench.report import (
+    FIGURE_COLUMNS,
+    figure_cells,
+    markdown,
+    process_word,
+    published_gain,
+    table_notes,
+)
 from trainfast_runner.search.bench.table import Outcome, Table, tabulate
 from trainfast_runner.search.bench.variants import Bench, prepare
 from trainfast_runner.settings import script_preset
@@ -97,11 +104,11 @@ def _prepared(arguments: argparse.Namespace) -> Bench:
 
 def _print_table(table: Table) -> None:
     """Print the table on a terminal, then why rows did not finish, then notes."""
-    header = ["variant", *MEASURED, "published/s", "published vs baseline", "ratio", "process", "state"]
+    header = ["variant", *FIGURE_COLUMNS, "published/s", "published vs baseline", "ratio", "process", "state"]
     rows = [
         [
             plain(row.id) + (" (baseline)" if row.id == table.baseline_id else ""),
-            *measured(row),
+            *figure_cells(row),
             str(row.published.get("samples_per_s", "")),
             published_gain(row),
             "" if row.ratio is None else f"{row.ratio:.3g}",

@@ -11,7 +11,7 @@ from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 
-MEASURED = ("samples/s", "vs baseline", "95 % CI", "step ms", "peak MiB", "TFLOP/s", "notebook's TFLOP/s")
+FIGURE_COLUMNS = ("samples/s", "vs baseline", "95 % CI", "step ms", "peak MiB", "TFLOP/s", "notebook's TFLOP/s")
 ALWAYS = ("batch_size", "seq_len", "precision", "strategy")
 """Settings shown for the baseline; other rows show the settings that differ."""
 
@@ -28,8 +28,8 @@ def markdown(bench: Bench, table: Table, command: str) -> str:
 def cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
     """Return header and rows as text: variant, settings, figures, process, state; no column is empty."""
     published = list(dict.fromkeys(key for row in table.rows for key in row.published))
-    shown = [index for index in range(len(MEASURED)) if any(measured(row)[index] for row in table.rows)]
-    header = ["variant", "settings", *(MEASURED[index] for index in shown)]
+    shown = [index for index in range(len(FIGURE_COLUMNS)) if any(figure_cells(row)[index] for row in table.rows)]
+    header = ["variant", "settings", *(FIGURE_COLUMNS[index] for index in shown)]
     has_gains = any(published_gain(row) for row in table.rows)
     header += [*(f"published {key}" for key in published), *(["published vs baseline"] if has_gains else [])]
     header += [*(["ours / published"] if published else []), "process", "state"]
@@ -38,7 +38,7 @@ def cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
         [
             row.id + (" (baseline)" if row.id == bench.baseline_id else ""),
             " ".join(_settings(bench, specs[row.id], specs[bench.baseline_id])),
-            *(measured(row)[index] for index in shown),
+            *(figure_cells(row)[index] for index in shown),
             *(str(row.published.get(key, "")) for key in published),
             *([published_gain(row)] if has_gains else []),
             *(["" if row.ratio is None else f"{row.ratio:.3g}"] if published else []),
@@ -71,11 +71,11 @@ def published_gain(row: Row) -> str:
     return "" if gain is None else f"{gain:+.1f} %"
 
 
-def measured(row: Row) -> list[str]:
-    """The cells of `MEASURED`, empty when there is no reading."""
+def figure_cells(row: Row) -> list[str]:
+    """The cells of `FIGURE_COLUMNS`, empty when there is no reading."""
     result = row.result
     if result is None or not row.samples_per_s:
-        return [""] * len(MEASURED)
+        return [""] * len(FIGURE_COLUMNS)
     percent = "" if row.vs_baseline_percent is None else f"{row.vs_baseline_percent:+.1f} %"
     if row.verdict == NOISE:
         percent += " (noise)"

@@ -17,7 +17,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.typed_settings import setting_of
 from trainfast_runner.settings.vary import Vary, combinations_of
 
-OWN = "as it is"
+AS_IT_IS_ID = "as it is"
 """The baseline's id where the preset sets none of the varied knobs."""
 
 
@@ -41,7 +41,7 @@ def prepare_script_grid(preset: ScriptPreset, vary: Vary, settings: Sequence[str
         combinations = [own_knobs, *combinations]
     plan_trial = trial_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
     entries = [_entry(preset, base, combination, plan_trial) for combination in combinations]
-    return Bench(preset.name, preset.title, id_of(own_knobs) or OWN, tuple(entries), varied=tuple(vary))
+    return Bench(preset.name, preset.title, id_of(own_knobs) or AS_IT_IS_ID, tuple(entries), varied=tuple(vary))
 
 
 def _entry(
@@ -49,4 +49,4 @@ def _entry(
 ) -> Entry:
     knobs = {**base, **combination}
     spec = RunSpec(preset.name, None, preset.title, model={}, data={}, knobs=knobs, overrides=tuple(knobs))
-    return Entry(id_of(combination) or OWN, spec, {}, partial(plan_trial, knobs))
+    return Entry(id_of(combination) or AS_IT_IS_ID, spec, {}, partial(plan_trial, knobs))

@@ -13,8 +13,8 @@ Point = tuple[int, ...]
 """The level of each modelled knob: the index of its value among the values that the candidates have."""
 SMOOTH = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
 """Numeric knobs whose near values have near effects."""
-LENGTH = 1.4
-"""Two values of a smooth knob a factor of 2**LENGTH apart share exp(-1/2) of their effect."""
+LENGTH_SCALE_LOG2 = 1.4
+"""Two values of a smooth knob a factor of 2**LENGTH_SCALE_LOG2 apart share exp(-1/2) of their effect."""
 
 
 class Levels:
@@ -112,7 +112,7 @@ def _correlations(name: str, values: Sequence[object], weight: float) -> list[li
         return [[weight if column == row else 0.0 for column in range(len(values))] for row in range(len(values))]
     # Zero, as of loader processes, is as far from one as one is from two.
     logs = [math.log2(max(float(str(value)), 0.5)) for value in values]
-    return [[weight * math.exp(-0.5 * ((log - other) / LENGTH) ** 2) for other in logs] for log in logs]
+    return [[weight * math.exp(-0.5 * ((log - other) / LENGTH_SCALE_LOG2) ** 2) for other in logs] for log in logs]
 
 
 def _typed_key(value: object) -> tuple[str, object]:

@@ -20,7 +20,7 @@ MAX_VOID_VISITS = 3
 """After this many voided visits drift counts as noise of the machine, and voids no more visits."""
 POOL_STEPS = 4
 """The pooled variance of a step weighs as much as this many steps of the trial itself."""
-GRID = 1.25
+NOISE_GRID_RATIO = 1.25
 """The pooled noise is rounded to powers of this, so that one more trial seldom changes that of all others."""
 MIN_NOISE = 0.001
 EARLIER_SPREAD, EARLIER_LEAST = 2.0, 0.03
@@ -190,4 +190,4 @@ def _pooled(trials: Sequence[Trial]) -> float:
         for deviation in _deviations(trial.step_ms)
     ]
     noise = MAD_TO_SIGMA * statistics.median(residuals) if residuals else DEFAULT_NOISE
-    return float(GRID ** round(math.log(max(noise, MIN_NOISE)) / math.log(GRID)))
+    return float(NOISE_GRID_RATIO ** round(math.log(max(noise, MIN_NOISE)) / math.log(NOISE_GRID_RATIO)))

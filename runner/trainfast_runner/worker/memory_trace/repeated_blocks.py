@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-KEPT = 3
+KEPT_BLOCKS = 3
 """Blocks kept of a stack: the first, the one that is repeated, the last."""
 NUMBERS = ("layer_idx", "layer_id", "layer_number", "layer_index", "block_idx")
 """Attributes in which blocks of one kind differ: their place."""
@@ -38,7 +38,7 @@ class TracedStack:
         return [f"{self.name}.{position}.{rest}" for position in range(first, last + 1)]
 
 
-def shorten(model: nn.Module, config: Any, whole: bool, keep: int = KEPT) -> list[TracedStack]:
+def shorten(model: nn.Module, config: Any, whole: bool, keep: int = KEPT_BLOCKS) -> list[TracedStack]:
     """Cut every stack of more than `keep` identical blocks to `keep` blocks, in place; none if `whole`.
 
     The first block may differ from the others: a T5's alone has the table of relative positions.

@@ -33,7 +33,7 @@ from ..strategies import make_strategy
 from ..strategies.base import Strategy
 from .envelope import BATCHES
 from .live_bytes import LiveBytes, TracedSegment
-from .repeated_blocks import KEPT, TracedStack, shorten
+from .repeated_blocks import KEPT_BLOCKS, TracedStack, shorten
 from .step_watch import StepWatch
 from .without_memory import choose_foreach, replace_with_empty, tensors_of
 
@@ -120,18 +120,18 @@ def _whole_model_names(stacks: list[TracedStack], names: list[str]) -> list[str]
 
 
 def trace_optimizer(request: dict[str, Any], size_index: int) -> dict[str, Any]:
-    """Trace the optimizer's step with KEPT + `size_index` blocks of each stack; `unused` parameters have no gradient.
+    """Trace the optimizer's step with KEPT_BLOCKS + `size_index` blocks of each stack.
 
-    `segment` is the step, `left_out` the number of blocks of the model beyond KEPT: 0 if the whole model is traced, and
-    then `size_index` 1 has no `segment`. Raises as `trace_step`.
+    `unused` parameters have no gradient. `segment` is the step, `left_out` the number of blocks of the model beyond
+    KEPT_BLOCKS: 0 if the whole model is traced, and then `size_index` 1 has no `segment`. Raises as `trace_step`.
     """
     knobs = knobs_of(request["knobs"])
     config = resolve_config(request["model"])
     model = _model(request, config, knobs)
-    stacks = shorten(model, config, bool(request.get("whole")), KEPT + size_index)
+    stacks = shorten(model, config, bool(request.get("whole")), KEPT_BLOCKS + size_index)
     depths = {len(stack.sizes) for stack in stacks if stack.repeats > 1}
-    left_out = max(depths, default=0) - KEPT
-    if len(depths) != 1 or left_out <= KEPT:
+    left_out = max(depths, default=0) - KEPT_BLOCKS
+    if len(depths) != 1 or left_out <= KEPT_BLOCKS:
         # Two traces of a few blocks take as long as one of all.
         if size_index > 0:
             return {"left_out": 0}

@@ -13,14 +13,14 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.step_rule import LEAST_TRIAL_STEPS
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 
-NEWEST_RUNS_READ, ENOUGH = 50, 3
+NEWEST_RUNS_READ, ENOUGH_STARTS = 50, 3
 """Number of newest runs searched for starts of the same model, and number of starts that is enough."""
 START_KNOBS = ("strategy", "engine", "compile")
 """The knobs that change the start of a process by many seconds."""
 
 
 def earlier_starts(home: Home, is_alike: Callable[[RunFile], bool]) -> list[float]:
-    """Start times in seconds of the newest runs that are alike, at most `ENOUGH`; empty without one.
+    """Start times in seconds of the newest runs that are alike, at most `ENOUGH_STARTS`; empty without one.
 
     Raises UserError when the home cannot be listed.
     """
@@ -29,7 +29,7 @@ def earlier_starts(home: Home, is_alike: Callable[[RunFile], bool]) -> list[floa
         run = read_run_file(directory)
         if run is not None and is_alike(run) and (seconds := start_s(directory)):
             starts_s.append(seconds)
-        if len(starts_s) == ENOUGH:
+        if len(starts_s) == ENOUGH_STARTS:
             break
     return starts_s
 

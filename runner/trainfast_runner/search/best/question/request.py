@@ -15,7 +15,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 SEARCH_OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
 BUDGET_S = 600.0
 UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-TIMES = ("90s", "10m", "1.5h")
+BUDGET_EXAMPLES = ("90s", "10m", "1.5h")
 """Budgets as they are typed."""
 MAX_BUDGET_H = 365 * 24
 """The largest budget: a year."""
@@ -39,10 +39,10 @@ def read_budget(text: str) -> float:
     """Seconds of a time as typed: 90s, 10m, 1.5h. Raises UserError, also for more than a year."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in UNITS_S or float(match[1]) == 0:
-        raise UserError(f"{text!r}: not a time", key="--budget", allowed=TIMES)
+        raise UserError(f"{text!r}: not a time", key="--budget", allowed=BUDGET_EXAMPLES)
     seconds = float(match[1]) * UNITS_S[match[2]]
     if seconds > MAX_BUDGET_H * UNITS_S["h"]:
-        raise UserError(f"must be at most {MAX_BUDGET_H}h, a year", key="--budget", allowed=TIMES)
+        raise UserError(f"must be at most {MAX_BUDGET_H}h, a year", key="--budget", allowed=BUDGET_EXAMPLES)
     return seconds
 
 
