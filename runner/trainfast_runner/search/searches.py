@@ -33,7 +33,7 @@ from trainfast_runner.search.journal.lines import newest_conducted
 
 ReadJournal = Callable[[Path], Sequence[BatchLine | BestLine]]
 """Reads the journal of a search."""
-BATCH_TAG, BEST_TAG = "asked", "question"
+BATCH_KIND, BEST_KIND = (str(question.__struct_config__.tag) for question in (BatchQuestion, BestQuestion))
 """Kinds of search, by the first line of their journals."""
 TRY_LINES = (Probe, ConfirmationRun, Trial, ColdRun)
 """Lines of something that was tried."""
@@ -100,7 +100,7 @@ def _newest_open(
 
 
 def kind_of(directory: Path) -> str | None:
-    """The kind of the search: BATCH_TAG or BEST_TAG; None when its first line is unreadable."""
+    """The kind of the search: BATCH_KIND or BEST_KIND; None when its first line is unreadable."""
     try:
         with (directory / JOURNAL_FILE).open("rb") as file:
             return msgspec.json.decode(file.readline(), type=LineHead).kind
@@ -108,7 +108,7 @@ def kind_of(directory: Path) -> str | None:
         return None
 
 
-def newest_search(home: Home, kind: str = BATCH_TAG) -> Path | None:
+def newest_search(home: Home, kind: str = BATCH_KIND) -> Path | None:
     """The newest live search of a kind, else the newest of this boot; None when there is neither.
 
     One that was cut short before it tried anything does not hide an older one. Raises UserError when they cannot be

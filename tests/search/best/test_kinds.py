@@ -26,7 +26,7 @@ from trainfast_runner.search.journal.best import (
     read_best_journal,
 )
 from trainfast_runner.search.journal.lines import Conducted, SearchJournal
-from trainfast_runner.search.searches import BATCH_TAG, BEST_TAG, kind_of, new_search, newest_search, unfinished
+from trainfast_runner.search.searches import BATCH_KIND, BEST_KIND, kind_of, new_search, newest_search, unfinished
 
 CLOCK = ClockAnchor(monotonic_ns=0, wall_ns=time.time_ns())
 CONDUCTED = Conducted(pid=os.getpid(), start_ticks=0, boot_id=boot_id())
@@ -72,9 +72,9 @@ def batch_search(home: Home) -> Path:
 def test_a_screen_of_one_kind_does_not_show_a_search_of_the_other(tmp_path: Path) -> None:
     home = Home(tmp_path).create()
     batch, best = batch_search(home), best_search(home)
-    assert (kind_of(batch), kind_of(best)) == (BATCH_TAG, BEST_TAG)
+    assert (kind_of(batch), kind_of(best)) == (BATCH_KIND, BEST_KIND)
     assert newest_search(home) == batch
-    assert newest_search(home, BEST_TAG) == best
+    assert newest_search(home, BEST_KIND) == best
 
 
 def test_the_same_key_continues_a_search_of_its_own_kind(tmp_path: Path) -> None:
@@ -95,12 +95,12 @@ def test_a_refused_search_does_not_hide_an_older_one_that_measured_something(tmp
     older = at_second(1, best_search(home, TRIED))
     refused = at_second(2, best_search(home, REFUSED))
     assert unfinished(home, "k", read_best_journal) == older
-    assert newest_search(home, BEST_TAG) == older
+    assert newest_search(home, BEST_KIND) == older
     failed = at_second(3, best_search(home, BestEnded(state="failed", reason="no module")))
     assert unfinished(home, "k", read_best_journal) == older
-    assert newest_search(home, BEST_TAG) == failed, "its reason is shown"
+    assert newest_search(home, BEST_KIND) == failed, "its reason is shown"
     with conductor_lock(refused):
-        assert newest_search(home, BEST_TAG) == refused
+        assert newest_search(home, BEST_KIND) == refused
         assert unfinished(home, "k", read_best_journal) == refused, "another process has just begun it"
 
 
@@ -111,7 +111,7 @@ def test_a_refused_search_is_continued_where_no_other_is_unfinished(tmp_path: Pa
     assert unfinished(home, "k", read_best_journal) == refused
     answered = at_second(3, best_search(home, TRIED, BestEnded(state="answered")))
     assert unfinished(home, "k", read_best_journal) is None
-    assert newest_search(home, BEST_TAG) == answered
+    assert newest_search(home, BEST_KIND) == answered
 
 
 def test_orders_reach_the_conductor_in_their_order(tmp_path: Path) -> None:

@@ -157,9 +157,9 @@ def open_best_journal(directory: Path) -> BestFollower:
 
 
 def _newest_search(home: Home, kind: SearchKind) -> Path | None:
-    from trainfast_runner.search.searches import BATCH_TAG, BEST_TAG, newest_search
+    from trainfast_runner.search.searches import BATCH_KIND, BEST_KIND, newest_search
 
-    return newest_search(home, BEST_TAG if kind is SearchKind.BEST else BATCH_TAG)
+    return newest_search(home, BEST_KIND if kind is SearchKind.BEST else BATCH_KIND)
 
 
 def _newest_run(home: Home) -> Path | None:
