@@ -33,10 +33,11 @@ from textual.pilot import Pilot
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.search_directories import PAUSE_FILE, SEARCH_LOCK_FILE
+from trainfast_runner.records.search_directories import PAUSE_FILE
 from trainfast_runner.search import control
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLaunched
 from trainfast_runner.search.journal.lines import CoolingDown
+from trainfast_runner.worker.shared.lock_files import SEARCH_LOCK_FILE
 from trainfast_tui.control.messages import SnapshotTaken
 
 

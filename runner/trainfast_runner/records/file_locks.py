@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-ALIVE_LOCK_FILE = "alive.lock"
+from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
+
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
 """Tries for a lock that a reader may hold for an instant, and the seconds between."""
 

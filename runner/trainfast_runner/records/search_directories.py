@@ -11,9 +11,9 @@ from pathlib import Path
 from trainfast_runner.records.file_locks import is_locked, try_exclusive_lock
 from trainfast_runner.records.home import Home, home_error
 from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.worker.shared.lock_files import SEARCH_LOCK_FILE
 
 JOURNAL_FILE = "journal.jsonl"
-SEARCH_LOCK_FILE = "search.lock"
 PAUSE_FILE = "paused"
 """While this file exists the conductor takes no further step."""
 

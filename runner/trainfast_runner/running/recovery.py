@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainfast_runner.records.file_locks import ALIVE_LOCK_FILE, open_lock, try_exclusive_lock
+from trainfast_runner.records.file_locks import open_lock, try_exclusive_lock
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result, read_run_file, read_written_result
 from trainfast_runner.records.run_file import END_STATES
@@ -18,6 +18,7 @@ from trainfast_runner.results.verdict import Verdict, one_line
 from trainfast_runner.running.run_state import LEFT_BEHIND, is_result_newer, is_whole
 from trainfast_runner.running.scripts.sandbox import remove_sandbox
 from trainfast_runner.units import counted
+from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
 
 
 def recover_result(directory: Path) -> Result | None:

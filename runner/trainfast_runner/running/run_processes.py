@@ -7,13 +7,13 @@ from pathlib import Path
 
 from trainfast_runner.machine.processes.family import session_members
 from trainfast_runner.machine.processes.identity import Identity, boot_id, has_open, is_running
-from trainfast_runner.records.file_locks import ALIVE_LOCK_FILE
 from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.run_directory import EVENTS_FILE, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.worker_lines import StartedLine
+from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
 
 _KINDS_OF_STATE = frozenset(("supervisor", "launched", "state", "stop_requested"))
 

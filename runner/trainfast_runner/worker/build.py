@@ -22,7 +22,7 @@ _CLASSES = {
     "seq2seq": "AutoModelForSeq2SeqLM",
     "image-classification": "AutoModelForImageClassification",
 }
-CHECKPOINT = {"use_reentrant": False}
+CHECKPOINTING_ARGUMENTS = {"use_reentrant": False}
 """Arguments of torch's checkpoint with `checkpointing=full`."""
 BESIDES_PIXELS = {"input_ids", "spatial_shapes"}
 """Other inputs of some image classifiers: text, or patches cut by a processor of their own."""
@@ -98,7 +98,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
                 allowed=["off"],
                 nearest="off",
             )
-        model.gradient_checkpointing_enable(CHECKPOINT)
+        model.gradient_checkpointing_enable(CHECKPOINTING_ARGUMENTS)
     model.train()
     built: nn.Module = model
     return built

@@ -12,6 +12,7 @@ from pathlib import Path
 from .allocator import Allocator
 from .invalid import InvalidInput
 from .leaving import leave
+from .shared.lock_files import ALIVE_LOCK_FILE
 from .spec import read_spec
 from .worker_log import WorkerLog
 
@@ -61,7 +62,7 @@ def main(run_dir: str) -> None:
 
 def hold_alive_lock(run_dir: Path) -> int:
     """Take the run's shared lock for the life of this process; return the descriptor, which is never closed."""
-    fd = os.open(run_dir / "alive.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(run_dir / ALIVE_LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from ..build import CHECKPOINTING_ARGUMENTS
 from ..catalog import OPTIMIZERS
 from ..data.samples import Batch
 from ..loop import to_device
@@ -61,7 +62,7 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **{checkpointing: knobs.checkpointing == "full", f"{checkpointing}_kwargs": {"use_reentrant": False}},
+        **{checkpointing: knobs.checkpointing == "full", f"{checkpointing}_kwargs": CHECKPOINTING_ARGUMENTS},
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from ..build import CHECKPOINT, attention_of, attention_reason, build_model
+from ..build import CHECKPOINTING_ARGUMENTS, attention_of, attention_reason, build_model
 from ..data.samples import Batch, Halves, random_samples
 from ..loop import forward_backward
 from ..model_config import (
@@ -179,7 +179,7 @@ def _forward_backward(traced: TracedTraining, stacks: list[TracedStack], batch_s
     watch = StepWatch(live)
     hooks = watch.follow(stacks)
     if traced.strategy.knobs.checkpointing == "full":
-        model.gradient_checkpointing_enable({**CHECKPOINT, "context_fn": watch.around_checkpoints})
+        model.gradient_checkpointing_enable({**CHECKPOINTING_ARGUMENTS, "context_fn": watch.around_checkpoints})
     for parameter in model.parameters():
         hooks.append(parameter.register_post_accumulate_grad_hook(_gradient_counter(live)))
     batches = islice(_batches(traced, batch_size, live), traced.strategy.knobs.grad_accum)

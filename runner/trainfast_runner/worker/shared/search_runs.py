@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .lock_files import SEARCH_LOCK_FILE
+
 CONTROL_FILE = "control.jsonl"
 """The parent's orders to a warm process, in the run directory."""
 PROBE, CONFIRMATION = "probe", "proof"
@@ -14,4 +16,4 @@ TRIAL = "trial"
 
 def search_lock(run_directory: Path, search_id: str) -> Path:
     """The lock that a search's conductor holds; the directories of searches stand beside those of runs."""
-    return run_directory.parent.parent / "searches" / search_id / "search.lock"
+    return run_directory.parent.parent / "searches" / search_id / SEARCH_LOCK_FILE
