@@ -22,7 +22,11 @@ from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.question.best_plan import BestPlan
 from trainfast_runner.search.best.question.opening import open_best
 from trainfast_runner.search.best.question.request import BestRequest
-from trainfast_runner.search.best.question.script_memory import memory_from, with_fitted_memory, with_seen_samples
+from trainfast_runner.search.best.question.script_memory import (
+    memory_basis_words,
+    with_fitted_memory,
+    with_seen_samples,
+)
 from trainfast_runner.search.best.question.script_question import plan_script_best
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal
@@ -250,9 +254,9 @@ def test_memory_is_predicted_by_the_traced_step_of_one_trial() -> None:
     assert [one.ruled_out for one in found] == [None] * 5, "64 alone does not accumulate: its gradients die in between"
     found = with_fitted_memory(space, [first], 300 * mib, "cpu").candidates
     assert [one.ruled_out for one in found] == [None, None, None, "too_large", None]
-    assert "the traced step of run-1; trials of two" in memory_from([first])
+    assert "the traced step of run-1; trials of two" in memory_basis_words([first])
     untraced = msgspec.structs.replace(first, traced=None, untraced="its model is compiled")
-    assert memory_from([untraced]).endswith("run-1 has no trace: its model is compiled")
+    assert memory_basis_words([untraced]).endswith("run-1 has no trace: its model is compiled")
 
 
 def test_samples_of_a_script_that_accumulates_by_itself_are_those_of_its_steps() -> None:

@@ -14,7 +14,7 @@ from trainfast_runner.results.device_conditions.device_track import DeviceCondit
 from trainfast_runner.results.start_time import start_s
 from trainfast_runner.search.best.disturbances import why_throttled
 from trainfast_runner.search.best.measure.cold_run_record import outcome_of
-from trainfast_runner.search.best.measure.gpu_energy import joules_of
+from trainfast_runner.search.best.measure.gpu_conditions import joules_of
 from trainfast_runner.search.best.measure.trial import steps_to_add, why_other_than_asked
 from trainfast_runner.search.best.question.request import read_budget
 from trainfast_runner.search.best.step_rule import StepRule

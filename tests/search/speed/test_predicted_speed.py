@@ -18,7 +18,7 @@ from trainfast_runner.records.result import Conditions, Result, Spread, StepCoun
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
 from trainfast_runner.search.speed.earlier_speeds import DeviceName, EarlierSpeed, measured_speeds
-from trainfast_runner.search.speed.predicted_speed import MAX_SHOWN_RATIO, SpeedModel, Unknown
+from trainfast_runner.search.speed.predicted_speed import MAX_SHOWN_RATIO, SpeedModel, UnknownSpeed
 from trainfast_runner.search.speed.step_time import SLOWDOWN, ExpectedStep, step_time
 from trainfast_runner.settings.spec import RunSpec, resolve
 
@@ -52,7 +52,9 @@ def timed(*settings: str, devices: int = 1) -> ExpectedStep:
     return time
 
 
-def predicted(runs: Sequence[tuple[str, float]], *settings: str, calibrated: bool = True) -> PredictedSpeed | Unknown:
+def predicted(
+    runs: Sequence[tuple[str, float]], *settings: str, calibrated: bool = True
+) -> PredictedSpeed | UnknownSpeed:
     """The prediction of these settings after runs, each `knob=value ...` with the factor that it was slower by."""
     measured = []
     for number, (words, slower) in enumerate(runs):
@@ -105,7 +107,7 @@ def test_before_any_run_the_work_alone_is_shown_with_a_wide_interval() -> None:
 
 def test_without_a_calibration_nothing_is_shown_until_runs_tell() -> None:
     found = predicted([], calibrated=False)
-    assert isinstance(found, Unknown)
+    assert isinstance(found, UnknownSpeed)
     assert "doctor --calibrate" in found.why
     after = predicted([("", 3.0)], calibrated=False)
     assert isinstance(after, PredictedSpeed)
@@ -137,7 +139,7 @@ def test_runs_that_differ_among_themselves_widen_the_interval() -> None:
 
 def test_an_interval_of_a_factor_of_three_is_not_shown() -> None:
     found = predicted([], "strategy=ddp", "devices=2", "compile=default", "engine=trainer")
-    assert isinstance(found, Unknown)
+    assert isinstance(found, UnknownSpeed)
     assert "within a factor of" in found.why
 
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from trainfast_runner.records.run_file import CONFIRMATION
-from trainfast_runner.search.journal import batch as journal
-from trainfast_runner.search.journal.batch import CONFIRM_STEP, BatchLaunched, BatchLine, BatchStep
+from trainfast_runner.search.journal.batch import (
+    CONFIRM_STEP,
+    BatchLaunched,
+    BatchLine,
+    BatchStep,
+    ConfirmationRun,
+    Predicted,
+    Probe,
+)
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.text.format import count, duration, milliseconds, per_second, size, with_sizes
 from trainfast_tui.text.memory import phase_words
@@ -27,27 +34,27 @@ class BatchPrinter(JournalPrinter[BatchLine]):
     def words(self, line: BatchLine) -> str:
         """Return a line in words."""
         match line:
-            case journal.Predicted(max_batch=None):
+            case Predicted(max_batch=None):
                 return line.reason
-            case journal.Predicted(max_batch=0):
+            case Predicted(max_batch=0):
                 return f"predicted: not even 1 fits ({line.basis})"
-            case journal.Predicted():
+            case Predicted():
                 return f"predicted: up to {line.max_batch:,} ({line.basis})"
-            case journal.BatchStep(action="end"):
+            case BatchStep(action="end"):
                 return ""
-            case journal.BatchStep():
+            case BatchStep():
                 return (
                     f"{'confirm' if line.action == CONFIRM_STEP else line.action} {count(line.batch_size)}: {line.why}"
                 )
-            case journal.Probe(outcome="fits"):
+            case Probe(outcome="fits"):
                 rate = per_second(line.samples_per_s, "samples")
                 peak = size(line.peak_allocated_bytes)
                 return f"  {line.batch_size:,} fits: peak {peak}, {milliseconds(line.step_ms)} a step, {rate}"
-            case journal.Probe():
+            case Probe():
                 what = "ran out of memory" if line.outcome == "oom" else "is void"
                 where = f" in {phase_words(line.phase)}" if line.phase else ""
                 return f"  {line.batch_size:,} {what}{where}: {with_sizes(line.reason)}"
-            case journal.ConfirmationRun():
+            case ConfirmationRun():
                 sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
                 but = f", which refutes that {sizes} fitted" if sizes else ""
                 took = duration(line.seconds)

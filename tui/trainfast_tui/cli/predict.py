@@ -21,7 +21,7 @@ from trainfast_runner.memory.predict_rows import (
 from trainfast_runner.memory.tracing import TraceProgress
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
-from trainfast_runner.search.speed.predicted_speed import Unknown
+from trainfast_runner.search.speed.predicted_speed import UnknownSpeed
 from trainfast_runner.search.speed.speeds import predict_speed
 from trainfast_tui.cli.arguments import add_settings
 from trainfast_tui.cli.output import print_json, print_line, print_lines, print_notice
@@ -100,14 +100,14 @@ def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTabl
     return [rows[index] for index in range(len(runs))]
 
 
-def _speed(row: PredictedRow, python: str | None) -> PredictedSpeed | Unknown:
+def _speed(row: PredictedRow, python: str | None) -> PredictedSpeed | UnknownSpeed:
     """Return the run's predicted speed, or why there is none."""
     if row.model is None or row.machine is None:
-        return Unknown("its memory is not predicted")
+        return UnknownSpeed("its memory is not predicted")
     return predict_speed(Home(), row.run.spec, row.machine, row.model, python)
 
 
-def _fields(row: PredictedRow, speed: PredictedSpeed | Unknown) -> dict[str, Any]:
+def _fields(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> dict[str, Any]:
     fit = row.fit
     if fit is None:
         assert row.error is not None
@@ -128,14 +128,14 @@ def _fields(row: PredictedRow, speed: PredictedSpeed | Unknown) -> dict[str, Any
         "fullest": predicted.fullest or None,
         "basis": predicted.basis,
         "attention": predicted.attention or None,
-        "samples_per_s": None if isinstance(speed, Unknown) else msgspec.to_builtins(speed),
-        **({"why": speed.why} if isinstance(speed, Unknown) else {}),
+        "samples_per_s": None if isinstance(speed, UnknownSpeed) else msgspec.to_builtins(speed),
+        **({"why": speed.why} if isinstance(speed, UnknownSpeed) else {}),
         "published": dict(row.run.published) or None,
         "unpublished": row.run.unpublished or None,
     }
 
 
-def _figure_rows(row: PredictedRow, speed: PredictedSpeed | Unknown) -> Iterator[tuple[str, str]]:
+def _figure_rows(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Iterator[tuple[str, str]]:
     """Yield labels and figures of one predicted run."""
     fit = row.fit
     assert fit is not None
@@ -158,7 +158,7 @@ def _figure_rows(row: PredictedRow, speed: PredictedSpeed | Unknown) -> Iterator
         if fit.margin_bytes:
             yield "margin", f"{size(fit.margin_bytes)} beside the peak, which the limit counts as well"
         yield "fits", _fit_words(fit)
-    if isinstance(speed, Unknown):
+    if isinstance(speed, UnknownSpeed):
         yield "speed", f"not predicted: {plain(speed.why)}"
     else:
         yield "speed", f"{speed_words(speed)}, 90 % interval, by {plain(speed.basis)}"

@@ -50,13 +50,13 @@ class SpeedPredictor:
 
     def _predict(self, traced: TracedSettings, machine: Machine, speed_key: SpeedKey) -> PredictedSpeed | str:
         """Return the predicted speed, or why there is none. Raises UserError for devices that do not exist."""
-        from trainfast_runner.search.speed.predicted_speed import Unknown
+        from trainfast_runner.search.speed.predicted_speed import UnknownSpeed
         from trainfast_runner.settings.device_counts import device_count
 
         spec = traced.spec
         speeds = self._speeds(spec, machine, speed_key)
         predicted = speeds.predict(spec, device_count(spec, machine), traced.model)
-        return predicted.why if isinstance(predicted, Unknown) else predicted
+        return predicted.why if isinstance(predicted, UnknownSpeed) else predicted
 
     def _speeds(self, spec: RunSpec, machine: Machine, speed_key: SpeedKey) -> Speeds:
         from trainfast_runner.search.speed.earlier_speeds import DeviceName, training_of

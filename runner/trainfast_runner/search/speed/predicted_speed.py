@@ -80,7 +80,7 @@ MeasuredStep = tuple[EarlierSpeed, ExpectedStep]
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownSpeed:
     """The reason, in a few words, why no speed is predicted."""
 
     why: str
@@ -107,7 +107,7 @@ class SpeedModel:
         self._noise = statistics.median(speed.variance for speed, _ in measured) if measured else NOISE
         self._calibrated = calibrated
 
-    def predict(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | Unknown:
+    def predict(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | UnknownSpeed:
         """Predict the speed of a run of the same training; a few milliseconds."""
         wanted = self._speed_knobs(spec, devices)
         near = sorted(
@@ -140,12 +140,12 @@ class SpeedModel:
         mean, deviation = sum(map(mul, factor.rows[-1], factor.whitened)), factor.diagonal[-1]
         return self._interval(_log_rate(step) + mean, deviation)
 
-    def _interval(self, log_rate: float, deviation: float) -> PredictedSpeed | Unknown:
+    def _interval(self, log_rate: float, deviation: float) -> PredictedSpeed | UnknownSpeed:
         factor = math.exp(NORMAL_90 * deviation)
         if factor * factor >= MAX_SHOWN_RATIO:
             if not self._calibrated:
-                return Unknown("this device is not calibrated; doctor --calibrate does it")
-            return Unknown(f"known only within a factor of {factor * factor:.1f}; a run tells more")
+                return UnknownSpeed("this device is not calibrated; doctor --calibrate does it")
+            return UnknownSpeed(f"known only within a factor of {factor * factor:.1f}; a run tells more")
         median = math.exp(log_rate)
         return PredictedSpeed(median=median, low=median / factor, high=median * factor, basis=self._basis())
 

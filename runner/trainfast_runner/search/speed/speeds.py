@@ -17,7 +17,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.speed.earlier_speeds import DeviceName, measured_speeds
-from trainfast_runner.search.speed.predicted_speed import SpeedModel, Unknown
+from trainfast_runner.search.speed.predicted_speed import SpeedModel, UnknownSpeed
 from trainfast_runner.search.speed.step_time import step_time
 from trainfast_runner.settings.device_counts import device_count, first_gpu_name
 from trainfast_runner.settings.spec import RunSpec
@@ -45,15 +45,15 @@ class Speeds:
     cores: int
     model: SpeedModel
 
-    def predict(self, spec: RunSpec, devices: int, memory_model: MemoryModel) -> PredictedSpeed | Unknown:
+    def predict(self, spec: RunSpec, devices: int, memory_model: MemoryModel) -> PredictedSpeed | UnknownSpeed:
         """Predict the speed of these settings on `devices` devices; takes a few milliseconds."""
         if spec.knobs["strategy"] not in PREDICTED:
-            return Unknown(f"strategy={spec.knobs['strategy']} is not predicted")
+            return UnknownSpeed(f"strategy={spec.knobs['strategy']} is not predicted")
         if self.ceiling.device == "cpu" and spec.knobs["memory_limit"] is not None:
-            return Unknown("memory_limit on a CPU slows every step")
+            return UnknownSpeed("memory_limit on a CPU slows every step")
         step = step_time(spec, memory_model, devices, self.cores, self.ceiling)
         if step is None:
-            return Unknown(f"precision={spec.knobs['precision']} is not calibrated on this device")
+            return UnknownSpeed(f"precision={spec.knobs['precision']} is not calibrated on this device")
         return self.model.predict(spec, devices, step)
 
 
@@ -81,7 +81,7 @@ def speeds_on(home: Home, spec: RunSpec, device: DeviceName, python: str | None 
 
 def predict_speed(
     home: Home, spec: RunSpec, machine: Machine, memory_model: MemoryModel, python: str | None = None
-) -> PredictedSpeed | Unknown:
+) -> PredictedSpeed | UnknownSpeed:
     """Predict the speed of a run on this machine. Raises UserError for devices that do not exist."""
     device = DeviceName(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")
     return speeds_on(home, spec, device, python).predict(spec, device_count(spec, machine), memory_model)

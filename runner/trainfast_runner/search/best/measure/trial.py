@@ -17,7 +17,7 @@ from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.search.best.disturbances import CpuDisturbance, why_throttled
-from trainfast_runner.search.best.measure.gpu_energy import gpu_conditions, joules_of
+from trainfast_runner.search.best.measure.gpu_conditions import gpu_conditions, joules_of
 from trainfast_runner.search.best.step_rule import UNTIMED_TRIAL_STEPS, StepRule
 from trainfast_runner.search.best.too_large import failure_in
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, Trial

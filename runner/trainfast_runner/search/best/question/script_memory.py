@@ -75,7 +75,7 @@ def _by_trace(
     return None
 
 
-def memory_from(trials: Iterable[Trial]) -> str:
+def memory_basis_words(trials: Iterable[Trial]) -> str:
     """The basis, in words, of the predicted memory of a script's candidates."""
     with_trace = [trial for trial in trials if trial.traced is not None or trial.untraced]
     ids = [line.run_id for line in with_trace if line.traced is not None]
