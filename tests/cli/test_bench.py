@@ -129,8 +129,8 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
             with pytest.raises(DevicesBusy):
                 rows.run_row(row, None, warm)
             return
-        outcome = rows.run_row(row, None, warm)
-    assert isinstance(outcome, Result)
+        result = rows.run_row(row, None, warm)
+    assert isinstance(result, Result)
     assert done == ["await_devices", "await_cooling", "predict_memory", "start"] * 2
 
 

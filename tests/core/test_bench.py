@@ -9,7 +9,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.search.bench.report import markdown
-from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, Outcome, again_is_pointless, tabulate
+from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, RowResult, again_is_pointless, tabulate
 from trainfast_runner.search.bench.variants import Bench, prepare, run_order
 
 
@@ -57,13 +57,13 @@ def test_a_batch_or_the_same_length_keeps_the_published_figures() -> None:
 
 def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
     bench = prepare("benchmarks-bert", ["steps=32"], 0.01)
-    outcomes: dict[str, list[Outcome]] = {
+    results_by_row: dict[str, list[RowResult]] = {
         "bert_1": [ended(100), ended(50), ended(90)],
         "bert_2": [ended(180)],
         "bert_3": [ended(0, "oom", "could not allocate")],
         "bert_4": [UserError("no such | unit", key="precision")],
     }
-    table = tabulate(bench, outcomes)
+    table = tabulate(bench, results_by_row)
     base, faster, oom, refused, *rest = table.rows
     assert (base.vs_baseline_percent, base.samples_per_s) == (0.0, [100, 50, 90])
     assert base.result is not None
@@ -74,9 +74,9 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
     assert (oom.state, oom.reason, oom.vs_baseline_percent, oom.ratio) == ("oom", "could not allocate", None, None)
     assert (refused.state, refused.result) == (REFUSED, None)
     assert [row.state for row in rest] == [NOT_RUN] * 2
-    assert again_is_pointless(outcomes["bert_3"])
-    assert again_is_pointless(outcomes["bert_4"])
-    assert not again_is_pointless(outcomes["bert_1"])
+    assert again_is_pointless(results_by_row["bert_3"])
+    assert again_is_pointless(results_by_row["bert_4"])
+    assert not again_is_pointless(results_by_row["bert_1"])
     lines = markdown(bench, table, "trainfast-tui bench x").splitlines()
     rows = [line for line in lines if line.startswith("| bert_")]
     assert len(rows) == 6
@@ -99,8 +99,8 @@ def test_a_preset_without_variants_is_refused_with_presets_that_have_some() -> N
 
 def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline() -> None:
     multi = prepare("benchmarks-multi-gpu")
-    outcomes: dict[str, list[Outcome]] = {name: [ended(9)] for name in ("mbert_2 (ddp)", "mgpt_2 (zero2)")}
-    table = tabulate(multi, outcomes)
+    results_by_row: dict[str, list[RowResult]] = {name: [ended(9)] for name in ("mbert_2 (ddp)", "mgpt_2 (zero2)")}
+    table = tabulate(multi, results_by_row)
     found = {row.id: row for row in table.rows}
     assert found["mbert_3 (zero2)"].published_vs_baseline_percent == pytest.approx(100 * (297.4 / 319.9 - 1))
     gpt = found["mgpt_2 (zero2)"]
@@ -115,13 +115,13 @@ def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline
 def test_repeated_pairs_say_how_sure_a_difference_is(bench: Bench) -> None:
     """The machine slows down from repetition to repetition: the pairs do not mind, and unpaired rates would."""
     base, faster, same = (100.0, 80.0, 60.0, 40.0), (110.0, 88.5, 66.0, 43.8), (103.0, 79.0, 60.5, 39.5)
-    outcomes: dict[str, list[Outcome]] = {
+    results_by_row: dict[str, list[RowResult]] = {
         "bert_1": [ended(rate) for rate in base],
         "bert_2": [ended(rate) for rate in faster],
         "bert_3": [ended(rate) for rate in same],
         "bert_4": [ended(200), ended(160)],
     }
-    table = tabulate(bench, outcomes)
+    table = tabulate(bench, results_by_row)
     _, better, noise, two, *_ = table.rows
     assert better.verdict == "better"
     assert better.interval_percent is not None

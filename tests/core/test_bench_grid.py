@@ -14,7 +14,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.grid import MAX_ROWS, prepare_grid
 from trainfast_runner.search.bench.report import markdown
 from trainfast_runner.search.bench.script_grid import prepare_script_grid
-from trainfast_runner.search.bench.table import Outcome, tabulate
+from trainfast_runner.search.bench.table import RowResult, tabulate
 from trainfast_runner.search.bench.variants import Bench, run_order
 from trainfast_runner.search.bench.warm_rows import warm_groups
 from trainfast_runner.settings.script_preset import ScriptPreset
@@ -161,7 +161,7 @@ def bench() -> Bench:
 
 
 @pytest.fixture
-def outcomes(bench: Bench) -> dict[str, list[Outcome]]:
+def results_by_row(bench: Bench) -> dict[str, list[RowResult]]:
     refused = UserError("<b>dp</b> needs\n two | GPUs \x1b[31m", key="strategy")
     return {
         "batch_size=8 strategy=single": [ended(100), ended(110)],
@@ -171,29 +171,33 @@ def outcomes(bench: Bench) -> dict[str, list[Outcome]]:
     }
 
 
-def written(bench: Bench, outcomes: dict[str, list[Outcome]], path: Path) -> str:
+def written(bench: Bench, results_by_row: dict[str, list[RowResult]], path: Path) -> str:
     output = output_path(str(path), tuple(WRITERS))
-    write_output(output, WRITERS[output.suffix.lower()](bench, tabulate(bench, outcomes), "trainfast-tui bench x"))
+    write_output(
+        output, WRITERS[output.suffix.lower()](bench, tabulate(bench, results_by_row), "trainfast-tui bench x")
+    )
     return path.read_text()
 
 
-def test_a_row_of_the_table_does_not_repeat_its_id(bench: Bench, outcomes: dict[str, list[Outcome]]) -> None:
-    rows = [line for line in markdown(bench, tabulate(bench, outcomes), "x").splitlines() if "batch_size=" in line]
+def test_a_row_of_the_table_does_not_repeat_its_id(bench: Bench, results_by_row: dict[str, list[RowResult]]) -> None:
+    rows = [
+        line for line in markdown(bench, tabulate(bench, results_by_row), "x").splitlines() if "batch_size=" in line
+    ]
     assert rows[0].startswith("| batch_size=8 strategy=single (baseline) | seq_len=128 precision=fp32 | 105 | +0.0 %")
     assert rows[2].startswith("| batch_size=16 strategy=single |  | 155 | +47.6 %")
 
 
-def test_json_is_that_of_the_command(bench: Bench, outcomes: dict[str, list[Outcome]], tmp_path: Path) -> None:
-    found = json.loads(written(bench, outcomes, tmp_path / "table.json"))
+def test_json_is_that_of_the_command(bench: Bench, results_by_row: dict[str, list[RowResult]], tmp_path: Path) -> None:
+    found = json.loads(written(bench, results_by_row, tmp_path / "table.json"))
     assert [row["state"] for row in found["rows"]] == ["finished", "refused"] * 2
     assert [row["knobs"]["batch_size"] for row in found["rows"]] == [8, 8, 16, 16]
     assert found["rows"][2]["result"]["throughput"]["samples_per_s"]["median"] == 150
 
 
 def test_csv_has_figures_in_full_and_the_knobs_that_differ(
-    bench: Bench, outcomes: dict[str, list[Outcome]], tmp_path: Path
+    bench: Bench, results_by_row: dict[str, list[RowResult]], tmp_path: Path
 ) -> None:
-    base, refused, faster, _ = csv.DictReader(written(bench, outcomes, tmp_path / "table.csv").splitlines())
+    base, refused, faster, _ = csv.DictReader(written(bench, results_by_row, tmp_path / "table.csv").splitlines())
     assert (base["baseline"], float(base["samples_per_s"]), base["strategy"]) == ("1", 105, "single")
     assert (refused["state"], refused["samples_per_s"]) == ("refused", "")
     assert "two | GPUs" in refused["reason"]
@@ -232,9 +236,9 @@ class Page(HTMLParser):
 
 
 def test_html_is_one_page_with_all_text_escaped(
-    bench: Bench, outcomes: dict[str, list[Outcome]], tmp_path: Path
+    bench: Bench, results_by_row: dict[str, list[RowResult]], tmp_path: Path
 ) -> None:
-    text = written(bench, outcomes, tmp_path / "TABLE.HTML")
+    text = written(bench, results_by_row, tmp_path / "TABLE.HTML")
     page = Page(text)
     assert {"table", "thead", "tbody"} < page.tags
     assert not {"b", "script", "link", "img"} & page.tags

@@ -18,7 +18,7 @@ from trainfast_runner.search.bench.report import (
     published_gain,
     table_notes,
 )
-from trainfast_runner.search.bench.table import Outcome, Table, tabulate
+from trainfast_runner.search.bench.table import RowResult, Table, tabulate
 from trainfast_runner.search.bench.variants import Bench, prepare
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.vary import read_vary
@@ -71,12 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--scale-batch must be above 0 and at most {MAX_BATCH_SCALE}", key="--scale-batch")
     bench = _prepared(arguments)
     output = output_path(arguments.output, tuple(WRITERS)) if arguments.output else None
-    outcomes: dict[str, list[Outcome]] = {entry.id: [] for entry in bench.entries}
+    results_by_row: dict[str, list[RowResult]] = {entry.id: [] for entry in bench.entries}
     with caught_signals() as signals:
-        is_complete = BenchRows(Home().create(), signals, arguments).run(bench, outcomes)
+        is_complete = BenchRows(Home().create(), signals, arguments).run(bench, results_by_row)
     if signals.must_leave:
         return HUNG_UP
-    table = tabulate(bench, outcomes)
+    table = tabulate(bench, results_by_row)
     if arguments.json:
         print_json(table.fields())
     elif sys.stdout.isatty():

@@ -13,7 +13,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.bench.table import Outcome, again_is_pointless
+from trainfast_runner.search.bench.table import RowResult, again_is_pointless
 from trainfast_runner.search.bench.variants import Bench, Entry, run_order
 from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
 from trainfast_runner.search.run_ends import Interrupted
@@ -32,8 +32,8 @@ class BenchRows:
     def __init__(self, home: Home, signals: Signals, arguments: argparse.Namespace) -> None:
         self._home, self._signals, self._arguments = home, signals, arguments
 
-    def run(self, bench: Bench, outcomes: Mapping[str, list[Outcome]]) -> bool:
-        """Run all rows and append to their `outcomes`; return False if a signal or a stopped row ended the bench early.
+    def run(self, bench: Bench, results_by_row: Mapping[str, list[RowResult]]) -> bool:
+        """Run all rows and append to their results; return False if a signal or a stopped row ended the bench early.
 
         A row whose device another run has taken is not run. Raises DevicesBusy if no row was measured before.
         """
@@ -43,41 +43,41 @@ class BenchRows:
         total = len(bench.entries) * self._arguments.repeat
         with warm_rows(self._home, self._raise_if_ended) as warm:
             for number, entry in enumerate(run_order(bench, self._arguments.repeat, groups), start=1):
-                if again_is_pointless(outcomes[entry.id]):
+                if again_is_pointless(results_by_row[entry.id]):
                     continue
                 if self._is_ended:
                     return False
                 group = groups.get(entry.id)
                 where = f"{bench.preset} {number}/{total}: {entry.id}{', warm' if group else ''}"
                 print_notice(plain(where))
-                has_measured = any(isinstance(outcome, Result) for outcome in chain.from_iterable(outcomes.values()))
-                outcome = self._outcome_of(entry, group, warm, bench.varied, may_skip=has_measured)
-                if outcome is None:
+                has_measured = any(isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values()))
+                result = self._result_of(entry, group, warm, bench.varied, may_skip=has_measured)
+                if result is None:
                     return False
-                outcomes[entry.id].append(outcome)
-                _print_outcome(outcome)
-                if isinstance(outcome, Result) and self._ends_bench(outcome):
+                results_by_row[entry.id].append(result)
+                _print_row_result(result)
+                if isinstance(result, Result) and self._ends_bench(result):
                     return False
         return True
 
-    def _outcome_of(
+    def _result_of(
         self, entry: Entry, group: str | None, warm: WarmRows, varied: tuple[str, ...], *, may_skip: bool
-    ) -> Outcome | None:
-        """Run one row as `run_row`; with `may_skip` a device that another run has taken is the row's outcome.
+    ) -> RowResult | None:
+        """Run one row as `run_row`; with `may_skip` a device that another run has taken is the row's result.
 
         A script's row that ran other values than those of the `varied` knobs is a UserError.
         """
         try:
-            outcome = self.run_row(entry, group, warm)
+            result = self.run_row(entry, group, warm)
         except DevicesBusy as busy:
             if not may_skip:
                 raise
             return busy
-        if entry.plan is not None and isinstance(outcome, Result):
-            return _refused_if_overridden(outcome, varied)
-        return outcome
+        if entry.plan is not None and isinstance(result, Result):
+            return _refused_if_overridden(result, varied)
+        return result
 
-    def run_row(self, entry: Entry, group: str | None, warm: WarmRows) -> Outcome | None:
+    def run_row(self, entry: Entry, group: str | None, warm: WarmRows) -> RowResult | None:
         """Run one row to its end; return the UserError if it cannot run here, None if the terminal has gone.
 
         Raises DevicesBusy when another run uses its device, without --wait.
@@ -129,16 +129,16 @@ class BenchRows:
         return result.state == "stopped" or (result.state != "finished" and bool(self._signals.interrupts))
 
 
-def _print_outcome(outcome: Outcome) -> None:
+def _print_row_result(result: RowResult) -> None:
     """Print why a row has no figure; nothing for one that finished."""
-    if isinstance(outcome, UserError):
-        what = "not run" if isinstance(outcome, DevicesBusy) else "refused"
-        print_notice(plain(f"{what}: {outcome.line()}"))
-    elif outcome.state != "finished":
-        print_notice(plain(f"{outcome.state.replace('_', ' ')}: {with_sizes(outcome.reason)}"))
+    if isinstance(result, UserError):
+        what = "not run" if isinstance(result, DevicesBusy) else "refused"
+        print_notice(plain(f"{what}: {result.line()}"))
+    elif result.state != "finished":
+        print_notice(plain(f"{result.state.replace('_', ' ')}: {with_sizes(result.reason)}"))
 
 
-def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> Outcome:
+def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> RowResult:
     """Return the result of a script's row, or the UserError for a value that the script overrode."""
     from trainfast_runner.search.script_runs import why_incompatible
 

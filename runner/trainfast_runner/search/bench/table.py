@@ -1,4 +1,4 @@
-"""The table of a bench from the outcomes of its runs: each row beside the baseline and its published figures."""
+"""The table of a bench from the results of its runs: each row beside the baseline and its published figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ REFUSED = "refused"
 """State of a row that this machine or training Python cannot run at all."""
 NOT_RUN = "not_run"
 """State of a row whose device another run had taken, or that the bench did not reach before it was stopped."""
-Outcome = Result | UserError
+RowResult = Result | UserError
+"""The result of one run of a row, or the error that kept it from running."""
 
 
 @dataclass(frozen=True)
@@ -89,35 +90,37 @@ class Table:
         }
 
 
-def again_is_pointless(outcomes: Iterable[Outcome]) -> bool:
+def again_is_pointless(row_results: Iterable[RowResult]) -> bool:
     """True if a row need not be repeated: it cannot run here, or does not fit. A device in use may be free later."""
     return any(
-        not isinstance(outcome, DevicesBusy) if isinstance(outcome, UserError) else outcome.state == "oom"
-        for outcome in outcomes
+        not isinstance(result, DevicesBusy) if isinstance(result, UserError) else result.state == "oom"
+        for result in row_results
     )
 
 
-def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
-    """Return the table of the runs made so far; `outcomes` by row id."""
+def tabulate(bench: Bench, results_by_row: Mapping[str, Sequence[RowResult]]) -> Table:
+    """Return the table of the runs made so far; their results by row id."""
     baseline = next(entry for entry in bench.entries if entry.id == bench.baseline_id)
-    baseline_outcomes = outcomes.get(bench.baseline_id, ())
-    rows = [_row(entry, outcomes.get(entry.id, ()), baseline, baseline_outcomes) for entry in bench.entries]
+    baseline_results = results_by_row.get(bench.baseline_id, ())
+    rows = [_row(entry, results_by_row.get(entry.id, ()), baseline, baseline_results) for entry in bench.entries]
     return Table(bench.preset, bench.baseline_id, rows, bench.unpublished)
 
 
-def _row(entry: Entry, outcomes: Sequence[Outcome], baseline: Entry, baseline_outcomes: Sequence[Outcome]) -> Row:
-    state, reason = _ending(outcomes)
-    result, rates = _middle(outcomes), _rates(outcomes)
+def _row(entry: Entry, row_results: Sequence[RowResult], baseline: Entry, baseline_results: Sequence[RowResult]) -> Row:
+    state, reason = _ending(row_results)
+    result, rates = _middle(row_results), _rates(row_results)
     rate = _median(rates)
     published_rate = _published_rate(entry.published)
     is_baseline = entry.id == baseline.id
     baseline_published_rate = _published_rate(baseline.published)
     if not _same_work(entry.spec, baseline.spec):
-        baseline_outcomes, baseline_published_rate = (), None
-    baseline_result = _middle(baseline_outcomes)
-    is_comparable = baseline_result is not None and result is not None and speeds_rank(baseline_result, result)
-    baseline_rate = _median(_rates(baseline_outcomes)) if is_comparable else None
-    verdict, interval = (None, None) if is_baseline else _compared(baseline_result, result, baseline_outcomes, outcomes)
+        baseline_results, baseline_published_rate = (), None
+    baseline_middle = _middle(baseline_results)
+    is_comparable = baseline_middle is not None and result is not None and speeds_rank(baseline_middle, result)
+    baseline_rate = _median(_rates(baseline_results)) if is_comparable else None
+    verdict, interval = (
+        (None, None) if is_baseline else _compared(baseline_middle, result, baseline_results, row_results)
+    )
     return Row(
         id=entry.id,
         state=state,
@@ -142,19 +145,22 @@ def _same_work(spec: RunSpec, baseline: RunSpec) -> bool:
 
 
 def _compared(
-    baseline: Result | None, result: Result | None, baseline_outcomes: Sequence[Outcome], outcomes: Sequence[Outcome]
+    baseline: Result | None,
+    result: Result | None,
+    baseline_results: Sequence[RowResult],
+    row_results: Sequence[RowResult],
 ) -> tuple[str | None, tuple[float, float] | None]:
     """The verdict on a row's throughput and its interval; None for both without two results."""
     if baseline is None or result is None:
         return None, None
     if not speeds_rank(baseline, result):
         return STRICT_THRESHOLDS, None
-    # The n-th outcome of every row is of the n-th repetition: they followed each other.
+    # The n-th result of every row is of the n-th repetition: they followed each other.
     pairs = [
         (baseline_rate, rate)
-        for baseline_outcome, outcome in zip(baseline_outcomes, outcomes, strict=False)
-        if isinstance(baseline_outcome, Result) and isinstance(outcome, Result)
-        if (baseline_rate := _rate(baseline_outcome)) and (rate := _rate(outcome))
+        for baseline_run, run in zip(baseline_results, row_results, strict=False)
+        if isinstance(baseline_run, Result) and isinstance(run, Result)
+        if (baseline_rate := _rate(baseline_run)) and (rate := _rate(run))
     ]
     interval = paired_interval(pairs)
     if interval is None:
@@ -164,28 +170,28 @@ def _compared(
     return (NOISE if low <= 0 <= high else BETTER if low > 0 else WORSE), interval
 
 
-def _ending(outcomes: Sequence[Outcome]) -> tuple[str, str]:
+def _ending(row_results: Sequence[RowResult]) -> tuple[str, str]:
     """State and reason of a row: of its first run that did not finish, else of the last one.
 
     A repetition that found its device in use counts only if no other was run.
     """
-    busy = [outcome for outcome in outcomes if isinstance(outcome, DevicesBusy)]
-    ran = [outcome for outcome in outcomes if not isinstance(outcome, DevicesBusy)]
+    busy = [result for result in row_results if isinstance(result, DevicesBusy)]
+    ran = [result for result in row_results if not isinstance(result, DevicesBusy)]
     if not ran:
         return NOT_RUN, busy[-1].line() if busy else "the bench was stopped before it"
     results: list[Result] = []
-    for outcome in ran:
-        if isinstance(outcome, UserError):
-            return REFUSED, outcome.line()
-        if outcome.state != "finished":
-            return outcome.state, outcome.reason
-        results.append(outcome)
+    for result in ran:
+        if isinstance(result, UserError):
+            return REFUSED, result.line()
+        if result.state != "finished":
+            return result.state, result.reason
+        results.append(result)
     return "finished", results[-1].reason
 
 
-def _middle(outcomes: Sequence[Outcome]) -> Result | None:
+def _middle(row_results: Sequence[RowResult]) -> Result | None:
     """The finished run of middle throughput, the slower of two; if none finished, the last other result; else None."""
-    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    results = [result for result in row_results if isinstance(result, Result)]
     finished = sorted((result for result in results if _rate(result)), key=lambda result: _rate(result) or 0.0)
     if finished:
         return finished[(len(finished) - 1) // 2]
@@ -196,9 +202,9 @@ def _rate(result: Result) -> float | None:
     return result.throughput.samples_per_s.median if result.state == "finished" else None
 
 
-def _rates(outcomes: Sequence[Outcome]) -> list[float]:
+def _rates(row_results: Sequence[RowResult]) -> list[float]:
     """The samples/s of each finished run."""
-    rates = [_rate(outcome) for outcome in outcomes if isinstance(outcome, Result)]
+    rates = [_rate(result) for result in row_results if isinstance(result, Result)]
     return [rate for rate in rates if rate is not None]
 
 
