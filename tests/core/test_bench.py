@@ -86,6 +86,7 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
     assert "| +50.2 % |" in rows[1]
     assert "| +56.6 % |" in rows[5]
     assert "model." not in rows[1]
+    assert rows[2].endswith("| out of memory: could not allocate |")
     # A reason cannot break the table.
     assert "no such \\| unit" in rows[3]
 

@@ -9,6 +9,7 @@ import sys
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import EXIT_CODES
+from trainfast_runner.records.state_words import state_words
 from trainfast_runner.search.bench.grid import prepare_grid
 from trainfast_runner.search.bench.report import (
     FIGURE_COLUMNS,
@@ -113,7 +114,7 @@ def _print_table(table: Table) -> None:
             published_gain(row),
             "" if row.ratio is None else f"{row.ratio:.3g}",
             process_word(row),
-            row.state.replace("_", " "),
+            state_words(row.state),
         ]
         for row in table.rows
     ]
@@ -128,7 +129,7 @@ def _print_table(table: Table) -> None:
     )
     for row in table.rows:
         if row.state != "finished":
-            print_line(f"{plain(row.id)}: {row.state.replace('_', ' ')}: {plain(with_sizes(row.reason))}")
+            print_line(f"{plain(row.id)}: {state_words(row.state)}: {plain(with_sizes(row.reason))}")
     print_lines(table_notes(table))
     if "published/s" in names:
         print_line("published/s is the published samples/s; ratio is the measured value over it.")
