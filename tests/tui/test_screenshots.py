@@ -2,8 +2,8 @@
 
     TRAINFAST_SCREENSHOTS=1 pytest tests/tui/test_screenshots.py
 
-trains tiny-llama three times, searches its largest batch and its best fit, trains beside eight stand-in GPUs, and writes
-docs/screens/*.svg. Take them on a quiet machine.
+trains tiny-llama three times, searches its largest batch and its best fit, trains beside eight stand-in GPUs, and
+writes docs/screens/*.svg. Take them on a quiet machine.
 """
 
 from __future__ import annotations
