@@ -348,3 +348,16 @@ async def test_the_screen_outlives_the_folder_that_the_app_was_started_in(home: 
         await pilot.press("w")
         await typed(pilot, "mine")
         await until(pilot, f"there is no script train.py in {work}")
+
+
+async def test_a_script_that_is_a_module_is_saved_under_its_name(home: Home, work: Path) -> None:
+    (work / "mypackage").mkdir()
+    (work / "mypackage" / "train.py").write_text(ARGPARSE)
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        await pilot.press("o")
+        await typed(pilot, shlex.join([sys.executable, "-m", "mypackage.train"]))
+        await until(pilot, "stopped at the parser")
+        await pilot.press("w")
+        assert app.screen.query_one(Input).value == "mypackage.train"

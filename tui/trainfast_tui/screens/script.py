@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.launched_script import script_index
 from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.settings.presets import user_directory
 from trainfast_runner.settings.saving import new_preset_path
@@ -222,6 +223,6 @@ def _is_own(name: str) -> bool:
 
 
 def _name_for(command: tuple[str, ...]) -> str:
-    """Return a name for the preset of this command: its script's, or else its first word's."""
-    script = next((word for word in command if word.endswith(".py")), command[0])
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", Path(script).stem).strip("-.") or "mine"
+    """Return a name for the preset of this command: its script's or module's, or else its first word's."""
+    script = command[script_index(command) or 0]
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", Path(script).name.removesuffix(".py")).strip("-.") or "mine"
