@@ -8,15 +8,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from recorded import GIB, MIB, a_run, an_oom_run
+from recorded import GIB, MIB, a_run, a_step, an_oom_run, write_lines
 from still import a_snapshot, running, screen_text
 from traced import Tracer
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.results.oom_explanation.explain_run import out_of_memory_of
 from trainfast_tui.control.messages import OomExplained, SnapshotTaken
-from trainfast_tui.control.oom_explainer import OomExplainer
+from trainfast_tui.control.oom_explainer import OomExplainer, _out_of_memory
 from trainfast_tui.control.shared_tracer import SharedTracer
 from trainfast_tui.text.oom import effect_words
 from trainfast_tui.widgets.ending_panel import with_same_keys
@@ -174,3 +176,18 @@ def test_change_on_the_screen_keeps_its_key_while_more_are_traced() -> None:
 def test_a_change_without_a_cost_in_speed_names_none() -> None:
     free, dear = (OomChange(settings={"lr": "1"}, saves="frees 1.00 GiB", costs=costs) for costs in ("", "little"))
     assert [effect_words(free), effect_words(dear)] == ["frees 1.00 GiB", "frees 1.00 GiB; speed: little"]
+
+
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_a_followed_error_has_the_facts_of_the_recorded_one(home: Home, has_steps: bool) -> None:
+    directory = an_oom_run(home)
+    if has_steps:
+        write_lines(directory / "steps.jsonl", [a_step(1)])
+    run, records = a_snapshot(directory).run, read_records(directory)
+    assert run is not None
+    assert records.run is not None
+    followed = _out_of_memory(run)
+    assert followed is not None
+    recorded = out_of_memory_of(records, records.run, run.reason, followed.error)
+    assert followed.in_first_step is recorded.in_first_step is not has_steps
+    assert followed.held_bytes == recorded.held_bytes

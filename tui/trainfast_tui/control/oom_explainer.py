@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.worker_lines import ExceptionLine, error_of
 from trainfast_runner.units import highest
 from trainfast_tui.control.messages import OomExplained, Post
@@ -53,15 +52,9 @@ class OomExplainer:
     def explain_if_oom(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
         """Explain this run if it ran out of memory; give up the trace under way if it may not go on.
 
-        Nothing is traced for a search's warm process, which needs no change, and for a script, which has no model here.
+        Nothing is traced for a script, which has no model here.
         """
-        is_oom = (
-            run is not None
-            and run.state == "oom"
-            and run.run_file is not None
-            and run.run_file.role not in WARM_ROLES
-            and run.run_file.script is None
-        )
+        is_oom = run is not None and run.state == "oom" and run.run_file is not None and run.run_file.script is None
         if not may_trace or not is_oom:
             self.cancel()
         elif run is not None and run.run_id != self._explained_run_id:
@@ -102,9 +95,7 @@ def _explanation(oom_run: OutOfMemory, python: str | None) -> OomExplanation:
 
 def _recorded_explanation(run: RunSnapshot) -> OomExplanation | None:
     """Return the explanation in the result, else the one that the records of the run give."""
-    is_warm = run.run_file is not None and run.run_file.role in WARM_ROLES
-    # Results of older versions explain a probe by the preset's batch.
-    if run.result is not None and run.result.oom is not None and (run.result.tried or not is_warm):
+    if run.result is not None and run.result.oom is not None:
         return run.result.oom
     from trainfast_runner.results.oom_explanation.explain_run import explain_run
 
@@ -128,6 +119,7 @@ def _out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
         host_bytes=available,
         events=run.events,
         tried=run.tried,
+        in_first_step=not run.steps,
     )
 
 

@@ -6,21 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import OomChange, OomExplanation
-from trainfast_runner.records.run_file import WARM_ROLES
-from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.records.worker_lines import ExceptionLine
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text import oom
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.text.memory import phase_words
-from trainfast_tui.text.warm_process import warm_words
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 LOG_LINES = 4
 """The newest lines of the log beside a failure."""
-_SEARCH = "b shows its search."
 NO_CHANGE = "No knob is known to free memory: make the batch smaller, or map its flag (o)."
 
 
@@ -59,8 +55,6 @@ def ending(run: RunSnapshot, explanation: OomExplanation | None, traces_left: in
     steps_kept = "Its steps are kept. " if run.steps else ""
     last_words = tuple(line for line in run.log if line.strip())[-LOG_LINES:]
     match run.state:
-        case "finished" if _is_warm(run):
-            return Ending(f"{_warm_words(run)}: ended", "success", run.reason, advice=_SEARCH)
         case "finished":
             advice = "Turn a knob and press r to see what it does; c compares with the run before."
             return Ending("finished", "success", run.reason, advice=advice)
@@ -94,20 +88,9 @@ def _oom(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int)
         reason = ""
     elif run.run_file is not None and run.run_file.memory_limit_bytes:
         reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run_file.memory_limit_bytes))} a rank."
-    if _is_warm(run):
-        headline = f"{_warm_words(run)}: out of memory{_where(run)}"
-        return Ending(headline, "warning", reason, advice=_SEARCH, facts=tuple(facts))
     changes = () if explanation is None else tuple(explanation.changes)
     advice = "" if changes else NO_CHANGE if run.run_file is not None and run.run_file.script else "r runs again."
     return Ending(f"out of memory{_where(run)}", "error", reason, changes, advice=advice, facts=tuple(facts))
-
-
-def _is_warm(run: RunSnapshot) -> bool:
-    return run.run_file is not None and run.run_file.role in WARM_ROLES
-
-
-def _warm_words(run: RunSnapshot) -> str:
-    return warm_words(run.run_file.role if run.run_file is not None else None, batch_sizes(run.tried))
 
 
 def _where(run: RunSnapshot) -> str:
