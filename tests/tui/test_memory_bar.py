@@ -135,9 +135,9 @@ def test_turned_knobs_show_the_change_with_the_peak_before_and_never_between_nee
     total, _, left = shown(tight, SMALL)
     assert total == "with margin 171 MiB of 120 MiB"
     assert left == "51.0 MiB too much; nor batch 1"
-    assert "overrides: 0.0 % from 140 MiB" in shown(tight)
+    assert "change: 0.0 % from 140 MiB" in shown(tight)
     grown = NextRunMemory(replace(FITS, available=None), reference_bytes=400 * MIB)
-    assert "overrides: +250.0 % from 400 MiB" in shown(grown)
+    assert "change: +250.0 % from 400 MiB" in shown(grown)
 
 
 def test_a_measurement_without_its_prediction_has_no_percentage() -> None:

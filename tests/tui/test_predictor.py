@@ -248,3 +248,12 @@ def test_the_wait_for_the_imports_is_shown(home: Home, tracer: Tracer) -> None:
     assert "tracing the model…" in seen[seen.index(words) :], "the import is named first, then the trace"
     tracer.go.set()
     wait_for(lambda: answers.next().fit is not None)
+
+
+def test_a_record_that_cannot_be_read_leaves_the_memory_predicted(home: Home, tracer: Tracer) -> None:
+    directory = a_run(home)
+    (directory / "result.json").unlink()
+    (directory / "result.json").mkdir()
+    answers = Answers(home)
+    answers.ask("seq_len=128", "batch_size=12")
+    assert answers.next().fit is not None

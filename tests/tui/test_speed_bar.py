@@ -45,17 +45,17 @@ def test_the_smallest_screen_says_it_in_two_lines() -> None:
 
 
 def test_turned_knobs_show_the_change_in_both_bars() -> None:
-    faster = replace(PREDICTED, reference=10.0)
+    faster = replace(PREDICTED, reference_samples_per_s=10.0)
     _, bar, words, change = shown(faster)
     assert words == "predicted 14.2 samples/s (12.9 to 15.6)"
-    assert change == "overrides: +42.0 % from 10.0 samples/s"
+    assert change == "change: +42.0 % from 10.0 samples/s"
     assert shown(faster, SMALL)[1:] == ["14.2/s, +42.0 % from 10.0/s"]
     assert bar[29] == "┃", "where it was"
     fit = a_fit(500, AvailableMemory(1024 * MIB, "memory_limit", from_memory_limit=True), activations=500)
     lines = memory_lines(NextRunMemory(fit, reference_bytes=400 * MIB), 46, 48)
     texts = ["".join(text for text, _ in line) for line in lines]
     assert "predicted 500 MiB of 1.00 GiB (memory_limit)" in texts
-    assert "overrides: +25.0 % from 400 MiB" in texts
+    assert "change: +25.0 % from 400 MiB" in texts
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_turned_knobs_show_the_change_in_both_bars() -> None:
 def test_a_high_speed_is_not_cut_on_the_smallest_screen(rate: float, before: float, words: str) -> None:
     fast = PredictedSpeed(median=rate, low=rate, high=rate, basis="3 runs")
     measured = MeasuredSpeed(rate, fast)
-    view = NextRunSpeed(fast, reference=before, measured=measured)
+    view = NextRunSpeed(fast, reference_samples_per_s=before, measured=measured)
     assert shown(view, SMALL)[1:] == [words, f"{fmt.number(rate)}/s, predicted {fmt.number(rate)}/s"]
 
 

@@ -23,13 +23,13 @@ class ModelTracer:
     """Traces the newest wanted model into the cache of traces. Safe for several threads."""
 
     def __init__(
-        self, post: Post, python: str | None, tracer: Callable[[], WarmTracer], on_news: Callable[[], None]
+        self, post: Post, python: str | None, tracer: Callable[[], WarmTracer], on_change: Callable[[], None]
     ) -> None:
-        """`on_news` is called in the tracing thread, after a trace and when the Python that imports changes."""
+        """`on_change` is called in the tracing thread when a trace has ended or another Python imports."""
         self._post = post
         self._python = python
         self._tracer = tracer
-        self._on_news = on_news
+        self._on_change = on_change
         self.importing = ""
         """The Python that is importing the training stack for the trace under way."""
         self._lock = threading.Lock()
@@ -88,12 +88,12 @@ class ModelTracer:
             if self._traced_key == key:
                 self._traced_key = ""
         # The newest request may be another than this trace's, and yet be answered by it.
-        self._on_news()
+        self._on_change()
 
     def _note_import(self, tracing: TraceProgress) -> None:
         if tracing.importing != self.importing:
             self.importing = tracing.importing
-            self._on_news()
+            self._on_change()
 
 
 def _key(spec: RunSpec, machine: Machine) -> str:

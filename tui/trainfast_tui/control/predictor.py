@@ -93,6 +93,8 @@ class Predictor:
                 )
         except UserError as error:
             return NextRunMemory(reason=f"no prediction: {error.message}", failed=True), None
+        except OSError as error:
+            return NextRunMemory(reason=f"no prediction: {error}", failed=True), None
         return self._reason_or_trace(request), None
 
     def _predict_from_model(

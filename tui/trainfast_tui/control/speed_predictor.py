@@ -36,16 +36,19 @@ class SpeedPredictor:
     def predict(
         self, wanted: TracedSettings, reference: TracedSettings | None, machine: Machine, speed_key: SpeedKey
     ) -> NextRunSpeed:
-        """Predict both settings; earlier runs are read again when `speed_key` changes."""
+        """Predict the speed of both settings."""
         try:
             predicted = self._predict(wanted, machine, speed_key)
             compared = None if reference is None else self._predict(reference, machine, speed_key)
         except UserError as error:
             return NextRunSpeed(reason=error.message)
+        except OSError as error:
+            return NextRunSpeed(reason=str(error))
         if isinstance(predicted, str):
             return NextRunSpeed(reason=predicted)
         return NextRunSpeed(
-            predicted, reference=None if compared is None or isinstance(compared, str) else compared.median
+            predicted,
+            reference_samples_per_s=None if compared is None or isinstance(compared, str) else compared.median,
         )
 
     def _predict(self, traced: TracedSettings, machine: Machine, speed_key: SpeedKey) -> PredictedSpeed | str:

@@ -72,14 +72,14 @@ class NextRunSpeed:
 
     predicted: PredictedSpeed | None = None
     reason: str = ""
-    reference: float | None = None
-    """The median predicted for the knobs of the run on the screen, or of the preset; None if all are the same."""
+    reference_samples_per_s: float | None = None
+    """The predicted median for the knobs of the run on the screen, or of the preset; None if all are the same."""
     measured: MeasuredSpeed | None = None
 
     @property
     def change_percent(self) -> float | None:
-        """The predicted change by the overrides; None without a prediction of both."""
-        return None if self.predicted is None else percent_change(self.predicted.median, self.reference)
+        """The predicted change from the run on the screen, or from the preset; None without a prediction of both."""
+        return None if self.predicted is None else percent_change(self.predicted.median, self.reference_samples_per_s)
 
 
 def measured_speed(run: RunSnapshot | None) -> MeasuredSpeed | None:

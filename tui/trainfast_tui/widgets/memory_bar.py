@@ -93,12 +93,12 @@ def _reason_lines(memory: NextRunMemory, width: int, most: int) -> list[Line]:
 
 
 def _change_lines(fit: PredictedFit, reference_bytes: int | None) -> list[Line]:
-    """Return the change of the predicted peak by the overrides; empty without any."""
+    """Return the change of the predicted peak from the run on the screen, or from the preset; empty without any."""
     change = fmt.percent_change(fit.predicted.total_bytes, reference_bytes)
     if change is None:
         return []
     words = f"{fmt.signed_percent(change)} from {fmt.size(reference_bytes)}"
-    return [[("overrides: ", "muted"), (words, "warning" if change > 0 else "success")]]
+    return [[("change: ", "muted"), (words, "warning" if change > 0 else "success")]]
 
 
 def _peak_line(fit: PredictedFit, width: int) -> Line:

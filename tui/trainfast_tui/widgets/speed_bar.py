@@ -53,16 +53,19 @@ def speed_lines(speed: NextRunSpeed, width: int, screen_height: int) -> list[Lin
 
 
 def _predicted_lines(speed: NextRunSpeed, predicted: PredictedSpeed, width: int, long_form: bool) -> list[Line]:
-    """Return the prediction with its interval and its change by the overrides; in the short form the change alone."""
+    """Return the prediction with its interval and its change from the run on the screen, or from the preset.
+
+    In the short form the change stands alone.
+    """
     change_percent = speed.change_percent
     words: Piece = (speed_words(predicted), "title")
     interval = first_fitting([[("predicted ", "muted"), words], [words]], width)
     if change_percent is None:
         return [interval]
-    change = f"{fmt.signed_percent(change_percent)} from {fmt.number(speed.reference)}"
+    change = f"{fmt.signed_percent(change_percent)} from {fmt.number(speed.reference_samples_per_s)}"
     tone: Tone = "success" if change_percent >= 0 else "warning"
     if long_form:
-        return [interval, [("overrides: ", "muted"), (f"{change} samples/s", tone)]]
+        return [interval, [("change: ", "muted"), (f"{change} samples/s", tone)]]
     alone: Line = [(f"{fmt.number(predicted.median)}/s, ", "title")]
     short = fmt.signed_percent(change_percent)
     return [first_fitting([[*alone, (f"{change}/s", tone)], [*alone, (change, tone)], [*alone, (short, tone)]], width)]
@@ -75,8 +78,8 @@ def _bar_line(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Lin
     painted: Line = [(BELOW_INTERVAL, "primary") for _ in range(low)]
     painted += [(INSIDE_INTERVAL, "primary") for _ in range(high - low)]
     painted += [("·", "muted")] * (width - len(painted))
-    if speed.reference is not None:
-        painted[min(width - 1, round(speed.reference * scale))] = ("┃", "accent")
+    if speed.reference_samples_per_s is not None:
+        painted[min(width - 1, round(speed.reference_samples_per_s * scale))] = ("┃", "accent")
     return joined(painted[:width])
 
 
@@ -84,7 +87,7 @@ def _most_samples_per_s(speed: NextRunSpeed) -> float:
     """Return the samples/s of the whole width."""
     predicted = speed.predicted.high if speed.predicted is not None else 0.0
     measured = speed.measured.samples_per_s if speed.measured is not None else 0.0
-    return max(predicted, measured, speed.reference or 0.0, 1e-9)
+    return max(predicted, measured, speed.reference_samples_per_s or 0.0, 1e-9)
 
 
 def _measured_lines(speed: NextRunSpeed, measured: MeasuredSpeed, width: int) -> list[Line]:
