@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -246,3 +247,20 @@ async def test_the_cpu_keeps_its_last_figure_until_the_next(home: Home) -> None:
         row = next(line for line in screen_text(app).splitlines() if line.startswith("CPU"))
         assert "–" not in row
         assert " 99 %" in row
+
+
+async def test_a_reading_error_leaves_other_notices_and_goes_with_its_cause(home: Home) -> None:
+    snapshot = a_snapshot(None)
+    async with running(home, size=FULL) as (app, pilot):
+        broken = SnapshotTaken(replace(snapshot, trouble="cannot read the run"))
+        app.post(broken)
+        await pilot.pause()
+        assert "cannot read the run" in screen_text(app)
+        app.post(Notified("Another notice."))
+        app.post(broken)
+        await pilot.pause()
+        assert "Another notice." in screen_text(app)
+        app.post(SnapshotTaken(replace(snapshot, trouble="cannot read the list of runs")))
+        app.post(SnapshotTaken(snapshot))
+        await pilot.pause()
+        assert "cannot read" not in screen_text(app)

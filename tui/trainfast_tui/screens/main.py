@@ -79,6 +79,7 @@ class MainScreen(AppScreen):
         super().__init__(session)
         self._is_composed = False
         self._status_of_run: str | None = None
+        self._trouble: str | None = None
         """Id and state of the run that the status line is about."""
         self._question: _LiveRunQuestion | None = None
         self._search_wanted: SearchKind | None = None
@@ -184,8 +185,9 @@ class MainScreen(AppScreen):
         status, run = self.query_one(StatusLine), snapshot.run
         deadline = snapshot.live_run.stop_deadline_ns if snapshot.live_run is not None else None
         status.count_down(None if deadline is None else (deadline - snapshot.taken_ns) / 1e9)
-        if snapshot.trouble is not None:
-            status.show_text(snapshot.trouble, "error")
+        if snapshot.trouble != self._trouble:
+            self._trouble = snapshot.trouble
+            status.show_text(snapshot.trouble or "", "error")
         # A notice about the run before, such as that it is being started, is outdated with the next run.
         key = f"{run.run_id} {run.state}" if run is not None else None
         if key != self._status_of_run:
@@ -314,8 +316,8 @@ class MainScreen(AppScreen):
         if run is None:
             self.notify("Nothing to compare yet; r starts a run.")
         elif run.result is None:
-            ended = "The result of this run is being written; press c again."
-            self.notify("This run has not ended; press c again when it has." if run.is_live else ended)
+            being_written = "The result of this run is being written; press c again."
+            self.notify("This run has not ended; press c again when it has." if run.is_live else being_written)
         else:
             self.session.compare_with_previous(run.run_id)
 
