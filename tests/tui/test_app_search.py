@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,8 +24,9 @@ from searched import (
     opened,
     show,
 )
-from still import StillApp, running, screen_text, until, until_true
+from still import StillApp, a_snapshot, running, screen_text, until, until_true
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import PAUSE_FILE
@@ -33,6 +35,7 @@ from trainfast_runner.search.journal.batch import BatchEnded, ConfirmationRun, R
 from trainfast_runner.search.journal.lines import Paused
 from trainfast_runner.search.searches import newest_search
 from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.next_run.sources import next_run_from_script
 
 
@@ -76,7 +79,7 @@ async def test_a_size_that_its_confirmation_run_refuted_is_marked(home: Home) ->
     async with StillApp(home).run_test(size=FULL) as pilot:
         text = await opened(pilot, a_search(home, [*tried, refuting, confirmation, last, ended]))
         assert text.count("✗ fitted, refuted by the confirmation run") == 1
-        assert "✗ OOM in the confirmation run" in text
+        assert "✗ out of memory in the confirmation run" in text
         assert text.count("● fits") == 2
 
 
@@ -282,3 +285,19 @@ async def test_what_broke_a_search_off_is_shown(home: Home, live_search: Path) -
         text = " ".join(screen_text(app).split())
         assert f"stopped early: {reason}; its journal is kept, f5 resumes" in text
         assert text.count(reason) == 1
+
+
+async def test_a_refused_search_can_be_started_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> Path:
+        raise UserError("the device is in use", key="devices")
+
+    monkeypatch.setattr(control, "start_search", refuse)
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        await pilot.press("b")
+        await until(pilot, "Enter start")
+        await pilot.press("enter")
+        text = await until(pilot, "Refused: the device is in use")
+        assert "Enter start" in text.splitlines()[-1]
+        assert "f5" not in text.splitlines()[-1], "there is no search to resume"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BestOptions:
-    """The options of the next search."""
+    """The next search: its request, and whether it is fresh."""
 
     request: BestRequest | None = None
     """The options typed; None for the defaults."""
@@ -54,7 +54,7 @@ class BestControl(SearchControl["BestSnapshot"]):
     def __init__(self, home: Home, post: Post, python: str | None = None) -> None:
         super().__init__(home, post, python)
         self.options = BestOptions()
-        """The options of the next search."""
+        """The next search."""
         self._plan_id = 0
 
     def _describe(self, search: BestSnapshot) -> str:
@@ -78,7 +78,9 @@ class BestControl(SearchControl["BestSnapshot"]):
         super().note_started(directory)
         self.options = replace(self.options, is_fresh=False)
 
-    def _request(self) -> BestRequest:
+    @property
+    def request(self) -> BestRequest:
+        """The next search's request; the default before one is typed."""
         from trainfast_runner.search.best.question.request import BestRequest
 
         return self.options.request or BestRequest()
@@ -102,7 +104,7 @@ class BestControl(SearchControl["BestSnapshot"]):
 
 
 def request_of(question: BestQuestion) -> BestRequest:
-    """Return the question of a search as it would be put again."""
+    """Return the request that would ask this question again."""
     from trainfast_runner.search.best.question.request import BestRequest
 
     return BestRequest(

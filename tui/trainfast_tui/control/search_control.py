@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SearchSnapshotT = TypeVar("SearchSnapshotT", bound=SearchSnapshot)
 NOT_LIVE = Notified("There is no live search.", "warning")
-STARTING = Notified("The search is starting; press the key again once it runs.", "warning")
+STILL_STARTING = Notified("The search is starting; press the key again once it runs.", "warning")
 
 
 class SearchControl(ABC, Generic[SearchSnapshotT]):
@@ -109,11 +109,12 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         """
         self._is_starting, self._stop_when_seen, self._dismissed_directory = True, False, None
         self.requested_ns = time.monotonic_ns()
-        start = partial(self._start, spec, self._request(), fresh, cool_to_c, stop_run_first)
+        start = partial(self._start, spec, self.request, fresh, cool_to_c, stop_run_first)
         start_thread("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 
-    def _request(self) -> BestRequest | None:
-        """Return the options of this search; None if its kind has none."""
+    @property
+    def request(self) -> BestRequest | None:
+        """The request of the next search; None for a kind without one."""
         return None
 
     def _start(
@@ -144,7 +145,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
 
     def no_search_notice(self) -> Notified:
         """Return why nothing can be asked of a search now: none is live, or one is starting."""
-        return STARTING if self._is_starting else NOT_LIVE
+        return STILL_STARTING if self._is_starting else NOT_LIVE
 
     def stop(self) -> Notified:
         """End the live search, or a starting search as soon as the reader shows it; return the notice to show."""

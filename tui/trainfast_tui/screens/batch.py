@@ -15,7 +15,6 @@ from trainfast_tui.control.messages import Notified
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.same_settings import has_same_settings
-from trainfast_tui.next_run.sources import next_run_from_search
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.search.batch_question import batch_question_rows, limit_notice
@@ -33,6 +32,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         self._next_run = next_run
         search = self._search_of_same_knobs()
         has_answer = search is not None and search.state in ANSWERED_STATES
+        self._limit = ""
         self._is_asking = not (self.search_control.is_active or has_answer)
         """True while the screen asks whether to start a search."""
 
@@ -49,15 +49,25 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         return self.session.searches.batch
 
     def on_mount(self) -> None:
-        snapshot = self.session.snapshot
-        spec, machine = self._next_run.spec, self.session.machine
-        limit = limit_notice(spec, machine, self._next_run.ranks(machine))
-        self.view.show_limit(limit)
+        snapshot, machine = self.session.snapshot, self.session.machine
+        self._limit = limit_notice(self._next_run.spec, machine, self._next_run.ranks(machine))
+        self.view.show_limit(self._limit)
         if self._is_asking:
-            self.view.show_question(batch_question_rows(spec, limit, self._search_of_same_knobs()))
-            self.show_useful_keys()
+            self._ask()
         else:
             self._show_search(self.search_control.current, snapshot.taken_ns if snapshot is not None else 0)
+
+    def _ask(self) -> None:
+        """Ask whether to start a search of the next run's knobs."""
+        self._is_asking = True
+        self.view.show_question(batch_question_rows(self._next_run.spec, self._limit, self._search_of_same_knobs()))
+        self.show_useful_keys()
+
+    def refuse(self, error: UserError) -> None:
+        """Show why the search cannot be started; without a search on the screen, ask again."""
+        if self._search is None:
+            self._ask()
+        super().refuse(error)
 
     def _search_of_same_knobs(self) -> BatchSnapshot | None:
         """Return the newest search of the next run's knobs; None without one."""
@@ -100,12 +110,11 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         # The journal of an interrupted or cancelled search is continued; an answered one leaves nothing to do.
         fresh, search, spec = self._has_answer, self._search, self._next_run.spec
         if search is not None and search.question is not None and not has_same_settings(search, spec):
-            # The next run was changed since: what is shown goes on.
-            try:
-                spec = next_run_from_search(search.question).spec
-            except UserError as error:
-                self.refuse(error)
+            # The next run has other settings by now: continue the search on the screen.
+            shown_spec = self.spec_of_shown(search.question)
+            if shown_spec is None:
                 return
+            spec = shown_spec
         self._is_asking = False
         self.notify("")
         self.session.start_search(SearchKind.BATCH, spec, run_to_stop, fresh=fresh)

@@ -142,8 +142,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             waited = elapsed(control.requested_ns, self._now_ns)
             rows: list[LabelledText] = [("", f"The knobs are being checked… {waited}", "text")]
         else:
-            request = control.options.request or BestRequest()
-            question = best_question_rows(request, self._planned.global_batch, fresh=control.options.is_fresh)
+            question = best_question_rows(control.request, self._planned.global_batch, fresh=control.options.is_fresh)
             of_script = next_run is not None and next_run.script is not None
             rows = [("", ABOUT_SCRIPT if of_script else ABOUT, "muted"), ("", ENTER_STARTS, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
@@ -275,7 +274,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             return None
         if search is not None and search.so_far.question is not None:
             return request_of(search.so_far.question)
-        return control.options.request or BestRequest()
+        return control.request
 
     def _plan_request(self, request: BestRequest) -> None:
         self._plan_question(replace(self.search_control.options, request=request))
@@ -299,12 +298,11 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         question = search.so_far.question if search is not None else None
         if question is not None and search is not None:
             if not has_same_model(question, spec):
-                # The next run was changed since: what is shown goes on.
-                try:
-                    spec = next_run_from_search(question).spec
-                except UserError as error:
-                    self.refuse(error)
+                # The next run has other settings by now: continue the search on the screen.
+                shown_spec = self.spec_of_shown(question)
+                if shown_spec is None:
                     return
+                spec = shown_spec
             control.options = replace(control.options, request=request_of(question))
             if search.state in UNFINISHED_STATES:
                 spec = spec_to_continue(question, spec)

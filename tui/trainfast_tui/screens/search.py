@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.search_states import PAUSE_STATES
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.search_control import SearchControl, SearchSnapshotT
+from trainfast_tui.next_run.sources import next_run_from_search
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.header_footer import Footer
@@ -18,7 +20,8 @@ from trainfast_tui.widgets.open_dialog import ask_yes
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
 if TYPE_CHECKING:
-    from trainfast_runner.errors import UserError
+    from trainfast_runner.records.run_file import RecordedSpec
+    from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.session import Session
 
 
@@ -76,6 +79,14 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         """Show why the search cannot be started."""
         self.notify(f"Refused: {error.line()}", severity="error")
         self.show_useful_keys()
+
+    def spec_of_shown(self, question: RecordedSpec) -> RunSpec | None:
+        """Return the settings of the search on the screen; None, with a notice, if its preset is gone."""
+        try:
+            return next_run_from_search(question).spec
+        except UserError as error:
+            self.refuse(error)
+            return None
 
     def start_search(self) -> None:
         """Start or continue the search; a live run is stopped first if the person agrees."""
