@@ -90,6 +90,7 @@ def test_without_a_limit_no_run_goes(own: Cli) -> None:
     write(own.home, result(OLD))
     write_search(own.home, "20251101-090000-tiny-llama-5555")
     stale = cached(own, "traced/a-b.lock")
+    assert "--json does not ask: add --yes, or --dry-run" in own("runs", "prune", "--json").refused()
     found = own("runs", "prune", "--yes", "--json").json
     assert (found["runs"], found["searches"]) == ([], [])
     assert [one["path"] for one in found["locks"]] == [str(stale)]

@@ -39,6 +39,11 @@ STATES = ("starting", "running", "stopping", *EXIT_CODES)
 """Every state, in the order in which they are listed."""
 
 
+def exit_code_of(state: str) -> int:
+    """Return the exit code of a command whose run ended in this state; that of "failed" for a newer version's state."""
+    return EXIT_CODES.get(state, EXIT_CODES["failed"])
+
+
 class ClockAnchor(msgspec.Struct, frozen=True, kw_only=True):
     """One instant on both clocks: `monotonic_ns` of this boot, `wall_ns` since the epoch."""
 

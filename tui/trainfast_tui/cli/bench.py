@@ -8,7 +8,7 @@ import sys
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import EXIT_CODES
+from trainfast_runner.records.run_file import exit_code_of
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.search.bench.grid import prepare_grid
 from trainfast_runner.search.bench.report import (
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_line(markdown(bench, table, _command(arguments)).rstrip())
     if output is not None:
         write_output(output, WRITERS[output.suffix.lower()](bench, table, _command(arguments)))
-    return EXIT_CODES.get(table.baseline_state, 4) if is_complete else INTERRUPTED
+    return exit_code_of(table.baseline_state) if is_complete else INTERRUPTED
 
 
 def _prepared(arguments: argparse.Namespace) -> Bench:

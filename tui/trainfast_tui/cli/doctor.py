@@ -39,7 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_when_slow("looking at the machine; a driver that does not answer takes a while…"):
         checks = examine(home, arguments.python)
     unusable = _unusable_python(checks) if arguments.python is not None else None
-    if arguments.json and unusable is not None:
+    if not arguments.json:
+        _print_checks(checks)
+        _print_verdict(checks)
+    if unusable is not None:
         raise unusable
     ceiling = None
     if arguments.calibrate:
@@ -49,17 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         measured = {"calibration": ceiling} if ceiling else {}
         print_json({"schema": SCHEMA, "healthy": is_healthy(checks), "checks": checks, **measured})
-        return 0
-    _print_checks(checks)
-    if ceiling is not None:
+    elif ceiling is not None:
         _print_ceiling(ceiling)
-    warnings = sum(check.state == "warn" for check in checks)
-    if not is_healthy(checks):
-        print_line('\nRuns cannot start here. Fix the checks marked "fail" first.')
-    else:
-        print_line("\nRuns can be started here" + (f"; {counted(warnings, 'warning')}." if warnings else "."))
-    if unusable is not None:
-        raise unusable
     return 0
 
 
@@ -75,6 +69,15 @@ def _print_checks(checks: list[Check]) -> None:
         print_line(f"{check.state:<4}  {to_width(check.name, width)}  {plain(check.finding)}")
         if check.cure:
             print_line(f"      {' ' * width}  cure: {plain(check.cure)}")
+
+
+def _print_verdict(checks: list[Check]) -> None:
+    """Print whether runs can start here, below the checks."""
+    warnings = sum(check.state == "warn" for check in checks)
+    if not is_healthy(checks):
+        print_line('\nRuns cannot start here. Fix the checks marked "fail" first.')
+    else:
+        print_line("\nRuns can be started here" + (f"; {counted(warnings, 'warning')}." if warnings else "."))
 
 
 def _print_ceiling(ceiling: Ceiling) -> None:

@@ -12,7 +12,8 @@ from trainfast_runner.export.proving import proof_of
 from trainfast_runner.records.export_proof import append_proof
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.records.run_file import EXIT_CODES, RunFile
+from trainfast_runner.records.run_file import RunFile, exit_code_of
+from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.exported_run import plan_exported
 from trainfast_tui.cli.exit_codes import HUNG_UP
 from trainfast_tui.cli.follow_run import follow
@@ -40,10 +41,10 @@ def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str
         return HUNG_UP
     if result.state != "finished":
         raise UserError(
-            plain(f"{result.run_id} did not finish: {with_sizes(result.reason) or result.state}"),
+            plain(f"{result.run_id} did not finish: {with_sizes(result.reason) or state_words(result.state)}"),
             key="--prove",
             advice=f"trainfast-tui logs {result.run_id}",
-            exit_code=EXIT_CODES.get(result.state, 4),
+            exit_code=exit_code_of(result.state),
         )
     proof = proof_of(run, read_result(directory), exported, started, result)
     append_proof(directory, proof)

@@ -13,6 +13,7 @@ from trainfast_runner.running import pruning
 from trainfast_runner.running.pruning import PrunePlan
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import whole
+from trainfast_tui.cli.exit_codes import FAILED
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.text.format import count, size
 
@@ -40,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
     home = Home()
     plan = pruning.plan(home, cache_directory(), arguments.keep, older_than_s)
+    if arguments.json and not (arguments.yes or arguments.dry_run or plan.is_empty):
+        raise UserError("--json does not ask: add --yes, or --dry-run to only look", key="--json")
     if not arguments.json:
         print_lines(_lines(plan))
     left_bytes: dict[str, int] = {}
@@ -52,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_line(f"freed {size(_freed_bytes(plan, left_bytes))}")
         if left_bytes:
             print_line(f"not deleted, in use again or no permission: {', '.join(left_bytes)}")
-    return 4 if left_bytes else 0
+    return FAILED if left_bytes else 0
 
 
 def _freed_bytes(plan: PrunePlan, left_bytes: dict[str, int]) -> int:

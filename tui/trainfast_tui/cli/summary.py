@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import EXIT_CODES
+from trainfast_runner.records.run_file import exit_code_of
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.text import oom
 from trainfast_tui.text.format import plain
@@ -17,7 +17,7 @@ def print_result(result: Result, as_json: bool) -> int:
         print_json(result)
     else:
         print_lines(summary_lines(result))
-    return EXIT_CODES.get(result.state, 4)
+    return exit_code_of(result.state)
 
 
 def summary_lines(result: Result) -> list[str]:
