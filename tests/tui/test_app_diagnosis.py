@@ -34,7 +34,7 @@ from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.cli.runs_show import explained_bottlenecks
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.conditions import conditions_line
-from trainfast_tui.text.diagnosis import (
+from trainfast_tui.text.diagnosis_words import (
     cost_words,
     figure_name,
     figure_text,

@@ -192,13 +192,13 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
 
     Raises UserError, before anything is drawn, for a preset that cannot be loaded.
     """
-    from trainfast_tui.terminal.hangup import watch
+    from trainfast_tui.terminal.hangup import watch_for_hangup
 
     session = Session(home, preset=preset, python=python)
     if preset is not None and session.refusal is not None:
         raise session.refusal
     app = TrainfastApp(session, ascii=ascii, plain_output=plain_output)
-    watch(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
+    watch_for_hangup(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     app.run(mouse=False)
     if (search := session.searches.running_kind) is not None:

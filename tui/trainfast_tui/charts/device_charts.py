@@ -54,7 +54,7 @@ def _gpu_chart(
     spans: tuple[ThrottledSpan, ...],
     axis: TimeAxis,
 ) -> ChartData:
-    """Return one reading's chart; `newest` are the charted GPUs now, of many only the extremes are drawn."""
+    """Return one reading's chart; of over `MAX_LINES` GPUs (`newest`) only the highest and the lowest are drawn."""
     reading = GPU_READINGS[number]
     if len(newest) > MAX_LINES:
         lines: list[tuple[str, Tone]] = [(f"highest of {len(newest)} GPUs", "primary"), ("lowest", "secondary")]

@@ -10,7 +10,7 @@ from trainfast_tui.charts.tick_values import TickValuesCache, throttled_spans
 from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, ticks_on
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.starting import STARTING
+from trainfast_tui.text.starting import start_words
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -72,8 +72,7 @@ def _starting_words(run: RunSnapshot) -> str:
     """Return the phase of a run without steps, in words."""
     if not run.is_live:
         return "No step was completed."
-    words = STARTING.get(run.phase, run.phase or "starting the training process")
-    return f"Starting: {words}" + (f" ({run.detail})" if run.detail else "") + "…"
+    return f"Starting: {start_words(run.phase, run.detail)}…"
 
 
 def _waiting_words(run: RunSnapshot | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.records.run_file import CONFIRMATION
+from trainfast_runner.records.state_words import state_words
 from trainfast_runner.search.journal.batch import (
     CONFIRM_STEP,
     BatchLaunched,
@@ -58,5 +59,5 @@ class BatchPrinter(JournalPrinter[BatchLine]):
                 sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
                 but = f", which refutes that {sizes} fitted" if sizes else ""
                 took = duration(line.seconds)
-                return f"  {line.batch_size:,} {line.state} in a fresh process, {took}{but}: {line.run_id}"
+                return f"  {line.batch_size:,} {state_words(line.state)} in a fresh process, {took}{but}: {line.run_id}"
         return ""

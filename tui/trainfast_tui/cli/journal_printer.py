@@ -38,7 +38,7 @@ class JournalPrinter(ABC, Generic[LineT]):
         """The work or wait under way; empty if there is none."""
         self._work_began_s = time.monotonic()
         self._printed_at_s = self._work_began_s
-        """The time at which anything was printed last."""
+        """The time at which the work began or was shown last."""
         self._step_work = ""
         """The work of the newest step, which goes on after a wait for another run."""
         self._cooling: CoolingDown | None = None

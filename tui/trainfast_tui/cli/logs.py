@@ -11,7 +11,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.output_log import OUTPUT_FILE, GrowingLog, read_log
 from trainfast_runner.records.run_directory import is_unfinished
 from trainfast_tui.cli.arguments import add_run, directory_of, whole
-from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.text.format import plain
 
@@ -53,8 +52,6 @@ def _follow(directory: Path, last_lines: int | None) -> int:
                 time.sleep(0.2)
             else:
                 break
-    except KeyboardInterrupt:
-        return INTERRUPTED
     finally:
         log.close()
     if rest := log.unfinished():

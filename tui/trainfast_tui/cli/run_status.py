@@ -11,7 +11,7 @@ from trainfast_runner.running.follower import RunSnapshot
 from trainfast_tui.cli.output import progress_bar
 from trainfast_tui.live.figures import planned_steps, run_figures, seconds_left
 from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size
-from trainfast_tui.text.starting import STARTING
+from trainfast_tui.text.starting import start_words
 from trainfast_tui.text.warm_process import warm_words
 
 
@@ -31,7 +31,7 @@ def status_line(snapshot: RunSnapshot, *, with_bar: bool = False) -> str:
         parts[0] += f" {done:,}/{total:,}{drawn}" if total else f" step {done:,}"
         parts += _figures(snapshot)
     elif snapshot.phase and snapshot.stop_deadline_ns is None:
-        parts.append(STARTING.get(snapshot.phase, snapshot.phase) + (f": {snapshot.detail}" if snapshot.detail else ""))
+        parts.append(start_words(snapshot.phase, snapshot.detail))
     return plain("  ".join(part for part in parts if part))
 
 

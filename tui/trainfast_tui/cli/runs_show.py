@@ -18,7 +18,7 @@ from trainfast_tui.cli.output import print_json, print_line, print_lines, termin
 from trainfast_tui.cli.run_status import live_record, status_line
 from trainfast_tui.cli.step_table import print_steps
 from trainfast_tui.cli.summary import summary_lines
-from trainfast_tui.text.diagnosis import diagnosis_section, no_bottleneck_in, no_bottleneck_of, overlap_words
+from trainfast_tui.text.diagnosis_words import diagnosis_section, no_bottleneck_in, no_bottleneck_of, overlap_words
 from trainfast_tui.text.format import count, plain
 from trainfast_tui.text.lines import line_text
 from trainfast_tui.text.overrides import typed_overrides, without_search_settings

@@ -68,7 +68,7 @@ class NextRunChanged:
 
 @dataclass(frozen=True, slots=True)
 class NextRunRefused:
-    """A knob cannot have the value that it was given."""
+    """A knob cannot have this value, or a preset cannot be loaded."""
 
     error: UserError
 

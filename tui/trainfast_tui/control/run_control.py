@@ -76,7 +76,7 @@ class RunControl:
         self._unseen_directory = None
 
     def start(self, spec: RunSpec, run_to_stop: Path | None = None) -> None:
-        """Check and start a run, once `run_to_stop` is stopped and gone: posts RunStarted or RunRefused."""
+        """Check and start a run, once `run_to_stop` is stopped and gone: posts RunStarted, RunRefused or RunGivenUp."""
         self._is_starting = True
         start_thread("start", partial(self._start, spec, run_to_stop), self._post, RunRefused)
 

@@ -31,7 +31,7 @@ class Figures:
     basis: str
     """The steps behind the medians, in words."""
     warming_up: bool = False
-    """True if these are figures of the timing warm-up, for want of measured steps."""
+    """True if no step was measured yet: these are figures of the timing warm-up."""
 
 
 def _figures_of_result(result: Result) -> Figures:

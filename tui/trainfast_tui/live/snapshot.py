@@ -45,7 +45,7 @@ class Snapshot:
     run: RunSnapshot | None
     """None until a run is found."""
     ticks: tuple[Tick, ...]
-    """The machine's last minutes, sampled by the app itself while no run samples it; newest last."""
+    """The newest `reader.TICKS_KEPT` samples of the machine, taken by the app while no run samples it; newest last."""
     home_read: bool
     """True once the home has been searched: without a run this is then a first start."""
     batch_search: BatchSnapshot | None = None

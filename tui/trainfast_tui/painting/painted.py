@@ -11,6 +11,9 @@ from trainfast_tui.painting.row_widget import RowWidget, SegmentRows
 from trainfast_tui.text.format import plain, truncate
 from trainfast_tui.text.lines import Line
 
+MAX_ROWS = 100
+"""A growing panel asks for no more lines of its text."""
+
 
 class Painted(RowWidget):
     """A widget that draws its `lines`; call `repaint` when they have changed."""
@@ -40,12 +43,12 @@ class GrowingPanel(Painted):
     """
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return len(self.lines(width, 100))
+        return len(self.lines(width, MAX_ROWS))
 
     def set_shown(self, is_shown: bool) -> None:
         """Draw again in the height that the text needs now; `is_shown` is False without a text."""
         width, height = self.size
-        if width and self.has_class("-shown") == is_shown and len(self.lines(width, 100)) == height:
+        if width and self.has_class("-shown") == is_shown and len(self.lines(width, MAX_ROWS)) == height:
             self.repaint()
             return
         self.set_class(is_shown, "-shown")

@@ -7,10 +7,23 @@ from dataclasses import dataclass
 
 from trainfast_tui.charts.y_range import nice_ceiling
 from trainfast_tui.report.document import Picture
-from trainfast_tui.report.svg import LETTER, RIGHT, WIDTH, Axes, Scale, element, label, round_ticks, tip, with_legend
+from trainfast_tui.report.svg import (
+    BOTTOM,
+    LETTER,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axes,
+    Scale,
+    element,
+    label,
+    round_ticks,
+    tip,
+    with_legend,
+)
 from trainfast_tui.text.format import Formatter, truncate
 
-TOP, ROW_HEIGHT, BAR_HEIGHT, BOTTOM = 30, 30, 20, 46
+ROW_HEIGHT, BAR_HEIGHT = 30, 20
 LEFT = 210
 """The left margin: a label names a run and the meaning of the bar."""
 LABEL_LETTERS = 29

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trainfast_runner.records.state_words import state_words
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
@@ -13,7 +14,7 @@ from trainfast_runner.search.journal.batch import (
     refuted_by,
 )
 from trainfast_runner.units import counted
-from trainfast_tui.report.document import Block, Grid, Heading, Prose, grid, pairs_grid, present
+from trainfast_tui.report.document import Block, Grid, Heading, Prose, as_blocks, grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.reported_run import ReportedRun
@@ -50,7 +51,7 @@ def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Se
         Axis("batch size, samples a rank", number),
         Axis("peak memory of the tightest rank", size, binary=True),
     )
-    blocks += present(picture)
+    blocks += as_blocks(picture)
     if not runs:
         return [*blocks, Prose("No confirmation run is on the disk, so there is no machine, chart or export here.")]
     exports = export_blocks(runs)
@@ -104,10 +105,10 @@ def _attempts_grid(probes: Sequence[Probe], confirmations: Sequence[Confirmation
 def _attempt_row(attempt: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]) -> list[str]:
     if isinstance(attempt, Probe):
         refuting = refuted_by(attempt, confirmations)
-        outcome = f"{attempt.outcome}, refuted by {refuting.run_id}" if refuting is not None else attempt.outcome
+        outcome = state_words(attempt.outcome) + (f", refuted by {refuting.run_id}" if refuting is not None else "")
         kind, reserved = "probe", attempt.peak_reserved_bytes
     else:
-        kind, outcome, reserved = "confirmation run", attempt.state, None
+        kind, outcome, reserved = "confirmation run", state_words(attempt.state), None
     memory = [size(attempt.peak_allocated_bytes), size(reserved)]
     times = [number(attempt.samples_per_s), milliseconds(attempt.step_ms), duration(attempt.seconds)]
     return [count(attempt.batch_size), kind, outcome, *memory, *times, attempt.run_id, with_sizes(attempt.reason)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from trainfast_runner.records.state_words import state_words
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.choose.answer import verdicts_without_answer
 from trainfast_runner.search.journal.best import (
@@ -16,7 +17,7 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_runner.units import counted
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
-from trainfast_tui.report.document import Block, Heading, Prose, grid, pairs_grid, present
+from trainfast_tui.report.document import Block, Heading, Prose, as_blocks, grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.pareto_blocks import pareto_blocks
@@ -141,7 +142,7 @@ def _effects(answer: BestAnswer) -> Iterator[Block]:
         tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "muted"
         whiskers.append(Whisker(f"{effect.knob}: {before} to {value}", gain.low, gain.median, gain.high, words, tone))
     title, axis = "gain of each value over the baseline's", "percent, with the 95 % CI"
-    yield from present(whisker_picture(title, axis, whiskers, percent))
+    yield from as_blocks(whisker_picture(title, axis, whiskers, percent))
 
 
 def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[Block]:
@@ -187,4 +188,10 @@ def _attempt_row(so_far: BestSoFar, attempt: Trial | ColdRun) -> list[str]:
         predicted = f"{number(speed.median)} ({interval(speed.low, speed.high)})" if speed else ABSENT
         times = [number(attempt.samples_per_s), predicted, ABSENT, ABSENT]
     rest = [size(attempt.peak_allocated_bytes), duration(attempt.seconds), attempt.run_id, with_sizes(attempt.reason)]
-    return [knob_words(so_far.candidate(attempt.candidate_number).knobs), role, attempt.outcome, *times, *rest]
+    return [
+        knob_words(so_far.candidate(attempt.candidate_number).knobs),
+        role,
+        state_words(attempt.outcome),
+        *times,
+        *rest,
+    ]

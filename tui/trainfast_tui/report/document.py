@@ -82,7 +82,7 @@ def grid(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[i
     )
 
 
-def present(picture: Picture | None) -> tuple[Picture, ...]:
+def as_blocks(picture: Picture | None) -> tuple[Picture, ...]:
     """Return the picture to unpack among blocks; nothing if there is none."""
     return () if picture is None else (picture,)
 

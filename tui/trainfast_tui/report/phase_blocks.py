@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
-from trainfast_tui.report.document import Block, Heading, Prose, grid, present
+from trainfast_tui.report.document import Block, Heading, Prose, as_blocks, grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, count, milliseconds
 from trainfast_tui.text.speed import few_steps_note
@@ -23,7 +23,7 @@ def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     bars = [_bar(run) for run in runs if any(getattr(run.result.step_ms, name) is not None for name in STEP_PHASES)]
     picture = stacked_picture("phases of a step", "milliseconds, medians of the measured steps", bars, milliseconds)
     notes = [] if bars else [Prose("No phase of a step was measured.")]
-    return [Heading("Phases of a step"), table, *notes, *present(picture)]
+    return [Heading("Phases of a step"), table, *notes, *as_blocks(picture)]
 
 
 def _row(run: ReportedRun) -> list[str]:

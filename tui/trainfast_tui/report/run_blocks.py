@@ -10,7 +10,7 @@ from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.results.comparison.ranking import OTHER_SAMPLES
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
-from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, grid, pairs_grid, present
+from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, as_blocks, grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.memory_blocks import memory_blocks
@@ -22,7 +22,7 @@ from trainfast_tui.report.speed_blocks import speed_blocks
 from trainfast_tui.report.strip_picture import strip_picture
 from trainfast_tui.text import oom
 from trainfast_tui.text.comparison import interval_text
-from trainfast_tui.text.diagnosis import no_bottleneck_in
+from trainfast_tui.text.diagnosis_words import no_bottleneck_in
 from trainfast_tui.text.format import (
     ABSENT,
     celsius,
@@ -122,7 +122,7 @@ def _throughput_picture(runs: Sequence[ReportedRun]) -> Iterator[Block]:
             low, high = rate.median - (mad or 0.0), rate.median + (mad or 0.0)
             whiskers.append(Whisker(f"run {run.label}", low, rate.median, high, words, "success"))
     title, axis = "throughput of each run, with its MAD", "samples/s, median of the measured steps"
-    yield from present(whisker_picture(title, axis, whiskers, number))
+    yield from as_blocks(whisker_picture(title, axis, whiskers, number))
 
 
 def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:

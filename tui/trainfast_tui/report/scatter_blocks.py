@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainfast_runner.results.comparison.ranking import speeds_rank
-from trainfast_tui.report.document import Block, Heading, present
+from trainfast_tui.report.document import Block, Heading, as_blocks
 from trainfast_tui.report.pareto_blocks import BEHIND, ON_FRONT
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.scatter_picture import Axis, ScatterPoint, scatter_picture
@@ -28,7 +28,7 @@ def scatter_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     ]
     title, x_axis = "throughput by peak memory of each run", Axis("peak memory, a rank", size, binary=True)
     picture = scatter_picture(title, points, [], x_axis, Axis("samples/s", number))
-    return [Heading("Memory against throughput"), *present(picture)]
+    return [Heading("Memory against throughput"), *as_blocks(picture)]
 
 
 def _placed(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, int, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainfast_tui.screens.base import PageScreen
-from trainfast_tui.text.diagnosis import diagnosis_lines
+from trainfast_tui.text.diagnosis_words import diagnosis_lines
 from trainfast_tui.text.lines import Line, rule
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ EXIT_STATUS = 129
 """128 + SIGHUP."""
 
 
-def watch(fd: int, on_lost: Callable[[], object]) -> None:
+def watch_for_hangup(fd: int, on_lost: Callable[[], object]) -> None:
     """Call `on_lost` from a thread when the terminal behind `fd` hangs up, then end the process."""
     if os.isatty(fd):
         threading.Thread(target=_wait, args=(fd, on_lost), name="terminal-watch", daemon=True).start()

@@ -9,13 +9,19 @@ from trainfast_tui.text.format import celsius, duration, plain
 if TYPE_CHECKING:
     from trainfast_runner.search.journal.lines import CoolingDown
 
-STARTING = {
+START_WORDS = {
     "import": "importing the training stack",
     "data": "preparing the data",
     "model": "building the model",
     "train": "first step",
 }
 """Words by the phase that the worker writes."""
+
+
+def start_words(phase: str, detail: str | None) -> str:
+    """Return the phase of a run without steps, with its detail, in words."""
+    words = START_WORDS.get(phase, phase or "starting the training process")
+    return words + (f" ({detail})" if detail else "")
 
 
 def importing_words(executable: str) -> str:

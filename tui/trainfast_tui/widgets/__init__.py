@@ -1,1 +1,1 @@
-"""Widgets that draw snapshots; none reads a device or a file."""
+"""Widgets that draw snapshots and the next run. None reads a device; the knob panel alone lists and saves presets."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainfast_runner.records.state_words import state_words
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, refuted_by
 from trainfast_tui.text import format as fmt
@@ -84,9 +85,9 @@ def _confirmation_row(confirmation: ConfirmationRun, columns: Sequence[tuple[str
     if holds:
         words = f"confirmed: {confirmation.run_id}" if width >= WIDE_CELLS_FROM else "confirmed"
     elif confirmation.state == "oom":
-        words = "OOM in the confirmation run"
+        words = "out of memory in the confirmation run"
     else:
-        words = f"confirmation run {confirmation.state}"
+        words = f"confirmation run {state_words(confirmation.state)}"
     optimizer_bytes = max((rank.phase_peaks.get("optimizer", 0) for rank in confirmation.ranks), default=0) or None
     cells = [
         f"{confirmation.batch_size:,}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_tui.text.diagnosis import worst_bottleneck_line
+from trainfast_tui.text.diagnosis_words import worst_bottleneck_line
 from trainfast_tui.text.lines import Line
 from trainfast_tui.widgets.painted_run import PaintedRun
 

@@ -36,7 +36,7 @@ class ProcessTable(SortedTable[ProcessRow]):
         self._has_gpu = False
 
     def show_rows(self, rows: tuple[ProcessRow, ...] | None, has_gpu: bool) -> None:
-        """Show these rows, those of one value by processor time; None before the first look."""
+        """Show these rows; those that tie in the order are sorted by CPU. None before the first look."""
         self._has_looked, self._has_gpu = rows is not None, has_gpu
         self._listed = sorted(rows or (), key=lambda row: row.cpu_percent or 0.0, reverse=True)
         self.reorder()

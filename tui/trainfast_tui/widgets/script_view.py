@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import flag_names, place_words
 from trainfast_runner.settings.script_reach import ways_without_flag
+from trainfast_tui.text.discovery_words import default_words, discovery_words
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.lines import Line, clamp_scroll, labelled, paragraph, rule
-from trainfast_tui.text.script import default_words, discovery_words
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
 if TYPE_CHECKING:
