@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_tui.control.background_work import BackgroundWork
 from trainfast_tui.control.compared_runs import compared_runs, compared_with_previous
 from trainfast_tui.control.messages import (
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed
 
-CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
+GPU_PRESET = "gpt2-medium"
 END_TRACES_S = 0.5
 """Time for a trace's process to end when the app is left."""
 
@@ -69,7 +70,7 @@ class Session:
         self.machine: Machine | None = None
         first_preset = preset
         if first_preset is None:
-            first_preset = GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET
+            first_preset = GPU_PRESET if os.path.exists("/dev/nvidia0") else PLAIN_PRESET
         self.next_run, self.refusal = _load_next_run(first_preset)
         """The next run, or the reason why its preset could not be loaded."""
         self.snapshot: Snapshot | None = None
@@ -177,7 +178,7 @@ class Session:
         self.machine = machine
         if not self._keeps_knobs and self._adopted_run_id is None:
             try:
-                self.next_run = next_run_from_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
+                self.next_run = next_run_from_preset(GPU_PRESET if machine.device == "cuda" else PLAIN_PRESET)
             except UserError as error:
                 self.post(NextRunRefused(error))
         self.update_background_work()

@@ -9,13 +9,13 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import Exported
 from trainfast_runner.export.imported import import_settings
-from trainfast_runner.export.trainfast_command import PLAIN_PRESET
 from trainfast_runner.records.export_proof import ExportProof
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
 
 ENGINES = {"HF Trainer": "trainer", "accelerate": "accelerate", "DeepSpeed": "native", "torch": "native"}

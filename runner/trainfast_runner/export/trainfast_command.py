@@ -19,8 +19,6 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME, not_at_default
 from trainfast_runner.settings.spec import RunSpec, from_preset
 from trainfast_runner.settings.strategies import strategy_of
 
-PLAIN_PRESET = "tiny-llama"
-
 
 def run_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     """The command that starts the same run again, and as comments those that start a script like it."""
@@ -87,7 +85,7 @@ def _named_preset(run: RunFile) -> tuple[str, RunSpec]:
     # A file by its path may have the name of another preset, whose data a command cannot take back.
     if spec is not None and spec.data.keys() <= run.data.keys():
         return run.name, spec
-    return PLAIN_PRESET, from_preset(*presets.load(PLAIN_PRESET))
+    return presets.PLAIN_PRESET, from_preset(*presets.load(presets.PLAIN_PRESET))
 
 
 def _toml_text(value: object) -> str:

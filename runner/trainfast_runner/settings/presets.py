@@ -17,6 +17,8 @@ from trainfast_runner.settings.toml_source import KeyPath, TomlSource, read_toml
 from trainfast_runner.worker.shared.recipes import DATA_KINDS, DATA_SAMPLES, TRAINING_OBJECTIVES
 
 SCHEMA = 1
+PLAIN_PRESET = "tiny-llama"
+"""The preset that trains on any machine, and the base of settings without one."""
 TOP_KEYS = ("schema", "title", "extends", "model", "data", "knobs", "baseline", "variants")
 MODEL_SOURCES = ("hub", "path", "family")
 DATA_KEYS = ("kind", "objective", "samples", "paths", "tokenizer", "name", "split")

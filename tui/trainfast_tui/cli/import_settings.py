@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.imported import KINDS, SHELL_COMMAND, import_settings
+from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_tui.cli.output import print_json, print_line, print_notice
 from trainfast_tui.cli.output_file import output_path, write_output
 
@@ -20,7 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a TrainingArguments block, an accelerate YAML, a DeepSpeed json or a shell command; - is stdin",
     )
     parser.add_argument(
-        "--from", default="tiny-llama", metavar="PRESET", dest="base", help="model, data and the rest (tiny-llama)"
+        "--from",
+        default=PLAIN_PRESET,
+        metavar="PRESET",
+        dest="base",
+        help=f"model, data and the rest ({PLAIN_PRESET})",
     )
     parser.add_argument("-o", metavar="PRESET.toml", dest="output", help="write the preset instead of printing it")
     parser.add_argument("--json", action="store_true", help="print {kind, knobs, not_understood, preset}")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_runner.settings.saving import save_preset
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_settings
 from trainfast_tui.cli.output import print_json, print_line
-
-BASE = "tiny-llama"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="name of the preset and of its file; add -- COMMAND to make it from a script's flags",
     )
-    parser.add_argument("--from", metavar="PRESET", dest="source", help=f"the preset to start from ({BASE})")
+    parser.add_argument("--from", metavar="PRESET", dest="source", help=f"the preset to start from ({PLAIN_PRESET})")
     add_settings(parser)
     parser.add_argument(
         "--map",
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     for option, name in (("mapping", "--map"), ("python", "--python"), ("all", "--all")):
         if getattr(arguments, option):
             raise UserError(f"{name} is for a command behind --", key=name)
-    source = arguments.source or BASE
+    source = arguments.source or PLAIN_PRESET
     spec = resolve(source, arguments.settings)
     path = save_preset(arguments.name, spec, overwrite=arguments.overwrite, source=source)
     if arguments.json:

@@ -52,9 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"schema": SCHEMA, "runs": rows})
     elif not rows:
-        print_line(
-            "no matching runs" if arguments.state or arguments.preset else "no run yet: trainfast-tui run tiny-llama"
-        )
+        is_filtered = arguments.state or arguments.preset
+        print_line("no matching runs" if is_filtered else f"no run yet: trainfast-tui run {presets.PLAIN_PRESET}")
     else:
         print_table(HEADER, map(_cells, rows), right=(3, 4, 5, 6), drop=DROPPED)
     return 0
