@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 
 MIN_COVERED = 0.5
 """Share of a window that samples must cover for a figure of the whole window."""
@@ -15,19 +15,20 @@ class Rate:
         self._ends: list[int] = []
         self._rates: list[float | None] = []
         """The rate up to each of the breakpoints."""
+        self._known_ns: list[int] = []
+        self._integrals: list[float] = []
+        """Known time up to each of the breakpoints, and the rate times that time: a mean needs no sum over samples."""
         self._before: float | None = None
         self._after: float | None = None
 
     def begin(self, t_ns: int) -> None:
         """Set the first breakpoint."""
-        self._ends.append(t_ns)
-        self._rates.append(None)
+        self._append(t_ns, None, 0, 0.0)
 
     def grow(self, until_ns: int, rate: float | None) -> None:
         """Go on at `rate` up to this time."""
         if until_ns > self._ends[-1]:
-            self._ends.append(until_ns)
-            self._rates.append(rate)
+            self._append(until_ns, rate, *self._until(until_ns, len(self._ends) - 1, rate))
 
     def extend_ends(self, rate: float | None, *, is_first: bool) -> None:
         """Set the rate after the newest sample, and before the first; None: as in the nearest interval."""
@@ -38,20 +39,33 @@ class Rate:
         """Mean over the known time between two moments; None if less than `MIN_COVERED` of the window is known."""
         if len(self._ends) < 2:
             return None
-        known_ns, amount, at_ns = 0, 0.0, begin_ns
-        for index in range(bisect_right(self._ends, begin_ns), bisect_left(self._ends, end_ns) + 1):
-            until_ns = min(end_ns, self._ends[index]) if index < len(self._ends) else end_ns
-            if (rate := self._rate(index)) is not None:
-                known_ns += until_ns - at_ns
-                amount += rate * (until_ns - at_ns)
-            at_ns = until_ns
-        return None if known_ns <= 0 or known_ns < MIN_COVERED * window_ns else amount / known_ns
+        (known_before_ns, integral_before), (known_ns, integral) = map(self._integral, (begin_ns, end_ns))
+        known_ns -= known_before_ns
+        is_covered = known_ns > 0 and known_ns >= MIN_COVERED * window_ns
+        return (integral - integral_before) / known_ns if is_covered else None
 
     def forget(self, before_ns: int) -> None:
         """Drop all breakpoints before this one."""
         count = bisect_left(self._ends, before_ns)
-        del self._ends[:count], self._rates[:count]
+        for values in (self._ends, self._rates, self._known_ns, self._integrals):
+            del values[:count]
         self._before = None
+
+    def _append(self, t_ns: int, rate: float | None, known_ns: int, integral: float) -> None:
+        self._ends.append(t_ns)
+        self._rates.append(rate)
+        self._known_ns.append(known_ns)
+        self._integrals.append(integral)
+
+    def _integral(self, t_ns: int) -> tuple[int, float]:
+        """Known time up to `t_ns` in ns, and the rate times that time; both count from one moment for all `t_ns`."""
+        index = bisect_left(self._ends, t_ns)
+        return self._until(t_ns, max(0, index - 1), self._rate(index))
+
+    def _until(self, t_ns: int, index: int, rate: float | None) -> tuple[int, float]:
+        """The same for a time next to the breakpoint `index`, at `rate` between both."""
+        known_ns = 0 if rate is None else t_ns - self._ends[index]
+        return self._known_ns[index] + known_ns, self._integrals[index] + (rate or 0.0) * known_ns
 
     def _rate(self, index: int) -> float | None:
         """The rate up to a breakpoint; before the first and after the last one the `extend_ends` rates."""
