@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.binding import IN_SHORT
@@ -74,6 +75,8 @@ class MonitorDevices(Painted):
         self._used_uuids: frozenset[str] = frozenset()
         self._last_minute: Mapping[str, DeviceConditions] = {}
         self._chosen = 0
+        self._view: _MachineView | None = None
+        """The view of this snapshot; None until it is asked for."""
 
     def set_snapshot(
         self, snapshot: Snapshot, used_uuids: frozenset[str], last_minute: Mapping[str, DeviceConditions]
@@ -83,6 +86,7 @@ class MonitorDevices(Painted):
         `used_uuids` are of the GPUs of a live run; `last_minute` is each GPU's last minute, by UUID.
         """
         self._snapshot, self._used_uuids, self._last_minute = snapshot, used_uuids, last_minute
+        self._view = None
 
     def action_choose(self, by: int) -> None:
         """Show all readings of the next GPU, or of the one before."""
@@ -100,17 +104,14 @@ class MonitorDevices(Painted):
         tick = snapshot.tick if snapshot is not None else None
         if snapshot is None or tick is None:
             return [[("looking at the machine…", "muted")]]
-        before, seconds = _before(snapshot, tick)
-        rates = host_items(tick.host, before.host if before is not None else None, seconds)
-        host = [
-            host_line(tick.host, snapshot.cpu_percent, width, bool(tick.devices)),
-            *flow(rates, width, INDENT),
-        ]
+        view = self._view
+        if view is None or view.width != width:
+            # Asked for twice a frame: for the rows wanted, and to paint.
+            view = self._view = _MachineView(snapshot, tick, self._used_uuids, self._last_minute, width)
+        host = view.host
         if not tick.devices:
             return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
-        view = _MachineView(tick, before, seconds, snapshot.lost_s(), self._used_uuids, self._last_minute, width)
-        heads = [view.head(index) for index in range(len(tick.devices))]
-        details = [view.details(index, head) for index, head in enumerate(heads)]
+        heads, details = [*view.heads], view.details
         if sum(map(len, details)) > height - len(heads) - len(host):
             host, chosen = host[:1], min(self._chosen, len(heads) - 1)
             alarms = [alarm_items(device) if device.error is None else [] for device in tick.devices]
@@ -120,26 +121,50 @@ class MonitorDevices(Painted):
         return [line for head, rows in zip(heads, details, strict=True) for line in (head, *rows)] + host
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _MachineView:
-    """The GPUs of a sample, to be painted in lines of `width` cells."""
+    """The host and the GPUs of a sample, to be painted in lines of `width` cells."""
 
+    snapshot: Snapshot
     tick: Tick
-    before: Tick | None
-    """An earlier sample, `seconds` before."""
-    seconds: float
-    lost_s: Mapping[int, float]
-    """Seconds since each lost GPU answered last, by its index."""
     used_uuids: frozenset[str]
     """The GPUs of a live run."""
     last_minute: Mapping[str, DeviceConditions]
     """Each GPU's last minute, by UUID."""
     width: int
 
+    @cached_property
+    def before(self) -> tuple[Tick | None, float]:
+        """An earlier sample and the seconds since it."""
+        return _before(self.snapshot, self.tick)
+
+    @cached_property
+    def host(self) -> list[Line]:
+        """The host's row and its rates."""
+        before, seconds = self.before
+        rates = host_items(self.tick.host, before.host if before is not None else None, seconds)
+        head = host_line(self.tick.host, self.snapshot.cpu_percent, self.width, bool(self.tick.devices))
+        return [head, *flow(rates, self.width, INDENT)]
+
+    @cached_property
+    def heads(self) -> list[Line]:
+        """Each GPU's row."""
+        return [self.head(index) for index in range(len(self.tick.devices))]
+
+    @cached_property
+    def details(self) -> list[list[Line]]:
+        """The lines below each GPU's row: its readings, or its error if the row had no room for it."""
+        return [self._details(index, head) for index, head in enumerate(self.heads)]
+
+    @cached_property
+    def _lost_s(self) -> Mapping[int, float]:
+        """Seconds since each lost GPU answered last, by its index."""
+        return self.snapshot.lost_s()
+
     def head(self, index: int, *, is_chosen: bool = False) -> Line:
         """Return a GPU's row."""
         device = self.tick.devices[index]
-        is_used, since_s = device.uuid in self.used_uuids, self.lost_s.get(device.index)
+        is_used, since_s = device.uuid in self.used_uuids, self._lost_s.get(device.index)
         return gpu_line(device, self.width, is_used, since_s, self.tick.missing, is_chosen=is_chosen)
 
     def items(self, index: int) -> list[Item]:
@@ -147,15 +172,15 @@ class _MachineView:
         device = self.tick.devices[index]
         if device.error is not None:
             return []
-        readings = self.before.devices if self.before is not None else []
+        before, seconds = self.before
+        readings = before.devices if before is not None else []
         earlier = next((reading for reading in readings if reading.uuid == device.uuid), None)
         last_minute, with_sm_clock = self.last_minute.get(device.uuid or ""), self.width < ROW_HAS_CLOCK_FROM
-        items = device_items(device, earlier, self.seconds, last_minute, with_sm_clock=with_sm_clock)
+        items = device_items(device, earlier, seconds, last_minute, with_sm_clock=with_sm_clock)
         missing = missing_item(self.tick, device.index, self.width - INDENT)
         return items if missing is None else [*items, missing]
 
-    def details(self, index: int, head: Line) -> list[Line]:
-        """Return the lines below a GPU's row: its readings, or its error if `head` had no room for it."""
+    def _details(self, index: int, head: Line) -> list[Line]:
         error = self.tick.devices[index].error
         return flow(self.items(index), self.width, INDENT) if error is None else _why_silent(error, head, self.width)
 
