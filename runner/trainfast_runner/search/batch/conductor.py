@@ -9,6 +9,7 @@ import msgspec
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import CONFIRMATION, PROBE
+from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.run_state import live_runs
 from trainfast_runner.search.batch.answer import answer_of
@@ -56,7 +57,8 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
     ) -> None:
         lines = read_batch_journal(directory)
         question = next(line for line in lines if isinstance(line, BatchQuestion))
-        super().__init__(directory, with_limits(plan, tuple(question.limits_bytes)), home, lines, options, callbacks)
+        plan = with_limits(on_gpus(plan, question.device_uuids), tuple(question.limits_bytes))
+        super().__init__(directory, plan, home, lines, options, callbacks)
 
     @abstractmethod
     def predict(self) -> None:
@@ -147,3 +149,14 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def _state(self) -> BatchState:
         return state_of_batch_journal(self._lines, self._options.no_oom)
+
+
+def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:
+    """Return a preset's plan on these GPUs, whichever are the freest now; a script's plan unchanged.
+
+    Raises UserError when one of them is gone.
+    """
+    # A journal of an earlier version, or of a search on the CPU, names none.
+    if plan.script is not None or not uuids or plan.device_uuids == uuids:
+        return plan
+    return planning.plan_run(plan.spec, plan.python, uuids)

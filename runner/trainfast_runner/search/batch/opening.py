@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
@@ -38,6 +39,7 @@ def open_batch(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
             **spec.record_fields(),
             device=plan.device,
             world_size=plan.world_size,
+            device_uuids=plan.device_uuids,
             limits_bytes=list(limits.by_rank),
             limit_words=limits.words,
             clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
@@ -58,7 +60,13 @@ def _limits_still_fit(plan: RunPlan, directory: Path) -> bool:
 
 
 def batch_key(plan: RunPlan) -> str:
-    """Return the key of a batch search: of model, data or script, knobs, devices and versions."""
+    """Return the key of a batch search: of model, data or script, knobs, devices and versions.
+
+    Any visible GPU may be the search's: which ones were the freest at its beginning is in its journal.
+    """
+    visible: list[str | None] = []
+    if plan.device == "cuda":
+        visible = [gpu.uuid for gpu in detect_machine(plan.versions, plan.python or None).gpus]
     knobs = {name: value for name, value in plan.spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
-    parts = (plan.spec.model, plan.spec.data, knobs, plan.device, plan.device_uuids, plan.python, plan.versions)
+    parts = (plan.spec.model, plan.spec.data, knobs, plan.device, visible, plan.python, plan.versions)
     return key_of_question(parts, plan)

@@ -35,6 +35,7 @@ class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", t
     """The first line: the question. The same command has the same `key`; `limit_words` name the source of the limit.
 
     `limits_bytes` has one figure per rank; empty on a GPU without `memory_limit`, where each rank reports its own.
+    `device_uuids` are the GPUs that a preset's search takes; empty on a CPU.
     """
 
     t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
@@ -43,6 +44,7 @@ class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", t
     key: str
     device: str = "cpu"
     world_size: int = 1
+    device_uuids: list[str] = []
     limits_bytes: list[int] = []
     limit_words: str = ""
     clock: ClockAnchor
