@@ -224,3 +224,13 @@ def test_hooks_note_their_own_errors_and_leave_the_script_alone(cli: Cli, tmp_pa
     assert (cli.home / "runs" / done.json["run_id"] / "output.log").read_text() == "went on\n"
     assert any("the hooks in the script: " in trouble for trouble in done.json["troubles"])
     no_step(done)
+
+
+def test_the_note_of_an_error_names_the_hook_by_its_module(cli: Cli, tmp_path: Path) -> None:
+    engine = tmp_path / "deepspeed" / "runtime" / "engine.py"
+    engine.parent.mkdir(parents=True)
+    for file in (engine.parent.parent / "__init__.py", engine.parent / "__init__.py", engine):
+        file.write_text("")
+    done = cli("run", "--json", *written(tmp_path, "import torch, deepspeed.runtime.engine\n"))
+    assert any("deepspeed_engine.install: AttributeError: " in trouble for trouble in done.json["troubles"])
+    no_step(done)

@@ -55,7 +55,9 @@ def never_raises(function: Function) -> Function:
         try:
             return function(*arguments, **keywords)
         except Exception as error:
-            note_error(str(getattr(function, "__name__", function)), error)
+            # Many hooks have the same name: their module tells them apart. A partial has neither.
+            inner = getattr(function, "func", function)
+            note_error(f"{inner.__module__.rpartition('.')[2]}.{inner.__name__}", error)
             return None
 
     return quiet  # type: ignore[return-value]
