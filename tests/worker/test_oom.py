@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from trainfast_runner.worker.available_memory import fullest_device_memory
 from trainfast_runner.worker.shared.oom import is_out_of_memory
+from trainfast_runner.worker.trials import TrialRunner
 from trainfast_runner.worker.worker_log import WorkerLog
 
 SPELLINGS = [
@@ -110,3 +113,29 @@ def test_a_device_that_does_not_answer_is_not_out_of_memory(tmp_path: Path, monk
     log.exception(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"))
     line = json.loads((tmp_path / "worker.jsonl").read_text())
     assert (line["is_oom"], line["free_bytes"]) == (False, None)
+
+
+def test_the_error_of_a_trial_is_judged_by_all_gpus_of_its_strategy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two GPUs of 80 GiB in one process, as under dp: the second one, whose memory alone is played, is full."""
+    gpus = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((40 - 40 * device.index) << 30, 80 << 30))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR")
+
+    parts: Any = {
+        "spec": None,
+        "config": None,
+        "samples": None,
+        "memory": SimpleNamespace(free_reserve=lambda: None),
+        "log": WorkerLog(tmp_path, 0),
+    }
+    runner = TrialRunner(device=torch.device("cpu"), **parts)
+    state: Any = SimpleNamespace(strategy=SimpleNamespace(devices=gpus, all_reduce=fail))
+    runner._state = state
+    orders: Any = SimpleNamespace(next=iter([{"more": True}]).__next__)
+    with pytest.raises(RuntimeError, match="CUDNN"):
+        runner.run(orders)
+    assert json.loads((tmp_path / "worker.jsonl").read_text())["outcome"] == "oom"

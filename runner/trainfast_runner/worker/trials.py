@@ -134,7 +134,8 @@ class TrialRunner:
         """Write the `trial` record of a trial that ends the process. Asks no other rank."""
         self.memory.free_reserve()
         chain = exception_chain(error)
-        is_oom = chain_is_oom(chain, fullest_device_memory([self.device], None))
+        devices = [self.device] if self._state is None else self._state.strategy.devices
+        is_oom = chain_is_oom(chain, fullest_device_memory(devices, None))
         self.log.write(
             "trial",
             number=number,
