@@ -153,6 +153,23 @@ def test_parser_that_refused_leaves_the_next_one_to_be_seen(cli: Cli, tmp_path: 
     assert mapping(discovered(cli, *written(tmp_path, lines))) == {"seed": "--seed {}"}
 
 
+def test_a_first_parser_stays_named_where_the_script_trains_next(cli: Cli, tmp_path: Path) -> None:
+    lines = (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--bs', type=int, default=4)\n"
+        "parser.parse_known_args(['--other'])\nimport torch\ntorch.optim.SGD([torch.ones(1)], lr=0.1)\n"
+    )
+    found = discovered(cli, *written(tmp_path, lines))
+    assert (found["stopped_at"], found["parser"]) == ("the first optimizer", "argparse")
+    assert (mapping(found), found["framework"]) == ({"batch_size": "--bs {}"}, "torch")
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(0)\n"])
+def test_a_script_that_ends_by_itself_shows_its_framework(cli: Cli, tmp_path: Path, end: str) -> None:
+    (tmp_path / "accelerate.py").write_text("class Accelerator:\n    pass\n")
+    found = discovered(cli, *written(tmp_path, f"from accelerate import Accelerator\n{end}"))
+    assert (found["stopped_at"], found["framework"]) == ("its end", "accelerate")
+
+
 def test_subcommand_has_its_own_flags(cli: Cli, tmp_path: Path) -> None:
     lines = (
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--seed', type=int, default=1)\n"

@@ -55,5 +55,6 @@ class Discovered(msgspec.Struct, frozen=True, kw_only=True):
         if self.stopped_at == "a Lightning Trainer":
             return "Lightning"
         shown = next((name for name in FRAMEWORKS if name in self.uses), None)
+        # A Trainer has its arguments, and a script with them ends there, before any optimizer.
         trains = self.stopped_at in ("the first optimizer", "the first forward pass")
-        return shown or ("HF Trainer" if self.parser == "HfArgumentParser" else "torch" if trains else None)
+        return shown or ("torch" if trains else "HF Trainer" if self.parser == "HfArgumentParser" else None)

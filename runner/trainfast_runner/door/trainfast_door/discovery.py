@@ -40,6 +40,8 @@ class Discovery:
         self._parsers: list[argparse.ArgumentParser] = []
         """The parsers called since the outermost call began: the script's own, then its subcommands'."""
         self._flags: list[dict[str, Any]] = []
+        self._parser: str | None = None
+        """The kind of the parser that has the flags."""
 
     def install(self) -> None:
         """Follow argparse now and the others when they are imported."""
@@ -56,10 +58,13 @@ class Discovery:
         sys.meta_path.insert(0, ImportHooks(hooks))
 
     @never_raises
-    def report(self, stopped_at: str, **details: Any) -> None:
-        """Write the flags and frameworks found so far; a later report takes its place."""
-        uses = frameworks_of(vars(sys.modules["__main__"])) or []
-        whole = {"stopped_at": stopped_at, "flags": self._flags, "uses": uses, **details}
+    def report(self, stopped_at: str, names: dict[str, Any] | None = None, **details: Any) -> None:
+        """Write the flags and frameworks found so far; a later report takes its place.
+
+        `names` are the globals of a script that has ended; those of the running one without them.
+        """
+        uses = frameworks_of(vars(sys.modules["__main__"]) if names is None else names) or []
+        whole = {"stopped_at": stopped_at, "parser": self._parser, "flags": self._flags, "uses": uses, **details}
         with open(f"{self._path}.new", "w", encoding="utf-8") as file:
             json.dump(whole, file)
         os.replace(f"{self._path}.new", self._path)
@@ -69,7 +74,7 @@ class Discovery:
         if os.getpid() == self._pid:
             if not self._flags:
                 self._flags = flags.configurator_flags(vars(sys.modules["__main__"]))
-                details.update({"parser": "configurator.py"} if self._flags else {})
+                self._parser = "configurator.py" if self._flags else None
             self.report(stopped_at, **details)
             os._exit(0)
 
@@ -98,16 +103,16 @@ class Discovery:
             new = flags.argparse_flags(self._parsers, namespace)
             names = {name for flag in new for name in flag["names"]}
             self._flags = new + [flag for flag in self._flags if not names & set(flag["names"])]
-            kind = next(
+            self._parser = next(
                 (ancestor.__name__ for ancestor in type(parser).__mro__ if ancestor.__name__ == "HfArgumentParser"),
                 "argparse",
             )
             # The script refuses leftover words next, or hands them to a second parser. A parser without --help usually
             # reads only the name of a configuration file.
             if unparsed or not parser.add_help:
-                self.report("a first parser", parser=kind)
+                self.report("a first parser")
             else:
-                self._stop("the parser", parser=kind)
+                self._stop("the parser")
 
         argparse.ArgumentParser.parse_known_args = followed  # type: ignore[method-assign, assignment]
 
@@ -122,8 +127,8 @@ class Discovery:
 
         @never_raises
         def stop_at_command(command: Any, context: Any) -> None:
-            self._flags = flags.click_flags(command, context.params)
-            self._stop("the parser", parser="click")
+            self._flags, self._parser = flags.click_flags(command, context.params), "click"
+            self._stop("the parser")
 
         click.Command.invoke = followed
 
@@ -140,7 +145,8 @@ class Discovery:
         def stop_at_config(config: Any) -> None:
             values = sys.modules["omegaconf"].OmegaConf.to_container(config, resolve=False)
             self._flags = flags.config_flags({key: value for key, value in values.items() if key != "hydra"})
-            self._stop("the parser", parser="Hydra")
+            self._parser = "Hydra"
+            self._stop("the parser")
 
         hydra.Hydra.compose_config = followed
 

@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 import traceback
+from typing import Any
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
@@ -28,17 +29,24 @@ def main() -> None:
     sys.argv = words[1:] if is_module else words
     try:
         if is_module:
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            script_globals = runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(words[0], run_name="__main__")
-        discovery.report("its end")
+            script_globals = runpy.run_path(words[0], run_name="__main__")
+        discovery.report("its end", script_globals)
     except SystemExit as left:
-        discovery.report("its end" if left.code in (0, None) else "an error")
+        discovery.report("its end" if left.code in (0, None) else "an error", _globals_of_raiser(left))
         raise
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
-        discovery.report("an error")
+        discovery.report("an error", _globals_of_raiser(error))
         sys.exit(1)
+
+
+def _globals_of_raiser(error: BaseException) -> dict[str, Any]:
+    """Return the globals of the script that raised an error, from its traceback; empty if it never ran."""
+    # The first frame is `main`, whose module has the same name.
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
+    return next((frame.f_globals for frame in frames if frame.f_globals.get("__name__") == "__main__"), {})
 
 
 if __name__ == "__main__":
