@@ -34,8 +34,9 @@ from trainfast_runner.search.orphaned_runs import adopt_ended, runs_of_search
 from trainfast_runner.search.script_runs import TrialPlanner, why_incompatible, with_trace
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
 
-CONTEXT_BYTES = 512 << 20
-"""About what a CUDA context takes of a GPU's free memory."""
+BARE_CONTEXT_BYTES = 512 << 20
+"""About what a CUDA context takes of a GPU's free memory. Chosen, not measured: without the kernels that are loaded as
+they are needed, which `memory.model_size` counts too."""
 
 
 class ScriptBatchConductor(BatchConductor):
@@ -116,7 +117,7 @@ class ScriptBatchConductor(BatchConductor):
     def _available_bytes(self) -> int | None:
         """Bytes that the fullest GPU had free before the search, as an estimate; None on a CPU, which has a limit."""
         free = [
-            gpu.memory_total_bytes - gpu.memory_used_bytes - CONTEXT_BYTES
+            gpu.memory_total_bytes - gpu.memory_used_bytes - BARE_CONTEXT_BYTES
             for gpu in self._plan.gpus
             if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
         ]
