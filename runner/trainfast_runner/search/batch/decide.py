@@ -99,8 +99,7 @@ def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> 
     too_large = state.too_large
     points = len(state.probes_that_fit)
     sure = _largest_sure_fit(memory_fits)
-    # A single size has no slope of its own, and tells nothing certain of others.
-    likely = max(largest_fit, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))
+    likely = max(largest_fit, min(_largest_likely_size(state, memory_fits), (too_large or LARGEST_BATCH + 1) - 1))
     deciding = deciding_size(state, memory_fits, likely)
     if too_large is not None and too_large <= deciding:
         return _confirm(likely, _why_confirm(memory_fits, largest_fit, likely, f"{too_large} does not"))
@@ -149,6 +148,13 @@ def _largest_sure_fit(memory_fits: tuple[MemoryFit, ...]) -> int:
     return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in memory_fits), LARGEST_BATCH)
 
 
+def _largest_likely_size(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> int:
+    """The largest size that fitted, or that surely fits by a fit of two sizes or more."""
+    # A single size has no slope of its own, and tells nothing certain of others.
+    sure = _largest_sure_fit(memory_fits) if len(state.probes_that_fit) > 1 else 0
+    return max(state.largest_fit, sure)
+
+
 def _should_run_out(state: BatchState, memory_fits: tuple[MemoryFit, ...], size: int) -> bool:
     """True if trying `size` at once is the cheaper way to know, although it might fit within the error of the fit.
 
@@ -190,14 +196,10 @@ def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -
         middle = (state.largest_fit + failed) // 2
         why = f"{failed} ran out of memory, against the fit: half-way to {state.largest_fit}, which fits, first"
         return _probe(middle, why)
-    near = deciding_size(state, memory_fits, last.batch_size) - last.batch_size if memory_fits else 1
-    smaller = min(failed - 1, last.batch_size - max(1, near // 2))
-    if memory_fits:
-        # Sizes that were tried since then may have set the fit right.
-        smaller = min(
-            smaller, max(state.largest_fit, _largest_sure_fit(memory_fits) if len(state.probes_that_fit) > 1 else 0)
-        )
-    smaller = max(1, smaller)
+    near = deciding_size(state, memory_fits, last.batch_size) - last.batch_size
+    # Sizes that were tried since then may have set the fit right.
+    likely = _largest_likely_size(state, memory_fits)
+    smaller = max(1, min(failed - 1, last.batch_size - max(1, near // 2), likely))
     where = "in a fresh process"
     if any(probe.batch_size == last.batch_size for probe in state.probes_that_fit):
         where += ", whose data and allocations differ from those of the probe in which it fitted"
@@ -209,7 +211,7 @@ def _is_refuted(state: BatchState, memory_fits: tuple[MemoryFit, ...], batch_siz
 
     The size that ran out should have left more than the tolerance, or is the second one to run out.
     """
-    if state.largest_fit + 1 >= batch_size or state.tried >= MAX_PROBES or not memory_fits:
+    if state.largest_fit + 1 >= batch_size or state.tried >= MAX_PROBES:
         return False
     if not all(fit.surely_fits(batch_size) for fit in memory_fits):
         return False  # a size tried since then has set it right
