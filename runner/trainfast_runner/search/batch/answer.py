@@ -12,7 +12,13 @@ from trainfast_runner.search.batch.decide import (
     tolerance_bytes,
     why_no_more_sizes,
 )
-from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, fits_by_rank, tightest, uncounted_bytes
+from trainfast_runner.search.batch.state import (
+    LARGEST_BATCH,
+    BatchState,
+    memory_fits_by_rank,
+    tightest,
+    uncounted_bytes,
+)
 from trainfast_runner.search.journal.batch import BatchAnswer, ConfirmationRun, Margin, refuted_by
 from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_runner.units import mebibytes
@@ -28,7 +34,7 @@ As much as a maximum may be off and still be called exact."""
 def answer_of(state: BatchState) -> BatchAnswer:
     """Return the answer of a journal whose last confirmation run finished."""
     confirmation = state.confirmations[-1]
-    max_batch, memory_fits = confirmation.batch_size, fits_by_rank(state)
+    max_batch, memory_fits = confirmation.batch_size, memory_fits_by_rank(state)
     tight = tightest(memory_fits, max_batch)
     line = max(tight.lines, key=lambda phase_line: phase_line.at(max_batch))
     margins = _margins(state, tight, max_batch)
@@ -90,7 +96,7 @@ def _why_untried(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batc
         if state.device == "cuda":
             return ", below the next multiple of 8,"
         return f", {_near_words(tightest(memory_fits, max_batch), max_batch)},"
-    return f", beyond the {MAX_PROBES} sizes that a search tries," if state.tried >= MAX_PROBES else ""
+    return f", beyond the {MAX_PROBES} sizes that a search tries," if state.counted_probes >= MAX_PROBES else ""
 
 
 def _near_words(tight: MemoryFit, max_batch: int) -> str:

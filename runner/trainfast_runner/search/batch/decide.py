@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from trainfast_runner.bisection import largest_fitting
-from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, fits_by_rank, tightest
+from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, memory_fits_by_rank, tightest
 from trainfast_runner.search.journal.batch import CONFIRM_STEP, BatchStep
 from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_runner.units import mebibytes
@@ -37,9 +37,9 @@ class BatchDecision:
 
 def decide(state: BatchState) -> BatchDecision:
     """Return the next step."""
-    if len(state.probes) - state.tried >= MAX_VOID_PROBES:
+    if len(state.probes) - state.counted_probes >= MAX_VOID_PROBES:
         return _end("failed", f"other processes took memory in {MAX_VOID_PROBES} probes: nothing can be measured here")
-    memory_fits = fits_by_rank(state)
+    memory_fits = memory_fits_by_rank(state)
     if state.confirmations:
         decision = _after_confirmation(state, memory_fits)
     elif not memory_fits:
@@ -95,37 +95,37 @@ def _first_probe(state: BatchState) -> BatchDecision:
 
 def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> BatchDecision:
     """Something fitted: probe the next size, or confirm when the sizes on both sides are close enough."""
-    largest_fit = state.largest_fit
+    largest_fitted = state.largest_fitted
     too_large = state.too_large
     points = len(state.probes_that_fit)
-    sure = _largest_sure_fit(memory_fits)
-    likely = max(largest_fit, min(_largest_likely_size(state, memory_fits), (too_large or LARGEST_BATCH + 1) - 1))
+    sure = _largest_sure_size(memory_fits)
+    likely = max(largest_fitted, min(_largest_likely_size(state, memory_fits), (too_large or LARGEST_BATCH + 1) - 1))
     deciding = deciding_size(state, memory_fits, likely)
     if too_large is not None and too_large <= deciding:
-        return _confirm(likely, _why_confirm(memory_fits, largest_fit, likely, f"{too_large} does not"))
-    if (why := why_no_more_sizes(state, largest_fit)) is not None:
-        return _confirm(largest_fit, f"{why}: a fresh process runs the largest that fitted, {largest_fit}")
+        return _confirm(likely, _why_confirm(memory_fits, largest_fitted, likely, f"{too_large} does not"))
+    if (why := why_no_more_sizes(state, largest_fitted)) is not None:
+        return _confirm(largest_fitted, f"{why}: a fresh process runs the largest that fitted, {largest_fitted}")
     target = min(sure, _second_size(state)) if points == 1 else sure
-    if largest_fit < target < (too_large or LARGEST_BATCH + 1) and (
+    if largest_fitted < target < (too_large or LARGEST_BATCH + 1) and (
         too_large or not _should_run_out(state, memory_fits, deciding)
     ):
         return _probe(target, _why_up(state, tightest(memory_fits, target), target))
     if too_large is not None:
-        return _between(state, memory_fits, largest_fit, too_large)
-    return _at_boundary(state, memory_fits, largest_fit, likely, deciding)
+        return _between(state, memory_fits, largest_fitted, too_large)
+    return _at_boundary(state, memory_fits, largest_fitted, likely, deciding)
 
 
-def why_no_more_sizes(state: BatchState, largest_fit: int) -> str | None:
+def why_no_more_sizes(state: BatchState, largest_fitted: int) -> str | None:
     """Return the reason why no further size is probed; None while one may be."""
-    if largest_fit >= LARGEST_BATCH:
+    if largest_fitted >= LARGEST_BATCH:
         return f"no size above {LARGEST_BATCH} is tried"
-    if largest_fit >= state.largest_allowed:
-        return f"the script's data fills no batch above {largest_fit}"
-    return f"a search tries at most {MAX_PROBES} sizes" if state.tried >= MAX_PROBES else None
+    if largest_fitted >= state.largest_allowed:
+        return f"the script's data fills no batch above {largest_fitted}"
+    return f"a search tries at most {MAX_PROBES} sizes" if state.counted_probes >= MAX_PROBES else None
 
 
 def _at_boundary(
-    state: BatchState, memory_fits: tuple[MemoryFit, ...], largest_fit: int, likely: int, deciding: int
+    state: BatchState, memory_fits: tuple[MemoryFit, ...], largest_fitted: int, likely: int, deciding: int
 ) -> BatchDecision:
     """The fit leaves one question: confirm `likely`, or probe the size that decides whether it is the largest."""
     points = len(state.probes_that_fit)
@@ -134,7 +134,7 @@ def _at_boundary(
     if state.no_oom and points > 1:
         error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
         above = f"by the fit {likely + 1} would need {needs}, {error}"
-        return _confirm(likely, _why_confirm(memory_fits, largest_fit, likely, above))
+        return _confirm(likely, _why_confirm(memory_fits, largest_fitted, likely, above))
     over = max(fit.need_bytes(deciding) - fit.limit_bytes for fit in memory_fits)
     words = f"{likely} should fit; the error of the fit leaves open whether {deciding} does"
     if over > 0:
@@ -143,7 +143,7 @@ def _at_boundary(
     return _probe(deciding, words)
 
 
-def _largest_sure_fit(memory_fits: tuple[MemoryFit, ...]) -> int:
+def _largest_sure_size(memory_fits: tuple[MemoryFit, ...]) -> int:
     """The largest size that fits on every rank even with the whole error of the fit against it."""
     return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in memory_fits), LARGEST_BATCH)
 
@@ -151,8 +151,8 @@ def _largest_sure_fit(memory_fits: tuple[MemoryFit, ...]) -> int:
 def _largest_likely_size(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> int:
     """The largest size that fitted, or that surely fits by a fit of two sizes or more."""
     # A single size has no slope of its own, and tells nothing certain of others.
-    sure = _largest_sure_fit(memory_fits) if len(state.probes_that_fit) > 1 else 0
-    return max(state.largest_fit, sure)
+    sure = _largest_sure_size(memory_fits) if len(state.probes_that_fit) > 1 else 0
+    return max(state.largest_fitted, sure)
 
 
 def _should_run_out(state: BatchState, memory_fits: tuple[MemoryFit, ...], size: int) -> bool:
@@ -168,18 +168,22 @@ def _should_run_out(state: BatchState, memory_fits: tuple[MemoryFit, ...], size:
 def _second_size(state: BatchState) -> int:
     """The largest second size: half-way to the predicted maximum is enough for a first slope, and is quick."""
     predicted_max = state.prediction.max_batch if state.prediction is not None else None
-    return max(state.largest_fit + 1, (state.largest_fit + predicted_max) // 2) if predicted_max else LARGEST_BATCH
+    return (
+        max(state.largest_fitted + 1, (state.largest_fitted + predicted_max) // 2) if predicted_max else LARGEST_BATCH
+    )
 
 
-def _between(state: BatchState, memory_fits: tuple[MemoryFit, ...], largest_fit: int, too_large: int) -> BatchDecision:
+def _between(
+    state: BatchState, memory_fits: tuple[MemoryFit, ...], largest_fitted: int, too_large: int
+) -> BatchDecision:
     """Something fitted and something was too large, further apart than the tolerance."""
     if sum(probe.outcome == "oom" for probe in state.probes) == 1:
         size = largest_fitting(lambda size: deciding_size(state, memory_fits, size) < too_large, too_large - 1) + 1
         why = f"{too_large} does not fit: if {size} fits, the maximum is known within the tolerance"
     else:
-        size = (largest_fit + too_large) // 2
-        why = f"{too_large} does not fit either: half-way to {largest_fit}, which does"
-    return _probe(min(max(size, largest_fit + 1), too_large - 1), why)
+        size = (largest_fitted + too_large) // 2
+        why = f"{too_large} does not fit either: half-way to {largest_fitted}, which does"
+    return _probe(min(max(size, largest_fitted + 1), too_large - 1), why)
 
 
 def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> BatchDecision:
@@ -193,8 +197,8 @@ def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -
         return _end("nothing_fits", "a batch of 1 does not fit in a fresh process")
     failed = min(last.batch_size, state.too_large or last.batch_size)
     if _is_refuted(state, memory_fits, failed):
-        middle = (state.largest_fit + failed) // 2
-        why = f"{failed} ran out of memory, against the fit: half-way to {state.largest_fit}, which fits, first"
+        middle = (state.largest_fitted + failed) // 2
+        why = f"{failed} ran out of memory, against the fit: half-way to {state.largest_fitted}, which fits, first"
         return _probe(middle, why)
     near = deciding_size(state, memory_fits, last.batch_size) - last.batch_size
     # Sizes that were tried since then may have set the fit right.
@@ -211,7 +215,7 @@ def _is_refuted(state: BatchState, memory_fits: tuple[MemoryFit, ...], batch_siz
 
     The size that ran out should have left more than the tolerance, or is the second one to run out.
     """
-    if state.largest_fit + 1 >= batch_size or state.tried >= MAX_PROBES:
+    if state.largest_fitted + 1 >= batch_size or state.counted_probes >= MAX_PROBES:
         return False
     if not all(fit.surely_fits(batch_size) for fit in memory_fits):
         return False  # a size tried since then has set it right
@@ -241,9 +245,9 @@ def tolerance_bytes(need_bytes: float) -> float:
     return max(TOLERANCE_SHARE * need_bytes, TOLERANCE_BYTES)
 
 
-def _why_confirm(memory_fits: tuple[MemoryFit, ...], largest_fit: int, size: int, above: str) -> str:
+def _why_confirm(memory_fits: tuple[MemoryFit, ...], largest_fitted: int, size: int, above: str) -> str:
     words = f"{size} fits"
-    if size > largest_fit:
+    if size > largest_fitted:
         tight = tightest(memory_fits, size)
         needs = tight.need_text(size)
         words = f"by the fit {size} needs {needs}, give or take {mebibytes(tight.error_at(size))},"

@@ -15,7 +15,7 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import ProbeLine
-from trainfast_runner.search.batch.state import BatchState, fits_by_rank, tightest
+from trainfast_runner.search.batch.state import BatchState, memory_fits_by_rank, tightest
 from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, RankPeaks
 from trainfast_runner.units import highest, mebibytes
 
@@ -75,7 +75,7 @@ def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: s
 
 def _at_the_tightest(state: BatchState, probe: Probe) -> Probe:
     """Add the phase and the peaks of the rank that was nearest to its limit."""
-    memory_fits = fits_by_rank(replace(state, probes=(*state.probes, probe)))
+    memory_fits = memory_fits_by_rank(replace(state, probes=(*state.probes, probe)))
     rank = tightest(memory_fits, probe.batch_size).rank if memory_fits else 0
     peaks = next(peaks for peaks in probe.ranks if peaks.rank == rank)
     return msgspec.structs.replace(

@@ -18,7 +18,12 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.predicted_size import predict_script_size
 from trainfast_runner.search.batch.probe_record import probe_of_ended_run
-from trainfast_runner.search.batch.script_probe_record import data_filled, fitting_probe, script_peaks, why_not_usable
+from trainfast_runner.search.batch.script_probe_record import (
+    fitting_probe,
+    script_peaks,
+    size_that_data_fills,
+    why_not_usable,
+)
 from trainfast_runner.search.batch.script_question import SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.batch import (
@@ -78,7 +83,7 @@ class ScriptBatchConductor(BatchConductor):
         """Try one size in a process of its own, or take the ended trial that a killed conductor left."""
         began_s = self._clock_s()
         plan = self.plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
-        is_first = self._state().largest_fit == 0
+        is_first = self._state().largest_fitted == 0
         orphan = adopt_ended(self._left_trials, self._home, plan)
         if orphan is not None:
             self._write(BatchLaunched(run_id=orphan.name, role=PROBE))
@@ -88,7 +93,7 @@ class ScriptBatchConductor(BatchConductor):
         if result.state == "oom":
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
-        filled = data_filled(result, batch_size, self._state().largest_fit)
+        filled = size_that_data_fills(result, batch_size, self._state().largest_fitted)
         failure = why_not_usable(result) or (why_incompatible(result, ("batch_size",)) if filled is None else None)
         if failure is not None:
             return BatchEnded(state="failed", reason=failure)

@@ -16,16 +16,16 @@ from trainfast_runner.search.traced_script import SCRIPT_PHASE
 from trainfast_runner.units import highest
 
 
-def data_filled(result: Result, asked_size: int, largest_fit: int) -> int | None:
+def size_that_data_fills(result: Result, asked_size: int, largest_fitted: int) -> int | None:
     """Return the batch that ran where the script's data is smaller than the one asked for; None if it ran as asked.
 
-    A script that had run a size as asked (`largest_fit`, 0 before any) does not ignore the batch size.
+    A script that had run a size as asked (`largest_fitted`, 0 before any) does not ignore the batch size.
     """
     for override in result.script.overridden if result.script is not None else ():
         if (
             override.knob == "batch_size"
             and isinstance(override.ran, int)
-            and 0 < largest_fit <= override.ran < asked_size
+            and 0 < largest_fitted <= override.ran < asked_size
         ):
             return override.ran
     return None

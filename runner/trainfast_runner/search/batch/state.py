@@ -36,7 +36,7 @@ class BatchState:
         return sorted((probe for probe in self.probes if probe.outcome == "fits"), key=lambda probe: probe.batch_size)
 
     @property
-    def largest_fit(self) -> int:
+    def largest_fitted(self) -> int:
         """The largest size that fitted; 0 before any did."""
         return max((probe.batch_size for probe in self.probes_that_fit), default=0)
 
@@ -51,7 +51,7 @@ class BatchState:
         return min((probe.batch_size for probe in self.probes if probe.outcome == "oom"), default=None)
 
     @property
-    def tried(self) -> int:
+    def counted_probes(self) -> int:
         """Number of probes that count."""
         return sum(probe.outcome != "void" for probe in self.probes)
 
@@ -72,7 +72,7 @@ def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> 
     )
 
 
-def fits_by_rank(state: BatchState) -> tuple[MemoryFit, ...]:
+def memory_fits_by_rank(state: BatchState) -> tuple[MemoryFit, ...]:
     """Return the fit of each rank; empty before any size fitted."""
     slope = state.prediction.bytes_per_sample if state.prediction is not None else None
     memory_fits = _fits_with_slope(state, slope)
