@@ -20,7 +20,7 @@ from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running import launch
 from trainfast_runner.search.batch.script_probe_record import fitting_probe
 from trainfast_runner.search.run_ends import wait_for_result
-from trainfast_runner.search.script_runs import trial_planner, with_trace
+from trainfast_runner.search.script_runs import script_planner, with_trace
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak
 from trainfast_runner.settings import script_preset
 
@@ -62,7 +62,7 @@ SELECTING = (
 def tried(cli: Cli, batch_size: int, *, trace: bool) -> tuple[Result, int]:
     """A trial of `mine` with this batch, and its measured peak."""
     preset = script_preset.load(cli.presets / "mine.toml")
-    plan = trial_planner(preset, ["memory_limit=4GiB"], None, ())(
+    plan = script_planner(preset, ["memory_limit=4GiB"], None, ())(
         {"batch_size": batch_size, "steps": 4, "timing_warmup": 2}
     )
     plan = replace(with_trace(plan) if trace else plan, role=PROBE, search_id="20261121-054455-mine-7f3a")
@@ -138,7 +138,7 @@ def test_script_without_a_trace_is_searched_by_its_trials(cli: Cli, tmp_path: Pa
     answer = done.json
     assert answer["too_large"] > answer["max_batch"] > 64
     reason = answer["predicted"]["reason"]
-    assert reason.startswith("memory is predicted from the trials alone: DynamicOutputShapeException"), reason
+    assert reason.startswith("memory is predicted from the probes alone: DynamicOutputShapeException"), reason
     assert answer["predicted"]["max_batch"] is None
 
 

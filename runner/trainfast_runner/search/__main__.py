@@ -85,9 +85,11 @@ def conduct_request(
             conduct_best(directory, best_plan, home, best_options, SearchCallbacks(on_line, is_cancelled, began_ns))
         else:
             options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-            plan, plan_trial = plan_spec_batch(spec, request.python, options)
+            plan, plan_script_run = plan_spec_batch(spec, request.python, options)
             directory = open_batch(plan, home, options)
-            conduct_batch(directory, plan, home, options, SearchCallbacks(on_line, is_cancelled, began_ns), plan_trial)
+            conduct_batch(
+                directory, plan, home, options, SearchCallbacks(on_line, is_cancelled, began_ns), plan_script_run
+            )
     except AlreadyConducted:
         report_held(directory)  # the starter follows it
 

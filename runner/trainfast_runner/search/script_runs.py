@@ -1,4 +1,4 @@
-"""Plan the runs of a script's searches as trials, and name the knobs that the script overrode in one."""
+"""Plan the probes and trials of a script's searches, and name the knobs that the script overrode in one."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 
-TrialPlanner = Callable[[Mapping[str, KnobValue]], RunPlan]
+ScriptPlanner = Callable[[Mapping[str, KnobValue]], RunPlan]
 """Plans the script's run with these knobs."""
 
 
-def trial_planner(
+def script_planner(
     preset: ScriptPreset, settings: Sequence[str], python: str | None, set_by_search: Collection[str]
-) -> TrialPlanner:
-    """Return the planner of trials of a preset's script; the knobs of `set_by_search` are left out of the settings.
+) -> ScriptPlanner:
+    """Return the planner of a preset's script; the knobs of `set_by_search` are left out of the settings.
 
     Raises UserError, also in its calls.
     """
     fixed_settings = [setting for setting in settings if setting.partition("=")[0].strip() not in set_by_search]
 
-    def plan_trial(knobs: Mapping[str, KnobValue]) -> RunPlan:
+    def plan_script_run(knobs: Mapping[str, KnobValue]) -> RunPlan:
         knob_settings = [f"{name}={knob(name).text_of(value)}" for name, value in knobs.items()]
         plan = plan_script((), [*fixed_settings, *knob_settings], preset=preset, python=python, trial=True)
         if plan.script is not None and plan.script.hooks_blocked is not None:
             raise UserError(f"its steps are not seen: {plan.script.hooks_blocked}", key=preset.name)
         return plan
 
-    return plan_trial
+    return plan_script_run
 
 
 def with_trace(plan: RunPlan) -> RunPlan:
-    """The plan of a trial whose step is traced after its last one."""
+    """Return the plan of a run whose step is traced after its last one."""
     assert plan.script is not None
     return replace(plan, script=msgspec.structs.replace(plan.script, trace=True))
 

@@ -19,7 +19,7 @@ from trainfast_runner.search.batch.script_question import plan_script_batch
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine, Probe, read_batch_journal
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.script_runs import TrialPlanner
+from trainfast_runner.search.script_runs import ScriptPlanner
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -62,19 +62,19 @@ def run(arguments: argparse.Namespace) -> int:
         cool_to_c=arguments.cool_to,
     )
     with progress_when_slow("checking…"):
-        plan, plan_trial = _plan(arguments, options)
+        plan, plan_script_run = _plan(arguments, options)
     if arguments.wait:
         began_ns += await_devices(plan, home)
     directory = open_batch(plan, home, options)
-    conducting = partial(conduct_batch, directory, plan, home, options, plan_trial=plan_trial)
+    conducting = partial(conduct_batch, directory, plan, home, options, plan_script_run=plan_script_run)
     with caught_signals() as signals:
         ended = _conduct(directory, home, conducting, signals, began_ns, arguments.settings)
     _report(directory, ended, arguments.json)
     return SEARCH_EXIT_CODES[ended.state]
 
 
-def _plan(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, TrialPlanner | None]:
-    """Return the plan, checked, and the planner of a script's trials. Raises UserError."""
+def _plan(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, ScriptPlanner | None]:
+    """Return the plan, checked, and the planner of a script's probes. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
         return plan_script_batch(script_preset.load(script), arguments.settings, arguments.python, options)
     spec = resolve(arguments.preset, arguments.settings)

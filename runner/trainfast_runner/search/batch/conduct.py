@@ -12,7 +12,7 @@ from trainfast_runner.search.batch.script_conductor import ScriptBatchConductor
 from trainfast_runner.search.conductor import SearchCallbacks, conduct_alone
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.script_runs import TrialPlanner
+from trainfast_runner.search.script_runs import ScriptPlanner
 
 
 def conduct_batch(
@@ -21,17 +21,17 @@ def conduct_batch(
     home: Home,
     options: BatchSearchOptions,
     callbacks: SearchCallbacks[BatchLine],
-    plan_trial: TrialPlanner | None = None,
+    plan_script_run: ScriptPlanner | None = None,
 ) -> BatchEnded:
     """Conduct the search in `directory` to its end, record that and return it.
 
-    `plan_trial` plans the trials of a script; a preset has none. Raises UserError when another process conducts the
-    search, and when its device is in use.
+    `plan_script_run` plans the probes of a script; a preset has none. Raises UserError when another process
+    conducts the search, and when its device is in use.
     """
 
     def make_conductor() -> BatchConductor:
-        if plan_trial is None:
+        if plan_script_run is None:
             return PresetBatchConductor(directory, plan, home, options, callbacks)
-        return ScriptBatchConductor(directory, plan, home, options, callbacks, plan_trial)
+        return ScriptBatchConductor(directory, plan, home, options, callbacks, plan_script_run)
 
     return conduct_alone(directory, make_conductor)

@@ -81,7 +81,7 @@ def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
 
 
 def predict_script_size(peak: TracedPeak, limit_bytes: int, run_id: str) -> Predicted:
-    """Predict a script's largest batch under a limit of bytes per rank, from the peak of its trial `run_id`."""
+    """Predict a script's largest batch under a limit of bytes per rank, from the peak of its probe `run_id`."""
     max_batch = largest_fitting(lambda size: peak.need_bytes(size) <= limit_bytes, LARGEST_BATCH)
     at = max(1, max_batch)
     growth = peak.need_bytes(at + 1) - peak.need_bytes(at)

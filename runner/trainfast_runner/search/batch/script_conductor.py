@@ -1,7 +1,7 @@
 """The batch search of a user's own script: each size is tried in a process of its own, under the memory limit.
 
-A script has no warm process, so a trial is an ordinary run of a few steps. The step of the first that fits is traced
-for the memory of all other sizes; without a trace earlier trials predict it.
+A script has no warm process, so a probe is an ordinary run of a few steps. The step of the first that fits is traced
+for the memory of all other sizes; without a trace earlier probes predict it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trainfast_runner.search.journal.batch import (
 )
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import adopt_ended, runs_of_search
-from trainfast_runner.search.script_runs import TrialPlanner, why_incompatible, with_trace
+from trainfast_runner.search.script_runs import ScriptPlanner, why_incompatible, with_trace
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
 
 BARE_CONTEXT_BYTES = 512 << 20
@@ -45,7 +45,7 @@ they are needed, which `memory.model_size` counts too."""
 
 
 class ScriptBatchConductor(BatchConductor):
-    """Conducts the batch search of a script; `plan_trial` plans its trials."""
+    """Conducts the batch search of a script; `plan_script_run` plans its probes."""
 
     def __init__(
         self,
@@ -54,37 +54,37 @@ class ScriptBatchConductor(BatchConductor):
         home: Home,
         options: BatchSearchOptions,
         callbacks: SearchCallbacks[BatchLine],
-        plan_trial: TrialPlanner,
+        plan_script_run: ScriptPlanner,
     ) -> None:
         super().__init__(directory, plan, home, options, callbacks)
-        self._plan_trial = plan_trial
+        self._plan_script_run = plan_script_run
         recorded = {line.run_id for line in self._lines if isinstance(line, Probe)}
         earlier_runs = runs_of_search(home, directory.name) if len(self._lines) > 1 else {}
-        self._left_trials = {
+        self._left_probes = {
             run_id: run for run_id, run in earlier_runs.items() if run.role == PROBE and run_id not in recorded
         }
 
     def predict(self) -> None:
         """Start with the script's own size: nothing is known of its memory yet."""
-        own_batch = self._plan_trial({}).spec.knobs.get("batch_size")
+        own_batch = self._plan_script_run({}).spec.knobs.get("batch_size")
         start = own_batch if isinstance(own_batch, int) else 1
-        self._write(Predicted(start=start, reason="the memory of a script is predicted from its first trial on"))
+        self._write(Predicted(start=start, reason="the memory of a script is predicted from its first probe on"))
 
     def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
-        """Plan a trial of one size, under the limit of the search."""
+        """Plan a probe of one size, under the limit of the search."""
         knobs = {"batch_size": batch_size, "steps": steps, "timing_warmup": timing_warmup}
-        plan = self._plan_trial(knobs)
+        plan = self._plan_script_run(knobs)
         limits = self._plan.memory_limit_bytes
         if limits is not None:
             plan = replace(plan, memory_limit_bytes=limits)
         return replace(plan, search_id=self._plan.search_id)
 
     def probe(self, batch_size: int) -> BatchEnded | None:
-        """Try one size in a process of its own, or take the ended trial that a killed conductor left."""
+        """Try one size in a process of its own, or take the ended probe that a killed conductor left."""
         began_s = self._clock_s()
         plan = self.plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
         is_first = self._state().largest_fitted == 0
-        orphan = adopt_ended(self._left_trials, self._home, plan)
+        orphan = adopt_ended(self._left_probes, self._home, plan)
         if orphan is not None:
             self._write(BatchLaunched(run_id=orphan.name, role=PROBE))
         directory = orphan or self._start(with_trace(plan) if is_first else plan, PROBE)
@@ -108,7 +108,7 @@ class ScriptBatchConductor(BatchConductor):
         traced = result.script.traced_memory if result.script is not None else None
         limit = min(self._plan.memory_limit_bytes or (), default=self._available_bytes())
         if traced is None or limit is None:
-            return Predicted(reason=f"memory is predicted from the trials alone: {why_untraced(result.script)}")
+            return Predicted(reason=f"memory is predicted from the probes alone: {why_untraced(result.script)}")
         peak = TracedPeak(traced=traced, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE])
         return predict_script_size(peak, limit, result.run_id)
 

@@ -32,7 +32,7 @@ def size_that_data_fills(result: Result, asked_size: int, largest_fitted: int) -
 
 
 def why_not_usable(result: Result) -> str | None:
-    """Return why a trial gives no figures for its size: it failed, or took no step; None if it gives them."""
+    """Return why a probe gives no figures for its size: it failed, or took no step; None if it gives them."""
     if result.state != "finished":
         return f"{result.run_id} ended {result.state}: {result.reason}"
     if result.steps.measured == 0:

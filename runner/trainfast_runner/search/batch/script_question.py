@@ -1,4 +1,4 @@
-"""The question of a batch search about a script: its plan, checked, and the planner of its trials."""
+"""The question of a batch search about a script: its plan, checked, and the planner of its probes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.preset_question import check_options
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.script_runs import TrialPlanner, trial_planner
+from trainfast_runner.search.script_runs import ScriptPlanner, script_planner
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 
 SCRIPT_PROBE_STEPS = 4
-"""Steps of a trial: the optimizer's states exist from the second on, two later ones are timed."""
+"""Steps of a probe: the optimizer's states exist from the second on, two later ones are timed."""
 UNTIMED_SCRIPT_STEPS = 2
 
 
 def plan_script_batch(
     preset: ScriptPreset, settings: Sequence[str], python: str | None, options: BatchSearchOptions
-) -> tuple[RunPlan, TrialPlanner]:
-    """Return the plan of a script's batch search, checked, and the planner of its trials. Raises UserError."""
-    plan_trial = trial_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
-    plan = plan_trial({"steps": SCRIPT_PROBE_STEPS, "timing_warmup": UNTIMED_SCRIPT_STEPS})
+) -> tuple[RunPlan, ScriptPlanner]:
+    """Return the plan of a script's batch search, checked, and the planner of its probes. Raises UserError."""
+    plan_script_run = script_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
+    plan = plan_script_run({"steps": SCRIPT_PROBE_STEPS, "timing_warmup": UNTIMED_SCRIPT_STEPS})
     check_options(plan, options)
-    return plan, plan_trial
+    return plan, plan_script_run

@@ -6,15 +6,15 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.preset_question import plan_preset_batch
 from trainfast_runner.search.batch.script_question import plan_script_batch
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.script_runs import TrialPlanner
+from trainfast_runner.search.script_runs import ScriptPlanner
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.typed_settings import settings_of
 
 
 def plan_spec_batch(
     spec: RunSpec, python: str | None, options: BatchSearchOptions
-) -> tuple[RunPlan, TrialPlanner | None]:
-    """Return the plan of a batch search, checked, and the planner of a script's trials. Raises UserError."""
+) -> tuple[RunPlan, ScriptPlanner | None]:
+    """Return the plan of a batch search, checked, and the planner of a script's probes. Raises UserError."""
     if spec.script is None:
         return plan_preset_batch(spec, python, options), None
     return plan_script_batch(spec.script, settings_of(spec.knobs, spec.overrides), python, options)

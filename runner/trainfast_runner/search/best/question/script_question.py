@@ -17,7 +17,7 @@ from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal.best import UNNAMED
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.script_runs import trial_planner
+from trainfast_runner.search.script_runs import script_planner
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
@@ -35,12 +35,12 @@ def plan_script_best(
 
     Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
     """
-    plan_trial = trial_planner(preset, settings, python, SET_BY_A_SEARCH)
-    plan = plan_trial({"steps": LEAST_TRIAL_STEPS, "timing_warmup": UNTIMED_TRIAL_STEPS})
+    plan_script_run = script_planner(preset, settings, python, SET_BY_A_SEARCH)
+    plan = plan_script_run({"steps": LEAST_TRIAL_STEPS, "timing_warmup": UNTIMED_TRIAL_STEPS})
     check_request(request, plan)
     check_coolable(plan, options.cool_to_c)
     machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))
-    survey = ScriptSurvey(preset, plan, machine, plan_trial)
+    survey = ScriptSurvey(preset, plan, machine, plan_script_run)
     _check_answerable(request, survey.named, preset)
     preset_batch = default_global_batch(survey.spec, machine)
     has_batch = all(name in survey.named for name in BATCH_KNOBS)

@@ -17,7 +17,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.question.script_memory import with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best.question.survey import Survey
 from trainfast_runner.search.journal.best import BestLine, BestQuestion, Candidate, Space, Trial
-from trainfast_runner.search.script_runs import TrialPlanner, with_trace
+from trainfast_runner.search.script_runs import ScriptPlanner, with_trace
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import defaults
@@ -29,7 +29,7 @@ from trainfast_runner.settings.spec import RunSpec
 class ScriptSurvey(Survey):
     """The survey of a script. Its `spec` has the defaults of knobs that the preset does not name."""
 
-    def __init__(self, preset: ScriptPreset, plan: RunPlan, machine: Machine, plan_trial: TrialPlanner) -> None:
+    def __init__(self, preset: ScriptPreset, plan: RunPlan, machine: Machine, plan_script_run: ScriptPlanner) -> None:
         named = {name: value for name, value in plan.spec.knobs.items() if name not in LAUNCH_KNOBS}
         # The ranks of a script's launcher share its global batch as those of ddp do.
         ranks: KnobValues = {"strategy": "single", "devices": None}
@@ -39,7 +39,7 @@ class ScriptSurvey(Survey):
         super().__init__(replace(plan.spec, knobs={**defaults(), **named, **ranks}), plan, machine)
         self.named = tuple(named)
         """The knobs whose present value the preset or a setting names."""
-        self._preset, self._plan_trial = preset, plan_trial
+        self._preset, self._plan_script_run = preset, plan_script_run
 
     def refuse(self, spec: RunSpec) -> UserError | None:
         """Return the error of a value that the mapping has no words for, or that nothing can show; None otherwise."""
@@ -56,7 +56,7 @@ class ScriptSurvey(Survey):
         self, question: BestQuestion, candidate: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
     ) -> RunPlan:
         """Return the plan of a candidate's trial, which is always under the search's limit. Raises UserError."""
-        plan = self._plan_trial({**candidate.knobs, **knobs})
+        plan = self._plan_script_run({**candidate.knobs, **knobs})
         return replace(plan, memory_limit_bytes=tuple(question.limits_bytes) or None)
 
     def space(self, question: BestQuestion) -> Space:
