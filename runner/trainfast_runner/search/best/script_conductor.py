@@ -38,7 +38,7 @@ class ScriptBestConductor(BestConductor):
         if plan is None:
             return
         orphan = self._orphans.adopt_trial(plan)
-        plan = self._survey.trial_of(plan, self._space, number, self._lines)
+        plan = self._survey.with_trace_if_unknown(plan, self._space, number, self._lines)
         directory = orphan or self._launch(plan, TRIAL)
         self._record_launch(directory, TRIAL, number)
         result = self._finished_run(directory)

@@ -67,8 +67,8 @@ class ScriptSurvey(Survey):
         ]
         return msgspec.structs.replace(space, candidates=alone)
 
-    def trial_of(self, plan: RunPlan, space: Space, number: int, lines: Sequence[BestLine]) -> RunPlan:
-        """Return the plan with a trace of its step, unless the memory of this candidate is known by now."""
+    def with_trace_if_unknown(self, plan: RunPlan, space: Space, number: int, lines: Sequence[BestLine]) -> RunPlan:
+        """Return the plan, with a trace of its step unless this candidate's memory is known."""
         candidate = space.candidates[number]
         is_tried = any(isinstance(line, Trial) and line.candidate_number == number for line in lines)
         is_known = candidate.predicted_bytes is not None or "batch_size" not in candidate.knobs
