@@ -17,12 +17,12 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
-from trainfast_runner.search.speed.earlier_speeds import DeviceName, EarlierSpeed, measured_speeds
+from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed, SpeedDevice, measured_speeds
 from trainfast_runner.search.speed.predicted_speed import MAX_SHOWN_RATIO, SpeedModel, UnknownSpeed
 from trainfast_runner.search.speed.step_time import SLOWDOWN, ExpectedStep, step_time
 from trainfast_runner.settings.spec import RunSpec, resolve
 
-CPU = DeviceName("cpu")
+CPU = SpeedDevice("cpu")
 CEILING = Ceiling(device="cpu", name="", tflops={"fp32": 0.1, "bf16": 0.8}, copy_gb_per_s=10.0, operation_us=10.0)
 NO_BYTES = (0.0,) * 5
 SAMPLE = (1000.0, 2e9, 1e8)
@@ -160,7 +160,7 @@ def recorded(home: Home, number: int, rate: float = 10.0, run: dict[str, Any] | 
     (directory / RESULT_FILE).write_bytes(msgspec.json.encode(result))
 
 
-def rates(home: Home, device: DeviceName = CPU) -> list[float]:
+def rates(home: Home, device: SpeedDevice = CPU) -> list[float]:
     return [round(math.exp(one.log_rate), 6) for one in measured_speeds(home, resolve("tiny-llama"), device)]
 
 
@@ -170,7 +170,7 @@ def test_finished_runs_on_the_same_device_count_the_newest_first(tmp_path: Path)
     recorded(home, 2, 12.0)
     recorded(home, 3, 13.0, run={"model": {"family": "gpt2"}})
     assert rates(home) == [12.0, 11.0, 13.0]
-    assert rates(home, DeviceName("cuda", "NVIDIA H100")) == []
+    assert rates(home, SpeedDevice("cuda", "NVIDIA H100")) == []
 
 
 def test_a_run_whose_speed_is_not_that_of_its_settings_does_not_count(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trainfast_runner.memory.model import MemoryModel
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.run_file import PredictedSpeed
-    from trainfast_runner.search.speed.speeds import Speeds
+    from trainfast_runner.search.speed.speeds import DeviceSpeedModel
     from trainfast_runner.settings.spec import RunSpec
 
 
@@ -31,7 +31,7 @@ class SpeedPredictor:
 
     def __init__(self, home: Home, python: str | None) -> None:
         self._home, self._python = home, python
-        self._known: tuple[SpeedKey, Speeds] | None = None
+        self._known: tuple[SpeedKey, DeviceSpeedModel] | None = None
 
     def predict(
         self, wanted: TracedSettings, reference: TracedSettings | None, machine: Machine, speed_key: SpeedKey
@@ -57,17 +57,17 @@ class SpeedPredictor:
         from trainfast_runner.settings.device_counts import device_count
 
         spec = traced.spec
-        speeds = self._speeds(spec, machine, speed_key)
-        predicted = speeds.predict(spec, device_count(spec, machine), traced.model)
+        model = self._speed_model(spec, machine, speed_key)
+        predicted = model.predict(spec, device_count(spec, machine), traced.model)
         return predicted.why if isinstance(predicted, UnknownSpeed) else predicted
 
-    def _speeds(self, spec: RunSpec, machine: Machine, speed_key: SpeedKey) -> Speeds:
-        from trainfast_runner.search.speed.earlier_speeds import DeviceName, training_of
-        from trainfast_runner.search.speed.speeds import speeds_on
+    def _speed_model(self, spec: RunSpec, machine: Machine, speed_key: SpeedKey) -> DeviceSpeedModel:
+        from trainfast_runner.search.speed.earlier_speeds import SpeedDevice, training_of
+        from trainfast_runner.search.speed.speeds import speed_model_on
         from trainfast_runner.settings.device_counts import first_gpu_name
 
-        device = DeviceName(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")
+        device = SpeedDevice(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")
         key = (training_of(spec), device, speed_key)
         if self._known is None or self._known[0] != key:
-            self._known = key, speeds_on(self._home, spec, device, self._python)
+            self._known = key, speed_model_on(self._home, spec, device, self._python)
         return self._known[1]

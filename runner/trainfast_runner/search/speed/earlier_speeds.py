@@ -1,4 +1,4 @@
-"""Speeds that were measured on this device: finished runs of the history, and trials of best-fit searches."""
+"""DeviceSpeedModel that were measured on this device: finished runs of the history, and trials of best-fit searches."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class EarlierSpeed:
 
 
 @dataclass(frozen=True)
-class DeviceName:
-    """The device that speeds are of: cpu or cuda, and the GPU's name, empty for a CPU."""
+class SpeedDevice:
+    """The device whose speeds are compared: cpu or cuda, and the GPU's name, empty for a CPU."""
 
     kind: str
     gpu: str = ""
@@ -55,7 +55,7 @@ def training_of(spec: RunSpec | RecordedSpec) -> tuple[Mapping[str, Any], object
     return spec.model, spec.data.get("objective"), spec.data.get("kind")
 
 
-def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[EarlierSpeed]:
+def measured_speeds(home: Home, spec: RunSpec, device: SpeedDevice) -> list[EarlierSpeed]:
     """Return the newest comparable speeds on this device: of the spec's model, then a few of other models.
 
     Raises UserError when the home cannot be listed.
@@ -77,7 +77,7 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Earli
     return [*own_speeds, *other_speeds]
 
 
-def _speeds_of_runs(home: Home, device: DeviceName) -> Iterator[EarlierSpeed]:
+def _speeds_of_runs(home: Home, device: SpeedDevice) -> Iterator[EarlierSpeed]:
     for run_id in home.newest_run_ids(NEWEST_RUNS_READ):
         result = read_written_result(home.directory(run_id))
         if result is None or not is_comparable(result):
@@ -111,7 +111,7 @@ def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
     return EarlierSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.median), variance, run.run_id)
 
 
-def _speeds_of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[EarlierSpeed]:
+def _speeds_of_trials(home: Home, spec: RunSpec, device: SpeedDevice) -> Iterator[EarlierSpeed]:
     """The newest trial of each candidate of best-fit searches of the same training."""
     for directory in newest_search_directories(home, NEWEST_SEARCHES_READ):
         if kind_of(directory) != BEST_KIND:
@@ -121,7 +121,7 @@ def _speeds_of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator
         space = newest(lines, Space)
         if question is None or space is None or training_of(question) != training_of(spec):
             continue
-        if DeviceName(question.device, next(iter(question.device_names), "")) != device:
+        if SpeedDevice(question.device, next(iter(question.device_names), "")) != device:
             continue
         measured = measurements(lines)
         newest_trials = {trial.candidate_number: trial for trial in measured.trials if not trial.repeats}
@@ -136,5 +136,5 @@ def _speeds_of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator
             yield EarlierSpeed(tried, candidate.world_size, rate, measured.variance(trial), trial.run_id)
 
 
-def _device_of(run: RunFile) -> DeviceName:
-    return DeviceName(run.device, next(iter(run.device_names), ""))
+def _device_of(run: RunFile) -> SpeedDevice:
+    return SpeedDevice(run.device, next(iter(run.device_names), ""))

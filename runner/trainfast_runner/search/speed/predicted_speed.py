@@ -75,7 +75,7 @@ NEAREST = 16
 NOISE = 1e-4
 """Variance of the ln rate that a run measures, before any run was measured."""
 
-MeasuredStep = tuple[EarlierSpeed, ExpectedStep]
+SpeedAndStep = tuple[EarlierSpeed, ExpectedStep]
 """An earlier speed, and the step that the calibration expects of its settings."""
 
 
@@ -87,8 +87,8 @@ class UnknownSpeed:
 
 
 @dataclass(frozen=True)
-class _Timed:
-    """A run with its time by the calibration. `observation` is relative to REFERENCE."""
+class _ObservedRun:
+    """A run's observation, relative to REFERENCE, and the shares of its step."""
 
     observation: Observation
     shares: tuple[float, ...]
@@ -97,7 +97,7 @@ class _Timed:
 class SpeedModel:
     """Predicts speeds of one training on one device from earlier ones there, each with its calibrated step time."""
 
-    def __init__(self, spec: RunSpec, measured: Sequence[MeasuredStep], *, calibrated: bool) -> None:
+    def __init__(self, spec: RunSpec, measured: Sequence[SpeedAndStep], *, calibrated: bool) -> None:
         self._training = training_of(spec)
         self._measured = measured
         self._work_deviations = WORK_DEVIATIONS if calibrated else UNCALIBRATED_WORK_DEVIATIONS
@@ -117,15 +117,17 @@ class SpeedModel:
         levels = Levels([wanted, REFERENCE, *(self._measured_knobs[number] for number in near)], WEIGHTS)
         reference = levels.point(REFERENCE)
 
-        def timed(knobs: KnobValues, step: ExpectedStep, log_rate: float, variance: float, visit: str) -> _Timed:
+        def observed(
+            knobs: KnobValues, step: ExpectedStep, log_rate: float, variance: float, visit: str
+        ) -> _ObservedRun:
             terms = ((1.0, levels.point(knobs)), (-1.0, reference))
-            return _Timed(Observation(terms, log_rate - _log_rate(step), variance, visit), step.shares)
+            return _ObservedRun(Observation(terms, log_rate - _log_rate(step), variance, visit), step.shares)
 
         runs = [
-            timed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.visit)
+            observed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.visit)
             for number, (speed, expected) in ((number, self._measured[number]) for number in near)
         ]
-        runs.append(timed(wanted, step, 0.0, self._noise, ""))
+        runs.append(observed(wanted, step, 0.0, self._noise, ""))
         fixed_covariances = [
             [self._work_covariance(run, other) for other in runs[: place + 1]] for place, run in enumerate(runs)
         ]
@@ -163,7 +165,7 @@ class SpeedModel:
         training = training_of(spec)
         return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
 
-    def _work_covariance(self, run: _Timed, other: _Timed) -> float:
+    def _work_covariance(self, run: _ObservedRun, other: _ObservedRun) -> float:
         """The prior covariance of two runs by the parts of their work, and by the machine's speed."""
         parts = zip(run.shares, other.shares, self._work_deviations, strict=True)
         return MACHINE_DEVIATION**2 + sum(a * b * deviation**2 for a, b, deviation in parts)

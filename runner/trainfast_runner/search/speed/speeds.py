@@ -16,7 +16,7 @@ from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.speed.earlier_speeds import DeviceName, measured_speeds
+from trainfast_runner.search.speed.earlier_speeds import SpeedDevice, measured_speeds
 from trainfast_runner.search.speed.predicted_speed import SpeedModel, UnknownSpeed
 from trainfast_runner.search.speed.step_time import step_time
 from trainfast_runner.settings.device_counts import device_count, first_gpu_name
@@ -38,7 +38,7 @@ NOMINAL = {
 
 
 @dataclass(frozen=True)
-class Speeds:
+class DeviceSpeedModel:
     """Calibration and fitted model behind the speed predictions of one training on one device."""
 
     ceiling: Ceiling
@@ -57,8 +57,8 @@ class Speeds:
         return self.model.predict(spec, devices, step)
 
 
-def speeds_on(home: Home, spec: RunSpec, device: DeviceName, python: str | None = None) -> Speeds:
-    """Collect the speeds known on a device, for predictions of the spec's training with other knobs.
+def speed_model_on(home: Home, spec: RunSpec, device: SpeedDevice, python: str | None = None) -> DeviceSpeedModel:
+    """Return the model of the speeds known on a device, for the spec's training with other knobs.
 
     Reads the newest runs and their cached traces: some ten milliseconds. Raises UserError when the home is unreadable.
     """
@@ -76,15 +76,15 @@ def speeds_on(home: Home, spec: RunSpec, device: DeviceName, python: str | None 
         step = None if traced is None else step_time(speed.spec, traced, speed.devices, cores, ceiling)
         if step is not None:
             measured.append((speed, step))
-    return Speeds(ceiling, cores, SpeedModel(spec, measured, calibrated=calibrated))
+    return DeviceSpeedModel(ceiling, cores, SpeedModel(spec, measured, calibrated=calibrated))
 
 
 def predict_speed(
     home: Home, spec: RunSpec, machine: Machine, memory_model: MemoryModel, python: str | None = None
 ) -> PredictedSpeed | UnknownSpeed:
     """Predict the speed of a run on this machine. Raises UserError for devices that do not exist."""
-    device = DeviceName(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")
-    return speeds_on(home, spec, device, python).predict(spec, device_count(spec, machine), memory_model)
+    device = SpeedDevice(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")
+    return speed_model_on(home, spec, device, python).predict(spec, device_count(spec, machine), memory_model)
 
 
 def with_predicted_speed(plan: RunPlan, home: Home) -> RunPlan:
@@ -94,10 +94,10 @@ def with_predicted_speed(plan: RunPlan, home: Home) -> RunPlan:
     """
     if plan.script is not None:
         return plan
-    device = DeviceName(plan.device, next(iter(plan.device_names), ""))
+    device = SpeedDevice(plan.device, next(iter(plan.device_names), ""))
     traced = cached_model(plan.spec, plan.device, plan.python)
     if traced is None:
         return plan
     devices = max(plan.world_size, len(plan.gpus))
-    predicted = speeds_on(home, plan.spec, device, plan.python).predict(plan.spec, devices, traced)
+    predicted = speed_model_on(home, plan.spec, device, plan.python).predict(plan.spec, devices, traced)
     return replace(plan, predicted_speed=predicted) if isinstance(predicted, PredictedSpeed) else plan
