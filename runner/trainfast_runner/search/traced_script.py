@@ -12,8 +12,8 @@ TRACED_SHARE = {"cpu": 0.5, "cuda": PREDICTED_SHARE}
 tensors was 0.6 to 1.4 of the traced one."""
 SCRIPT_PHASE = "step"
 """The phase of a script's peak: its hooks see no phases of memory."""
-UNTRACED = "traced_memory"
-"""The field of `script.unknown` that says why a trial has no trace."""
+TRACED_MEMORY_FIELD = "traced_memory"
+"""The field of `script.unknown` that says why a run has no trace."""
 
 
 class TracedPeak(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,4 +31,4 @@ class TracedPeak(msgspec.Struct, frozen=True, kw_only=True):
 def why_untraced(script: ScriptFigures | None) -> str:
     """Why a trial that was asked for a trace has none."""
     unknown = {} if script is None else script.unknown
-    return unknown.get(UNTRACED, "the trial recorded none")
+    return unknown.get(TRACED_MEMORY_FIELD, "the run recorded none")

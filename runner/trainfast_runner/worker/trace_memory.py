@@ -32,7 +32,18 @@ FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transfor
 """Imported before the forks: a thousand modules that each fork would import in its first trace, as slow as torch."""
 PROCESSES = 2
 """Processes that trace at a time; each uses one core."""
-UNUSED = ("accelerate", "deepspeed", "peft", "kernels", "sklearn", "scipy", "tensorflow", "jax", "flax", "torchvision")
+HIDDEN_PACKAGES = (
+    "accelerate",
+    "deepspeed",
+    "peft",
+    "kernels",
+    "sklearn",
+    "scipy",
+    "tensorflow",
+    "jax",
+    "flax",
+    "torchvision",
+)
 """Packages that transformers imports if they are installed, and a trace does not use."""
 
 
@@ -68,7 +79,7 @@ def import_for(requests: list[dict[str, Any]]) -> None:
     from .hidden_packages import hide
 
     gc.disable()
-    hide(UNUSED)
+    hide(HIDDEN_PACKAGES)
     import torch
 
     from .build import import_model_code

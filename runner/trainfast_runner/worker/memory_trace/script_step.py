@@ -24,6 +24,8 @@ from .without_memory import choose_foreach, empty_like, replace_with_empty, tens
 
 WITHIN_S = 30.0
 """A trace that takes longer is given up: a search is faster without it."""
+UNTRACEABLE_OPERATIONS = ("mkldnn_rnn_layer", "_cudnn_rnn")
+"""Operations that keep a workspace which torch leaves out of their form (torch/_meta_registrations.py)."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,6 @@ def trace_peaks(model: nn.Module, optimizer: Any, step: ScriptStep) -> list[tupl
     return peak_lines(small, large, (BATCHES[0] * step.rows, BATCHES[1] * step.rows))
 
 
-UNTRACED = ("mkldnn_rnn_layer", "_cudnn_rnn")
-"""Operations that keep a workspace which torch leaves out of their form (torch/_meta_registrations.py)."""
-
-
 class _LiveBytesInTime(LiveBytes):  # type: ignore[no-untyped-call]
     """Raises TimeoutError for an operation after `latest` (`time.monotonic`), NotImplementedError for one untraced."""
 
@@ -69,7 +67,7 @@ class _LiveBytesInTime(LiveBytes):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if time.monotonic() > self._latest:
             raise TimeoutError(f"its trace takes more than {WITHIN_S:g} s")
-        if func._opname in UNTRACED:
+        if func._opname in UNTRACEABLE_OPERATIONS:
             raise NotImplementedError(f"no trace shows the workspace of {func._opname}")
         return super().__torch_dispatch__(func, types, args, kwargs)
 
