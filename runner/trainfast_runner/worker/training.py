@@ -24,7 +24,7 @@ from .orders import Orders
 from .probing import ProbeRunner
 from .record_file import RecordFile, rank_suffix
 from .recorder import StepRecorder
-from .shared.malloc_thresholds import KEPT
+from .shared.malloc_thresholds import KEPT, ORDINARY, STRICT, STRICT_IN_WARMUP
 from .shared.search_runs import CONTROL_FILE, PROBE, TRIAL, search_lock
 from .shared.threads import openmp_libraries, wait_policy
 from .sigterm import STEP_LOG_TIMEOUT_S, keep_last_step_on_sigterm
@@ -153,18 +153,24 @@ def _record_cpu(spec: RankSpec, log: WorkerLog, allocator: Allocator) -> None:
         raise InvalidInput(
             f"a batch search measures memory by malloc's thresholds, and {allocator.kept_because}", key="LD_PRELOAD"
         )
-    strict = {None: "strict", 0: "ordinary"}.get(spec.strict_steps, "strict in warm-up")
-    if spec.role == TRIAL:
-        strict = "strict in warm-up"
     log.write(
         "cpu",
         allocator=allocator.name,
-        thresholds=KEPT if allocator.kept_because else strict,
+        thresholds=_thresholds(spec, allocator),
         kept_because=allocator.kept_because,
         openmp=openmp_libraries(),
         threads=torch.get_num_threads(),
         wait_policy=wait_policy(os.environ),
     )
+
+
+def _thresholds(spec: RankSpec, allocator: Allocator) -> str:
+    """Return the malloc thresholds of this CPU run, as a run records them."""
+    if allocator.kept_because is not None:
+        return KEPT
+    if spec.role == TRIAL or spec.strict_steps:
+        return STRICT_IN_WARMUP
+    return STRICT if spec.strict_steps is None else ORDINARY
 
 
 def pick_device(name: str) -> torch.device:

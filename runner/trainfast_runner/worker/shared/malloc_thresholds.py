@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 STRICT, ORDINARY, KEPT = "strict", "ordinary", "kept"
 """The thresholds of a step, as a run records them; `kept` are the user's own, which no run changes."""
+STRICT_IN_WARMUP = "strict in warm-up"
+"""Recorded for a run whose timed steps are ordinary."""
 ORDINARY_MMAP_BYTES = 32 << 20
 """The most that glibc's own threshold grows to on 64 bits (DEFAULT_MMAP_THRESHOLD_MAX, malloc.c)."""
 ORDINARY_TRIM_BYTES = 256 << 20
