@@ -144,8 +144,8 @@ class Prospects:
         return steps_for(self._state.measured.step_deviation, ENOUGH_ERROR, MIN_TIMED_STEPS, MAX_TIMED_STEPS)
 
     @cached_property
-    def with_unseen_values(self) -> dict[int, int]:
-        """Open candidates with values of knobs that were never run, each with the number of such values."""
+    def with_unseen_values(self) -> list[int]:
+        """Open candidates with values of knobs that were never run."""
         state = self._state
         points = state.posterior.levels.points
         # A value that failed or did not fit was run, too.
@@ -157,12 +157,11 @@ class Prospects:
         seen_levels = [set(levels) for levels in zip(*(points[number] for number in tried), strict=True)]
         columns = state.posterior.levels.columns
         unfinished = [knob for knob, levels in enumerate(seen_levels) if not levels.issuperset(columns[knob])]
-        counts = {}
-        for number in self.open_candidates:
-            count = sum(points[number][knob] not in seen_levels[knob] for knob in unfinished)
-            if count:
-                counts[number] = count
-        return counts
+        return [
+            number
+            for number in self.open_candidates
+            if any(points[number][knob] not in seen_levels[knob] for knob in unfinished)
+        ]
 
     @cached_property
     def outlook(self) -> Outlook:
