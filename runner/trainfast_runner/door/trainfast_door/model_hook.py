@@ -37,13 +37,13 @@ def install(run: ScriptRun) -> None:
     """Watch modules being built until the first step. Global forward hooks would slow down every module's call."""
 
     @never_raises
-    def has_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
+    def on_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
         _modules.add(module)
         if child is not None:
             _inner.add(child)
 
     @never_raises
-    def has_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def on_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if not run.steps.peaks.has_model:
             silence_loaded(run)
             run.memory_limit.impose(run.files.rank)
@@ -52,8 +52,8 @@ def install(run: ScriptRun) -> None:
         run.steps.start_first_step()
 
     run.removals.append(remove_hooks)
-    _handles.append(register_module_module_registration_hook(has_module))
-    _handles.append(register_module_parameter_registration_hook(has_parameter))
+    _handles.append(register_module_module_registration_hook(on_module))
+    _handles.append(register_module_parameter_registration_hook(on_parameter))
 
 
 @never_raises

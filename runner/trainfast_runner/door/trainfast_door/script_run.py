@@ -83,7 +83,7 @@ class ScriptRun:
 
     def _unknown(self) -> dict[str, str]:
         """The reason for each null field; for the traced memory once the trial is over."""
-        if not self.settings.get("trace") or not self.steps.stopping or self.why_untraced is None:
+        if not self.settings.get("trace") or not self.steps.is_stopping or self.why_untraced is None:
             return self.steps.unknown
         return {**self.steps.unknown, "traced_memory": self.why_untraced}
 

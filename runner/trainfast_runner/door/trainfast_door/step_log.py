@@ -48,7 +48,7 @@ class StepLog:
         self.begun_ns = monotonic_ns()
         """The beginning of the step: the end of the last one, before the first the newest sign of its preparation."""
         self.taken = 0
-        self.stopping = False
+        self.is_stopping = False
         """True once the steps that `--steps` allows are taken."""
         self.data_ns: int | None = None
         self.forward_ns: int | None = None
@@ -116,7 +116,7 @@ class StepLog:
         now_ns = monotonic_ns()
         if not self._files.owner and not self._claim_files():
             return False
-        if self.stopping:
+        if self.is_stopping:
             self._note_ignored_stop()
             return False
         is_due = now_ns >= self._write_due_ns
@@ -132,12 +132,12 @@ class StepLog:
         self.data_ns = self.forward_ns = self.optimizer_ns = None
         self.loader_samples = self.forward_samples = 0
         if self._limit is not None and step >= self._limit:
-            self.stopping = True
+            self.is_stopping = True
         if is_due and not self.waits_for_loss:
             self.flush(now_ns)
         if step == FACTS_AFTER:
             self._write_facts()
-        return self.stopping
+        return self.is_stopping
 
     def _claim_files(self) -> bool:
         """Record the rank from here on, if no other process does; return True if this one does."""
