@@ -14,7 +14,7 @@ from trainfast_runner.records.run_lines import Count
 
 
 class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order: `do` is probe (take `steps` optimizer steps at this batch size) or end."""
+    """An order to take `steps` optimizer steps at this batch size; `do` is probe."""
 
     do: str
     batch_size: int = 0
@@ -33,6 +33,12 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
     untimed: int = 2
     steps: int = 4
     more: bool = False
+
+
+class EndOrder(msgspec.Struct, frozen=True):
+    """The order to end the process."""
+
+    do: str = "end"
 
 
 def knobs_tried(control: Path, run: RunFile | None) -> list[RecordedKnobs]:

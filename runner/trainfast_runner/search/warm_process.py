@@ -11,7 +11,15 @@ from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, rank_file
 from trainfast_runner.records.run_file import PROBE, TRIAL, RecordedKnobs
-from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmTail
+from trainfast_runner.records.warm_process import (
+    EndOrder,
+    ProbeLine,
+    ProbeOrder,
+    TrialLine,
+    TrialOrder,
+    WarmLine,
+    WarmTail,
+)
 from trainfast_runner.search.run_ends import POLL_S, ResultWatch
 from trainfast_runner.worker.shared.search_runs import CONTROL_FILE
 
@@ -59,7 +67,7 @@ class WarmProcess:
     def end(self) -> None:
         """Order the end and wait until the run is over."""
         if self.result is None:
-            self._control.write(ProbeOrder(do="end"))
+            self._control.write(EndOrder())
             self.wait_for_end()
         self.close()
 
