@@ -50,10 +50,11 @@ class StepRecorder:
         self._worker_log = worker_log
         self._write_actual = write_actual
         self._in_optimizer = False
+        self._step = 0
 
     def begin_step(self, step: int) -> None:
         """Begin step `step` (from 1), in the phase `other`."""
-        self._worker_log.step = step
+        self._step = self._worker_log.step = step
 
     def enter(self, phase: str) -> None:
         """Begin a phase of the step: for its time, its memory peak, and the record of an exception raised in it."""
@@ -67,10 +68,10 @@ class StepRecorder:
 
     def end_step(self, loss: Tensor, reduced: Any, scale: Tensor | None, rate: float) -> None:
         """End the step. `scale` is fp16's loss scale, `rate` the learning rate; the others are as in `EndedStep`."""
-        step, times = self._worker_log.step or 0, self._clock.end_step()
+        times = self._clock.end_step()
         fields = {"lr": rate, **self._memory.read()}
-        self._step_sink.add(EndedStep(step, times, loss, reduced, scale, fields))
-        if step == 1:
+        self._step_sink.add(EndedStep(self._step, times, loss, reduced, scale, fields))
+        if self._step == 1:
             self.write_actual()
 
     def write_actual(self) -> None:

@@ -108,7 +108,7 @@ class Cut:
     bounds: tuple[int, ...]
 
     @property
-    def stages(self) -> int:
+    def stage_count(self) -> int:
         """Number of stages."""
         return len(self.bounds) - 1
 
@@ -119,7 +119,7 @@ class Cut:
 
     def stage(self, index: int) -> StageModule:
         """Make stage `index`, which shares its parameters with the whole model."""
-        first, last = index == 0, index == self.stages - 1
+        first, last = index == 0, index == self.stage_count - 1
         begin, end = self.bounds[index], self.bounds[index + 1]
         layers = _at(self.model, self.layout.layers)
         assert isinstance(layers, nn.ModuleList)
@@ -142,8 +142,8 @@ class Cut:
         return [module for module in parts if module is not None]
 
 
-def cut(model: nn.Module, stages: int, seq_len: int) -> Cut:
-    """Divide `model` into `stages` of about equal FLOPs.
+def cut(model: nn.Module, stage_count: int, seq_len: int) -> Cut:
+    """Divide `model` into `stage_count` stages of about equal FLOPs.
 
     Raises InvalidInput for a family without a layout, and for fewer layers than stages.
     """
@@ -163,9 +163,9 @@ def cut(model: nn.Module, stages: int, seq_len: int) -> Cut:
         )
     layers = _at(model, layout.layers)
     assert isinstance(layers, nn.ModuleList)
-    if stages > len(layers):
+    if stage_count > len(layers):
         raise InvalidInput(
-            f"{stages} pipeline stages are more than the model's {len(layers)} layers",
+            f"{stage_count} pipeline stages are more than the model's {len(layers)} layers",
             key="pp_degree",
             allowed=[f"up to {len(layers)} stages"],
         )
@@ -175,7 +175,7 @@ def cut(model: nn.Module, stages: int, seq_len: int) -> Cut:
         # This head reads one token of a sample.
         head_cost /= seq_len
     costs = [_multiplied(layer, config) + _scores(config, seq_len) for layer in layers]
-    return Cut(model, layout, balance(costs, head_cost, stages))
+    return Cut(model, layout, balance(costs, head_cost, stage_count))
 
 
 def _multiplied(module: nn.Module, config: Any) -> float:

@@ -53,7 +53,7 @@ class ColdRanking:
         return any(run.role in SPEED_ROLES for run in runs)
 
     @property
-    def counted_runs(self) -> int:
+    def run_count(self) -> int:
         """Number of cold runs that are not void."""
         return sum(run.outcome != "void" for run in self.state.cold_runs)
 

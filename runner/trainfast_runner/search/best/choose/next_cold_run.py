@@ -66,7 +66,7 @@ def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     """The run of the answer with one knob turned back, that of the greatest gain, as long as runs and budget allow."""
     state, answer_number = ranking.state, ranking.answer_number
     overridden = ranking.overridden_knobs(answer_number)
-    if len(overridden) < 2 or ranking.counted_runs >= MAX_BEFORE_TURN_BACK:
+    if len(overridden) < 2 or ranking.run_count >= MAX_BEFORE_TURN_BACK:
         return None
     gains = []
     for knob in overridden:
