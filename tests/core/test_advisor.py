@@ -13,7 +13,7 @@ from trainfast_runner.machine.interconnect import Interconnect
 from trainfast_runner.memory.model_size import ModelSize, bytes_per_parameter, model_size, state_bytes
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search.advice.advisor import advise
-from trainfast_runner.search.advice.facts import Advice, Measured, Situation
+from trainfast_runner.search.advice.facts import Advice, EndedRun, Situation
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import resolve
 
@@ -70,7 +70,7 @@ def test_the_decision_tree(
 
 def test_what_was_measured_goes_before_the_tree() -> None:
     measured = tuple(
-        Measured(f"run-{strategy}", {"strategy": strategy, "batch_size": 8}, "finished", rate)
+        EndedRun(f"run-{strategy}", {"strategy": strategy, "batch_size": 8}, "finished", rate)
         for strategy, rate in (("ddp", 40.0), ("zero2", 44.0), ("single", 25.0))
     )
     advice = advice_on(gpus(2), Situation(size=SMALL, measured=measured))["strategy"]
@@ -83,24 +83,24 @@ def test_what_was_measured_goes_before_the_tree() -> None:
 
 
 def test_only_runs_that_did_the_same_work_are_compared() -> None:
-    plain = Measured("run-ddp", {"strategy": "ddp", "batch_size": 8}, "finished", 40.0)
+    plain = EndedRun("run-ddp", {"strategy": "ddp", "batch_size": 8}, "finished", 40.0)
     others: list[dict[str, object]] = [{"precision": "fp16"}, {"seq_len": 64}, {"batch_size": 32}]
     for other in others:
-        faster = Measured("run-zero2", {"strategy": "zero2", "batch_size": 8, **other}, "finished", 90.0)
+        faster = EndedRun("run-zero2", {"strategy": "zero2", "batch_size": 8, **other}, "finished", 90.0)
         found = advice_on(gpus(2), Situation(size=SMALL, measured=(plain, faster)), "strategy=ddp", "devices=2")[
             "strategy"
         ]
         assert "run-zero2" not in found.text, other
     # The same global batch on half as many ranks is the same work.
     knobs = {"strategy": "tp", "devices": 2, "batch_size": 16}
-    cut = Measured("run-tp", knobs, "finished", 90.0)
+    cut = EndedRun("run-tp", knobs, "finished", 90.0)
     found = advice_on(gpus(2), Situation(size=SMALL, measured=(plain, cut)), "strategy=ddp", "devices=2")["strategy"]
     assert "tp: the fastest of ddp and tp measured here" in found.text
 
 
 def test_what_fitted_with_other_settings_proves_nothing() -> None:
     light = {"strategy": "single", "batch_size": 32, "precision": "bf16-pure"}
-    fitted = Measured("run-1", light, "finished", 10.0)
+    fitted = EndedRun("run-1", light, "finished", 10.0)
     text = advice_on(CPU, Situation(measured=(fitted,)), "batch_size=8", "grad_accum=4")["grad_accum"].text
     assert text.startswith("Try 1 first")
 
@@ -131,8 +131,8 @@ def test_shapes_are_aligned_where_there_are_tensor_cores() -> None:
 
 
 def test_accumulating_what_fits_is_advised_against_and_what_does_not_fit_is_not() -> None:
-    def run(state: str) -> Measured:
-        return Measured("run-1", {"strategy": "single", "batch_size": 32}, state, 10.0 if state == "finished" else None)
+    def run(state: str) -> EndedRun:
+        return EndedRun("run-1", {"strategy": "single", "batch_size": 32}, state, 10.0 if state == "finished" else None)
 
     settings = ("batch_size=8", "grad_accum=4")
     assert "fitted here (run-1)" in advice_on(CPU, Situation(measured=(run("finished"),)), *settings)["grad_accum"].text

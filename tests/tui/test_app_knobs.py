@@ -17,7 +17,7 @@ from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.advice.facts import Measured, Situation
+from trainfast_runner.search.advice.facts import EndedRun, Situation
 from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.control.messages import NextRunRefused, SituationGathered, SnapshotTaken
@@ -132,7 +132,7 @@ async def test_advice_stands_beside_its_knob(home: Home) -> None:
         panel.move_to("lr")
         await pilot.pause()
         assert "advice lr=0.002: the global batch is 16, 2 x" in screen_text(app)
-        fitted = Measured("run-7", {"strategy": "single", "batch_size": 64}, "finished", 40.0)
+        fitted = EndedRun("run-7", {"strategy": "single", "batch_size": 64}, "finished", 40.0)
         post_facts(app, Situation(measured=(fitted,)))
         panel.move_to("grad_accum")
         await pilot.press("right", "right")

@@ -14,7 +14,7 @@ from trainfast_runner.machine.training_python import find_python, torch_build
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.advice.advisor import advise, model_advice
 from trainfast_runner.search.advice.facts import Advice
-from trainfast_runner.search.advice.situation import gather
+from trainfast_runner.search.advice.gather_situation import gather
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME

@@ -49,6 +49,6 @@ class SituationGatherer:
             self.situation = message.situation
 
     def _gather(self, key: tuple[str, str, str], spec: RunSpec, machine: Machine) -> SituationGathered:
-        from trainfast_runner.search.advice.situation import gather
+        from trainfast_runner.search.advice.gather_situation import gather
 
         return SituationGathered(key, gather(spec, machine, self._home, self._python))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, Measured, Situation, has_same, total_batch
+from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, EndedRun, Situation, has_same, total_batch
 from trainfast_runner.search.advice.strategy import strategy_advice
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.precisions import MIXED
@@ -135,7 +135,7 @@ def _tensor_cores(spec: RunSpec, machine: Machine) -> bool:
     return machine.device == "cuda" or spec.knobs["precision"] in MIXED
 
 
-def _batch(run: Measured) -> int:
+def _batch(run: EndedRun) -> int:
     return int(str(run.knobs.get("batch_size") or 0))
 
 

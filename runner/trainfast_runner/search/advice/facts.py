@@ -18,7 +18,7 @@ SAME_MEMORY = ("precision", "seq_len", "checkpointing", "optimizer", "attention"
 
 
 @dataclass(frozen=True)
-class Measured:
+class EndedRun:
     """One ended run of the same preset, model and data in this home, whatever its knobs.
 
     `samples_per_s` is summed over data-parallel ranks; None if unknown, or if the speed must not rank.
@@ -38,7 +38,7 @@ class Situation:
     shapes: Mapping[str, int] | None = None
     """Hidden and vocabulary size under the names the configuration gives them."""
     links: Interconnect | None = None
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[EndedRun, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,6 @@ def total_batch(spec: RunSpec, knobs: KnobValues, machine: Machine) -> int | Non
         return None
 
 
-def has_same(run: Measured, spec: RunSpec, names: tuple[str, ...]) -> bool:
+def has_same(run: EndedRun, spec: RunSpec, names: tuple[str, ...]) -> bool:
     """True if a measured run had this run's values of some knobs; a knob that its record lacks counts as equal."""
     return all(run.knobs.get(name, spec.knobs[name]) == spec.knobs[name] for name in names)

@@ -9,7 +9,7 @@ from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.interconnect import Interconnect
 from trainfast_runner.memory.model_size import CONTEXT_BYTES, ModelSize, bytes_per_parameter, state_bytes
-from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, Measured, Situation, has_same, total_batch
+from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, EndedRun, Situation, has_same, total_batch
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import gibibytes
@@ -114,7 +114,7 @@ def _several_gpus_needed(
     return "pp", f"the model does not fit one GPU ({estimate}) and without NVLink pp beats tp and zero."
 
 
-def _same_work(run: Measured, spec: RunSpec, machine: Machine) -> bool:
+def _same_work(run: EndedRun, spec: RunSpec, machine: Machine) -> bool:
     """True if a measured run did this run's work, spread over devices in another way.
 
     Its batches were as large on every rank, or in total.
@@ -125,7 +125,7 @@ def _same_work(run: Measured, spec: RunSpec, machine: Machine) -> bool:
     return has_same(run, spec, SAME_SPEED) and (same_rank or same_total)
 
 
-def _fastest(measured: Iterable[Measured]) -> Measured | None:
+def _fastest(measured: Iterable[EndedRun]) -> EndedRun | None:
     finished = [run for run in measured if run.samples_per_s and run.state == "finished"]
     return max(finished, key=lambda run: run.samples_per_s or 0.0, default=None)
 

@@ -11,7 +11,7 @@ from trainfast_runner.machine.interconnect import links_among
 from trainfast_runner.memory.model_size import model_size
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import iter_rows
-from trainfast_runner.search.advice.facts import Measured, Situation
+from trainfast_runner.search.advice.facts import EndedRun, Situation
 from trainfast_runner.settings.spec import RunSpec
 
 NEWEST_RUNS_READ = 300
@@ -33,7 +33,7 @@ def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = Non
     )
 
 
-def _measured(spec: RunSpec, home: Home) -> tuple[Measured, ...]:
+def _measured(spec: RunSpec, home: Home) -> tuple[EndedRun, ...]:
     """This home's ended runs of the same preset and variant with the same model and data, newest first."""
     sections = {"model": spec.model, "data": spec.data}
     fields = {key: sections[key.partition(".")[0]].get(key.partition(".")[2]) for key in spec.overrides if "." in key}
@@ -42,7 +42,7 @@ def _measured(spec: RunSpec, home: Home) -> tuple[Measured, ...]:
     except UserError:
         return ()
     return tuple(
-        Measured(row.run_id, row.knobs, row.state, row.samples_per_s if row.measured_under is None else None)
+        EndedRun(row.run_id, row.knobs, row.state, row.samples_per_s if row.measured_under is None else None)
         for row in rows
         if (row.preset, row.variant) == (spec.preset, spec.variant)
         and row.state in ("finished", "oom")
