@@ -45,7 +45,7 @@ def with_trace(plan: RunPlan) -> RunPlan:
 
 
 def why_incompatible(result: Result, knobs: Collection[str]) -> str | None:
-    """Why a trial was not of the settings asked for: the script overrode one of these knobs; None if it did not."""
+    """Return the reason why a run was not of the settings asked for: an override of these knobs; None without one."""
     for override in result.script.overridden if result.script is not None else ():
         if override.knob in knobs:
             ran = "nothing shows what ran" if override.ran is None else f"{override.ran} ran"

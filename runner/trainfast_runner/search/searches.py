@@ -62,9 +62,9 @@ def unfinished(home: Home, key: str, read: ReadJournal = read_batch_journal) -> 
 
 
 def search_before_edit(home: Home, directory: Path, read: ReadJournal = read_batch_journal) -> Path | None:
-    """The search before this one if it asked the same before the script or its files were edited, without an answer.
+    """Return the unanswered search that asked this question before the script's files were edited; None without one.
 
-    None for any other. `read` and errors as for `unfinished`.
+    `read` and errors as for `unfinished`.
     """
     first = read(directory)[0]
     key = first.key if isinstance(first, BatchQuestion | BestQuestion) else ""

@@ -105,7 +105,7 @@ def _shape(config: Any, text: Any, layers: int, objective: str, seq_len: int) ->
 
 
 def _multiplications(model: nn.Module, text: Any, shape: _Shape) -> tuple[float, float]:
-    """Sum of each parameter's size times the tokens of a sample that it multiplies: all parameters, the layers'."""
+    """Return two sums of parameter size x tokens multiplied: over all parameters, and over those of the layers."""
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     find: Any = getattr(model, "get_output_embeddings", None)
     output = find() if find else None

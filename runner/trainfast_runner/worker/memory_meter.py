@@ -62,7 +62,10 @@ class HostMemoryMeter:
         self._reserve: bytearray | None = bytearray(RESERVE_BYTES)
 
     def start(self, strict_steps: int | None) -> None:
-        """Start the thread pools and compute a large product first, so that their memory is in the baseline."""
+        """Take the baseline, set the limit, and begin `strict_steps` strict steps (None: all).
+
+        The first call warms torch's threads, so that they are in the baseline.
+        """
         if not self._baseline_bytes:
             warm = torch.ones(1024, 1024, requires_grad=True)
             (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]

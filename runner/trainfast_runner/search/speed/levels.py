@@ -20,7 +20,7 @@ LENGTH_SCALE_LOG2 = 1.4
 class Levels:
     """The points of all candidates, and the correlation of each two levels of a knob.
 
-    `weights` multiply the prior variance of a knob's effect, 1 for a knob without one.
+    `weights` scale the prior variance of a knob's effect; 1 for a knob without a weight.
     """
 
     def __init__(self, candidates: Sequence[KnobValues], weights: Mapping[str, float] | None = None) -> None:

@@ -55,7 +55,7 @@ class DistributedDataParallelStrategy(Strategy):
         return dist.all_reduce(value, async_op=True)
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """DDP reduces in the gradients' own dtype."""
+        """Return the wrapper, and the gradients' dtype, in which DDP reduces."""
         dtype = next(module.parameters()).dtype
         return {**super().actual_fields(module), "reduce_dtype": dtype_name(dtype)}
 

@@ -19,7 +19,7 @@ class EnginePrecision(Precision):
         self.engine: Any = None
 
     def initial_scale(self) -> float | None:
-        """DeepSpeed keeps the scale on the host."""
+        """Return the engine's loss scale, which DeepSpeed keeps on the host; None without scaling."""
         return float(self.engine.optimizer.loss_scale) if self.scales else None
 
     def skipped_steps(self) -> int:

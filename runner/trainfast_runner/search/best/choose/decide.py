@@ -1,4 +1,4 @@
-"""Decide the next step of a best-fit search from its knowledge, with the reason in words. Touches nothing.
+"""Decide the next step of a best-fit search from its state, with the reason in words. Touches nothing.
 
 The baseline opens; in its process the largest batch, and each warm knob's other values there. Then the next trial is
 the one of the greatest expected improvement a second (`prospects.py`), until nothing is likely to be 2 % better and
