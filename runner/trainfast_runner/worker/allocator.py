@@ -19,6 +19,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 STRICT_BYTES = 128 << 10
 """glibc's initial value of both thresholds; setting it keeps them from growing."""
 LARGEST_WITHHELD_BYTES = 1 << 30
+"""The largest free heap block that is looked for; sizes are halved from here."""
 SIZE_FIELD_BYTES, IS_MMAPPED = ctypes.sizeof(ctypes.c_size_t), 0x2
 """A block's size and flags stand in the word before it (struct malloc_chunk, malloc.c)."""
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .available_memory import DeviceMemory
 
 TRACEBACK_CHARACTERS = 4000
+MESSAGE_CHARACTERS = 2000
+"""Kept equal to the door's (`ending.py`): the door imports nothing of the worker while a script runs."""
 SETTLE_S = 10.0
 """Seconds for retries, as long as the supervisor tries to write the result."""
 
@@ -83,7 +85,7 @@ def exception_chain(error: BaseException) -> list[dict[str, str]]:
         seen.add(id(link))
         kind = type(link)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        chain.append({"type": name, "message": str(link)[:2000]})
+        chain.append({"type": name, "message": str(link)[:MESSAGE_CHARACTERS]})
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return chain
 

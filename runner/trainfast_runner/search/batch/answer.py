@@ -24,7 +24,8 @@ from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_runner.units import mebibytes
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
-"""From this size on an aligned batch is a multiple of 64: it then costs an eighth of the batch at most."""
+"""From this size on an aligned batch is a multiple of 64, which is best for large sizes (NVIDIA's matrix multiplication
+guide): it then costs an eighth of the batch at most."""
 SPREAD_SHARE = TOLERANCE_SHARE
 """Share by which a long run's peak may exceed the confirmation run's: other samples, another order of blocks.
 
@@ -113,10 +114,7 @@ def _sizes_text(sizes: list[int]) -> str:
 
 
 def aligned(batch_size: int) -> int | None:
-    """The largest aligned batch within a batch size; None below 8.
-
-    Tensor cores work on multiples of 8, best of 64 for large sizes (NVIDIA's matrix multiplication guide).
-    """
+    """The largest aligned batch within a batch size; None below 8."""
     unit = ALIGNED_MORE if batch_size >= ALIGNED_MORE_FROM else ALIGNED
     return batch_size // unit * unit or None
 

@@ -18,10 +18,13 @@ from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_runner.units import mebibytes
 
 MAX_PROBES = 16
+"""Chosen, not measured: a search that has tried this many sizes confirms the largest that fitted."""
 MAX_VOID_PROBES = 4
+"""Chosen, not measured: a search ends after this many probes in which other processes took memory."""
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 """A maximum is exact when the smallest size that needs this much more runs out of memory."""
 ALIGNED = 8
+"""Tensor cores work on multiples of 8 (NVIDIA's matrix multiplication guide)."""
 FIRST_SIZE_DIVISOR = 8
 """The first size is this part of the predicted maximum: quick, and large enough for a slope."""
 

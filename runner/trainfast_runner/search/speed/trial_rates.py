@@ -23,6 +23,7 @@ POOL_STEPS = 4
 NOISE_GRID_RATIO = 1.25
 """The pooled noise is rounded to powers of this, so that one more trial seldom changes that of all others."""
 MIN_NOISE = 0.001
+"""Chosen, not measured: the least deviation of a trial in ln rate, however alike its few steps are."""
 EARLIER_SPREAD, EARLIER_LEAST = 2.0, 0.03
 """Factor on the spread of an earlier search's effect, and the deviation added to it, in ln rate."""
 DEFAULT_NOISE = 0.02

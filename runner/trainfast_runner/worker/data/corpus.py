@@ -23,8 +23,11 @@ from typing import Any
 from ..invalid import InvalidInput, one_line
 
 FORMAT = 2
+"""The version of an entry, a part of its key: entries of another one are made anew."""
 TEXT_LIMIT_BYTES = 8_000_000
+"""Chosen, not measured: the most that is read of the standard library's sources."""
 VOCAB_LIMIT = 8192
+"""Chosen, not measured: the largest vocabulary of a tokenizer that is trained here."""
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from .corpus import make_once
 
 FORMAT = 1
-COUNT = 512
-SIZE = (320, 240)
-CLASSES = 10
-QUALITY = 90
+"""The version of the drawing, a part of the cache's folder name: images of another one are drawn anew."""
+COUNT, CLASSES = 512, 10
+"""Chosen, not measured: the number of drawn images, and of their classes."""
+SIZE, QUALITY = (320, 240), 90
+"""Chosen, not measured: pixels of a drawn image, and Pillow's quality of its JPEG file."""
 SEED = 20_190_401
+"""Any number: the images depend on it and on their index alone."""
 
 
 @dataclass(frozen=True)
