@@ -16,6 +16,7 @@ from texts import any_text
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.results.bottleneck.doubts import doubts
 from trainfast_runner.results.device_conditions.joined_steps import joined_steps
 from trainfast_runner.results.distributions import percentile, spread
@@ -378,3 +379,18 @@ def test_compiling_pays_for_itself_against_the_latest_equal_run_that_was_not_com
     assert never is not None
     assert never.break_even_steps is None
     assert (never.reason or "").startswith("never: a compiled step takes 400.0 ms")
+
+
+def test_compiling_in_a_script_has_no_cost_for_no_other_script_compares(tmp_path: Path) -> None:
+    def run(name: str, ms: float, compiled: str) -> Result:
+        directory = tmp_path / name
+        directory.mkdir()
+        command = ["python", f"{name}.py"]
+        write_lines(directory / "steps.jsonl", [step(n, ms) for n in range(1, 6)])
+        asked = ScriptAsked(command=command, argv=command)
+        result = result_of(directory, run_id=name, knobs={"compile": compiled}, script=asked)
+        (directory / "result.json").write_bytes(msgspec.json.encode(result))
+        return result
+
+    run("slow", 100, "off")
+    assert run("fast", 40, "default").compile is None

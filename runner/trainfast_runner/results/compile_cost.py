@@ -16,13 +16,16 @@ NOT_COMPARED = ("compile", "steps", "timing_warmup", "watch")
 
 
 def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
-    """The cost of compiling in the run in `directory`; None for a run with compile=off.
+    """The cost of compiling in the run in `directory`; None for a run with compile=off and for a script.
 
     It is compared with the latest uncompiled run of the same settings. `cold_seconds` is the time by which the steps
     that compiled something exceed steady steps, on the first rank.
     """
     run = records.run
     if run is None or run.knobs.get("compile", "off") == "off" or not records.steps:
+        return None
+    if run.script is not None:
+        # A script's step records do not mark compiling, and its model and data, which decide a step, are unknown.
         return None
     steps = records.first_rank_steps
     steady = [step.step_ms for step in steps if not step.warmup]
