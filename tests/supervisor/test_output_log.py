@@ -147,6 +147,17 @@ def test_a_growing_log_returns_each_line_once_when_it_is_complete(tmp_path: Path
     assert log.unfinished() == "five"
 
 
+def test_a_growing_log_keeps_only_the_newest_part_of_a_line_that_does_not_end(tmp_path: Path) -> None:
+    path = tmp_path / "output.log"
+    path.write_bytes(b"50 %\r" * (3 << 20 >> 2) + b"100 %")
+    log = GrowingLog(path)
+    while log.read() is not None:
+        pass
+    assert log.unfinished().endswith("\r100 %")
+    assert len(log.unfinished()) == 1 << 20
+    log.close()
+
+
 def test_a_line_appended_during_the_first_look_is_returned_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

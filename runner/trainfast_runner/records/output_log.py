@@ -14,7 +14,7 @@ LOG_LINES_KEPT, LOG_LINE_CHARACTERS, LOG_WINDOW_BYTES = 400, 2000, 256 << 10
 """Bounds of the end that a screen keeps."""
 _BLOCK = 1 << 16
 _READ_BYTES = 1 << 20
-"""The most that one look at a growing log reads."""
+"""The most that one look at a growing log reads, and that is kept of an unfinished line."""
 
 
 def read_log(
@@ -101,7 +101,9 @@ class GrowingLog:
         if not new:
             return None
         self._offset += len(new)
-        *complete, self._unfinished = (self._unfinished + new).split(b"\n")
+        *complete, rest = (self._unfinished + new).split(b"\n")
+        # A progress bar may never end a line.
+        self._unfinished = rest[-_READ_BYTES:]
         return [_text(line) for line in complete]
 
     def close(self) -> None:
@@ -111,7 +113,7 @@ class GrowingLog:
             self._fd = None
 
     def unfinished(self) -> str:
-        """Return the start of a line that was read last; empty if the last line was complete."""
+        """Return the unfinished last line, of a long one the newest part; empty if the last line was complete."""
         return _text(self._unfinished)
 
 
