@@ -14,7 +14,7 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample, HostSample, RunSample
 from trainfast_runner.results.bottleneck.diagnose import diagnose
-from trainfast_runner.results.bottleneck.measured_window import ForeignProcess, MeasuredWindow
+from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
 from trainfast_runner.results.device_conditions.device_window import window_of
 from trainfast_runner.results.device_conditions.step_conditions import join_of
 
@@ -70,9 +70,7 @@ class Case:
             devices=join_of(samples, uuids).conditions_between(window.begin_ns, window.end_ns),
             samples={uuid: [sample for _, sample in of] for uuid, of in samples.items()},
             hosts=[_host(self.host(n)) for n in range(10)],
-            foreign=[
-                ForeignProcess(process["device"], process["pid"]) for process in self.run.get("foreign_processes", [])
-            ],
+            foreign=run.foreign_processes,
         )
 
     def write(self, directory: Path) -> None:

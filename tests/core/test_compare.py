@@ -21,8 +21,10 @@ from trainfast_runner.records.result import (
     StepCount,
     StepTime,
     Throttle,
+    ThrottledDevice,
     Throughput,
 )
+from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
@@ -103,7 +105,11 @@ def test_conditions_that_may_explain_a_difference_are_named() -> None:
     b = result(
         90,
         conditions=Conditions(
-            start_temperature_c=63, driver="580.2", still_warming=True, foreign_processes=[{"pid": 1}], clean=False
+            start_temperature_c=63,
+            driver="580.2",
+            still_warming=True,
+            foreign_processes=[ForeignProcess(pid=1)],
+            clean=False,
         ),
         throttle=Throttle(thermal_fraction=0.2, power_fraction=0.9),
     )
@@ -180,7 +186,7 @@ def test_the_sentence_says_which_way_and_how_sure() -> None:
 
 def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs() -> None:
     def watching(watch: str, gpus: int, joules: float) -> Result:
-        devices = [{"index": gpu, "uuid": f"GPU-{gpu}"} for gpu in range(gpus)]
+        devices = [ThrottledDevice(index=gpu, uuid=f"GPU-{gpu}") for gpu in range(gpus)]
         energy = Energy(joules_per_sample=joules)
         return result(knobs={"watch": watch}, throttle=Throttle(devices=devices), energy=energy)
 
@@ -300,8 +306,8 @@ def test_what_is_left_of_a_busy_cpu_is_what_differs() -> None:
 
 
 def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs() -> None:
-    row = {"index": 3, "thermal_fraction": 0.481, "thermal_source": "counters"}
-    held = Throttle(thermal_fraction=0.481, devices=[{"index": 1, "thermal_fraction": 0.1}, row])
+    row = ThrottledDevice(index=3, thermal_fraction=0.481, thermal_source="counters")
+    held = Throttle(thermal_fraction=0.481, devices=[ThrottledDevice(index=1, thermal_fraction=0.1), row])
     text = [next(doubts(result(actual=Actual(device=device), throttle=held))) for device in ("cpu", "cuda")]
     assert text == [
         f"was throttled by heat on {gpu} 3 for 48.1 % of the measured time (counters)" for gpu in ("watched GPU", "GPU")

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from diagnosed import GIB, Case, S, always
 
-from trainfast_runner.records.run_file import ClockAnchor, LaunchThreads, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.results.bottleneck.diagnose import diagnose
 from trainfast_runner.results.bottleneck.figures import figures_by_scope
-from trainfast_runner.results.bottleneck.measured_window import ForeignProcess, MeasuredWindow, foreign_processes
+from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, foreign_processes
 from trainfast_runner.results.bottleneck.rules import RULES, matching_rule
 from trainfast_runner.results.device_conditions.device_window import Window
 from trainfast_runner.results.summary import summarise
@@ -45,8 +45,8 @@ PAIRS: dict[str, tuple[Case, Case]] = {
         Case(gpus={0: always(throttle_reasons=["idle"])}),
     ),
     "foreign-process": (
-        Case(run={"foreign_processes": [{"pid": 7, "device": 0}]}),
-        Case(run={"foreign_processes": [{"pid": 7, "device": 5}]}),
+        Case(run={"foreign_processes": [ForeignProcess(device=0, pid=7)]}),
+        Case(run={"foreign_processes": [ForeignProcess(device=5, pid=7)]}),
     ),
     "straggler-rank": (
         Case(knobs=DDP, other_ranks={1: always(forward_ms=400.0), 2: always()}),
@@ -238,7 +238,7 @@ def test_a_loader_that_stalls_every_tenth_step_counts_though_the_median_is_zero(
 
 
 def test_a_gpu_that_a_run_only_watches_is_diagnosed_for_its_throttling_alone() -> None:
-    shared = {"foreign_processes": [{"pid": 7, "device": 1}], "device_uuids": ["GPU-0"]}
+    shared = {"foreign_processes": [ForeignProcess(device=1, pid=7)], "device_uuids": ["GPU-0"]}
     case = Case(gpus={0: always(), 1: always(pcie_width=8, **HOT)}, run=shared)
     (finding,) = case.findings()
     assert finding.rule == "thermal"
@@ -259,7 +259,7 @@ def test_of_several_watched_gpus_the_most_throttled_speaks_and_no_step_is_lost_t
 
 
 def test_a_run_on_the_cpu_is_about_the_gpu_that_was_joined_to_it() -> None:
-    shared = {"foreign_processes": [{"pid": 7, "device": 0}, {"pid": 9, "device": 0}]}
+    shared = {"foreign_processes": [ForeignProcess(device=0, pid=7), ForeignProcess(device=0, pid=9)]}
     case = Case(device="cpu", gpus={0: always(pcie_width=8, **HOT)}, run=shared)
     assert case.found() == ["thermal", "foreign-process", "pcie-width"]
     assert case.findings()[1].line == "watched GPU 0 is used by 2 other processes (pid 7, 9)"
@@ -327,7 +327,7 @@ def test_who_shared_the_gpu_in_a_window() -> None:
         run_id="r",
         preset="p",
         clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
-        foreign_processes=[{"pid": 1, "device": 0, "memory_used_bytes": 9}, {"pid": 2, "device": 0}],
+        foreign_processes=[ForeignProcess(device=0, pid=1, memory_used_bytes=9), ForeignProcess(device=0, pid=2)],
     )
     events = [
         process_event(3, 1, "left"),
@@ -336,11 +336,13 @@ def test_who_shared_the_gpu_in_a_window() -> None:
         process_event(7, 3, "left"),
         process_event(9, 4, "appeared"),
     ]
-    assert foreign_processes(run, events, Window(0, 1 * S))[0] == ForeignProcess(0, 1, 9)
+    assert foreign_processes(run, events, Window(0, 1 * S))[0] == run.foreign_processes[0]
     assert [process.pid for process in foreign_processes(run, events, Window(4 * S, 8 * S))] == [2, 3]
     assert [process.pid for process in foreign_processes(run, events, Window(8 * S, 10 * S))] == [4]
     came = Event(t_ns=S, kind="foreign_process", device=2, pid=5, state="appeared", memory_used_bytes=2 * GIB)
-    assert foreign_processes(run, [came], Window(0, 2 * S))[-1] == ForeignProcess(2, 5, 2 * GIB)
+    assert foreign_processes(run, [came], Window(0, 2 * S))[-1] == ForeignProcess(
+        device=2, pid=5, memory_used_bytes=2 * GIB
+    )
 
 
 def test_heat_that_is_not_the_chips_own_asks_for_no_air() -> None:

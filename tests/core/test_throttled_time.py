@@ -199,7 +199,7 @@ def test_where_nothing_tells_there_is_no_figure() -> None:
     )
     assert (found.thermal_fraction, found.power_fraction) == (None, None)
     (row,) = found.devices
-    assert (row["uuid"], row["thermal_fraction"], row["thermal_source"]) == (GPU, None, None)
+    assert (row.uuid, row.thermal_fraction, row.thermal_source) == (GPU, None, None)
 
 
 def silent(samples: dict[str, list[tuple[int, Any]]], begin: float, end: float) -> dict[str, list[tuple[int, Any]]]:

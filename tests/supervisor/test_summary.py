@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from texts import any_text
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.results.bottleneck.doubts import doubts
+from trainfast_runner.results.comparison.conditions import compared_conditions
 from trainfast_runner.results.device_conditions.joined_steps import joined_steps
 from trainfast_runner.results.distributions import percentile, spread
 from trainfast_runner.results.summary import summarise
@@ -149,14 +151,14 @@ def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_p
     assert result.energy.joules == pytest.approx(1600)
     assert result.energy.joules_per_step == pytest.approx(200)
     assert result.throttle.clock_loss_fraction == 0.25
-    assert result.throttle.devices[0]["throttled_ms"]["thermal"] == pytest.approx(1500, rel=0.05)
-    assert result.throttle.devices[0]["temperature_c"] == 51
+    assert result.throttle.devices[0].throttled_ms["thermal"] == pytest.approx(1500, rel=0.05)
+    assert result.throttle.devices[0].temperature_c == 51
     # At launch, and when the first measured step began.
     assert (result.conditions.start_temperature_c, result.conditions.measured_from_temperature_c) == (47, 51)
     assert result.energy.joules_per_sample == pytest.approx(1600 / 64)
     assert result.throttle.thermal_fraction == pytest.approx(0.25 * 6 / 8, abs=0.01)
     assert result.throttle.power_fraction == 0
-    assert result.throttle.devices[0]["thermal_source"] == "policy counter"
+    assert result.throttle.devices[0].thermal_source == "policy counter"
     assert result.memory.device_peak_used_bytes == 12
 
 
@@ -224,7 +226,7 @@ def test_without_counters_the_sampled_reasons_are_counted(tmp_path: Path) -> Non
     result = result_of(tmp_path, watch_uuids=[GPU])
     # The reason held at second 4 and no more at second 5: until half way between.
     assert (result.throttle.thermal_fraction, result.throttle.power_fraction) == (0, 0.45)
-    assert result.throttle.devices[0]["power_source"] == "sampled reasons"
+    assert result.throttle.devices[0].power_source == "sampled reasons"
     assert result.energy.joules is None
 
 
@@ -262,8 +264,8 @@ def test_a_silent_gpu_is_listed_with_its_seconds_and_the_growth_of_its_counters(
     write_lines(tmp_path / "events.jsonl", events)
     result = result_of(tmp_path, watch_uuids=[GPU])
     (absence,) = result.conditions.absences
-    assert (absence["device"], absence["seconds"], absence["measured_fraction"], absence["back"]) == (0, 7, 0.7, True)
-    assert absence["throttled_ms"] == {"power": 6000}
+    assert (absence.device, absence.seconds, absence.measured_fraction, absence.back) == (0, 7, 0.7, True)
+    assert absence.throttled_ms == {"power": 6000}
     assert (result.conditions.started_clean, result.conditions.clean) == (True, False)
     assert list(doubts(result)) == [
         "had no reading of GPU 0 for 7 s, 70 % of the measured time; by its counters it was throttled meanwhile:"
@@ -272,12 +274,31 @@ def test_a_silent_gpu_is_listed_with_its_seconds_and_the_growth_of_its_counters(
     ]
 
 
+def test_rows_of_another_versions_result_may_lack_fields_and_have_others(tmp_path: Path) -> None:
+    rows = {
+        "absences": [{"device": 0, "cause": "bus"}, {"seconds": 7.0, "back": True}],
+        "xid_errors": [{}],
+        "foreign_processes": [{"name": "python"}],
+    }
+    written = {"run_id": "r", "state": "finished", "conditions": rows, "throttle": {"devices": [{"clock": 5}]}}
+    (tmp_path / "result.json").write_text(json.dumps(written))
+    result = read_result(tmp_path)
+    assert result is not None
+    assert list(doubts(result)) == [
+        "had no reading of GPU 0, to the end",
+        "had no reading of a GPU for 7 s",
+        "saw an Xid error on a GPU",
+        "shared its device with 1 other process",
+    ]
+    assert "GPU without a reading" not in [row.label for row in compared_conditions(result, result)]
+
+
 def test_who_came_to_the_gpu_while_it_was_measured_is_in_the_conditions(tmp_path: Path) -> None:
     write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 11)])
     came = {"t_ns": 5 * S, "kind": "foreign_process", "device": 0, "pid": 42, "state": "appeared"}
     write_lines(tmp_path / "events.jsonl", [came])
     conditions = result_of(tmp_path, device_uuids=[GPU]).conditions
-    assert conditions.foreign_processes == [{"device": 0, "pid": 42, "memory_used_bytes": None}]
+    assert conditions.foreign_processes == [ForeignProcess(device=0, pid=42)]
     assert not conditions.clean
     joined = result_of(tmp_path, watch_uuids=[GPU]).conditions
     assert joined.foreign_processes == conditions.foreign_processes, "as the diagnosis of a run on the CPU has it"

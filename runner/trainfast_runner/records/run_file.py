@@ -103,6 +103,14 @@ class LaunchThreads(msgspec.Struct, frozen=True, kw_only=True):
     others_cores: float | None = None
 
 
+class ForeignProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that is not the run's, on the GPU with the NVML index `device`."""
+
+    device: int | None = None
+    pid: int | None = None
+    memory_used_bytes: int | None = None
+
+
 class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """`run.json`: the run as asked for, written once before any process starts.
 
@@ -128,7 +136,7 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     cache_dir: str = ""
     used_before_bytes: dict[str, int] = {}
     start_temperature_c: float | None = None
-    foreign_processes: list[dict[str, Any]] = []
+    foreign_processes: list[ForeignProcess] = []
     clean: bool = True
     """True if memory was back to its level before the last run on the same devices, plus 64 MiB."""
     link: str | None = None

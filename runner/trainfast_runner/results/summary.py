@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -21,12 +19,14 @@ from trainfast_runner.records.result import (
     Losses,
     LossScaling,
     MemoryFigures,
+    RecordedOutage,
     Result,
     StepCount,
     StepTime,
     Throughput,
+    XidError,
 )
-from trainfast_runner.records.run_file import WARM_ROLES, LaunchThreads, RunFile
+from trainfast_runner.records.run_file import WARM_ROLES, ForeignProcess, LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
@@ -290,7 +290,7 @@ def _conditions(
     measured: list[Step],
     measured_window: MeasuredWindow | None,
     measured_from_c: float | None,
-    absent: list[dict[str, Any]],
+    absent: list[RecordedOutage],
 ) -> Conditions:
     run = records.run
     if run is None:
@@ -321,12 +321,12 @@ def _conditions(
         started_clean=run.clean,
         absences=absent,
         xid_errors=[
-            {"device": event.device, "detail": event.detail} for event in records.events if event.kind == "xid"
+            XidError(device=event.device, detail=event.detail) for event in records.events if event.kind == "xid"
         ],
     )
 
 
-def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow | None) -> list[dict[str, Any]]:
+def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow | None) -> list[ForeignProcess]:
     """Foreign processes at the start of the run or during its measured steps.
 
     Only on the run's own GPUs; for a run on the CPU on the watched ones.
@@ -334,9 +334,7 @@ def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow 
     if measured_window is None:
         return run.foreign_processes
     devices = {sample.index for uuid in run.gpu_uuids for _, sample in records.device_samples.get(uuid, ())[:1]}
-    return [
-        dataclasses.asdict(process) for process in measured_window.foreign if process.device in devices or not devices
-    ]
+    return [process for process in measured_window.foreign if process.device in devices or not devices]
 
 
 def _synthetic(worker_lines: dict[int, list[WorkerLine]]) -> bool | None:

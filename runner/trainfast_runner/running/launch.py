@@ -11,7 +11,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -33,7 +32,7 @@ from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, read_run_file
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.running.busy_devices import refuse_busy
 from trainfast_runner.running.planning import RunPlan
@@ -205,9 +204,9 @@ def _used_before_last_run(plan: RunPlan, home: Home) -> dict[str, int]:
     return {}
 
 
-def _foreign_processes(gpus: tuple[DeviceReading, ...]) -> list[dict[str, Any]]:
+def _foreign_processes(gpus: tuple[DeviceReading, ...]) -> list[ForeignProcess]:
     return [
-        {"pid": process.pid, "device": gpu.index, "memory_used_bytes": process.memory_used_bytes}
+        ForeignProcess(device=gpu.index, pid=process.pid, memory_used_bytes=process.memory_used_bytes)
         for gpu in gpus
         for process in gpu.processes or []
     ]

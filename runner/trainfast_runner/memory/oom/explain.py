@@ -193,11 +193,10 @@ def _other_processes(oom_run: OutOfMemory) -> Iterator[str]:
         named.add(int(pid))
         yield f"process {pid} held {size} {unit}"
     for process in oom_run.run.foreign_processes:
-        pid, used = process.get("pid"), process.get("memory_used_bytes")
-        if isinstance(pid, int) and pid not in named:
-            named.add(pid)
-            size = mebibytes(used) if isinstance(used, int) else "memory"
-            yield f"process {pid} held {size} from the start"
+        if process.pid is not None and process.pid not in named:
+            named.add(process.pid)
+            size = "memory" if process.memory_used_bytes is None else mebibytes(process.memory_used_bytes)
+            yield f"process {process.pid} held {size} from the start"
     present: dict[tuple[int | None, int | None], Event] = {}
     for event in oom_run.events:
         if event.kind == "foreign_process" and event.state == "appeared":

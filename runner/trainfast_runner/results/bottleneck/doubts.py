@@ -19,7 +19,7 @@ def watched_words(result: Result) -> str:
     """The GPUs that were only joined to a run on the CPU, such as "watched GPU 0"; empty for a run on GPUs."""
     if result.actual.device != "cpu":
         return ""
-    return watched_gpus([row.get("index") for row in result.throttle.devices])
+    return watched_gpus([row.index for row in result.throttle.devices])
 
 
 def watched_gpus(indexes: Iterable[int | None]) -> str:
@@ -37,8 +37,7 @@ def doubts(result: Result) -> Iterator[str]:
         yield "started before the device had freed the last run's memory, or lost the device later"
     yield from _absences(result)
     for error in conditions.xid_errors:
-        gpu = "a GPU" if error.get("device") is None else f"{_gpu(result)} {error['device']}"
-        yield f"saw an Xid error on {gpu}" + (f": {error['detail']}" if error.get("detail") else "")
+        yield f"saw an Xid error on {_gpu(result, error.device)}" + (f": {error.detail}" if error.detail else "")
     others = len(conditions.foreign_processes)
     if others:
         what = "watched GPU" if result.actual.device == "cpu" else "device"
@@ -58,18 +57,19 @@ def doubts(result: Result) -> Iterator[str]:
 def _absences(result: Result) -> Iterator[str]:
     """A predicate for each time without readings of a GPU: its length, its share, and the growth of counters."""
     for absence in result.conditions.absences:
-        ended = "" if absence["back"] else ", to the end"
-        words = f"had no reading of {_gpu(result)} {absence['device']} for {absence['seconds']:.0f} s{ended}"
-        if absence["measured_fraction"] >= THROTTLED_SHARE:
-            words += f", {100 * absence['measured_fraction']:.0f} % of the measured time"
+        length = "" if absence.seconds is None else f" for {absence.seconds:.0f} s"
+        ended = "" if absence.back else ", to the end"
+        words = f"had no reading of {_gpu(result, absence.device)}{length}{ended}"
+        if absence.measured_fraction >= THROTTLED_SHARE:
+            words += f", {100 * absence.measured_fraction:.0f} % of the measured time"
         grown = [
-            f"{absence['throttled_ms'][cause.name] / 1e3:.1f} s by {cause.words}"
+            f"{absence.throttled_ms[cause.name] / 1e3:.1f} s by {cause.words}"
             for cause in CAUSES
-            if cause.name in absence["throttled_ms"]
+            if cause.name in absence.throttled_ms
         ]
         if grown:
             words += f"; by its counters it was throttled meanwhile: {', '.join(grown)}"
-        if absence["measured_fraction"] >= 1 - MIN_COVERED:
+        if absence.measured_fraction >= 1 - MIN_COVERED:
             words += "; the rest is too short for figures of throttled time and energy"
         yield words
 
@@ -101,15 +101,16 @@ def _steadiness(conditions: Conditions, warmup: int) -> str | None:
     return None
 
 
-def _gpu(result: Result) -> str:
-    return "watched GPU" if result.actual.device == "cpu" else "GPU"
+def _gpu(result: Result, index: int | None) -> str:
+    gpu = "watched GPU" if result.actual.device == "cpu" else "GPU"
+    return f"a {gpu}" if index is None else f"{gpu} {index}"
 
 
 def _worst_gpu(result: Result, cause: str, fraction: float) -> tuple[str, str]:
     """The GPU of a share, and the share's source, in words."""
     for row in result.throttle.devices:
-        if row.get(f"{cause}_fraction") == fraction:
-            where = "" if row.get("index") is None else f" on {_gpu(result)} {row['index']}"
-            source = row.get(f"{cause}_source")
+        if getattr(row, f"{cause}_fraction") == fraction:
+            where = "" if row.index is None else f" on {_gpu(result, row.index)}"
+            source = getattr(row, f"{cause}_source")
             return where, f" ({source})" if source else ""
     return "", ""

@@ -212,7 +212,7 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | N
         "pcie_generation": _last_known(sample.pcie_generation for sample in samples),
         "pcie_generation_max": _last_known(sample.pcie_generation_max for sample in samples),
         "foreign_processes": len(foreign),
-        "foreign_words": _processes_words([process.pid for process in foreign]),
+        "foreign_words": _processes_words([process.pid for process in foreign if process.pid is not None]),
         "foreign_memory_bytes": sum(memory) if memory else None,
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_file import ForeignProcess, RunFile
 from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.run_records import HostSample, RunRecords
 from trainfast_runner.records.tick import HostReading
@@ -20,15 +20,6 @@ T = TypeVar("T")
 AVERAGED_NS = 1_000_000_000
 """The time that a reading may reach back: the driver averages utilization over 1/6 to 1 s (nvmlUtilization_t in
 nvml.h) and power over a second."""
-
-
-@dataclass(frozen=True)
-class ForeignProcess:
-    """A process on the GPU with this NVML index that is not the run's; None when its device memory is unknown."""
-
-    device: int
-    pid: int
-    memory_used_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,18 +89,14 @@ def foreign_processes(run: RunFile, events: Iterable[Event], window: Window) -> 
     """Foreign processes that used the run's devices at some time in the window, each once."""
     by_identity: dict[tuple[int, int], ForeignProcess] = {}
     for process in run.foreign_processes:
-        pid = process.get("pid")
-        device = process.get("device")
-        used = process.get("memory_used_bytes")
-        if isinstance(pid, int) and isinstance(device, int):
-            by_identity[device, pid] = ForeignProcess(device, pid, used if isinstance(used, int) else None)
+        if process.device is not None and process.pid is not None:
+            by_identity[process.device, process.pid] = process
     for event in events:
         if event.kind != "foreign_process" or event.pid is None or event.device is None:
             continue
         if event.state == "appeared" and event.t_ns <= window.end_ns:
-            by_identity.setdefault(
-                (event.device, event.pid), ForeignProcess(event.device, event.pid, event.memory_used_bytes)
-            )
+            came = ForeignProcess(device=event.device, pid=event.pid, memory_used_bytes=event.memory_used_bytes)
+            by_identity.setdefault((event.device, event.pid), came)
         # A process that left within the window still disturbed its first steps.
         elif event.state == "left" and event.t_ns < window.begin_ns:
             by_identity.pop((event.device, event.pid), None)

@@ -76,7 +76,7 @@ def _free_at_start(result: Result) -> str | None:
 
 def _silent_fraction(result: Result) -> float:
     """The share of the measured time in which one of the watched GPUs gave no reading, at its longest."""
-    return max((absence["measured_fraction"] for absence in result.conditions.absences), default=0.0)
+    return max((absence.measured_fraction for absence in result.conditions.absences), default=0.0)
 
 
 def _text_row(label: str, a: Result, b: Result, of: Callable[[Result], str | None]) -> ConditionRow:

@@ -66,7 +66,7 @@ def speeds_rank(a: Result, b: Result) -> bool:
 
 def watched_differently(a: Result, b: Result) -> bool:
     """True if one run counts the energy of devices that the other did not watch."""
-    devices = [{device.get("uuid") for device in result.throttle.devices} for result in (a, b)]
+    devices = [{device.uuid for device in result.throttle.devices} for result in (a, b)]
     return a.knobs.get("watch") != b.knobs.get("watch") and devices[0] != devices[1]
 
 

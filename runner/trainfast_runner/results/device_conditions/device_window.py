@@ -8,7 +8,7 @@ from typing import Any
 
 from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.throttle import CAUSES
-from trainfast_runner.records.result import Energy, Throttle
+from trainfast_runner.records.result import Energy, RecordedOutage, Throttle, ThrottledDevice
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.results.device_conditions.device_track import (
     ENERGY_COUNTER,
@@ -90,50 +90,52 @@ def window_throttle(
     """
     if window is None:
         return Throttle()
-    rows = [_row(device, window, steps if device.uuid in used else 0) for device in devices]
+    rows = [_throttled_device(device, window, steps if device.uuid in used else 0) for device in devices]
     return Throttle(
-        **{f"{cause.name}_fraction": highest(row[f"{cause.name}_fraction"] for row in rows) for cause in CAUSES},
+        **{
+            f"{cause.name}_fraction": highest(getattr(row, f"{cause.name}_fraction") for row in rows)
+            for cause in CAUSES
+        },
         clock_loss_fraction=highest(device.clock_loss_fraction for device in devices),
         devices=rows,
     )
 
 
-def _row(device: DeviceConditions, window: Window, steps: int) -> dict[str, Any]:
+def _throttled_device(device: DeviceConditions, window: Window, steps: int) -> ThrottledDevice:
     """Return one device's row; `steps` is the number of steps that trained on the device."""
-    row: dict[str, Any] = {"index": device.index, "uuid": device.uuid}
+    shares: dict[str, Any] = {}
     for cause in CAUSES:
         throttled = device.throttled_ms.get(cause.name)
-        row[f"{cause.name}_fraction"] = None if throttled is None else throttled / window.ms
-        row[f"{cause.name}_source"] = device.sources.get(cause.name)
-    row["throttled_ms"] = device.throttled_ms
-    row["lost_ms_per_step"] = {
-        name: None if lost is None or not steps else lost / steps for name, lost in device.lost_ms.items()
-    }
-    row["clock_loss_fraction"] = device.clock_loss_fraction
-    row["temperature_c"] = device.temperature_c
-    return row
+        shares[f"{cause.name}_fraction"] = None if throttled is None else throttled / window.ms
+        shares[f"{cause.name}_source"] = device.sources.get(cause.name)
+    return ThrottledDevice(
+        index=device.index,
+        uuid=device.uuid,
+        **shares,
+        throttled_ms=device.throttled_ms,
+        lost_ms_per_step={
+            name: None if lost is None or not steps else lost / steps for name, lost in device.lost_ms.items()
+        },
+        clock_loss_fraction=device.clock_loss_fraction,
+        temperature_c=device.temperature_c,
+    )
 
 
-def absences(tracks: Iterable[DeviceTrack], window: Window | None) -> list[dict[str, Any]]:
-    """Each time in which a watched GPU that had answered gave no reading.
-
-    `device` is its NVML index, `seconds` until it answered again or the records end, `back` is True if it did,
-    `measured_fraction` is the share of the measured window, `throttled_ms` the growth of the GPU's own counters by
-    cause, from the last reading before to the first one after: without clocks, so in no other figure.
-    """
+def absences(tracks: Iterable[DeviceTrack], window: Window | None) -> list[RecordedOutage]:
+    """Return each time in which a watched GPU that had answered gave no reading."""
     return [_absence(track.index, outage, window) for track in tracks for outage in track.outages()]
 
 
-def _absence(index: int | None, outage: Outage, window: Window | None) -> dict[str, Any]:
+def _absence(index: int | None, outage: Outage, window: Window | None) -> RecordedOutage:
     began_ns, ended_ns = outage.silent_ns, outage.end_ns
     covered = 0 if window is None else min(ended_ns, window.end_ns) - max(began_ns, window.begin_ns)
-    return {
-        "device": index,
-        "seconds": (ended_ns - began_ns) / 1e9,
-        "back": outage.back,
-        "measured_fraction": 0.0 if window is None else max(0, covered) / (window.end_ns - window.begin_ns),
-        "throttled_ms": {cause.name: ns / 1e6 for cause in CAUSES if (ns := outage.grown.get(cause.name, 0.0)) > 0},
-    }
+    return RecordedOutage(
+        device=index,
+        seconds=(ended_ns - began_ns) / 1e9,
+        back=outage.back,
+        measured_fraction=0.0 if window is None else max(0, covered) / (window.end_ns - window.begin_ns),
+        throttled_ms={cause.name: ns / 1e6 for cause in CAUSES if (ns := outage.grown.get(cause.name, 0.0)) > 0},
+    )
 
 
 def hottest_c(devices: Sequence[DeviceConditions]) -> float | None:
