@@ -122,7 +122,7 @@ def test_neither_this_program_nor_another_users_process_is_ended(monkeypatch: py
     own, first = identify(os.getpid()), identify(1)
     assert own is not None
     assert first is not None
-    with pytest.raises(UserError, match="press q to quit"):
+    with pytest.raises(UserError, match="this is trainfast-tui itself"):
         check_endable(own)
     with pytest.raises(UserError, match="process 1"):
         check_endable(first)

@@ -36,7 +36,7 @@ LAUNCH_KNOBS = {
     "timing_warmup": "first steps that enter no figure",
     "devices": "by CUDA_VISIBLE_DEVICES",
     "watch": "the supervisor samples these devices",
-    "memory_limit": "for the trials of a search (b) alone: a run refuses it",
+    "memory_limit": "for the trials of a search alone: a run refuses it",
 }
 """The knobs that need no place in a script, and how the launch, the supervisor or the hooks apply each."""
 
@@ -68,9 +68,9 @@ def reach_of(name: str, preset: ScriptPreset) -> Reach:
     if name in LAUNCH_KNOBS:
         return Reach(Way.LAUNCH, LAUNCH_KNOBS[name])
     if name not in FRAMEWORK_KNOBS:
-        return Reach(Way.NONE, "no flag is mapped to it; o maps one")
+        return Reach(Way.NONE, "no flag is mapped to it")
     if (why := why_unreachable(name, preset.framework, None)) is not None:
-        return Reach(Way.NONE, f"{why}; o maps a flag")
+        return Reach(Way.NONE, why)
     ways = [way for way, names in BY_FRAMEWORK.get(preset.framework, {}).items() if name in names]
     unknown = "only if a Trainer, accelerate or Lightning takes it; the script showed none before its arguments"
     return Reach(Way.FRAMEWORK, f"by {ways[0]}" if ways else unknown)

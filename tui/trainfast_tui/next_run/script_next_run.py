@@ -71,7 +71,7 @@ class ScriptNextRun(NextRun):
         name = knob(name).name
         reach = reach_of(name, self.script)
         if reach.way is Way.NONE:
-            raise UserError(f"{name} cannot reach {self.script.name}: {reach.words}", key=name)
+            raise UserError(f"{name} cannot reach {self.script.name}: {reach.words}; o maps a flag", key=name)
         spec = with_setting(self.spec, f"{name}={text}")
         self.script.applied(list(self.script.command), {name: spec.knobs[name]})
         return replace(self, spec=spec)

@@ -63,4 +63,6 @@ class KnobText:
         if self.script is None:
             return []
         reach = reach_of(self.name, self.script)
-        return labelled(("script ", "accent"), reach.words if reach.way is Way.NONE else str(reach), width)
+        return labelled(
+            ("script ", "accent"), f"{reach.words}; o maps a flag" if reach.way is Way.NONE else str(reach), width
+        )

@@ -21,7 +21,7 @@ def check_endable(identity: Identity) -> None:
         raise UserError(f"pid {pid} belongs to another process by now: nothing was signalled", key="pid")
     if pid in (1, os.getpid()):
         raise UserError(
-            "this is trainfast-tui itself: press q to quit" if pid == os.getpid() else "process 1 runs the machine",
+            "this is trainfast-tui itself" if pid == os.getpid() else "process 1 runs the machine",
             key="pid",
         )
     uid = owner_uid(pid)
