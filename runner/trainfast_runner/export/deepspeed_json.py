@@ -49,7 +49,7 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
     left_out = [
         name
         for name in settings_to_express(knobs)
-        if not any(_has_value(config, path) for path in KNOBS_BY_NAME[name].same_as.deepspeed.split(" / "))
+        if not any(_has_value(config, key) for key in KNOBS_BY_NAME[name].same_as.deepspeed_keys)
         and (name != "devices" or run.world_size > 1)
     ]
     return ExportText(json.dumps(config, indent=2), left_out, DEEPSPEED_FILE)

@@ -12,11 +12,9 @@ from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 
 OPTIMS = {entry.trainer_name: name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
 FIELDS = {
-    entry.same_as.training_args: entry.name
+    field: entry.name
     for entry in KNOBS
-    if entry.same_as.training_args.isidentifier()
-    and entry.same_as.training_args.islower()
-    and entry.name not in ("optimizer", "compile")
+    if (field := entry.same_as.trainer_field) is not None and entry.name not in ("optimizer", "compile")
 }
 """Knobs by the field of TrainingArguments that has their very value."""
 RENAMED = {

@@ -79,7 +79,7 @@ def script_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[st
 
 def has_field(name: str, arguments: Mapping[str, object]) -> bool:
     """True if one of these fields of TrainingArguments expresses the knob."""
-    return bool(set(KNOBS_BY_NAME[name].same_as.training_args.split(" / ")) & set(arguments))
+    return any(field in arguments for field in KNOBS_BY_NAME[name].same_as.trainer_fields)
 
 
 def _launcher(run: RunFile) -> list[str]:

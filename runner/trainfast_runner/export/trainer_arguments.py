@@ -61,17 +61,17 @@ def trainer_fields(knobs: KnobValues) -> dict[str, object]:
     for entry in KNOBS:
         if entry.name not in knobs:
             continue
-        name, value = entry.same_as.training_args, knobs[entry.name]
+        field, value = entry.same_as.trainer_field, knobs[entry.name]
         if entry.name == "precision":
             fields |= _trainer_precision(str(value))
-        elif entry.name == "optimizer":
-            fields |= _trainer_optimizer(name, OPTIMIZERS[str(value)])
         elif entry.name == "compile":
             fields |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": _compile_mode(knobs)}
-        elif entry.name == "prefetch":
-            fields |= {name: value} if knobs.get("workers") else {}
-        elif name.isidentifier() and name.islower():
-            fields[name] = _trainer_value(value)
+        elif field is None or (entry.name == "prefetch" and not knobs.get("workers")):
+            continue
+        elif entry.name == "optimizer":
+            fields |= _trainer_optimizer(field, OPTIMIZERS[str(value)])
+        else:
+            fields[field] = _trainer_value(value)
     return fields
 
 

@@ -27,6 +27,21 @@ class Equivalent:
     deepspeed: str = ""
     torchrun: str = ""
 
+    @property
+    def trainer_fields(self) -> tuple[str, ...]:
+        """The fields of TrainingArguments that make up the setting; empty for a variable or prose."""
+        return tuple(name for name in self.training_args.split(" / ") if name.isidentifier() and name.islower())
+
+    @property
+    def trainer_field(self) -> str | None:
+        """The one field of TrainingArguments that is the setting; None for several fields or none."""
+        return self.trainer_fields[0] if len(self.trainer_fields) == 1 else None
+
+    @property
+    def deepspeed_keys(self) -> tuple[str, ...]:
+        """The keys of DeepSpeed's JSON that make up the setting, each with its sections before it, joined by dots."""
+        return tuple(key for key in self.deepspeed.split(" / ") if key)
+
 
 @dataclass(frozen=True)
 class Knob:
