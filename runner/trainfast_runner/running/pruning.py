@@ -107,8 +107,8 @@ def carry_out(home: Home, prune_plan: PrunePlan) -> dict[str, int]:
             home.remove(run_id)
     searches = {search_id: home.search_directory(search_id) for search_id in prune_plan.searches}
     for directory in searches.values():
-        with suppress(OSError), conductor_lock(directory) as is_free:
-            if is_free:
+        with suppress(OSError), conductor_lock(directory) as is_ours:
+            if is_ours:
                 shutil.rmtree(directory)
     files = [entry for entry in (*prune_plan.caches, *prune_plan.locks) if not cache_entries.remove(entry)]
     paths = {run_id: home.directory(run_id) for run_id in prune_plan.runs} | searches

@@ -30,8 +30,8 @@ def recover_result(directory: Path) -> Result | None:
     result = read_result(directory)
     if is_whole(result) or read_run_file(directory) is None:
         return result
-    with _exclusive_lock(directory) as is_locked:
-        if not is_locked:
+    with _exclusive_lock(directory) as is_ours:
+        if not is_ours:
             return read_result(directory)
         # The last holder of the lock may have written the result.
         result = read_written_result(directory)
