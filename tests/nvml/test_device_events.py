@@ -34,34 +34,34 @@ def kinds_and_details(events: list[Event]) -> list[tuple[str, int | None, str | 
 
 def test_a_gpu_lost_and_back_is_two_events_and_only_of_this_run() -> None:
     events = DeviceEvents(["GPU-1"])
-    assert events.between(tick(gpu(0), gpu(1))) == []
-    lost = events.between(tick(gpu(0, error="gone"), gpu(1, error="gone"), second=1))
+    assert events.since_last(tick(gpu(0), gpu(1))) == []
+    lost = events.since_last(tick(gpu(0, error="gone"), gpu(1, error="gone"), second=1))
     assert kinds_and_details(lost) == [("gpu_lost", 1, "gone")]
-    assert events.between(tick(gpu(0, error="gone"), gpu(1, error="gone"), second=2)) == []
-    assert kinds_and_details(events.between(tick(gpu(0), gpu(1), second=3))) == [("gpu_back", 1, None)]
+    assert events.since_last(tick(gpu(0, error="gone"), gpu(1, error="gone"), second=2)) == []
+    assert kinds_and_details(events.since_last(tick(gpu(0), gpu(1), second=3))) == [("gpu_back", 1, None)]
     assert (events.concerns(1), events.concerns(0)) == (True, False)
 
 
 def test_a_gpu_lost_before_the_first_look_gives_an_event() -> None:
     dead = DeviceReading(index=1, error="gone")
     events = DeviceEvents(["GPU-0", "GPU-1"])
-    assert kinds_and_details(events.between(tick(gpu(0), dead))) == [("gpu_lost", 1, "gone")]
-    assert events.between(tick(gpu(0), dead, second=1)) == []
-    assert kinds_and_details(events.between(tick(gpu(0), gpu(1), second=2))) == [("gpu_back", 1, None)]
+    assert kinds_and_details(events.since_last(tick(gpu(0), dead))) == [("gpu_lost", 1, "gone")]
+    assert events.since_last(tick(gpu(0), dead, second=1)) == []
+    assert kinds_and_details(events.since_last(tick(gpu(0), gpu(1), second=2))) == [("gpu_back", 1, None)]
     others = DeviceEvents(["GPU-0"])
-    assert others.between(tick(gpu(0), dead)) == [], "it is not of this run"
-    assert DeviceEvents(["GPU-1"]).between(tick(dead, DeviceReading(index=0, error="gone"))) == [], "one of the two"
+    assert others.since_last(tick(gpu(0), dead)) == [], "it is not of this run"
+    assert DeviceEvents(["GPU-1"]).since_last(tick(dead, DeviceReading(index=0, error="gone"))) == [], "one of the two"
 
 
 def test_throttling_begins_and_ends_by_reason_and_idle_is_none() -> None:
     events = DeviceEvents(["GPU-0"])
-    assert events.between(tick(gpu(throttle_reasons=["idle"]))) == []
-    assert kinds_and_details(events.between(tick(gpu(throttle_reasons=["sw_thermal", "0x200"])))) == [
+    assert events.since_last(tick(gpu(throttle_reasons=["idle"]))) == []
+    assert kinds_and_details(events.since_last(tick(gpu(throttle_reasons=["sw_thermal", "0x200"])))) == [
         ("throttle_on", 0, "0x200"),
         ("throttle_on", 0, "sw_thermal"),
     ]
-    assert events.between(tick(gpu(throttle_reasons=None))) == [], "a reading that vanished is no change"
-    assert kinds_and_details(events.between(tick(gpu(throttle_reasons=["0x200"])))) == [
+    assert events.since_last(tick(gpu(throttle_reasons=None))) == [], "a reading that vanished is no change"
+    assert kinds_and_details(events.since_last(tick(gpu(throttle_reasons=["0x200"])))) == [
         ("throttle_off", 0, "sw_thermal")
     ]
 
@@ -75,14 +75,14 @@ def processes_are(monkeypatch: pytest.MonkeyPatch, own: set[int], *, host_pids: 
 def test_another_process_comes_and_goes_and_the_training_is_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
     processes_are(monkeypatch, {11, 12}, host_pids=True)
     events = DeviceEvents(["GPU-0"])
-    first = events.between(tick(gpu(pids=(99_999_999,))))
+    first = events.since_last(tick(gpu(pids=(99_999_999,))))
     assert [(event.pid, event.state) for event in first] == [(99_999_999, "appeared")]
     assert first[0].detail == "a process (pid 99999999) with 300 MiB appeared"
-    assert events.between(tick(gpu(pids=(99_999_999, 11)))) == [], "the training itself"
-    assert events.between(tick(gpu(pids=None))) == []
-    second = events.between(tick(gpu(pids=(11, 12, 99_999_998))))
+    assert events.since_last(tick(gpu(pids=(99_999_999, 11)))) == [], "the training itself"
+    assert events.since_last(tick(gpu(pids=None))) == []
+    second = events.since_last(tick(gpu(pids=(11, 12, 99_999_998))))
     assert [(event.pid, event.state) for event in second] == [(99_999_998, "appeared"), (99_999_999, "left")]
-    assert [(e.kind, e.pid, e.state) for e in events.between(tick(gpu(pids=())))] == [
+    assert [(e.kind, e.pid, e.state) for e in events.since_last(tick(gpu(pids=())))] == [
         ("foreign_process", 99_999_998, "left")
     ]
 
@@ -90,10 +90,10 @@ def test_another_process_comes_and_goes_and_the_training_is_not_one(monkeypatch:
 def test_in_a_container_only_who_was_there_before_the_training_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
     processes_are(monkeypatch, set(), host_pids=False)
     events = DeviceEvents(["GPU-0"])
-    (there,) = events.between(tick(gpu(pids=(4242,))))
+    (there,) = events.since_last(tick(gpu(pids=(4242,))))
     assert there.detail == "process 4242 of the host with 300 MiB appeared"
-    assert events.between(tick(gpu(pids=(4242, 5000)))) == [], "it may be the training's own"
-    (left,) = events.between(tick(gpu(pids=(5000,))))
+    assert events.since_last(tick(gpu(pids=(4242, 5000)))) == [], "it may be the training's own"
+    (left,) = events.since_last(tick(gpu(pids=(5000,))))
     assert (left.pid, left.state) == (4242, "left")
 
 
@@ -102,17 +102,17 @@ def test_where_the_training_is_on_the_cpu_everybody_on_the_gpu_is_somebody_else(
 ) -> None:
     processes_are(monkeypatch, {11}, host_pids=False)
     events = DeviceEvents(["GPU-0"], none_ours=True)
-    assert events.between(tick(gpu(pids=()))) == []
-    assert [event.pid for event in events.between(tick(gpu(pids=(11, 5000))))] == [11, 5000]
+    assert events.since_last(tick(gpu(pids=()))) == []
+    assert [event.pid for event in events.since_last(tick(gpu(pids=(11, 5000))))] == [11, 5000]
 
 
 def test_a_sampler_that_slows_itself_says_so_once() -> None:
     events = DeviceEvents([])
     slowed = {"sampler.period": "a tick costs 300 ms: sampling every 2 s instead of every 1 s"}
-    assert kinds_and_details(events.between(tick(**slowed))) == [("trouble", None, slowed["sampler.period"])]
-    assert events.between(tick(**slowed)) == []
-    assert events.between(tick()) == []
-    assert len(events.between(tick(**slowed))) == 1
+    assert kinds_and_details(events.since_last(tick(**slowed))) == [("trouble", None, slowed["sampler.period"])]
+    assert events.since_last(tick(**slowed)) == []
+    assert events.since_last(tick()) == []
+    assert len(events.since_last(tick(**slowed))) == 1
 
 
 def test_this_process_is_its_own(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_foreign_process_is_named_as_it_calls_itself(tmp_path: Path, monkeypat
         assert other.stdout is not None
         other.stdout.readline()
         events = DeviceEvents(["GPU-0"])
-        [event] = events.between(tick(gpu(pids=(other.pid,))))
+        [event] = events.since_last(tick(gpu(pids=(other.pid,))))
         other.kill()
     # The record has it as it is; whoever shows it takes the control sequences out and reads no markup.
     assert event.detail == f"{nasty} (pid {other.pid}) with 300 MiB appeared"

@@ -69,7 +69,7 @@ class TelemetryLog:
             self._on_failure(f"sampling ended: {self._sampler.failure!r}")
 
     def _write_tick(self, tick: Tick) -> None:
-        for event in self._events.between(tick):
+        for event in self._events.since_last(tick):
             self._on_event(event)
         try:
             if self._file is None:

@@ -66,7 +66,7 @@ class DeviceEvents:
         """True if the GPU with this index is one of the run's; before the first tick any may be."""
         return self._indexes is None or index in self._indexes
 
-    def between(self, tick: Tick) -> list[Event]:
+    def since_last(self, tick: Tick) -> list[Event]:
         """Events since the last tick: throttling began or ended, a device was lost or came back, a foreign process
         appeared or left, the sampling slowed itself."""
         watched = [device for device in tick.devices if device.uuid in self._watched]
