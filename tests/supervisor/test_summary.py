@@ -263,9 +263,9 @@ def test_a_silent_gpu_is_listed_with_its_seconds_and_the_growth_of_its_counters(
     ]
     write_lines(tmp_path / "events.jsonl", events)
     result = result_of(tmp_path, watch_uuids=[GPU])
-    (absence,) = result.conditions.absences
-    assert (absence.device, absence.seconds, absence.measured_fraction, absence.back) == (0, 7, 0.7, True)
-    assert absence.throttled_ms == {"power": 6000}
+    (outage,) = result.conditions.outages
+    assert (outage.device, outage.seconds, outage.measured_fraction, outage.back) == (0, 7, 0.7, True)
+    assert outage.throttled_ms == {"power": 6000}
     assert (result.conditions.started_clean, result.conditions.clean) == (True, False)
     assert list(doubts(result)) == [
         "had no reading of GPU 0 for 7 s, 70 % of the measured time; by its counters it was throttled meanwhile:"

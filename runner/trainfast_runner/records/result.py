@@ -308,7 +308,7 @@ class Conditions(SteadyState, frozen=True, kw_only=True):
     clean: bool = True
     started_clean: bool | None = None
     """True if the devices were as free as before at the launch; None in older versions' results."""
-    absences: list[RecordedOutage] = []
+    outages: list[RecordedOutage] = msgspec.field(default_factory=list, name="absences")
     xid_errors: list[XidError] = []
     driver: str | None = None
 

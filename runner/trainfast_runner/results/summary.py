@@ -44,8 +44,8 @@ from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, 
 from trainfast_runner.results.bottleneck.steady_state import steady_state
 from trainfast_runner.results.compile_cost import compile_cost
 from trainfast_runner.results.device_conditions.device_window import (
-    absences,
     hottest_c,
+    outage_rows,
     window_energy,
     window_of,
     window_throttle,
@@ -102,7 +102,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         diagnosed=measured_window is not None and has_enough_steps(measured_window),
         oom=explanation_of(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
         conditions=_conditions(
-            records, measured, measured_window, hottest_c(devices), absences(join.tracks.values(), window)
+            records, measured, measured_window, hottest_c(devices), outage_rows(join.tracks.values(), window)
         ),
     )
 
@@ -290,7 +290,7 @@ def _conditions(
     measured: list[Step],
     measured_window: MeasuredWindow | None,
     measured_from_c: float | None,
-    absent: list[RecordedOutage],
+    outages: list[RecordedOutage],
 ) -> Conditions:
     run = records.run
     if run is None:
@@ -319,7 +319,7 @@ def _conditions(
         driver=run.versions.get("driver"),
         clean=run.clean and not foreign and not lost,
         started_clean=run.clean,
-        absences=absent,
+        outages=outages,
         xid_errors=[
             XidError(device=event.device, detail=event.detail) for event in records.events if event.kind == "xid"
         ],

@@ -35,7 +35,7 @@ def doubts(result: Result) -> Iterator[str]:
         yield "started before the device had freed the last run's memory"
     elif not conditions.clean and conditions.started_clean is None:
         yield "started before the device had freed the last run's memory, or lost the device later"
-    yield from _absences(result)
+    yield from _outages(result)
     for error in conditions.xid_errors:
         yield f"saw an Xid error on {_gpu(result, error.device)}" + (f": {error.detail}" if error.detail else "")
     others = len(conditions.foreign_processes)
@@ -54,22 +54,22 @@ def doubts(result: Result) -> Iterator[str]:
         yield words
 
 
-def _absences(result: Result) -> Iterator[str]:
+def _outages(result: Result) -> Iterator[str]:
     """A predicate for each time without readings of a GPU: its length, its share, and the growth of counters."""
-    for absence in result.conditions.absences:
-        length = "" if absence.seconds is None else f" for {absence.seconds:.0f} s"
-        ended = "" if absence.back else ", to the end"
-        words = f"had no reading of {_gpu(result, absence.device)}{length}{ended}"
-        if absence.measured_fraction >= THROTTLED_SHARE:
-            words += f", {100 * absence.measured_fraction:.0f} % of the measured time"
+    for outage in result.conditions.outages:
+        length = "" if outage.seconds is None else f" for {outage.seconds:.0f} s"
+        ended = "" if outage.back else ", to the end"
+        words = f"had no reading of {_gpu(result, outage.device)}{length}{ended}"
+        if outage.measured_fraction >= THROTTLED_SHARE:
+            words += f", {100 * outage.measured_fraction:.0f} % of the measured time"
         grown = [
-            f"{absence.throttled_ms[cause.name] / 1e3:.1f} s by {cause.words}"
+            f"{outage.throttled_ms[cause.name] / 1e3:.1f} s by {cause.words}"
             for cause in CAUSES
-            if cause.name in absence.throttled_ms
+            if cause.name in outage.throttled_ms
         ]
         if grown:
             words += f"; by its counters it was throttled meanwhile: {', '.join(grown)}"
-        if absence.measured_fraction >= 1 - MIN_COVERED:
+        if outage.measured_fraction >= 1 - MIN_COVERED:
             words += "; the rest is too short for figures of throttled time and energy"
         yield words
 

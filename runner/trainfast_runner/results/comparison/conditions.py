@@ -58,9 +58,9 @@ def _condition_rows(a: Result, b: Result) -> Iterator[ConditionRow]:
             yield row
     yield _text_row("driver", a, b, lambda result: result.conditions.driver)
     yield _text_row("GPU memory free at start", a, b, _free_at_start)
-    silent = _silent_fraction(a), _silent_fraction(b)
-    if any(silent):
-        yield _figure_row("GPU without a reading", silent, _share, THROTTLED_APART)
+    outages = _outage_fraction(a), _outage_fraction(b)
+    if any(outages):
+        yield _figure_row("GPU without a reading", outages, _share, THROTTLED_APART)
     warming = a.conditions.still_warming, b.conditions.still_warming
     yield ConditionRow("steady", _steady(a), _steady(b), None not in warming and warming[0] != warming[1])
 
@@ -74,9 +74,9 @@ def _free_at_start(result: Result) -> str | None:
     return "yes" if clean else "no"
 
 
-def _silent_fraction(result: Result) -> float:
+def _outage_fraction(result: Result) -> float:
     """The share of the measured time in which one of the watched GPUs gave no reading, at its longest."""
-    return max((absence.measured_fraction for absence in result.conditions.absences), default=0.0)
+    return max((outage.measured_fraction for outage in result.conditions.outages), default=0.0)
 
 
 def _text_row(label: str, a: Result, b: Result, of: Callable[[Result], str | None]) -> ConditionRow:

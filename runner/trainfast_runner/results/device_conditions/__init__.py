@@ -1,1 +1,1 @@
-"""The devices' conditions over time, joined to the steps: throttled time, clocks, energy, temperature and silence."""
+"""The devices' conditions over time, joined to the steps: throttled time, clocks, energy, temperature and outages."""

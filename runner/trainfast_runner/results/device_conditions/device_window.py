@@ -1,4 +1,4 @@
-"""Energy, throttled time and silence of the devices during the measured steps."""
+"""Energy, throttled time and outages of the devices during the measured steps."""
 
 from __future__ import annotations
 
@@ -121,12 +121,12 @@ def _throttled_device(device: DeviceConditions, window: Window, steps: int) -> T
     )
 
 
-def absences(tracks: Iterable[DeviceTrack], window: Window | None) -> list[RecordedOutage]:
+def outage_rows(tracks: Iterable[DeviceTrack], window: Window | None) -> list[RecordedOutage]:
     """Return each time in which a watched GPU that had answered gave no reading."""
-    return [_absence(track.index, outage, window) for track in tracks for outage in track.outages()]
+    return [_outage_row(track.index, outage, window) for track in tracks for outage in track.outages()]
 
 
-def _absence(index: int | None, outage: Outage, window: Window | None) -> RecordedOutage:
+def _outage_row(index: int | None, outage: Outage, window: Window | None) -> RecordedOutage:
     began_ns, ended_ns = outage.silent_ns, outage.end_ns
     covered = 0 if window is None else min(ended_ns, window.end_ns) - max(began_ns, window.begin_ns)
     return RecordedOutage(
