@@ -93,9 +93,9 @@ def test_each_rule_speaks_when_it_should_and_only_then(rule: str) -> None:
     finding = next(finding for finding in triggers.findings() if finding.rule == rule)
     assert finding.line
     assert finding.advice
-    assert matching_rule(rule, finding.evidence) in RULES
+    assert matching_rule(rule, finding.figures) in RULES
     for condition in next(r for r in RULES if r.name == rule).when[:1]:
-        assert finding.evidence[condition.figure] is not None, "a verdict opens to the figures it rests on"
+        assert finding.figures[condition.figure] is not None, "a verdict opens to the figures it rests on"
 
 
 SECOND: dict[str, tuple[Case, Case]] = {
@@ -112,7 +112,7 @@ SECOND: dict[str, tuple[Case, Case]] = {
 def test_the_second_rule_of_a_name_speaks_when_it_should_and_only_then(rule: str) -> None:
     triggers, does_not = SECOND[rule]
     (finding,) = triggers.findings()
-    assert (finding.rule, matching_rule(rule, finding.evidence)) == (rule, [r for r in RULES if r.name == rule][1])
+    assert (finding.rule, matching_rule(rule, finding.figures)) == (rule, [r for r in RULES if r.name == rule][1])
     assert does_not.found() == []
 
 
@@ -163,8 +163,8 @@ def test_heat_names_the_gpu_the_degrees_and_the_milliseconds() -> None:
         "GPU 3 is throttled by heat for 550 of each 1,000 ms step, at 94 °C, 2 °C over the 92 °C at which it slows down"
         ": about 275 ms of a step lost"
     )
-    assert finding.evidence["degrees_over_c"] == 2
-    assert finding.evidence["thermal_source"] == "sampled reasons"
+    assert finding.figures["degrees_over_c"] == 2
+    assert finding.figures["thermal_source"] == "sampled reasons"
     assert finding.cost_fraction == pytest.approx(0.275)
 
 
@@ -174,7 +174,7 @@ def test_a_share_of_the_cpu_is_no_share_of_a_step() -> None:
     data, host = sorted(Case(device="cpu", **busy).findings(), key=lambda finding: finding.rule)
     assert (data.cost_ms_per_step, data.cost_fraction) == (250, 0.25)
     assert host.line == "other processes take 81 % of the CPU that trains: about 608 ms of a step lost"
-    assert host.evidence["others_cpu_percent"] == 81
+    assert host.figures["others_cpu_percent"] == 81
     assert (host.cost_ms_per_step, host.cost_fraction) == (pytest.approx(607.5), pytest.approx(0.6075))
     assert data.cost_fraction + host.cost_fraction < 1
 
@@ -207,7 +207,7 @@ def test_what_a_pause_between_steps_throttles_is_not_the_steps_own() -> None:
     case = Case(gpus={0: always(**HOT)}, step=always(step_ms=400.0, data_ms=4.0, forward_ms=130.0, backward_ms=250.0))
     (finding,) = (one for one in case.findings() if one.rule == "thermal")
     assert "is throttled by heat for 400 of each 400 ms step" in finding.line
-    assert finding.evidence["thermal_percent"] == pytest.approx(100)
+    assert finding.figures["thermal_percent"] == pytest.approx(100)
 
 
 def test_of_several_gpus_the_costliest_speaks_and_of_several_causes_the_first_is_the_line() -> None:
@@ -254,8 +254,8 @@ def test_of_several_watched_gpus_the_most_throttled_speaks_and_no_step_is_lost_t
         " slows down; the run does not use it"
     )
     assert (finding.cost_ms_per_step, finding.cost_fraction) == (None, None)
-    assert finding.evidence["thermal_percent"] == pytest.approx(100)
-    assert finding.evidence["thermal_lost_ms_per_step"] is None
+    assert finding.figures["thermal_percent"] == pytest.approx(100)
+    assert finding.figures["thermal_lost_ms_per_step"] is None
 
 
 def test_a_run_on_the_cpu_is_about_the_gpu_that_was_joined_to_it() -> None:
@@ -299,7 +299,12 @@ def test_every_rule_speaks_only_of_figures_there_are_and_says_where_its_threshol
         templates = [
             name for text in (rule.line, rule.advice) for _, name, _, _ in string.Formatter().parse(text) if name
         ]
-        asked = [*templates, *rule.evidence, *(condition.figure for condition in rule.when), *filter(None, [rule.cost])]
+        asked = [
+            *templates,
+            *rule.shown_figures,
+            *(condition.figure for condition in rule.when),
+            *filter(None, [rule.cost]),
+        ]
         assert set(asked) <= known, rule.name
         assert rule.source
 
@@ -350,5 +355,5 @@ def test_heat_that_is_not_the_chips_own_asks_for_no_air() -> None:
     (finding,) = (one for one in Case(gpus={0: always(**cool)}).findings() if one.rule == "thermal")
     assert "though its chip is at 55 °C, 37 °C under the 92 °C at which it slows down" in finding.line
     assert finding.advice.startswith("the chip itself is cool: look at the temperature of the memory")
-    assert finding.evidence["degrees_under_c"] == 37
-    assert "degrees_over_c" not in finding.evidence
+    assert finding.figures["degrees_under_c"] == 37
+    assert "degrees_over_c" not in finding.figures

@@ -1,4 +1,4 @@
-"""The verdict on evidence that no test can bring about for real: the kernel's OOM killer, torchrun's own words."""
+"""The verdict on facts that no test can bring about for real: the kernel's OOM killer, torchrun's own words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.records.worker_lines import ActualLine, WorkerLine
-from trainfast_runner.results.verdict import Evidence, Verdict, judge, one_line
+from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
 
 RUN = RunFile(run_id="r", preset="p", world_size=2, clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
 TORCHRUN_REPORT = """
@@ -48,7 +48,7 @@ PEER_LOST = {"type": "RuntimeError", "message": "[gloo/transport/tcp/pair.cc:598
 
 
 def test_kernel_oom_killer_took_a_rank() -> None:
-    evidence = Evidence(
+    facts = EndFacts(
         run=RUN,
         exit_code=1,
         worker_lines={0: life("exception", **PEER_LOST), 1: life()},
@@ -57,7 +57,7 @@ def test_kernel_oom_killer_took_a_rank() -> None:
         oom_kills=1,
         output_tail=TORCHRUN_REPORT.format(code=-9),
     )
-    verdict = judge(evidence)
+    verdict = judge(facts)
     assert verdict.state == "oom"
     assert verdict.reason == (
         "the kernel's out-of-memory killer ended the process: host memory was full (rank 1, after step 7, phase train)"
@@ -69,25 +69,25 @@ def test_kernel_oom_killer_took_a_rank() -> None:
 @pytest.mark.parametrize(("oom_kills", "state"), [(0, "killed"), (1, "oom")])
 def test_sigkill_of_the_only_process(oom_kills: int, state: str) -> None:
     run = RunFile(run_id="r", preset="p", clock=RUN.clock)
-    assert judge(Evidence(run=run, exit_code=-9, worker_lines={0: life()}, oom_kills=oom_kills)).state == state
+    assert judge(EndFacts(run=run, exit_code=-9, worker_lines={0: life()}, oom_kills=oom_kills)).state == state
 
 
 def test_kernel_oom_killer_took_a_loader() -> None:
     message = "DataLoader worker (pid 77) is killed by signal: Killed. "
     worker_lines = {0: life("exception", type="RuntimeError", message=message), 1: life("finished")}
-    assert judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines, oom_kills=1)).state == "oom"
-    assert judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines)).state == "failed"
+    assert judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines, oom_kills=1)).state == "oom"
+    assert judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines)).state == "failed"
 
 
 def test_lost_rank_is_blamed_and_not_the_one_that_noticed() -> None:
-    evidence = Evidence(
+    facts = EndFacts(
         run=RUN,
         exit_code=1,
         worker_lines={0: life("exception", **PEER_LOST), 1: life()},
         lost_ranks=(1,),
         output_tail=TORCHRUN_REPORT.format(code=-9),
     )
-    verdict = judge(evidence)
+    verdict = judge(facts)
     assert (verdict.state, verdict.reason) == ("failed", "rank 1 died of SIGKILL (phase train)")
 
 
@@ -96,21 +96,21 @@ def test_lost_rank_is_blamed_although_torchrun_saw_the_other_one_first() -> None
         "rank      : 1 (local_rank: 1)", "rank      : 0 (local_rank: 0)"
     ).format(code=1)
     worker_lines = {0: life("exception", **PEER_LOST), 1: life()}
-    verdict = judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines, lost_ranks=(1,), output_tail=report))
+    verdict = judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines, lost_ranks=(1,), output_tail=report))
     assert verdict.reason == "rank 1 died of SIGKILL (phase train)"
 
 
 def test_ranks_that_torchrun_ended_are_not_blamed() -> None:
     """Rank 1 raised; torchrun then ended rank 0, which had no time for a word."""
     error = {"type": "torch.distributed.DistBackendError", "message": "NCCL error: unhandled system error"}
-    evidence = Evidence(
+    facts = EndFacts(
         run=RUN,
         exit_code=1,
         worker_lines={0: life(), 1: life("exception", **error)},
         lost_ranks=(0,),
         output_tail=TORCHRUN_REPORT.format(code=1),
     )
-    verdict = judge(evidence)
+    verdict = judge(facts)
     assert verdict.state == "failed"
     assert verdict.reason.startswith("torch.distributed.DistBackendError: NCCL error")
     assert verdict.error is not None
@@ -122,30 +122,30 @@ def test_memory_that_ran_out_on_one_rank_outweighs_what_the_others_saw_first() -
         0: life("exception", t_ns=10, **PEER_LOST),
         1: life("exception", t_ns=11, type="torch.OutOfMemoryError", message="CUDA out of memory. Tried 2 GiB"),
     }
-    verdict = judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines))
+    verdict = judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines))
     assert verdict.state == "oom"
     assert verdict.reason == "CUDA out of memory. Tried 2 GiB (rank 1, phase train)"
 
 
 def test_what_happened_before_the_stop_request_outweighs_it() -> None:
     worker_lines = {0: life("exception", t_ns=10, type="ValueError", message="bad"), 1: life("signal")}
-    assert judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines, stop_ns=20)).state == "failed"
-    assert judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines, stop_ns=5)).state == "stopped"
+    assert judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines, stop_ns=20)).state == "failed"
+    assert judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines, stop_ns=5)).state == "stopped"
 
 
 def test_sigterm_from_a_stranger() -> None:
     run = RunFile(run_id="r", preset="p", clock=RUN.clock)
-    verdict = judge(Evidence(run=run, exit_code=143, worker_lines={0: life("signal")}))
+    verdict = judge(EndFacts(run=run, exit_code=143, worker_lines={0: life("signal")}))
     assert (verdict.state, "SIGTERM" in verdict.reason) == ("killed", True)
     worker_lines = {0: life("exception", t_ns=11, **PEER_LOST), 1: life("signal")}
-    verdict = judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines))
+    verdict = judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines))
     assert (verdict.state, verdict.reason) == (
         "failed",
         "rank 1 was ended by SIGTERM, which trainfast-tui did not send (phase train)",
     )
     worker_lines = {0: life("exception", t_ns=9, type="ValueError", message="bad"), 1: life("signal")}
     assert (
-        judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines)).reason
+        judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines)).reason
         == "ValueError: bad (rank 0, phase train)"
     )
 
@@ -153,7 +153,7 @@ def test_sigterm_from_a_stranger() -> None:
 def test_a_training_that_could_not_end_after_it_had_finished() -> None:
     worker_lines = {0: life("finished"), 1: life("finished")}
     verdict = judge(
-        Evidence(run=RUN, exit_code=-15, worker_lines=worker_lines, why_torn_down="every rank finished, but ...")
+        EndFacts(run=RUN, exit_code=-15, worker_lines=worker_lines, why_torn_down="every rank finished, but ...")
     )
     assert (verdict.state, verdict.reason) == ("failed", "every rank finished, but ...")
 
@@ -172,9 +172,9 @@ def test_a_training_that_could_not_end_after_it_had_finished() -> None:
 def test_what_ran_is_not_what_was_asked(field: str, asked: dict[str, str], ran: dict[str, object]) -> None:
     run = RunFile(run_id="r", preset="p", world_size=2, knobs=asked, clock=RUN.clock)
     honest = {0: life("actual", "finished"), 1: life("actual", "finished")}
-    assert judge(Evidence(run=run, exit_code=0, worker_lines=honest)).state == "finished"
+    assert judge(EndFacts(run=run, exit_code=0, worker_lines=honest)).state == "finished"
     actual = ActualLine(t_ns=5, **ran)  # type: ignore[arg-type]
-    verdict = judge(Evidence(run=run, exit_code=0, worker_lines={0: honest[0], 1: [*life("finished"), actual]}))
+    verdict = judge(EndFacts(run=run, exit_code=0, worker_lines={0: honest[0], 1: [*life("finished"), actual]}))
     assert verdict.state == "failed"
     assert verdict.reason.startswith(field)
     assert "rank 1" in verdict.reason
@@ -203,7 +203,7 @@ def test_an_error_that_hints_at_memory_is_judged_by_what_was_free(
 ) -> None:
     message = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed a non-contiguous input"
     worker_lines = {0: life("exception", type="RuntimeError", message=message, **fields), 1: life()}
-    verdict = judge(Evidence(run=RUN, exit_code=1, worker_lines=worker_lines))
+    verdict = judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines))
     assert verdict.state == state
     assert verdict.reason.endswith(ending)
 
@@ -211,7 +211,7 @@ def test_an_error_that_hints_at_memory_is_judged_by_what_was_free(
 def test_a_rank_that_died_after_its_last_record_is_named_by_torchruns_report() -> None:
     worker_lines = {rank: life("finished") for rank in (0, 1)}
     verdict = judge(
-        Evidence(run=RUN, exit_code=1, worker_lines=worker_lines, output_tail=TORCHRUN_REPORT.format(code=-6))
+        EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines, output_tail=TORCHRUN_REPORT.format(code=-6))
     )
     assert verdict.state == "failed"
     assert verdict.reason.startswith("the training exited with status 1: rank 1 died of SIGABRT (")
@@ -223,9 +223,9 @@ def script_of(steps: int | None, ranks: int = 2) -> RunFile:
     return RunFile(run_id="r", preset="p", world_size=ranks, clock=ClockAnchor(monotonic_ns=0, wall_ns=0), script=asked)
 
 
-def aborted() -> Evidence:
+def aborted() -> EndFacts:
     """A script of two ranks that took its ten steps, and whose rank 1 then aborted."""
-    return Evidence(
+    return EndFacts(
         run=script_of(10),
         exit_code=1,
         worker_lines={0: life("finished"), 1: life("finished")},

@@ -159,7 +159,7 @@ HEAT = Diagnosis(
     advice="more cooling, or a lower power limit",
     severity="warning",
     cost_fraction=0.16,
-    evidence={
+    figures={
         "thermal_percent": 41.0,
         "thermal_ms_per_step": 202.1,
         "temperature_c": 88,
@@ -172,7 +172,7 @@ SMALL_BATCH = Diagnosis(
     rule="small_batch",
     line="batch_size 8 is small for tensor cores",
     advice="batch_size 16, if it fits",
-    evidence={"batch_size": 8, "foreign_memory_bytes": None, "peak_reserved_bytes": 3 * GIB},
+    figures={"batch_size": 8, "foreign_memory_bytes": None, "peak_reserved_bytes": 3 * GIB},
 )
 
 

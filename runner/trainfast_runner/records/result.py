@@ -317,7 +317,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """One bottleneck: a sentence, its figures, and advice.
 
     `rule` names an entry of `bottleneck.rules.RULES`, which has the thresholds and their sources. The names in
-    `evidence` carry their units. `cost_ms_per_step` is its cost in each step, None when unknown, and `cost_fraction`
+    `figures` carry their units. `cost_ms_per_step` is its cost in each step, None when unknown, and `cost_fraction`
     the same as a share of the step; two bottlenecks at once may cost the same time. `severity`
     is warning or info. `device` is an NVML index.
     """
@@ -328,7 +328,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     severity: str = "info"
     cost_ms_per_step: float | None = None
     cost_fraction: float | None = None
-    evidence: dict[str, float | int | str | None] = {}
+    figures: dict[str, float | int | str | None] = msgspec.field(default_factory=dict, name="evidence")
     device: int | None = None
     rank: int | None = None
 

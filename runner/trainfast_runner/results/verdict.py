@@ -41,7 +41,7 @@ _TRAINING_STACK = re.compile(r"No module named '(torch|transformers|tokenizers|n
 
 
 @dataclass(frozen=True)
-class Evidence:
+class EndFacts:
     """Everything known about a run once its last process is gone.
 
     `exit_code` is the direct child's, negative for a signal, None when it never started (`spawn_error` says why).
@@ -77,22 +77,20 @@ class Verdict:
     error: RunError | None = None
 
 
-def judge(evidence: Evidence) -> Verdict:
+def judge(facts: EndFacts) -> Verdict:
     """Return the verdict. The first event decides: an error from before a stop request outweighs the request."""
-    verdict = _first_verdict(evidence)
-    has_failed = verdict.state in ("failed", "failed_to_start") or (
-        verdict.state == "killed" and evidence.stop_ns is None
-    )
-    if evidence.full_disk_words is None or not has_failed:
+    verdict = _first_verdict(facts)
+    has_failed = verdict.state in ("failed", "failed_to_start") or (verdict.state == "killed" and facts.stop_ns is None)
+    if facts.full_disk_words is None or not has_failed:
         return verdict
     # DeepSpeed's disk extension ignores a write's error, and aborts when it reads the file that is too short.
-    return replace(verdict, reason=f"{evidence.full_disk_words}: {verdict.reason}")
+    return replace(verdict, reason=f"{facts.full_disk_words}: {verdict.reason}")
 
 
-def _first_verdict(evidence: Evidence) -> Verdict:
+def _first_verdict(facts: EndFacts) -> Verdict:
     """The verdict of the first rule that has one, else the verdict by the exit code."""
-    if evidence.spawn_error is not None:
-        return Verdict("failed_to_start", evidence.spawn_error, RunError(message=evidence.spawn_error))
+    if facts.spawn_error is not None:
+        return Verdict("failed_to_start", facts.spawn_error, RunError(message=facts.spawn_error))
     for rule in (
         _script_finished,
         _finished,
@@ -104,10 +102,10 @@ def _first_verdict(evidence: Evidence) -> Verdict:
         _stopped,
         _printed_oom,
     ):
-        verdict = rule(evidence)
+        verdict = rule(facts)
         if verdict is not None:
             return verdict
-    return _by_exit_code(evidence)
+    return _by_exit_code(facts)
 
 
 def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
@@ -118,178 +116,178 @@ def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
-def _finished(evidence: Evidence) -> Verdict | None:
+def _finished(facts: EndFacts) -> Verdict | None:
     """The verdict if the exit status is 0, every rank recorded that it finished, and the asked settings ran."""
-    if evidence.exit_code != 0 or not all(_has(lines, FinishedLine) for lines in _all_ranks(evidence)):
+    if facts.exit_code != 0 or not all(_has(lines, FinishedLine) for lines in _all_ranks(facts)):
         return None
-    if difference := first_difference(evidence.run, evidence.worker_lines):
+    if difference := first_difference(facts.run, facts.worker_lines):
         return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
-    steps = max(evidence.last_step.values(), default=0)
+    steps = max(facts.last_step.values(), default=0)
     return Verdict("finished", f"took all {steps} steps" if steps else "finished without a recorded step")
 
 
-def _script_finished(evidence: Evidence) -> Verdict | None:
+def _script_finished(facts: EndFacts) -> Verdict | None:
     """The verdict on a user's own script that ended with status 0, or trained on after the steps asked for."""
-    if evidence.run is None or evidence.run.script is None or evidence.stop_ns is not None:
+    if facts.run is None or facts.run.script is None or facts.stop_ns is not None:
         return None
-    steps = max(evidence.last_step.values(), default=0)
-    if any(_has(lines, IgnoredStopLine) for lines in evidence.worker_lines.values()):
+    steps = max(facts.last_step.values(), default=0)
+    if any(_has(lines, IgnoredStopLine) for lines in facts.worker_lines.values()):
         return Verdict("finished", f"took the {steps} steps asked for; the script caught SystemExit and was ended")
-    if evidence.exit_code != 0:
-        return _script_aborted(evidence, evidence.run.script.steps)
-    return Verdict("finished", f"took {counted(steps, 'step')}" if steps else f"{NO_STEP}: {evidence.why_no_step}")
+    if facts.exit_code != 0:
+        return _script_aborted(facts, facts.run.script.steps)
+    return Verdict("finished", f"took {counted(steps, 'step')}" if steps else f"{NO_STEP}: {facts.why_no_step}")
 
 
-def _script_aborted(evidence: Evidence, asked_steps: int | None) -> Verdict | None:
+def _script_aborted(facts: EndFacts, asked_steps: int | None) -> Verdict | None:
     """The verdict if every rank had taken the steps asked for and recorded its end before one died of a signal.
 
     The hooks end a script within its loop, before it leaves its process group; gloo's threads sometimes abort then.
     """
-    codes = list(reported_codes(evidence.output_tail).values()) or [evidence.exit_code or 0]
+    codes = list(reported_codes(facts.output_tail).values()) or [facts.exit_code or 0]
     if asked_steps is None or max(codes) >= 0:
         return None
-    for rank, lines in enumerate(_all_ranks(evidence)):
-        if evidence.last_step.get(rank, 0) < asked_steps or not _has(lines, FinishedLine):
+    for rank, lines in enumerate(_all_ranks(facts)):
+        if facts.last_step.get(rank, 0) < asked_steps or not _has(lines, FinishedLine):
             return None
-    died = reported_end(evidence.output_tail) or f"its process {exit_words(codes[0])}"
+    died = reported_end(facts.output_tail) or f"its process {exit_words(codes[0])}"
     return Verdict("finished", f"took the {asked_steps} steps asked for; then {died}")
 
 
-def _refused(evidence: Evidence) -> Verdict | None:
+def _refused(facts: EndFacts) -> Verdict | None:
     """The verdict if the worker refused its input."""
-    for rank, line in _lines_before_stop(evidence, InvalidLine):
+    for rank, line in _lines_before_stop(facts, InvalidLine):
         reason = one_line(line.message or "the worker refused its input")
-        return Verdict("failed_to_start", reason, error_of(line, rank, _phase(evidence, rank)))
+        return Verdict("failed_to_start", reason, error_of(line, rank, _phase(facts, rank)))
     return None
 
 
-def _ended_from_outside(evidence: Evidence) -> Verdict | None:
+def _ended_from_outside(facts: EndFacts) -> Verdict | None:
     """The verdict if a rank got an outside SIGTERM before any other failure."""
-    if evidence.stop_ns is not None or evidence.why_torn_down or evidence.lost_ranks:
+    if facts.stop_ns is not None or facts.why_torn_down or facts.lost_ranks:
         return None
-    signalled = next(_lines_before_stop(evidence, SignalLine), None)
-    failed = next(_lines_before_stop(evidence, ExceptionLine), None)
+    signalled = next(_lines_before_stop(facts, SignalLine), None)
+    failed = next(_lines_before_stop(facts, ExceptionLine), None)
     if signalled is None or (failed is not None and failed[1].t_ns < signalled[1].t_ns):
         return None
     rank, line = signalled
-    all_signalled = all(_has(lines, SignalLine) for lines in _all_ranks(evidence))
+    all_signalled = all(_has(lines, SignalLine) for lines in _all_ranks(facts))
     subject = "the training process" if all_signalled else f"rank {rank}"
-    where = _where(evidence, rank, line, names_rank=False)
+    where = _where(facts, rank, line, names_rank=False)
     reason = f"{subject} was ended by SIGTERM, which trainfast-tui did not send ({where})"
-    return _verdict(evidence, "killed" if all_signalled else "failed", reason, rank, "SIGTERM")
+    return _verdict(facts, "killed" if all_signalled else "failed", reason, rank, "SIGTERM")
 
 
-def _raised(evidence: Evidence) -> Verdict | None:
+def _raised(facts: EndFacts) -> Verdict | None:
     """The verdict on the first exception that a rank recorded; one that only reports a lost rank does not count."""
-    exceptions = list(_lines_before_stop(evidence, ExceptionLine))
+    exceptions = list(_lines_before_stop(facts, ExceptionLine))
     for rank, line in exceptions:
         if _is_oom(line):
-            reason = f"{one_line(_oom_message(line))} ({_where(evidence, rank, line)})"
-            return Verdict("oom", reason, error_of(line, rank, _phase(evidence, rank)))
-    lost, _ = _lost_rank(evidence)
+            reason = f"{one_line(_oom_message(line))} ({_where(facts, rank, line)})"
+            return Verdict("oom", reason, error_of(line, rank, _phase(facts, rank)))
+    lost, _ = _lost_rank(facts)
     if lost is not None:
         exceptions = [(rank, line) for rank, line in exceptions if not _blames_a_peer(line)]
     for rank, line in exceptions:
-        if evidence.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
-            where = _where(evidence, rank, line)
+        if facts.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
+            where = _where(facts, rank, line)
             reason = f"the kernel's out-of-memory killer ended a data loader process: host memory was full ({where})"
-            return Verdict("oom", reason, error_of(line, rank, _phase(evidence, rank)))
-        where = _where(evidence, rank, line)
+            return Verdict("oom", reason, error_of(line, rank, _phase(facts, rank)))
+        where = _where(facts, rank, line)
         text = f"{line.type}: {one_line(line.message or '')}" if line.message else str(line.type)
-        state = "failed" if _in_training(evidence) else "failed_to_start"
-        return Verdict(state, f"{text} ({where}){_hint(evidence, line)}", error_of(line, rank, _phase(evidence, rank)))
+        state = "failed" if _in_training(facts) else "failed_to_start"
+        return Verdict(state, f"{text} ({where}){_hint(facts, line)}", error_of(line, rank, _phase(facts, rank)))
     return None
 
 
-def _kernel_killed(evidence: Evidence) -> Verdict | None:
+def _kernel_killed(facts: EndFacts) -> Verdict | None:
     """The verdict if the kernel's out-of-memory killer killed during the run, and a process died of its signal."""
-    if not evidence.oom_kills or evidence.stop_ns is not None:
+    if not facts.oom_kills or facts.stop_ns is not None:
         return None
-    rank, code = _lost_rank(evidence)
+    rank, code = _lost_rank(facts)
     if code not in (None, -signal.SIGKILL):
         return None
     if rank is None:
-        if evidence.exit_code != -signal.SIGKILL:
+        if facts.exit_code != -signal.SIGKILL:
             return None
         rank = 0
-    where = _where(evidence, rank)
+    where = _where(facts, rank)
     reason = f"the kernel's out-of-memory killer ended the process: host memory was full ({where})"
-    return _verdict(evidence, "oom", reason, rank, "SIGKILL")
+    return _verdict(facts, "oom", reason, rank, "SIGKILL")
 
 
-def _stopped(evidence: Evidence) -> Verdict | None:
-    if evidence.stop_ns is None:
+def _stopped(facts: EndFacts) -> Verdict | None:
+    if facts.stop_ns is None:
         return None
-    steps = max(evidence.last_step.values(), default=0)
+    steps = max(facts.last_step.values(), default=0)
     after = f"after {counted(steps, 'step')}"
-    if not evidence.sigkill:
+    if not facts.sigkill:
         return Verdict("stopped", f"stopped as asked, {after}")
-    if evidence.grace_s <= 0:
+    if facts.grace_s <= 0:
         return Verdict("killed", f"killed as asked, {after}")
-    return Verdict("killed", f"asked to stop, did not within {evidence.grace_s:g} s and was killed, {after}")
+    return Verdict("killed", f"asked to stop, did not within {facts.grace_s:g} s and was killed, {after}")
 
 
-def _rank_lost(evidence: Evidence) -> Verdict | None:
+def _rank_lost(facts: EndFacts) -> Verdict | None:
     """The verdict if a rank exited without recording its end, while the launcher was not killed."""
-    rank, code = _lost_rank(evidence)
-    if rank is None or (evidence.exit_code is not None and evidence.exit_code < 0 and not evidence.why_torn_down):
+    rank, code = _lost_rank(facts)
+    if rank is None or (facts.exit_code is not None and facts.exit_code < 0 and not facts.why_torn_down):
         return None
     words = "exited without reporting an error" if code is None else exit_words(code)
-    reason = f"rank {rank} {words} ({_where(evidence, rank, names_rank=False)})"
-    return _verdict(evidence, "failed", reason, rank)
+    reason = f"rank {rank} {words} ({_where(facts, rank, names_rank=False)})"
+    return _verdict(facts, "failed", reason, rank)
 
 
-def _printed_oom(evidence: Evidence) -> Verdict | None:
+def _printed_oom(facts: EndFacts) -> Verdict | None:
     """The verdict if no rank recorded an exception, and the last output reports a lack of memory."""
-    if evidence.exit_code in (0, None, -signal.SIGKILL, -signal.SIGTERM):
+    if facts.exit_code in (0, None, -signal.SIGKILL, -signal.SIGTERM):
         return None
-    for line in reversed(evidence.output_tail.splitlines()):
+    for line in reversed(facts.output_tail.splitlines()):
         if is_out_of_memory([line]):
-            where = _where(evidence, 0)
-            error = RunError(rank=None, phase=_phase(evidence, 0), message=one_line(line, 2000))
+            where = _where(facts, 0)
+            error = RunError(rank=None, phase=_phase(facts, 0), message=one_line(line, 2000))
             return Verdict("oom", f"{one_line(line)} ({where})", error)
     return None
 
 
-def _by_exit_code(evidence: Evidence) -> Verdict:
+def _by_exit_code(facts: EndFacts) -> Verdict:
     """The verdict by the direct child's exit code, when no record tells more."""
-    code = evidence.exit_code if evidence.exit_code is not None else 0
-    if evidence.why_torn_down:
-        return Verdict("failed", evidence.why_torn_down, RunError(message=evidence.why_torn_down))
-    where = _where(evidence, 0)
+    code = facts.exit_code if facts.exit_code is not None else 0
+    if facts.why_torn_down:
+        return Verdict("failed", facts.why_torn_down, RunError(message=facts.why_torn_down))
+    where = _where(facts, 0)
     if code < 0:
-        finished = all(_has(lines, FinishedLine) for lines in _all_ranks(evidence))
+        finished = all(_has(lines, FinishedLine) for lines in _all_ranks(facts))
         note = "after it had recorded its end" if finished else where
         reason = f"the training process {exit_words(code)}, which trainfast-tui did not send ({note})"
-        return _verdict(evidence, "killed", reason)
+        return _verdict(facts, "killed", reason)
     if code == 0:
-        silent = [rank for rank, lines in enumerate(_all_ranks(evidence)) if not _has(lines, FinishedLine)]
+        silent = [rank for rank, lines in enumerate(_all_ranks(facts)) if not _has(lines, FinishedLine)]
         reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
-        return _verdict(evidence, "failed", reason, silent[0])
-    output = evidence.output_tail
-    printed = reported_end(output) or one_line(last_line(output)) + error_place(output) + _no_stdin(evidence)
+        return _verdict(facts, "failed", reason, silent[0])
+    output = facts.output_tail
+    printed = reported_end(output) or one_line(last_line(output)) + error_place(output) + _no_stdin(facts)
     reason = f"the training exited with status {code}" + (f": {printed}" if printed else "")
-    verdict = _verdict(evidence, "failed_to_start", reason)
-    return replace(verdict, state="failed", reason=f"{reason} ({where})") if _in_training(evidence) else verdict
+    verdict = _verdict(facts, "failed_to_start", reason)
+    return replace(verdict, state="failed", reason=f"{reason} ({where})") if _in_training(facts) else verdict
 
 
-def _verdict(evidence: Evidence, state: str, reason: str, rank: int | None = None, type: str | None = None) -> Verdict:
+def _verdict(facts: EndFacts, state: str, reason: str, rank: int | None = None, type: str | None = None) -> Verdict:
     """Return a verdict whose reason is also the error's message; `rank` is the failed one, None if unknown."""
-    return Verdict(state, reason, RunError(rank=rank, phase=_phase(evidence, rank or 0), type=type, message=reason))
+    return Verdict(state, reason, RunError(rank=rank, phase=_phase(facts, rank or 0), type=type, message=reason))
 
 
-def _all_ranks(evidence: Evidence) -> list[list[WorkerLine]]:
-    world_size = evidence.run.world_size if evidence.run else max(evidence.worker_lines, default=0) + 1
-    return [evidence.worker_lines.get(rank, []) for rank in range(world_size)]
+def _all_ranks(facts: EndFacts) -> list[list[WorkerLine]]:
+    world_size = facts.run.world_size if facts.run else max(facts.worker_lines, default=0) + 1
+    return [facts.worker_lines.get(rank, []) for rank in range(world_size)]
 
 
-def _lines_before_stop(evidence: Evidence, line_type: type[LineT]) -> Iterator[tuple[int, LineT]]:
+def _lines_before_stop(facts: EndFacts, line_type: type[LineT]) -> Iterator[tuple[int, LineT]]:
     """Lines of that type from before a stop request, the earliest first, each with its rank."""
     matching = [
         (line.t_ns, rank, line)
-        for rank, lines in evidence.worker_lines.items()
+        for rank, lines in facts.worker_lines.items()
         for line in lines
-        if isinstance(line, line_type) and (evidence.stop_ns is None or line.t_ns <= evidence.stop_ns)
+        if isinstance(line, line_type) and (facts.stop_ns is None or line.t_ns <= facts.stop_ns)
     ]
     yield from ((rank, line) for _, rank, line in sorted(matching, key=lambda item: item[:2]))
 
@@ -325,38 +323,38 @@ def _blames_a_peer(line: ExceptionLine) -> bool:
     return any(_PEER_LOST.search(text) for text in _chain_texts(line))
 
 
-def _lost_rank(evidence: Evidence) -> tuple[int | None, int | None]:
+def _lost_rank(facts: EndFacts) -> tuple[int | None, int | None]:
     """The first rank that exited unasked, and its exit code if torchrun printed one; (None, None) without one."""
-    codes = reported_codes(evidence.output_tail)
+    codes = reported_codes(facts.output_tail)
     if not codes:
-        return (evidence.lost_ranks[0], None) if evidence.lost_ranks else (None, None)
+        return (facts.lost_ranks[0], None) if facts.lost_ranks else (None, None)
     # A rank that is missing in the report was ended by torchrun itself, after another one had failed.
-    failed = [rank for rank in evidence.lost_ranks if codes.get(rank, -signal.SIGTERM) != -signal.SIGTERM]
+    failed = [rank for rank in facts.lost_ranks if codes.get(rank, -signal.SIGTERM) != -signal.SIGTERM]
     return (failed[0], codes[failed[0]]) if failed else (None, None)
 
 
-def _phase(evidence: Evidence, rank: int) -> str | None:
+def _phase(facts: EndFacts, rank: int) -> str | None:
     """The last phase the rank entered."""
-    phases = [line.phase for line in evidence.worker_lines.get(rank, []) if isinstance(line, PhaseLine) and line.phase]
+    phases = [line.phase for line in facts.worker_lines.get(rank, []) if isinstance(line, PhaseLine) and line.phase]
     return phases[-1] if phases else None
 
 
-def _in_training(evidence: Evidence) -> bool:
-    lines = [line for lines in evidence.worker_lines.values() for line in lines]
+def _in_training(facts: EndFacts) -> bool:
+    lines = [line for lines in facts.worker_lines.values() for line in lines]
     trained = any(isinstance(line, PhaseLine) and line.phase == "train" for line in lines)
-    return trained or any(evidence.last_step.values())
+    return trained or any(facts.last_step.values())
 
 
 def _where(
-    evidence: Evidence, rank: int, line: ExceptionLine | SignalLine | None = None, *, names_rank: bool = True
+    facts: EndFacts, rank: int, line: ExceptionLine | SignalLine | None = None, *, names_rank: bool = True
 ) -> str:
     """The place of a rank's failure as far as known, such as `rank 1, step 3, phase backward`.
 
     Without the rank if there is only one, and without `names_rank`, for a sentence that names it already.
     """
-    phase = (line.phase if line else None) or _phase(evidence, rank)
-    step = line.step if line else evidence.last_step.get(rank)
-    many = evidence.run is not None and evidence.run.world_size > 1
+    phase = (line.phase if line else None) or _phase(facts, rank)
+    step = line.step if line else facts.last_step.get(rank)
+    many = facts.run is not None and facts.run.world_size > 1
     parts = [
         f"rank {rank}" if names_rank and many else None,
         (f"step {step}" if line else f"after step {step}") if step else None,
@@ -365,19 +363,19 @@ def _where(
     return ", ".join(part for part in parts if part) or "before its first record"
 
 
-def _hint(evidence: Evidence, line: ExceptionLine) -> str:
+def _hint(facts: EndFacts, line: ExceptionLine) -> str:
     """The command that installs a missing training stack, or how much memory was free at an error that hints at it."""
     if hints_at_memory(_chain_texts(line)):
         if line.free_bytes is None:
             return "; this can mean out of memory: how much was free is unknown"
         return f"; not out of memory: {gibibytes(line.free_bytes)} of the GPU's memory was free"
     if _TRAINING_STACK.search(line.message or ""):
-        python = (evidence.run.python if evidence.run else "") or "python"
+        python = (facts.run.python if facts.run else "") or "python"
         return f"; install it with: {python} -m pip install torch transformers"
     return ""
 
 
-def _no_stdin(evidence: Evidence) -> str:
+def _no_stdin(facts: EndFacts) -> str:
     """The reason that a script could not read its standard input; empty for another error."""
-    is_script = evidence.run is not None and evidence.run.script is not None
-    return " (a run has no standard input)" if is_script and "EOFError" in last_line(evidence.output_tail) else ""
+    is_script = facts.run is not None and facts.run.script is not None
+    return " (a run has no standard input)" if is_script and "EOFError" in last_line(facts.output_tail) else ""

@@ -13,7 +13,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.results.ended_result import add_trouble
-from trainfast_runner.results.verdict import Evidence, Verdict, judge
+from trainfast_runner.results.verdict import EndFacts, Verdict, judge
 from trainfast_runner.running.event_log import EventLog
 from trainfast_runner.running.offload import full_disk, offload_path
 from trainfast_runner.running.ranks import LostRank
@@ -51,21 +51,21 @@ class TrainingEnd:
         self, directory: Path, run: RunFile, records: RunRecords, ladder: StopLadder, events: EventLog
     ) -> Verdict:
         """The verdict: lost if a process cannot be ended, unless every rank had finished before."""
-        evidence = self._evidence(directory, run, records, ladder)
+        facts = self._facts(directory, run, records, ladder)
         if not self.unended:
-            return judge(evidence)
+            return judge(facts)
         reason = unkillable_reason(self.unended, records, self.unkillable_s)
         # A hanging process keeps its parent from exiting with status 0: the ranks' own records count.
-        verdict = judge(replace(evidence, exit_code=0))
+        verdict = judge(replace(facts, exit_code=0))
         if verdict.state != "finished":
             return lost_verdict(records, reason)
         events.record_trouble(reason)
         add_trouble(records, reason)
         return verdict
 
-    def _evidence(self, directory: Path, run: RunFile, records: RunRecords, ladder: StopLadder) -> Evidence:
+    def _facts(self, directory: Path, run: RunFile, records: RunRecords, ladder: StopLadder) -> EndFacts:
         before, after = self.oom_kills_before, oom_kills()
-        return Evidence(
+        return EndFacts(
             run=run,
             exit_code=self.exit_code,
             spawn_error=self.spawn_error,

@@ -68,13 +68,13 @@ def diagnosis_section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]
     """Return a title with the cost, and the lines: figures beside their thresholds, advice, source."""
     from trainfast_runner.results.bottleneck.rules import matching_rule
 
-    matched = matching_rule(diagnosis.rule, diagnosis.evidence)
+    matched = matching_rule(diagnosis.rule, diagnosis.figures)
     rule_title = matched.title if matched is not None else diagnosis.rule
     title = ", ".join(filter(None, (rule_title, cost_words(diagnosis))))
     thresholds = {condition.figure: condition for condition in matched.when} if matched is not None else {}
     lines = paragraph(diagnosis.line, width, "title")
-    name_width = max((cell_len(figure_name(name)) for name in diagnosis.evidence), default=0)
-    for name, value in diagnosis.evidence.items():
+    name_width = max((cell_len(figure_name(name)) for name in diagnosis.figures), default=0)
+    for name, value in diagnosis.figures.items():
         line: Line = [
             (f"  {fmt.to_width(figure_name(name), name_width)}  ", "muted"),
             (figure_text(name, value), "text"),

@@ -37,7 +37,7 @@ def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
 def _weight(rule: BottleneckRule, finding: Diagnosis) -> tuple[float, float]:
     """The sort key of a rule's finding: its cost, then the figure that the rule compares first."""
     first_figure = next((condition.figure for condition in rule.when if condition.operator == ">="), "")
-    value = finding.evidence.get(first_figure)
+    value = finding.figures.get(first_figure)
     return finding.cost_ms_per_step or 0.0, float(value) if isinstance(value, float | int) else 0.0
 
 
@@ -69,7 +69,7 @@ def _finding(rule: BottleneckRule, figures: Mapping[str, Figure]) -> Diagnosis |
     cost = figures.get(rule.cost) if rule.cost else None
     step_ms = figures["step_ms"]
     cost_ms = float(cost) if isinstance(cost, float | int) else None
-    shown = dict.fromkeys([condition.figure for condition in rule.when] + list(rule.evidence))
+    shown = dict.fromkeys([condition.figure for condition in rule.when] + list(rule.shown_figures))
     device, rank = figures.get("index"), figures.get("rank")
     return Diagnosis(
         rule=rule.name,
@@ -78,9 +78,7 @@ def _finding(rule: BottleneckRule, figures: Mapping[str, Figure]) -> Diagnosis |
         severity=rule.severity,
         cost_ms_per_step=cost_ms,
         cost_fraction=cost_ms / step_ms if cost_ms is not None and isinstance(step_ms, float) and step_ms else None,
-        evidence={
-            name: figures.get(name) for name in shown if name not in _ONE_OF_TWO or figures.get(name) is not None
-        },
+        figures={name: figures.get(name) for name in shown if name not in _ONE_OF_TWO or figures.get(name) is not None},
         device=device if rule.scope == "device" and isinstance(device, int) else None,
         rank=rank if rule.scope == "rank" and isinstance(rank, int) else None,
     )

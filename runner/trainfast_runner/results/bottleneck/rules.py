@@ -61,8 +61,8 @@ class BottleneckRule:
     """One possible bottleneck.
 
     `line` and `advice` are format strings over figures; `figure` as a format is three significant digits. `scope` is
-    run, device or rank; `cost` names the figure with its milliseconds of each step, None when not measured; `evidence`
-    are figures to show beside the figures of `when`.
+    run, device or rank; `cost` names the figure with its milliseconds of each step, None when not measured;
+    `shown_figures` are shown beside the figures of `when`.
     """
 
     name: str
@@ -74,7 +74,7 @@ class BottleneckRule:
     source: str
     severity: Literal["warning", "info"] = "warning"
     cost: str | None = None
-    evidence: tuple[str, ...] = ()
+    shown_figures: tuple[str, ...] = ()
 
     def holds(self, figures: Mapping[str, Figure]) -> bool:
         """True if the figures fulfil every condition."""
@@ -105,7 +105,7 @@ def _data_bound(advice: str, *more: Condition) -> BottleneckRule:
         source="ours: under a tenth of the step the gain is smaller than what batch_size or precision give. The wait is"
         " measured around fetching the next batch, summed over the steps, because loaders stall in bursts.",
         cost="data_ms",
-        evidence=("data_ms", "step_ms", "workers", "cores", "steps"),
+        shown_figures=("data_ms", "step_ms", "workers", "cores", "steps"),
     )
 
 
@@ -123,7 +123,7 @@ RULES: tuple[BottleneckRule, ...] = (
         " device",
         source="PyTorch, torch.cuda.memory_stats: num_alloc_retries counts failed cudaMalloc calls that ended in a"
         " cache flush and a retry; freeing and mapping memory again synchronizes the device, so one is too many.",
-        evidence=("steps", "peak_reserved_bytes"),
+        shown_figures=("steps", "peak_reserved_bytes"),
     ),
     _data_bound(
         "workers={more_workers}: loading now happens in the training process, between its steps", _is("workers", 0)
@@ -143,7 +143,7 @@ RULES: tuple[BottleneckRule, ...] = (
         advice="{cooling_advice}",
         source=_OURS_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
         cost="thermal_cost_ms",
-        evidence=(
+        shown_figures=(
             "thermal_ms_per_step",
             "thermal_lost_ms_per_step",
             "step_ms",
@@ -165,7 +165,14 @@ RULES: tuple[BottleneckRule, ...] = (
         advice=POWER_SUPPLY,
         source=_OURS_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
         cost="brake_cost_ms",
-        evidence=("brake_ms_per_step", "step_ms", "power_w", "power_limit_w", "clock_loss_percent", "brake_source"),
+        shown_figures=(
+            "brake_ms_per_step",
+            "step_ms",
+            "power_w",
+            "power_limit_w",
+            "clock_loss_percent",
+            "brake_source",
+        ),
     ),
     BottleneckRule(
         "power-capped",
@@ -179,7 +186,7 @@ RULES: tuple[BottleneckRule, ...] = (
         " only with a clock that is really lower.",
         severity="info",
         cost="power_cost_ms",
-        evidence=("power_ms_per_step", "power_lost_ms_per_step", "power_w", "power_limit_w", "power_source"),
+        shown_figures=("power_ms_per_step", "power_lost_ms_per_step", "power_w", "power_limit_w", "power_source"),
     ),
     BottleneckRule(
         "sync-boost",
@@ -191,7 +198,7 @@ RULES: tuple[BottleneckRule, ...] = (
         source=_OURS_TWO_PERCENT,
         severity="info",
         cost="sync_boost_cost_ms",
-        evidence=("sync_boost_ms_per_step", "clock_loss_percent", "sync_boost_source"),
+        shown_figures=("sync_boost_ms_per_step", "clock_loss_percent", "sync_boost_source"),
     ),
     BottleneckRule(
         "foreign-process",
@@ -201,7 +208,7 @@ RULES: tuple[BottleneckRule, ...] = (
         line="{gpu} is {shared_words} {foreign_words}",
         advice="end them, or train on another GPU (the devices knob): figures of a shared GPU compare with nothing",
         source="ours: one is enough, kernels of two processes take turns on the device.",
-        evidence=("foreign_memory_bytes",),
+        shown_figures=("foreign_memory_bytes",),
     ),
     BottleneckRule(
         "straggler-rank",
@@ -219,7 +226,7 @@ RULES: tuple[BottleneckRule, ...] = (
         source="ours: a tenth is past what equal ranks scatter by, and a rank that is slow for a reason is so in most"
         " steps. The forward of these strategies waits for no other rank, so its length is the rank's own.",
         cost="behind_ms",
-        evidence=("forward_ms", "median_forward_ms", "behind_ms", "world_size"),
+        shown_figures=("forward_ms", "median_forward_ms", "behind_ms", "world_size"),
     ),
     BottleneckRule(
         "straggler-gpu",
@@ -232,7 +239,7 @@ RULES: tuple[BottleneckRule, ...] = (
         source="ours: ranks meet once a step, so the lowest clock sets the pace; 5 % is over what boost clocks scatter"
         " by.",
         cost="clock_behind_cost_ms",
-        evidence=("sm_clock_mhz", "fastest_sm_clock_mhz", "temperature_c", "power_limit_w"),
+        shown_figures=("sm_clock_mhz", "fastest_sm_clock_mhz", "temperature_c", "power_limit_w"),
     ),
     BottleneckRule(
         "communication-bound",
@@ -250,7 +257,7 @@ RULES: tuple[BottleneckRule, ...] = (
         " 2020, section 2.1), three times with full checkpointing; what is over that is waiting for the link. The 15 %"
         " is ours.",
         cost="exposed_ms",
-        evidence=("forward_ms", "backward_ms", "computed_backward_ms", "exposed_ms", "link", "p2p"),
+        shown_figures=("forward_ms", "backward_ms", "computed_backward_ms", "exposed_ms", "link", "p2p"),
     ),
     BottleneckRule(
         "launch-bound",
@@ -268,7 +275,7 @@ RULES: tuple[BottleneckRule, ...] = (
         source="utilization is the share of time in which any kernel ran (nvmlDeviceGetUtilizationRates); each launch"
         " costs the CPU microseconds (NVIDIA, CUDA Graph Best Practice for PyTorch). The 15 % is ours.",
         cost="unexplained_idle_ms",
-        evidence=("gpu_utilization_percent", "data_percent", "batch_size", "step_ms", "compile"),
+        shown_figures=("gpu_utilization_percent", "data_percent", "batch_size", "step_ms", "compile"),
     ),
     BottleneckRule(
         "small-batch",
@@ -284,7 +291,7 @@ RULES: tuple[BottleneckRule, ...] = (
         advice="a larger batch_size (with less grad_accum the global batch stays), in multiples of 8",
         source="a product with M rows does about M operations a byte of 16-bit weights (NVIDIA, Matrix Multiplication"
         " Background User's Guide); an H100 SXM needs 989 TFLOP/s / 3.35 TB/s = 295 a byte.",
-        evidence=("batch_size", "tokens_per_micro_batch", "gpu_utilization_percent"),
+        shown_figures=("batch_size", "tokens_per_micro_batch", "gpu_utilization_percent"),
     ),
     BottleneckRule(
         "pcie-width",
@@ -297,7 +304,7 @@ RULES: tuple[BottleneckRule, ...] = (
         source="nvmlDeviceGetCurrPcieLinkWidth against the maximum, under load only: an idle link may narrow by"
         " itself.",
         severity="info",
-        evidence=("pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max"),
+        shown_figures=("pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max"),
     ),
     BottleneckRule(
         "host-cpu",
@@ -309,7 +316,7 @@ RULES: tuple[BottleneckRule, ...] = (
         source="ours: host use less the run's own process tree, as a share of all cores. With all of them busy the"
         " training lacks that share: a process that used 5 % of one core slowed a two-core training by about 2 % here.",
         cost="others_cost_ms",
-        evidence=("host_cpu_percent", "run_cpu_percent", "cores"),
+        shown_figures=("host_cpu_percent", "run_cpu_percent", "cores"),
     ),
     BottleneckRule(
         "host-cpu",
@@ -319,7 +326,7 @@ RULES: tuple[BottleneckRule, ...] = (
         line="the host's {cores} cores are {host_cpu_percent:.0f} % busy: loading and launching wait for one",
         advice="fewer workers, cheaper loading, or end other programs",
         source="ours: over 90 % a thread that wants to run has to wait for a core.",
-        evidence=("host_cpu_percent", "run_cpu_percent", "workers", "cores"),
+        shown_figures=("host_cpu_percent", "run_cpu_percent", "workers", "cores"),
     ),
     BottleneckRule(
         "spinning-threads",
@@ -331,7 +338,7 @@ RULES: tuple[BottleneckRule, ...] = (
         advice="{sleep_advice}; or end them",
         source="ours: a spinning thread keeps the core that the thread it waits for needs. Beside one busy core of two,"
         " tiny-llama made 1.5 samples/s with spinning threads and 21.7 with sleeping ones.",
-        evidence=("wait_policy", "others_cores", "cores", "host_cpu_percent", "run_cpu_percent"),
+        shown_figures=("wait_policy", "others_cores", "cores", "host_cpu_percent", "run_cpu_percent"),
     ),
     BottleneckRule(
         "host-memory",
@@ -341,7 +348,7 @@ RULES: tuple[BottleneckRule, ...] = (
         line="only {memory_available_percent:.1f} % of the host's memory is left",
         advice="fewer workers, a smaller batch on a CPU run, no offload; otherwise the kernel will kill a process",
         source="ours: MemAvailable is the kernel's own estimate of what can be allocated without swapping (proc(5)).",
-        evidence=("memory_available_bytes", "swap_used_bytes"),
+        shown_figures=("memory_available_bytes", "swap_used_bytes"),
     ),
     BottleneckRule(
         "host-memory",
@@ -352,13 +359,13 @@ RULES: tuple[BottleneckRule, ...] = (
         advice="fewer workers, a smaller batch on a CPU run, no offload: a page that comes back from disk stalls its"
         " step",
         source="ours: less than 64 MiB may be old pages of idle programs.",
-        evidence=("memory_available_bytes", "swap_used_bytes"),
+        shown_figures=("memory_available_bytes", "swap_used_bytes"),
     ),
 )
 """Every rule. Of the rules that hold, warnings come first, then the highest cost of a step; rules of unknown cost last,
 in this order."""
 
 
-def matching_rule(name: str, evidence: Mapping[str, Figure]) -> BottleneckRule | None:
-    """The first rule of this name whose conditions the evidence fulfils; None for a rule of another version."""
-    return next((rule for rule in RULES if rule.name == name and rule.holds(evidence)), None)
+def matching_rule(name: str, figures: Mapping[str, Figure]) -> BottleneckRule | None:
+    """The first rule of this name whose conditions the figures fulfil; None for a rule of another version."""
+    return next((rule for rule in RULES if rule.name == name and rule.holds(figures)), None)
