@@ -9,10 +9,9 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.oom import explain as oom_explain
 from trainfast_runner.memory.oom.candidates import specs_with_one_change, specs_with_several_changes
-from trainfast_runner.memory.oom.explain import OutOfMemory
-from trainfast_runner.memory.oom.predicted_fixes import ModelOf
+from trainfast_runner.memory.oom.explain import OutOfMemory, explain_preset
+from trainfast_runner.memory.oom.predicted_changes import ModelOf
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
@@ -35,7 +34,7 @@ ON_GPU = (
 
 
 def explain(run: RunFile, error: RunError, reason: str, model_of: ModelOf, **records: Any) -> OomExplanation:
-    return oom_explain.explain(OutOfMemory(run=run, reason=reason, error=error, **records), model_of)
+    return explain_preset(OutOfMemory(run=run, reason=reason, error=error, **records), model_of)
 
 
 class Arithmetic:

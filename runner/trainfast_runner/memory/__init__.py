@@ -8,5 +8,5 @@
 - available, headroom: the prediction beside the available memory; the largest batch that fits
 - predict_rows, predicted_run: predictions for `predict` and for `run.json`
 - model_size, step_work: estimates without a trace; the FLOPs and bytes moved of a step
-- oom: after running out of memory, the cause and the fixes that fit
+- oom: after running out of memory, the cause and the changes that fit
 """

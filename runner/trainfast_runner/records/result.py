@@ -228,7 +228,7 @@ class OomChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """The explanation of a lack of memory: sizes in bytes of one rank, None when unknown.
+    """The explanation of running out of memory: sizes in bytes of one rank, None when unknown.
 
     `grown` is the category (of `memory.prediction.CATEGORIES`) that had grown when memory ended, `grown_bytes` its
     size at the predicted peak. `held_bytes` is measured, the most that was held in that phase, and `asked_bytes`

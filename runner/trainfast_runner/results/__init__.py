@@ -1,1 +1,1 @@
-"""The results of a run: its verdict, its summary, its bottlenecks, its lack of memory."""
+"""The results of a run: its verdict, its summary, its bottlenecks, how it ran out of memory."""

@@ -52,7 +52,7 @@ from trainfast_runner.results.device_conditions.device_window import (
 )
 from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.results.distributions import median_rate, percentile, spread
-from trainfast_runner.results.oom_explanation.explain_run import explanation_of
+from trainfast_runner.results.oom_explanation.explain_run import explain_records
 from trainfast_runner.results.script_figures import hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.precisions import peak_precision
@@ -100,7 +100,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         precision=_loss_scaling(records),
         diagnosis=diagnose(measured_window) if measured_window else [],
         diagnosed=measured_window is not None and has_enough_steps(measured_window),
-        oom=explanation_of(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
+        oom=explain_records(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
         conditions=_conditions(
             records, measured, measured_window, hottest_c(devices), outage_rows(join.tracks.values(), window)
         ),

@@ -238,7 +238,7 @@ def _rank_lost(facts: EndFacts) -> Verdict | None:
 
 
 def _printed_oom(facts: EndFacts) -> Verdict | None:
-    """The verdict if no rank recorded an exception, and the last output reports a lack of memory."""
+    """The verdict if no rank recorded an exception, and the last output reports that memory ran out."""
     if facts.exit_code in (0, None, -signal.SIGKILL, -signal.SIGTERM):
         return None
     for line in reversed(facts.output_tail.splitlines()):

@@ -74,7 +74,7 @@ class OomExplainer:
         self._newest = message
 
     def _explain(self, run: RunSnapshot, cancelled: threading.Event) -> OomExplained:
-        from trainfast_runner.results.oom_explanation.trace_fixes import trace_changes
+        from trainfast_runner.results.oom_explanation.trace_changes import trace_changes
 
         oom_run = _out_of_memory(run)
         assert oom_run is not None

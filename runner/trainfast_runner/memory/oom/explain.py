@@ -1,4 +1,4 @@
-"""Explain why memory ran out, from the records and the memory model; `predicted_fixes` finds what makes it fit."""
+"""Explain why memory ran out, from the records and the memory model; `predicted_changes` finds what makes it fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.memory.oom.fixes import MODEL_PHASE, OPTIMIZER_PHASE, best_of_each_knob, fixes
-from trainfast_runner.memory.oom.predicted_fixes import (
+from trainfast_runner.memory.oom.predicted_changes import (
     MAX_CHANGES,
     FitTarget,
     ModelOf,
@@ -83,7 +83,7 @@ class OutOfMemory:
         return None
 
 
-def explain(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
+def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     """Explain why a preset's run ran out of memory, and find changes that would make it fit.
 
     `model_of` returns the memory model of a spec, None if it is not traced, or raises UserError if there can be none.

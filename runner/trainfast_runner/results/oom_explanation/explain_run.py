@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.memory.oom.explain import OutOfMemory, explain
-from trainfast_runner.memory.oom.predicted_fixes import ModelOf
+from trainfast_runner.memory.oom.explain import OutOfMemory, explain_preset
+from trainfast_runner.memory.oom.predicted_changes import ModelOf
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomExplanation, Result, RunError
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
@@ -20,7 +20,7 @@ from trainfast_runner.units import highest
 
 
 def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
-    """The cause, and the changes that would fit: by the traced memory models, or by estimate without one.
+    """Explain why a run ran out of memory, with the changes that would fit: by traced memory models, else by estimate.
 
     For a search's warm process the knobs are those tried last, and no changes are given: the search goes on.
     """
@@ -28,12 +28,12 @@ def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     if run.script is not None:
         return explain_script(oom_run, run.script)
     if run.role not in WARM_ROLES:
-        return explain(oom_run, model_of)
+        return explain_preset(oom_run, model_of)
     if not oom_run.tried:
         return OomExplanation(phase=oom_run.phase, held_bytes=oom_run.held_bytes, basis="no batch was tried yet")
     # The prediction in `run.json` is for the preset's knobs.
     tried_run = msgspec.structs.replace(run, knobs={**run.knobs, **oom_run.tried[-1]}, predicted=None)
-    explanation = explain(replace(oom_run, run=tried_run), model_of)
+    explanation = explain_preset(replace(oom_run, run=tried_run), model_of)
     return msgspec.structs.replace(explanation, batch_size=tried_run.knobs["batch_size"], changes=[])
 
 
@@ -51,8 +51,8 @@ def out_of_memory_of(records: RunRecords, run: RunFile, reason: str, error: RunE
     )
 
 
-def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> OomExplanation | None:
-    """The cause of this run's lack of memory, without new traces; None without `run.json`."""
+def explain_records(records: RunRecords, reason: str, error: RunError | None) -> OomExplanation | None:
+    """Explain why this run ran out of memory, by the traces made so far; None without `run.json`."""
     run = records.run
     if run is None:
         return None
@@ -72,18 +72,18 @@ def held_bytes_of(records: RunRecords, error: RunError | None) -> int | None:
 
 def models_of(run: RunFile, python: str | None = None) -> ModelOf:
     """The memory models traced so far for the run's GPU; `python` replaces the one it trained in."""
-    # Imported late: the supervisor starts without the tracer, which only a lack of memory needs.
+    # Imported late: the supervisor starts without the tracer, which only a run that ran out of memory needs.
     from trainfast_runner.memory.tracing import cached_models
 
     return cached_models(run.device, python or run.python or None, next(iter(run.device_names), None))
 
 
 def with_newer_explanation(directory: Path, result: Result) -> Result:
-    """The result with a newer explanation of its lack of memory, if more is known than when it was written."""
+    """The result with a newer explanation of running out of memory, if more is known than when it was written."""
     if result.state != "oom":
         return result
     records, recorded_oom = read_records(directory), result.oom
-    explanation = explanation_of(records, result.reason, result.error)
+    explanation = explain_records(records, result.reason, result.error)
     if result.role in WARM_ROLES and not result.tried:
         # An older version explained it by the preset's batch.
         return msgspec.structs.replace(result, oom=explanation, tried=batch_sizes(records.tried))

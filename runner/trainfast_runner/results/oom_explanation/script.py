@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom.explain import OutOfMemory
 from trainfast_runner.memory.oom.fixes import Fix, best_of_each_knob, changed_global_batch, fixes
-from trainfast_runner.memory.oom.predicted_fixes import KEEPS_GLOBAL_BATCH, MAX_CHANGES, unpredicted_change
+from trainfast_runner.memory.oom.predicted_changes import KEEPS_GLOBAL_BATCH, MAX_CHANGES, unpredicted_change
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import ScriptAsked

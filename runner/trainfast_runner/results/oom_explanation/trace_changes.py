@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.machine.worker_scripts import ScriptCancelled
 from trainfast_runner.memory.oom.candidates import specs_with_one_change, specs_with_several_changes
 from trainfast_runner.memory.oom.explain import OutOfMemory
-from trainfast_runner.memory.oom.predicted_fixes import is_enough
+from trainfast_runner.memory.oom.predicted_changes import is_enough
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.results.oom_explanation.explain_run import explain_run, models_of
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
