@@ -59,7 +59,8 @@ RECENT_TELEMETRY_BYTES = 24 << 20
 """The end of longer telemetry that is read: more than is kept, with 12 kB a tick of eight GPUs."""
 WINDOW_BYTES = 4 << 20
 """Telemetry read in one poll, which bounds the memory for it."""
-HEAD_BYTES = 32 << 10
+FIRST_LOSSES_BYTES = 32 << 10
+"""Head of `steps.jsonl` that holds the first losses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,5 +257,6 @@ def newest_run(home: Home) -> Path | None:
 
 def _first_loss(path: Path) -> float | None:
     """Mean of the first losses in the file's head; later ones need not be read for it."""
-    losses = [step.loss for step in new_records(StepTail(path, HEAD_BYTES)) if step.loss is not None][:LOSSES_IN_A_MEAN]
+    head = StepTail(path, FIRST_LOSSES_BYTES)
+    losses = [step.loss for step in new_records(head) if step.loss is not None][:LOSSES_IN_A_MEAN]
     return sum(losses) / len(losses) if losses else None

@@ -16,7 +16,7 @@ from trainfast_runner.results.device_conditions.device_window import window_of
 from trainfast_runner.results.device_conditions.step_conditions import StepJoin
 
 WINDOW_NS = 30_000_000_000
-STEPS_KEPT = 200
+DIAGNOSED_STEPS = 200
 """Chosen: a live diagnosis is of the last half minute, and of at most so many steps."""
 MIN_LIVE_STEPS = 10
 """Number of slow steps that enter, however long they took."""
@@ -35,7 +35,7 @@ class LiveDiagnosis:
 
     def add(self, rank: int, steps: Iterable[Step]) -> None:
         """Take steps of a rank; warm-up is no measure of anything."""
-        self._steps.setdefault(rank, deque(maxlen=STEPS_KEPT)).extend(step for step in steps if not step.warmup)
+        self._steps.setdefault(rank, deque(maxlen=DIAGNOSED_STEPS)).extend(step for step in steps if not step.warmup)
 
     def renew(
         self,
