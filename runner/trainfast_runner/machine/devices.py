@@ -90,15 +90,16 @@ class Machine:
             )
         return choose_count(usable, devices, self.topology)
 
-    def watched(self, watch: str | None, used: tuple[DeviceReading, ...]) -> tuple[DeviceReading, ...]:
-        """The GPUs whose readings are joined to a run, by NVML index. Raises UserError."""
+    def watched(self, watch: object, used: tuple[DeviceReading, ...]) -> tuple[DeviceReading, ...]:
+        """The GPUs whose readings are joined to a run with this `watch` knob, by NVML index. Raises UserError."""
         if watch is None:
             return used
         by_index = {gpu.index: gpu for gpu in self.nvml_gpus}
-        for index in _indexes(watch):
+        indexes = _indexes(str(watch))
+        for index in indexes:
             if index not in by_index:
                 raise _no_such_gpu_error(f"watch={index}", index, len(self.nvml_gpus))
-        return tuple(by_index[index] for index in _indexes(watch))
+        return tuple(by_index[index] for index in indexes)
 
     def _usable_gpus(self) -> list[DeviceReading]:
         """The GPUs that answer and are not cut into instances. Raises UserError without any."""
@@ -258,8 +259,8 @@ def _mig_mode_error(gpus: Sequence[DeviceReading], instances: Sequence[Instance]
     )
 
 
-def _indexes(text: int | str) -> list[int]:
-    return [int(part) for part in str(text).split("+") if part]
+def _indexes(text: str) -> list[int]:
+    return [int(part) for part in text.split("+") if part]
 
 
 def _no_such_gpu_error(setting: str, index: int, count: int) -> UserError:

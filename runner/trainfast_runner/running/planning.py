@@ -97,14 +97,13 @@ def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()
     inspection, machine = _check_settings(spec, python, among)
     ranks = device_counts.world_size(spec, machine)
     choice = device_counts.chosen_gpus(spec.knobs, machine)
-    watch = spec.knobs["watch"]
     limits = _memory_limits(spec, machine, ranks, inspection.parameters)
     return RunPlan(
         spec=_as_recorded(spec, machine),
         device=machine.device,
         world_size=ranks,
         gpus=choice.gpus,
-        watched=machine.watched(None if watch is None else str(watch), choice.gpus),
+        watched=machine.watched(spec.knobs["watch"], choice.gpus),
         memory_limit_bytes=limits,
         python=inspection.executable,
         versions={

@@ -90,13 +90,12 @@ def _plan_command(spec: RunSpec, command: ScriptCommand, versions: dict[str, str
         raise machine.refusal
     choice = _gpus(machine, knobs)
     ranks = command.ranks(len(choice.gpus))
-    watch = knobs.get("watch")
     return RunPlan(
         spec=spec,
         device=machine.device,
         world_size=ranks,
         gpus=choice.gpus,
-        watched=machine.watched(None if watch is None else str(watch), choice.gpus),
+        watched=machine.watched(knobs.get("watch"), choice.gpus),
         memory_limit_bytes=bytes_of_ranks(knobs.get("memory_limit"), ranks),
         python=command.interpreter or "",
         versions={"trainfast-tui": __version__, "driver": machine.driver_version, **versions},

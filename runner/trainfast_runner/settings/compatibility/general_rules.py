@@ -32,8 +32,7 @@ def devices_exist(facts: Facts) -> None:
     if machine.refusal is not None:
         raise machine.refusal
     chosen = chosen_gpus(facts.knobs, machine).gpus
-    watch = facts.knobs["watch"]
-    machine.watched(None if watch is None else str(watch), chosen)
+    machine.watched(facts.knobs["watch"], chosen)
     if machine.device == "cuda":
         return
     if isinstance(devices, str) and not asks_for_cpu(devices):
