@@ -17,6 +17,10 @@ FIELDS = {
     if (field := entry.same_as.trainer_field) is not None and entry.name not in ("optimizer", "compile")
 }
 """Knobs by the field of TrainingArguments that has their very value."""
+ACCELERATE_TYPES: dict[str | bool, str] = {False: "single"} | {
+    entry.accelerate_type: name for name, entry in STRATEGIES.items() if entry.accelerate_type and not entry.is_zero
+}
+"""Strategies by accelerate's distributed_type. YAML 1.1 reads a bare `NO` as false; DEEPSPEED is several of them."""
 RENAMED = {
     "activation_checkpointing": "gradient_checkpointing",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
@@ -101,9 +105,8 @@ def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
         foreign.take("precision", "fp32" if mixed in ("no", False) else mixed, f"mixed_precision: {mixed}")
     kind = remaining.pop("distributed_type", None)
     count = remaining.pop("num_processes", 1)
-    kinds = {"NO": "single", False: "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
-    if isinstance(kind, str | bool) and kind in kinds:
-        foreign.knobs["strategy"] = kinds[kind]
+    if isinstance(kind, str | bool) and kind in ACCELERATE_TYPES:
+        foreign.knobs["strategy"] = ACCELERATE_TYPES[kind]
     elif kind is not None:
         foreign.not_understood.append(f"distributed_type: {kind}")
     if remaining.pop("use_cpu", False):
