@@ -50,7 +50,10 @@ class TrainingEnd:
     def verdict(
         self, directory: Path, run: RunFile, records: RunRecords, ladder: StopLadder, events: EventLog
     ) -> Verdict:
-        """The verdict: lost if a process cannot be ended, unless every rank had finished before."""
+        """Judge the run: lost if a process cannot be ended, unless every rank had finished.
+
+        Then the hanging process is recorded as a trouble in `events` and `records`.
+        """
         facts = self._facts(directory, run, records, ladder)
         if not self.unended:
             return judge(facts)
