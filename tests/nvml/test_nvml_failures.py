@@ -12,7 +12,7 @@ from stand_in import Machine, gpus
 
 import trainfast_runner
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.binding import cure
+from trainfast_runner.machine.telemetry.binding import replacement_advice
 from trainfast_runner.machine.telemetry.nvml import Nvml
 
 RUNNER = Path(next(iter(trainfast_runner.__path__))).parent
@@ -191,9 +191,11 @@ def test_a_foreign_pynvml_is_named_with_the_cure(tmp_path: Path, source: str, ke
 
 def test_what_pip_installed_pip_can_replace() -> None:
     installed = Path(site.getsitepackages()[0]) / "pynvml.py"
-    assert cure(str(installed)).startswith("pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall")
+    assert replacement_advice(str(installed)).startswith(
+        "pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall"
+    )
     package = Path("/opt/mine/pynvml/__init__.py")
-    assert cure(str(package)).startswith("rename /opt/mine/pynvml, or take its folder out of PYTHONPATH")
+    assert replacement_advice(str(package)).startswith("rename /opt/mine/pynvml, or take its folder out of PYTHONPATH")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from trainfast_runner.machine.gpus.visible import (
     order_unknown_error,
     visible_readings,
 )
-from trainfast_runner.machine.telemetry.failures import NO_DEVICES, Failure, comes_from_a_driver
+from trainfast_runner.machine.telemetry.failures import NO_DEVICES, NvmlFailure, comes_from_a_driver
 from trainfast_runner.machine.telemetry.mig import Instance, read_instances
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
@@ -161,7 +161,7 @@ def detect_machine(
         return replace(machine, no_gpu_reason=hidden) if readings else machine
     try:
         if not readings:
-            return _without_readings(machine, failure or Failure(NO_DEVICES), python)
+            return _without_readings(machine, failure or NvmlFailure(NO_DEVICES), python)
         return _with_gpus(machine, environment, functools.partial(_cuda_order, python, environment))
     except UserError as error:
         return replace(machine, no_gpu_reason=error.message, refusal=error)
@@ -171,7 +171,7 @@ class SampledGpus(NamedTuple):
     """One reading of each GPU, the reason for none, and the driver's version."""
 
     readings: list[DeviceReading]
-    failure: Failure | None
+    failure: NvmlFailure | None
     driver_version: str | None
 
 
@@ -184,7 +184,7 @@ def sample_gpus(instances: Collection[str] = ()) -> SampledGpus:
     return SampledGpus(readings, failure, nvml.driver_version)
 
 
-def _without_readings(machine: Machine, failure: Failure, python: str | None) -> Machine:
+def _without_readings(machine: Machine, failure: NvmlFailure, python: str | None) -> Machine:
     """The CPU, if there is no GPU here. Raises UserError if there is one that NVML does not give."""
     if comes_from_a_driver(failure.sentence):
         raise UserError(f"NVML does not answer: {failure.sentence}", key="devices", advice=ON_THE_CPU)

@@ -11,7 +11,7 @@ from trainfast_runner.machine.gpus.health import defects
 from trainfast_runner.machine.gpus.presence import pci_card
 from trainfast_runner.machine.processes.identity import sees_host_pids
 from trainfast_runner.machine.telemetry.energy import energy_distrust
-from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, Failure
+from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, NvmlFailure
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.units import gibibytes
 
@@ -20,8 +20,8 @@ def gpu_checks(
     tick: Tick,
     versions: Mapping[str, str | None],
     refusal: UserError | None = None,
-    failure: Failure | None = None,
-    binding_warning: Failure | None = None,
+    failure: NvmlFailure | None = None,
+    binding_warning: NvmlFailure | None = None,
 ) -> Iterator[Check]:
     """Findings about NVML, every GPU, their use by this build of torch, and missing readings.
 

@@ -14,11 +14,11 @@ from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.failures import PYNVML_MODULE, Failure
+from trainfast_runner.machine.telemetry.failures import PYNVML_MODULE, NvmlFailure
 
 T = TypeVar("T")
 
-NO_BINDING: Final = Failure(f"{PYNVML_MODULE} cannot be imported", "pip install nvidia-ml-py")
+NO_BINDING: Final = NvmlFailure(f"{PYNVML_MODULE} cannot be imported", "pip install nvidia-ml-py")
 REINSTALL: Final = "pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall nvidia-ml-py"
 IN_SHORT: Final = "pynvml is not nvidia-ml-py's: trainfast-tui doctor has the cure"
 """Short warning for a screen when the module is foreign and shows GPUs all the same."""
@@ -37,8 +37,8 @@ class Binding:
     """
 
     module: ModuleType | None = None
-    failure: Failure | None = None
-    warning: Failure | None = None
+    failure: NvmlFailure | None = None
+    warning: NvmlFailure | None = None
 
 
 def load() -> Binding:
@@ -48,11 +48,15 @@ def load() -> Binding:
     except (Exception, SystemExit) as error:
         if (where := _pynvml_path()) is None:
             return Binding(failure=NO_BINDING)
-        return Binding(failure=Failure(f"{PYNVML_MODULE} cannot be imported ({type(error).__name__})", cure(where)))
+        return Binding(
+            failure=NvmlFailure(
+                f"{PYNVML_MODULE} cannot be imported ({type(error).__name__})", replacement_advice(where)
+            )
+        )
     return checked_binding(module)
 
 
-def ask_once(read: Callable[[ModuleType], T]) -> T | Failure:
+def ask_once(read: Callable[[ModuleType], T]) -> T | NvmlFailure:
     """Open NVML, return the result of `read`, and close NVML; if it does not answer, return its failure."""
     loaded = load()
     nv = loaded.module
@@ -82,7 +86,7 @@ def as_text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def cure(where: str) -> str:
+def replacement_advice(where: str) -> str:
     """The way to replace the module in this file by nvidia-ml-py's; pip removes only its own installations."""
     file = Path(where)
     if any(file.is_relative_to(folder) for folder in (*site.getsitepackages(), site.getusersitepackages())):
@@ -105,13 +109,13 @@ def checked_binding(module: ModuleType) -> Binding:
     error = getattr(module, "NVMLError", None)
     is_error = isinstance(error, type) and issubclass(error, Exception)
     if is_error and all(hasattr(module, name) for name in NEEDED):
-        return Binding(module, warning=foreign(module))
+        return Binding(module, warning=foreign_module_failure(module))
     where = getattr(module, "__file__", None) or "memory"
     reason = f"{PYNVML_MODULE} in {where} is not nvidia-ml-py's, and no GPU can be seen through it"
-    return Binding(failure=Failure(reason, cure(where)))
+    return Binding(failure=NvmlFailure(reason, replacement_advice(where)))
 
 
-def foreign(module: ModuleType) -> Failure | None:
+def foreign_module_failure(module: ModuleType) -> NvmlFailure | None:
     """The failure of an imported `pynvml` that is not nvidia-ml-py's; None for one that is.
 
     The distributions `nvidia-ml-py3` and `pynvml` before 12 install a module of the same name, made for the
@@ -119,7 +123,7 @@ def foreign(module: ModuleType) -> Failure | None:
     """
     where = getattr(module, "__file__", None)
     reason = f"{PYNVML_MODULE} in {where or 'memory'} is not nvidia-ml-py's and lacks some readings"
-    failure = Failure(reason, cure(where or "memory"))
+    failure = NvmlFailure(reason, replacement_advice(where or "memory"))
     try:
         official = importlib.metadata.distribution("nvidia-ml-py")
     except importlib.metadata.PackageNotFoundError:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from trainfast_runner.machine.telemetry import binding, failures
 from trainfast_runner.machine.telemetry.binding import as_text
-from trainfast_runner.machine.telemetry.failures import Failure
+from trainfast_runner.machine.telemetry.failures import NvmlFailure
 
 T = TypeVar("T")
 
@@ -25,9 +25,9 @@ class Driver:
         """The binding, once it was imported."""
         self.is_open = False
         self.version: str | None = None
-        self.failure: Failure | None = None
+        self.failure: NvmlFailure | None = None
         """The reason that NVML as a whole does not answer, or None."""
-        self.binding_warning: Failure | None = None
+        self.binding_warning: NvmlFailure | None = None
         """The failure of an imported pynvml that is not nvidia-ml-py's, or None."""
         self.retry_at_ns = 0
         """Before this time NVML is not opened again."""

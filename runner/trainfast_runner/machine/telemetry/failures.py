@@ -24,7 +24,7 @@ TRANSIENT: Final = frozenset({7, 10, 11, 19, 20, 21, 27, 999})
 
 
 @dataclass(frozen=True)
-class Failure:
+class NvmlFailure:
     """A reason that NVML or a GPU does not answer, and its cure; None without one."""
 
     reason: str
@@ -39,30 +39,30 @@ class Failure:
 
 
 LIBRARY_FAILURES: Final = {
-    LIBRARY_NOT_FOUND: Failure(
+    LIBRARY_NOT_FOUND: NvmlFailure(
         "no NVIDIA driver here",
         "libnvidia-ml.so.1 was not found. Install the driver; in a container, start it with --gpus all; if the file is"
         " elsewhere, put its folder in LD_LIBRARY_PATH",
     ),
-    DRIVER_NOT_LOADED: Failure(
+    DRIVER_NOT_LOADED: NvmlFailure(
         "the NVIDIA kernel module is not loaded",
         "run `sudo modprobe nvidia`, or reboot after a driver installation",
     ),
-    LIB_RM_VERSION_MISMATCH: Failure(
+    LIB_RM_VERSION_MISMATCH: NvmlFailure(
         "the driver was updated under the running system", "reboot, or reload the nvidia kernel modules"
     ),
-    UNINITIALIZED: Failure("the connection to the NVIDIA driver was lost: trying again"),
+    UNINITIALIZED: NvmlFailure("the connection to the NVIDIA driver was lost: trying again"),
 }
 """Failures of the whole library: no GPU answers until it is initialized again."""
 
 UNLOADABLE: Final = "libnvidia-ml.so.1 was found and cannot be loaded"
 PYNVML_MODULE: Final = "the pynvml module"
 """Begins each failure of the binding."""
-NO_DEVICE_NODES: Final = Failure(
+NO_DEVICE_NODES: Final = NvmlFailure(
     "the NVIDIA driver is loaded, but /dev/nvidiactl is not there",
     "in a container, start it with --gpus all; else run `sudo nvidia-modprobe -c 0 -u`",
 )
-NO_ACCESS: Final = Failure(
+NO_ACCESS: Final = NvmlFailure(
     "no permission to talk to the NVIDIA driver",
     "give this user the /dev/nvidia* files (often the group video or render); in a container, start it with --gpus all",
 )
@@ -73,11 +73,13 @@ SLOW_S: Final = 15.0
 """A call that takes longer is treated as hanging."""
 
 DEVICE_FAILURES: Final = {
-    GPU_IS_LOST: Failure(
+    GPU_IS_LOST: NvmlFailure(
         "GPU is lost: it no longer answers on its bus",
         "Look for Xid 79 in `dmesg`, check power cables and temperature; a reboot usually brings it back",
     ),
-    RESET_REQUIRED: Failure("GPU needs a reset", "end its processes and run `sudo nvidia-smi --gpu-reset`, or reboot"),
+    RESET_REQUIRED: NvmlFailure(
+        "GPU needs a reset", "end its processes and run `sudo nvidia-smi --gpu-reset`, or reboot"
+    ),
 }
 """Failures of one GPU: the others keep reporting."""
 
@@ -103,7 +105,7 @@ VANISHED: Final = "the driver no longer lists this GPU: look for Xid 79 in `dmes
 NO_DEVICES: Final = "the NVIDIA driver is loaded and lists no GPU"
 
 
-def library_failure(code: int, text: str, root: Path = Path("/")) -> Failure:
+def library_failure(code: int, text: str, root: Path = Path("/")) -> NvmlFailure:
     """The failure of NVML as a whole.
 
     `text` is the library's own name for the code. Ambiguous codes are decided by the driver's files below `root`: the
@@ -111,10 +113,10 @@ def library_failure(code: int, text: str, root: Path = Path("/")) -> Failure:
     """
     if code == LIBRARY_NOT_FOUND and (why := _why_not_loaded()) is not None:
         again = "install the driver again, or take the folder of that file out of LD_LIBRARY_PATH"
-        return Failure(f"{UNLOADABLE} ({why})", again)
+        return NvmlFailure(f"{UNLOADABLE} ({why})", again)
     control = root / "dev/nvidiactl"
     if code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
-        unnamed = Failure(
+        unnamed = NvmlFailure(
             f"NVML does not start: {text} (code {code})",
             "See whether `nvidia-smi` works; if not, reboot, or install the driver again",
         )
@@ -124,7 +126,7 @@ def library_failure(code: int, text: str, root: Path = Path("/")) -> Failure:
     if control.exists() and (code == NO_PERMISSION or not os.access(control, os.R_OK | os.W_OK)):
         return NO_ACCESS
     if code == UNKNOWN:
-        return Failure(
+        return NvmlFailure(
             f"NVML fails to start and gives no reason (code {code})",
             "a container may have lost its devices, start it again; else look for Xid errors in `dmesg` and reboot",
         )
@@ -177,9 +179,9 @@ def reading_failure(code: int, text: str) -> str:
     return _READING_FAILURES.get(code, f"{text} (code {code})")
 
 
-def hang_failure(seconds: float, who: str = "NVML") -> Failure:
+def hang_failure(seconds: float, who: str = "NVML") -> NvmlFailure:
     """The failure of a call into the driver that has not returned for this long."""
-    return Failure(
+    return NvmlFailure(
         f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: a call into the NVIDIA driver does not come back",
         "Look for Xid errors in `dmesg`; a reboot usually helps",
     )
@@ -197,11 +199,11 @@ def takes_long(sentence: str) -> bool:
     return HAS_NOT_ANSWERED in sentence
 
 
-def opening_failure(seconds: float, timeout_s: float) -> Failure:
+def opening_failure(seconds: float, timeout_s: float) -> NvmlFailure:
     """The failure while a driver is being opened; after `timeout_s` it is treated as hanging."""
     if seconds > timeout_s:
         return hang_failure(seconds)
-    return Failure(
+    return NvmlFailure(
         f"NVML {HAS_NOT_ANSWERED} {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"
         " each GPU without persistence mode"
     )

@@ -7,7 +7,7 @@ from functools import partial
 from types import ModuleType
 
 from trainfast_runner.machine.telemetry.binding import answer_or_none, as_text, ask_once
-from trainfast_runner.machine.telemetry.failures import Failure
+from trainfast_runner.machine.telemetry.failures import NvmlFailure
 from trainfast_runner.machine.telemetry.queries import Handle
 from trainfast_runner.records.tick import MIG_PREFIX
 
@@ -34,7 +34,7 @@ def read_instances() -> list[Instance]:
     instances = ask_once(
         lambda nv: [instance for index in range(nv.nvmlDeviceGetCount()) for instance in _of_gpu(nv, index)]
     )
-    return [] if isinstance(instances, Failure) else instances
+    return [] if isinstance(instances, NvmlFailure) else instances
 
 
 def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:

@@ -11,7 +11,7 @@ from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.device import Device
 from trainfast_runner.machine.telemetry.device_list import DeviceList
 from trainfast_runner.machine.telemetry.driver import FIRST_RETRY_NS, Driver
-from trainfast_runner.machine.telemetry.failures import Failure
+from trainfast_runner.machine.telemetry.failures import NvmlFailure
 from trainfast_runner.machine.telemetry.gpu_calls import GpuCalls
 from trainfast_runner.machine.telemetry.queries import Handle
 from trainfast_runner.machine.telemetry.timed_calls import Job
@@ -127,14 +127,14 @@ class Nvml:
         self._calls.timed.close()
 
     @property
-    def failure(self) -> Failure | None:
+    def failure(self) -> NvmlFailure | None:
         """The reason that NVML as a whole does not answer or lists no GPU, or None."""
         if self._opening is not None:
             return failures.opening_failure(self._opening.age_s, OPENING_S)
-        return self._driver.failure or (None if self._gpus.devices else Failure(failures.NO_DEVICES))
+        return self._driver.failure or (None if self._gpus.devices else NvmlFailure(failures.NO_DEVICES))
 
     @property
-    def binding_warning(self) -> Failure | None:
+    def binding_warning(self) -> NvmlFailure | None:
         """The failure of an imported pynvml that is not nvidia-ml-py's, or None."""
         return self._driver.binding_warning
 

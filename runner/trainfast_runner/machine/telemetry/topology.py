@@ -14,7 +14,7 @@ import msgspec
 
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.binding import answer_or_none, as_text, ask_once
-from trainfast_runner.machine.telemetry.failures import Failure
+from trainfast_runner.machine.telemetry.failures import NvmlFailure
 from trainfast_runner.machine.telemetry.queries import Handle
 
 SCHEMA = 1
@@ -93,7 +93,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 def read_topology() -> Topology:
     """Ask NVML once; a few milliseconds a pair of GPUs. Raises nothing: without a GPU `missing` is the reason."""
     topology = ask_once(_read_topology)
-    return Topology(missing=topology.sentence) if isinstance(topology, Failure) else topology
+    return Topology(missing=topology.sentence) if isinstance(topology, NvmlFailure) else topology
 
 
 def _read_topology(nv: ModuleType) -> Topology:
