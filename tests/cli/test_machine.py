@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.command import Cli
-from trainfast_runner.machine.cgroup import memory_limit
+from trainfast_runner.machine.cgroup import tightest_group_limit
 from trainfast_runner.machine.doctor.examine import ends_at_logout
 
 
@@ -187,7 +187,7 @@ def test_the_tightest_memory_limit_above_us_counts(tmp_path: Path) -> None:
     (group.parent / "memory.max").write_text(f"{3 << 30}\n")
     (tmp_path / "cgroup").write_text("0::/job/step\n")
     (tmp_path / "mountinfo").write_text(f"41 31 0:38 / {tmp_path / 'fs'} rw,relatime - cgroup2 cgroup2 rw\n")
-    limit, where = memory_limit(tmp_path)
+    limit, where = tightest_group_limit(tmp_path)
     assert limit == 3 << 30
     assert where == str(group.parent / "memory.max")
 

@@ -32,7 +32,7 @@ def memory_files(v2: str, v1: str, proc: Path = PROC) -> Iterator[Path]:
                 yield from (mount / part / (v1 if controllers else v2) for part in (below, *below.parents))
 
 
-def memory_limit(proc: Path = PROC) -> tuple[int | None, str]:
+def tightest_group_limit(proc: Path = PROC) -> tuple[int | None, str]:
     """Bytes of the tightest memory limit of this process's groups, and its file; None without a limit."""
     limits: list[tuple[int, str]] = []
     for path in _limit_files(proc):

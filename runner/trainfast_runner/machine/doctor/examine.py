@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cgroup import memory_limit
+from trainfast_runner.machine.cgroup import tightest_group_limit
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.doctor.check import Check
 from trainfast_runner.machine.doctor.gpus import energy_checks, gpu_checks
@@ -68,12 +68,13 @@ def is_healthy(checks: list[Check]) -> bool:
     return all(check.state != "fail" for check in checks)
 
 
-def _packages(executable: str, version: str, built: dict[str, str | None], python: str | None) -> Iterator[Check]:
+def _packages(
+    executable: str, python_version: str, versions: dict[str, str | None], python: str | None
+) -> Iterator[Check]:
     """The Python that trains, and its packages; `python` is the one asked for."""
-    versions = {name: built.get(name) for name in (*NEEDED, *USEFUL)}
-    yield Check("training Python", "ok", f"{executable}, Python {version}")
+    yield Check("training Python", "ok", f"{executable}, Python {python_version}")
     missing = [name for name in NEEDED if not versions.get(name)]
-    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    installed = ", ".join(f"{name} {versions[name]}" for name in (*NEEDED, *USEFUL) if versions.get(name))
     if missing:
         which = '"trainfast-tui[train]"' if python is None else " ".join(missing)
         yield Check(
@@ -136,7 +137,7 @@ def _home(home: Home) -> Iterator[Check]:
 
 def _memory() -> Iterator[Check]:
     """The tightest memory limit of this process's control groups."""
-    limit, where = memory_limit()
+    limit, where = tightest_group_limit()
     if limit is None:
         yield Check("memory limit", "ok", "no control group limits this session's memory")
     else:
