@@ -29,7 +29,7 @@ from trainfast_runner.search.journal.batch import (
     ConfirmationRun,
     Probe,
 )
-from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseLine
+from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseFit
 from trainfast_runner.settings.spec import resolve
 
 SEARCH_ID = "20261121-070000-tiny-llama-5ea2"
@@ -40,7 +40,7 @@ def searched(cli: Cli) -> Cli:
     """A history with a search that found 42, refuted nothing, and whose confirmation run is the recorded one."""
     shutil.copytree(RECORDED, cli.home / "runs" / RECORDED.name)
     spec, clock = resolve("tiny-llama", ["memory_limit=1GiB"]), ClockAnchor(monotonic_ns=0, wall_ns=0)
-    line = PhaseLine(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB)
+    line = PhaseFit(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB)
     fit = MemoryFit(rank=0, lines=[line], limit_bytes=1024 * MIB)
     probed: dict[str, Any] = {"run_id": "20261121-070002-tiny-llama-b001", "seconds": 4.0}
     lines = [

@@ -52,7 +52,7 @@ from trainfast_runner.search.journal.lines import (
     Waiting,
     worked_seconds,
 )
-from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseLine
+from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseFit
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.searches import new_search, newest_search, unfinished
 
@@ -79,7 +79,7 @@ def search(home: Home, key: str = "k") -> tuple[Path, SearchJournal]:
 
 def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path: Path) -> None:
     directory, journal = search(Home(tmp_path))
-    line = PhaseLine(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
+    line = PhaseFit(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
     fit = MemoryFit(rank=0, lines=[line], limit_bytes=10)
     step = BatchStep(action="probe", batch_size=4, why="because", needs_bytes=9, memory_fits=[fit], tightest_rank=0)
     journal.write(step)
@@ -93,7 +93,7 @@ def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path: Pa
 def test_the_fit_of_the_tightest_rank_is_known_before_the_answer_and_after_a_step_without_a_fit(tmp_path: Path) -> None:
     directory, journal = search(Home(tmp_path))
     assert BatchFollower(directory).poll().tightest_fit is None
-    line = PhaseLine(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
+    line = PhaseFit(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
     fits = [MemoryFit(rank=rank, lines=[line], limit_bytes=10 - rank) for rank in (0, 1)]
     journal.write(BatchStep(action="probe", batch_size=4, why="because", memory_fits=fits, tightest_rank=1))
     assert BatchFollower(directory).poll().tightest_fit == fits[1]

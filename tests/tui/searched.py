@@ -29,7 +29,7 @@ from trainfast_runner.search.journal.batch import (
     RankPeaks,
 )
 from trainfast_runner.search.journal.lines import Conducted
-from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseLine
+from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseFit
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.batch import BatchScreen
@@ -46,8 +46,8 @@ def a_fit(rank: int = 0, limit: int = GIB) -> MemoryFit:
     return MemoryFit(
         rank=rank,
         lines=[
-            PhaseLine(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB),
-            PhaseLine(phase="optimizer", fixed_bytes=190 * MIB, bytes_per_sample=0.0),
+            PhaseFit(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB),
+            PhaseFit(phase="optimizer", fixed_bytes=190 * MIB, bytes_per_sample=0.0),
         ],
         limit_bytes=limit,
         error_bytes=8 * MIB,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseLine
+from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseFit
 
 NOISE_BYTES = {"cpu": 4 << 20, "cuda": 48 << 20}
 """Scatter of a measured peak, in bytes: a CPU's C library keeps small blocks, a GPU's allocator works in large ones."""
@@ -50,7 +50,7 @@ def fit_memory(
     return MemoryFit(
         rank=rank,
         lines=[
-            PhaseLine(phase=phase, fixed_bytes=peak - slopes[phase] * last, bytes_per_sample=slopes[phase])
+            PhaseFit(phase=phase, fixed_bytes=peak - slopes[phase] * last, bytes_per_sample=slopes[phase])
             for phase, peak in peaks.items()
         ],
         limit_bytes=limit_bytes,

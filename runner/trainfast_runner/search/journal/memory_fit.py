@@ -7,7 +7,7 @@ import msgspec
 from trainfast_runner.units import mebibytes
 
 
-class PhaseLine(msgspec.Struct, frozen=True, kw_only=True):
+class PhaseFit(msgspec.Struct, frozen=True, kw_only=True):
     """`fixed_bytes + batch_size * bytes_per_sample` of one phase."""
 
     phase: str
@@ -27,7 +27,7 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rank: int
-    lines: list[PhaseLine]
+    lines: list[PhaseFit]
     limit_bytes: int
     error_bytes: float = 0.0
     error_per_sample: float = 0.0
