@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 
 def largest_fitting(fits: Callable[[int], bool], largest: int, step: int = 1) -> int:
-    """The largest multiple of `step` up to `largest` that fits; 0 if there is none."""
+    """The largest multiple of `step` up to `largest` that fits; 0 if there is none.
+
+    `fits` holds up to some size and for none above it.
+    """
     low, high = 0, 1
     while high * step <= largest and fits(high * step):
         low, high = high, 2 * high

@@ -46,14 +46,14 @@ def own_environment() -> dict[str, str]:
 
 
 def working_directory() -> str:
-    """The working directory; empty if its name is not UTF-8 (an empty cwd leaves a child where it is)."""
+    """The working directory; `/` if it was deleted, empty if its name is not UTF-8."""
     try:
         path = os.getcwd()
         path.encode()
     except FileNotFoundError:
-        return "/"  # it has been deleted, and the training's libraries do not load without one
+        return "/"  # the training's libraries do not load without one
     except UnicodeEncodeError:
-        return ""
+        return ""  # an empty cwd leaves a child where it is
     return path
 
 

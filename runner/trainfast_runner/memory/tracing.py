@@ -307,7 +307,7 @@ def _trace_lock(model_requests: ModelRequests) -> Iterator[None]:
 
 
 def _basis(step: StepTrace) -> str:
-    """Say in words what was traced and what was put together from it."""
+    """Describe the traced step, and the layers put together from it."""
     shortened = [stack for stack in step.stacks if stack.kept < stack.count]
     if not shortened:
         return "a step of the whole model traced without memory"

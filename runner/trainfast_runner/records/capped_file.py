@@ -56,7 +56,7 @@ class CappedFile:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def trim(self) -> int:
-        """Drop the middle when too much has gathered; the bytes dropped now. Raises OSError."""
+        """Drop the middle of a file over its cap; return the bytes dropped. Raises OSError."""
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size

@@ -33,7 +33,10 @@ def new_id(stamp: str, name: str, fallback: str) -> str:
 
 
 def home_directory() -> Path:
-    """`$TRAINFAST_HOME`, or `trainfast-tui` in the XDG state directory. Need not exist."""
+    """`$TRAINFAST_HOME`, or `trainfast-tui` in the XDG state directory. Need not exist.
+
+    Raises UserError where its place is unknown, or its name is not UTF-8.
+    """
     configured = os.environ.get("TRAINFAST_HOME")
     expanded = os.path.expanduser(configured or platformdirs.user_state_dir("trainfast-tui"))
     if expanded.startswith("~"):

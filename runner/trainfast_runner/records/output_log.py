@@ -22,8 +22,8 @@ def read_log(
 ) -> list[str]:
     """The last lines of the output, or all of it, without line ends; a hole reads as one line with its size.
 
-    About `most_bytes` before `end`, else before the end of the file, are read, however few lines that are. Control
-    sequences are left in, to be removed before the text is shown. Empty without a file.
+    Reads about `most_bytes` before `end` (default: the end of the file), even if that is fewer lines. Control sequences
+    are left in, to be removed before the text is shown. Empty without a file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

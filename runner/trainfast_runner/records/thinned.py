@@ -44,7 +44,7 @@ class Thinned(Generic[T]):
             self.thin_to(self.level + 1)
 
     def thin_to(self, level: int) -> None:
-        """Keep no more of the records between than this level does."""
+        """Drop the records between the ends that this level does not keep."""
         if level > self.level:
             self.level = level
             self._between = [entry for entry in self._between if _stays(entry[0], level)]

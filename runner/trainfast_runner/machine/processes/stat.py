@@ -1,7 +1,7 @@
 """One process as `/proc/PID/stat` and `/proc/PID/io` describe it (proc_pid_stat(5), proc_pid_io(5)).
 
 psutil gives start times in seconds since 1970; records name a process by its start in clock ticks. psutil also needs
-four times as long for these fields, each tick for each process of a run (docs/decisions.md).
+six times as long for these fields, each tick for each process of a run (docs/decisions.md).
 """
 
 from __future__ import annotations

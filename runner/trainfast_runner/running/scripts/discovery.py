@@ -27,7 +27,7 @@ from trainfast_runner.running.scripts.sandbox import sandbox
 from trainfast_runner.running.scripts.script_plan import no_torch_message
 
 LIMIT_S = 30.0
-"""Time for a script's imports; one that has not reached a parser by then is asked for nothing."""
+"""Time for a script to reach its parser; then the script is ended."""
 END_S = 2.0
 """Time to end the processes that a script started; processes started faster than this survive."""
 POLL_S = 0.2

@@ -42,7 +42,10 @@ class ScriptWatch:
         self._notified_compiling = self._notified = False
 
     def count_steps(self, has_ended: bool) -> None:
-        """Record the steps printed since the last call, by a script that `has_ended` all of them. Raises OSError."""
+        """Record the steps printed since the last call; with `has_ended`, in the unfinished last line too.
+
+        Raises OSError.
+        """
         self._log_steps.follow(to_the_end=has_ended)
 
     def poll(self, in_training: bool) -> None:
