@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records import cache_entries
-from trainfast_runner.records.cache_entries import UnneededEntry, disk_bytes
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home
 from trainfast_runner.records.run_directory import RUN_FILE, is_listed, read_run_file
 from trainfast_runner.records.search_directories import conductor_lock, is_conducted, search_directories
+from trainfast_runner.running import cache_entries
+from trainfast_runner.running.cache_entries import UnneededEntry, disk_bytes
 from trainfast_runner.running.run_state import BEING_MADE_S
 from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
 
