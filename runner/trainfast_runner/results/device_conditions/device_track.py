@@ -92,12 +92,19 @@ class DeviceTrack:
         ns = end_ns - begin_ns
         outages = self._outages_within(begin_ns, end_ns, only_whole=whole_outages)
 
-        def amount(rate: Rate, counter: str, max_rate: float = math.inf) -> float | None:
-            """The mean rate times the time; in outages the growth of `counter` instead. None for an unknown rate."""
+        def amount(rate: Rate, counter: str | None, max_rate: float = math.inf) -> float | None:
+            """The mean rate times the time; in outages the growth of `counter` instead, if there is one.
+
+            None for an unknown rate.
+            """
             mean = rate.mean(begin, end, ns)
             if mean is None:
                 return None
-            counted = [(covered, part * grown[counter]) for covered, part, grown in outages if counter in grown]
+            counted = [
+                (covered, part * grown[counter])
+                for covered, part, grown in outages
+                if counter is not None and counter in grown
+            ]
             return min(mean, max_rate) * (ns - sum(covered for covered, _ in counted)) + sum(
                 grown for _, grown in counted
             )
@@ -113,7 +120,7 @@ class DeviceTrack:
             index=self.index,
             uuid=self.uuid,
             throttled_ms=throttled,
-            lost_ms={name: _milliseconds(amount(rate, "", max_rate=1.0)) for name, rate in rates.lost.items()},
+            lost_ms={name: _milliseconds(amount(rate, None, max_rate=1.0)) for name, rate in rates.lost.items()},
             sources={
                 name: SOURCES[max(rates.sources[name][low + 1 : high + 1], default=0)]
                 for name, ms in throttled.items()
