@@ -9,6 +9,9 @@ import msgspec
 
 from trainfast_runner.records.launched_script import script_index
 
+FIRST_TORCH = "2.5"
+"""The first torch that loads the hooks: it calls the entry points of group `torch.backends`."""
+
 
 class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     """`script` of `run.json`; the hooks in the script read it too.

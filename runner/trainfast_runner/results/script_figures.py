@@ -9,7 +9,7 @@ import msgspec
 from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
-from trainfast_runner.records.script_run import HookLine, Overridden, ScriptFigures
+from trainfast_runner.records.script_run import FIRST_TORCH, HookLine, Overridden, ScriptFigures
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
 
@@ -59,7 +59,8 @@ def why_no_step(directory: Path, run: RunFile) -> str:
     opened = [line for line in _hook_lines(directory) if line.kind == "opened"]
     if opened:
         return f"torch was imported, but none of its optimizers took a step; {WAYS}"
-    return f"no process of the script imported torch 2.5 or newer with trainfast's folder on its path; {WAYS}"
+    unseen = f"no process of the script imported torch {FIRST_TORCH} or newer with trainfast's folder on its path"
+    return f"{unseen}; {WAYS}"
 
 
 def _overridden(run: RunFile, line: ScriptLine | None) -> list[Overridden]:

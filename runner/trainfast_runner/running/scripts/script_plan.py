@@ -13,7 +13,7 @@ from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.machine.gpus.visible import VISIBLE_DEVICES, visible_to
-from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.records.script_run import FIRST_TORCH, ScriptAsked
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER
@@ -31,9 +31,6 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.typed_settings import setting_of
-
-FIRST_TORCH = (2, 5)
-"""The first torch that calls the entry points of group `torch.backends`."""
 
 
 def plan_script(
@@ -213,8 +210,11 @@ def _why_hooks_blocked(command: ScriptCommand, versions: dict[str, str | None]) 
 
 def _blocked_by_version(torch: str | None) -> str | None:
     """The reason that the hooks cannot load in this torch; None if they can, or if its version is unknown."""
-    parts = (torch or "").split(".")
-    version_numbers = [int(part) for part in parts[:2] if part.isdigit()]
-    if len(version_numbers) < 2 or tuple(version_numbers) >= FIRST_TORCH:
+    version_numbers = _version_numbers(torch or "")
+    if len(version_numbers) < 2 or version_numbers >= _version_numbers(FIRST_TORCH):
         return None
-    return f"torch {torch} is older than 2.5 and loads no hooks"
+    return f"torch {torch} is older than {FIRST_TORCH} and loads no hooks"
+
+
+def _version_numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")[:2] if part.isdigit()]
