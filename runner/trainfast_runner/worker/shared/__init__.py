@@ -1,1 +1,1 @@
-"""Everything that the runner and the training process share. Standard library only."""
+"""Names, limits and functions that the runner and the training process share. Standard library only."""
