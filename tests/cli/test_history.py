@@ -263,7 +263,7 @@ def test_rm_deletes_all_or_nothing(cli: Cli) -> None:
 
 def test_stop_of_an_ended_run_says_its_state(cli: Cli) -> None:
     write(cli.home, result("20261101-100000-tiny-llama-aaaa", state="oom"))
-    assert "is not running: it is oom" in cli("stop", "last").refused()
+    assert "is not running: it is out of memory" in cli("stop", "last").refused()
 
 
 @pytest.mark.parametrize(

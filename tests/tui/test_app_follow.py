@@ -246,7 +246,7 @@ def test_a_terminal_that_hung_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "_exit", end)
     try:
         master, slave = pty.openpty()
-        hangup.watch(slave, lost.set)
+        hangup.watch_for_hangup(slave, lost.set)
         assert not lost.wait(0.2)
         os.close(master)
         assert lost.wait(60)
