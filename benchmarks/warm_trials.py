@@ -92,11 +92,12 @@ class Setting:
         return 1e3 * statistics.median(turn.step_s for turn in self.turns if turn.side == side and turn.step_s)
 
 
-def measure(strategy: str, most_s: float, more_overrides: Sequence[str], only: Sequence[str]) -> list[Setting]:
-    """The settings of one strategy, all or `only` those with one of these overrides."""
-    overrides = [f"strategy={strategy}", f"devices={DEVICES[strategy]}", *more_overrides]
+def measure(strategy: str, options: argparse.Namespace) -> list[Setting]:
+    """The settings of one strategy, all or only those with an override of `options.only`."""
+    overrides = [f"strategy={strategy}", f"devices={DEVICES[strategy]}", *options.set]
+    only = set(options.only)
     settings = [Setting(each) for each in OVERRIDES]
-    settings = [each for each in settings if not only or set(only) & set(each.words.split())]
+    settings = [each for each in settings if not only or only & set(each.words.split())]
     with tempfile.TemporaryDirectory() as folder:
         home, cold_home = Home(Path(folder, "warm")).create(), Home(Path(folder, "cold")).create()
         search = new_search(home, "warm-trials")
@@ -108,7 +109,7 @@ def measure(strategy: str, most_s: float, more_overrides: Sequence[str], only: S
             for setting in settings:
                 knobs = {**BASE, **setting.overrides}
                 with cold_run([*overrides, *(f"{name}={value}" for name, value in knobs.items())], cold_home) as cold:
-                    _take_turns(setting, process, cold, most_s)
+                    _take_turns(setting, process, cold, options.seconds, options.known_to)
                 result = read_result(cold)
                 setting.cold_bytes = (result and result.memory.peak_allocated_bytes) or 0
             process.end()
@@ -129,8 +130,8 @@ def cold_run(overrides: Sequence[str], home: Home) -> Iterator[Path]:
         end_run(directory)
 
 
-def _take_turns(setting: Setting, process: WarmProcess, cold: Path, most_s: float) -> None:
-    """Alternate both sides until their difference is known."""
+def _take_turns(setting: Setting, process: WarmProcess, cold: Path, most_s: float, known_to_percent: float) -> None:
+    """Alternate both sides until their difference is known to within this error, or for `most_s`."""
     began = time.monotonic()
     while len(read_records(cold).steps.get(0, [])) <= UNTIMED:
         time.sleep(0.1)
@@ -139,7 +140,7 @@ def _take_turns(setting: Setting, process: WarmProcess, cold: Path, most_s: floa
     cold_turns: list[tuple[float, float]] = []
     warm_s: list[float] = []
     steps = FIRST_STEPS
-    while time.monotonic() - began < most_s and (len(warm_s) % LOOK_EVERY or not _is_known(setting)):
+    while time.monotonic() - began < most_s and (len(warm_s) % LOOK_EVERY or not _is_known(setting, known_to_percent)):
         signal_all(COLD, signal.SIGSTOP)
         replies = process.trial({**BASE, **setting.overrides}, UNTIMED, 1 + steps, more=bool(warm_s))
         assert replies is not None, process.result
@@ -171,9 +172,9 @@ def _turns(warm_s: list[float], cold_turns: list[tuple[float, float]], cold: Pat
     return turns
 
 
-def _is_known(setting: Setting) -> bool:
-    """True once the difference is known to within the tolerance, with something to spare."""
-    return bool(setting.turns) and median_with_error(setting.speed_ratios)[1] < 0.8 * TOLERANCE_PERCENT / 100
+def _is_known(setting: Setting, known_to_percent: float) -> bool:
+    """True once the difference is known to within this error."""
+    return bool(setting.turns) and 100 * median_with_error(setting.speed_ratios)[1] < known_to_percent
 
 
 def rows(strategy: str, settings: list[Setting]) -> list[Row]:
@@ -203,13 +204,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategies", default="single;ddp")
     parser.add_argument("--seconds", type=float, default=120.0, help="of the turns of a setting, at most")
+    parser.add_argument("--known-to", type=float, default=0.8 * TOLERANCE_PERCENT, metavar="PERCENT", help="then go on")
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE")
     parser.add_argument("--only", action="append", default=[], metavar="KNOB=VALUE", help="settings with this override")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
     strategies = options.strategies.split(";")
-    settings = {name: measure(name, options.seconds, options.set, options.only) for name in strategies}
+    settings = {name: measure(name, options) for name in strategies}
     return print_table([row for name, each in settings.items() for row in rows(name, each)])
 
 
