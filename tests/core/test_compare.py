@@ -238,7 +238,13 @@ def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other: Resu
 
 @pytest.mark.parametrize(
     "launcher",
-    [("-m",), ("-um",), ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m"), ("-m", "cProfile", "-m")],
+    [
+        ("-m",),
+        ("-um",),
+        ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m"),
+        ("-m", "cProfile", "-m"),
+        ("-m", "scalene", "-m"),
+    ],
 )
 def test_modules_behind_one_launcher_are_different_scripts(launcher: tuple[str, ...]) -> None:
     a, b = (of_script("python", *launcher, module, "--config", "sizes.py") for module in ("a.train", "b.train"))

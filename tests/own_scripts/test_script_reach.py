@@ -88,6 +88,22 @@ def test_deepspeed_starts_a_rank_on_each_gpu_unless_it_is_given_a_number(
     assert command.argv_on(gpus)[-2:] == [f"--nproc-per-node={ranks}", TRAIN]
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "ranks"),
+    [
+        (("-m", "resnet50", "--num_processes", "4"), "my-train", 4),
+        (("-m", "cyclic", "python", "train.py"), "train.py", 1),
+        (("-m", "cyclic", "python", "-m", "package.train"), "package.train", 1),
+    ],
+)
+def test_a_programs_own_m_is_no_module(words: tuple[str, ...], name: str, ranks: int, tmp_path: Path) -> None:
+    program = tmp_path / "my-train"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    command = read_command((str(program), *words))
+    assert (command.name, command.ranks(0)) == (name, ranks)
+
+
 CONFIG = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nnum_processes: {}\n"
 
 

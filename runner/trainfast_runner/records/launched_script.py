@@ -12,10 +12,18 @@ RUN_SCRIPTS = (
     *ACCELERATE_MODULES,
     "deepspeed.launcher.runner",
     "cProfile",
+    "coverage",
     "debugpy",
+    "ipdb",
+    "kernprof",
+    "line_profiler",
+    "memory_profiler",
     "pdb",
     "profile",
+    "pyinstrument",
+    "scalene",
     "trace",
+    "viztracer",
 )
 """Modules that run the script or module named behind them."""
 MODULE_FLAG = re.compile(r"-[bBdEiIOPqsSuvx]*m|--module")

@@ -117,7 +117,7 @@ def _program(typed: Sequence[str], python: str | None, cwd: str) -> ScriptComman
     interpreter = _shebang(argv[0])
     # A console script is a Python file.
     script = argv if interpreter is not None else ()
-    place = script_index(typed) or 0
+    place = _place_behind(typed)
     count = _count(typed[:place] if place else typed)
     return ScriptCommand(
         typed=tuple(typed),
@@ -127,6 +127,19 @@ def _program(typed: Sequence[str], python: str | None, cwd: str) -> ScriptComman
         processes=count,
         script=script,
     )
+
+
+def _place_behind(typed: Sequence[str]) -> int:
+    """The place of the script's file behind a program, or of its module behind a Python or launcher there; else 0.
+
+    The program's own `-m` may mean anything: `srun -m cyclic`.
+    """
+    if file := next((index for index, word in enumerate(typed) if index and word.endswith(".py")), 0):
+        return file
+    names = [Path(word).name for word in typed]
+    start = next((index for index, name in enumerate(names) if PYTHON.fullmatch(name) or name in LAUNCHERS), None)
+    index = None if start is None else script_index(typed[start:])
+    return 0 if start is None or index is None else start + index
 
 
 def _launcher(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
