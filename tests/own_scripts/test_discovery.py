@@ -163,6 +163,11 @@ def test_a_first_parser_stays_named_where_the_script_trains_next(cli: Cli, tmp_p
     assert (mapping(found), found["framework"]) == ({"batch_size": "--bs {}"}, "torch")
 
 
+def test_a_parser_without_options_is_named(cli: Cli, tmp_path: Path) -> None:
+    found = discovered(cli, *written(tmp_path, "import argparse\nargparse.ArgumentParser().parse_args()\n"))
+    assert (found["stopped_at"], found["parser"], found["flags"]) == ("the parser", "argparse", [])
+
+
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)\n"])
 def test_a_script_that_ends_by_itself_shows_its_framework(cli: Cli, tmp_path: Path, end: str) -> None:
     (tmp_path / "accelerate.py").write_text("class Accelerator:\n    pass\n")

@@ -74,7 +74,7 @@ class Discovery:
         if os.getpid() == self._pid:
             if not self._flags:
                 self._flags = flags.configurator_flags(vars(sys.modules["__main__"]))
-                self._parser = "configurator.py" if self._flags else None
+                self._parser = "configurator.py" if self._flags else self._parser
             self.report(stopped_at, **details)
             os._exit(0)
 
