@@ -40,9 +40,9 @@ class NvmlFailure:
 
 LIBRARY_FAILURES: Final = {
     LIBRARY_NOT_FOUND: NvmlFailure(
-        "no NVIDIA driver here",
-        "libnvidia-ml.so.1 was not found. Install the driver; in a container, start it with --gpus all; if the file is"
-        " elsewhere, put its folder in LD_LIBRARY_PATH",
+        "no NVIDIA driver here: libnvidia-ml.so.1 was not found",
+        "Install the driver; in a container, start it with --gpus all; if the file is elsewhere, put its folder in"
+        " LD_LIBRARY_PATH",
     ),
     DRIVER_NOT_LOADED: NvmlFailure(
         "the NVIDIA kernel module is not loaded",

@@ -1,4 +1,4 @@
-"""DeviceSpeedModel that were measured on this device: finished runs of the history, and trials of best-fit searches."""
+"""Speeds that were measured on this device: finished runs of the history, and trials of best-fit searches."""
 
 from __future__ import annotations
 
