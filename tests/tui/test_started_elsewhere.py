@@ -12,6 +12,7 @@ from best_searched import a_best_search, best_going_on
 from recorded import a_run
 from still import StillApp, a_live_run, a_snapshot, screen_text
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.live import followed
@@ -102,3 +103,17 @@ def test_a_journal_that_cannot_be_read_leaves_the_other_search_and_its_own_last_
     snapshot = reader._snapshot()
     assert snapshot.trouble == "cannot read the batch search: [Errno 5] Input/output error"
     assert (snapshot.batch_search, snapshot.best_search) == (batch, best)
+
+
+def test_an_unreadable_home_is_an_error_at_each_look(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(home, lambda snapshot: None)
+    reader._sample = lambda run: None  # type: ignore[method-assign]
+    assert reader._snapshot().trouble is None
+    a_run(home)
+
+    def broken(self: Home) -> list[str]:
+        raise UserError("the runs cannot be listed: no permission", key="TRAINFAST_HOME")
+
+    monkeypatch.setattr(Home, "run_ids", broken)
+    for _ in range(2):
+        assert "no permission" in (reader._snapshot().trouble or "")

@@ -130,8 +130,9 @@ class FollowedSearch(FollowedDirectory, Generic[SearchSnapshotT]):
         """Follow a live search that was started at another terminal; None without one."""
         if time.monotonic() - self._looked_elsewhere_s < LOOK_AGAIN_S:
             return None
-        self._looked_elsewhere_s = time.monotonic()
         newest = self._find()
+        # Only now: an unreadable home is an error at each look.
+        self._looked_elsewhere_s = time.monotonic()
         if newest is None or newest == directory:
             return None
         follower = self._open_journal(newest)

@@ -37,8 +37,9 @@ class NewRuns:
             changed_ns = 0  # there is no run yet
         if changed_ns == self._changed_ns:
             return
-        self._changed_ns = changed_ns
         every = self._home.run_ids()
+        # Only now: an unreadable home is an error at each look.
+        self._changed_ns = changed_ns
         if self._known is not None:
             self._new += [run_id for run_id in every if run_id not in self._known]
         self._known = frozenset(every)

@@ -79,8 +79,9 @@ class MainScreen(AppScreen):
         super().__init__(session)
         self._is_composed = False
         self._status_of_run: str | None = None
-        self._trouble: str | None = None
         """Id and state of the run that the status line is about."""
+        self._trouble: str | None = None
+        """The reading error that was shown last; None without one."""
         self._question: _LiveRunQuestion | None = None
         self._search_wanted: SearchKind | None = None
         """The search that was asked for before it was known whether one goes on."""
@@ -186,13 +187,16 @@ class MainScreen(AppScreen):
         deadline = snapshot.live_run.stop_deadline_ns if snapshot.live_run is not None else None
         status.count_down(None if deadline is None else (deadline - snapshot.taken_ns) / 1e9)
         if snapshot.trouble != self._trouble:
-            self._trouble = snapshot.trouble
-            status.show_text(snapshot.trouble or "", "error")
+            shown, self._trouble = self._trouble, snapshot.trouble
+            if snapshot.trouble is not None:
+                status.show_text(snapshot.trouble, "error")
+            elif status.text == shown:
+                status.show_text("")
         # A notice about the run before, such as that it is being started, is outdated with the next run.
         key = f"{run.run_id} {run.state}" if run is not None else None
-        if key != self._status_of_run:
+        if key != self._status_of_run and snapshot.trouble is None:
             self._status_of_run = key
-            if run is not None and snapshot.trouble is None:
+            if run is not None:
                 status.show_text(f"{run.run_id}: {with_sizes(run.reason) or state_words(run.state)}", "muted")
 
     def action_run(self) -> None:

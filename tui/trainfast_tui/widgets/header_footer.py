@@ -57,6 +57,11 @@ class StatusLine(Painted):
         self._notice: Piece = ("", "muted")
         self._countdown = ""
 
+    @property
+    def text(self) -> str:
+        """The last notice; empty without one."""
+        return self._notice[0]
+
     def show_text(self, text: str, tone: Tone = "text") -> None:
         """Show this notice until the next one."""
         self._notice = (text, tone)
