@@ -326,7 +326,7 @@ async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
 async def test_what_is_not_ones_own_or_not_visible_is_refused_without_a_question(home: Home) -> None:
     own = ProcessRow(os.getpid(), identify(os.getpid()), "me", True, "trainfast-tui")
     for row, words in (
-        (own, "this is trainfast-tui itself"),
+        (own, "press q to quit"),
         (ProcessRow(7, devices=((0, None),)), "not visible from here, so"),
     ):
         async with running(home, size=(120, 40)) as (app, pilot):

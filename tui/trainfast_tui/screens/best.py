@@ -289,7 +289,8 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def start_after(self, run_to_stop: Path | None) -> None:
         """Start a search of the question on the screen, else of the shown search, once `run_to_stop` has ended.
 
-        An unfinished search goes on. Only a question on the screen may be fresh.
+        An unfinished search goes on; an ended one begins anew with the next run's knobs if that is of its model. Only a
+        question on the screen may be fresh.
         """
         session, search, control = self.session, self._search, self.search_control
         assert session.next_run is not None
@@ -298,7 +299,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         question = search.so_far.question if search is not None else None
         if question is not None and search is not None:
             if not has_same_model(question, spec):
-                # The next run has other settings by now: continue the search on the screen.
+                # The next run is of another model by now: take that of the search on the screen.
                 shown_spec = self.spec_of_shown(question)
                 if shown_spec is None:
                     return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 from textual.app import ComposeResult
@@ -131,6 +132,9 @@ class MonitorScreen(AppScreen):
         if row.identity is None:
             words = f"Process {row.pid} is not visible from here, so it cannot be identified."
             self.notify(words, severity="warning")
+            return
+        if row.pid == os.getpid():
+            self.notify("This is trainfast-tui itself: press q to quit.", severity="warning")
             return
         try:
             check_endable(row.identity)

@@ -224,5 +224,6 @@ def _is_own(name: str) -> bool:
 
 def _name_for(command: tuple[str, ...]) -> str:
     """Return a name for the preset of this command: its script's or module's, or else its first word's."""
-    script = command[script_index(command) or 0]
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", Path(script).name.removesuffix(".py")).strip("-.") or "mine"
+    index = script_index(command)
+    name = Path(command[0]).stem if index is None else Path(command[index]).name.removesuffix(".py")
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "mine"
