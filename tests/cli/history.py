@@ -9,16 +9,8 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.machine.processes.identity import boot_id
-from trainfast_runner.records.result import (
-    Conditions,
-    Cpu,
-    MemoryFigures,
-    Result,
-    Spread,
-    StepCount,
-    StepTime,
-    Throughput,
-)
+from trainfast_runner.records.result import Cpu, MemoryFigures, Result, Spread, StepCount, StepTime, Throughput
+from trainfast_runner.records.result_conditions import Conditions
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.settings.knobs import defaults

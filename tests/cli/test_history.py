@@ -11,7 +11,8 @@ from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Conditions, Losses, MemoryFigures, OomExplanation, RunError, Thinning
+from trainfast_runner.records.result import Losses, MemoryFigures, OomExplanation, RunError, Thinning
+from trainfast_runner.records.result_conditions import Conditions
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.running.history import iter_rows

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
+from trainfast_runner.records.result import Result, Spread, StepCount, Throughput
+from trainfast_runner.records.result_conditions import Conditions, Throttle
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.search.bench.report import markdown
 from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, RowResult, again_is_pointless, tabulate

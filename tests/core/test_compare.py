@@ -11,19 +11,16 @@ import pytest
 
 from trainfast_runner.records.result import (
     STRICT_SPEED,
-    Conditions,
     Cpu,
-    Energy,
     Losses,
     MemoryFigures,
     Result,
     Spread,
     StepCount,
     StepTime,
-    Throttle,
-    ThrottledDevice,
     Throughput,
 )
+from trainfast_runner.records.result_conditions import Conditions, Energy, Throttle, ThrottledDevice
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.script_run import ScriptFigures

@@ -16,7 +16,8 @@ from trainfast_runner.memory import corrections, tracing
 from trainfast_runner.memory.headroom import predict_headroom
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.record_correction import record_correction
-from trainfast_runner.records.result import Conditions, MemoryFigures, Result, RunError
+from trainfast_runner.records.result import MemoryFigures, Result, RunError
+from trainfast_runner.records.result_conditions import Conditions
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample, RunRecords

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from trainfast_runner.records.result import SteadyState
+from trainfast_runner.records.result_conditions import SteadyState
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.results.bottleneck.steady_state import drift_words, steady_state
 

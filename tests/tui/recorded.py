@@ -11,7 +11,6 @@ import msgspec
 from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import (
-    Conditions,
     Cpu,
     Diagnosis,
     Losses,
@@ -23,6 +22,7 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
+from trainfast_runner.records.result_conditions import Conditions
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Actual, Event, Step
 from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick

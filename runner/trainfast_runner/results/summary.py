@@ -13,19 +13,17 @@ from trainfast_runner.machine.peaks import peak_of
 from trainfast_runner.records.result import (
     LOSSES_IN_A_MEAN,
     STRICT_SPEED,
-    Conditions,
     Cpu,
     Flops,
     Losses,
     LossScaling,
     MemoryFigures,
-    RecordedOutage,
     Result,
     StepCount,
     StepTime,
     Throughput,
-    XidError,
 )
+from trainfast_runner.records.result_conditions import Conditions, RecordedOutage, XidError
 from trainfast_runner.records.run_file import WARM_ROLES, ForeignProcess, LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.records.run_records import RunRecords

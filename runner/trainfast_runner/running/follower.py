@@ -18,7 +18,8 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.output_log import OUTPUT_FILE, LogTail
-from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Diagnosis, Result, SteadyState
+from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Diagnosis, Result
+from trainfast_runner.records.result_conditions import SteadyState
 from trainfast_runner.records.run_directory import (
     EVENTS_FILE,
     TELEMETRY_FILE,

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.result import Conditions, Result, Spread, Throttle, Throughput
+from trainfast_runner.records.result import Result, Spread, Throughput
+from trainfast_runner.records.result_conditions import Conditions, Throttle
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.results.start_time import start_s

@@ -14,7 +14,8 @@ from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.timeline import Segment
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
+from trainfast_runner.records.result import Result, Spread, StepCount, Throughput
+from trainfast_runner.records.result_conditions import Conditions, Throttle
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
 from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed, SpeedDevice, measured_speeds

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
-from trainfast_runner.records.result import Conditions, Result
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.result_conditions import Conditions
 from trainfast_runner.results.bottleneck.rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.bottleneck.steady_state import drift_words
 from trainfast_runner.results.device_conditions.rate import MIN_COVERED

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from trainfast_runner.records.result import Diagnosis, SteadyState
+from trainfast_runner.records.result import Diagnosis
+from trainfast_runner.records.result_conditions import SteadyState
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.tick import DeviceReading, Tick

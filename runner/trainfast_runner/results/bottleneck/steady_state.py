@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainfast_runner.records.result import SteadyState
+from trainfast_runner.records.result_conditions import SteadyState
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, NORMAL_95
 from trainfast_runner.units import highest

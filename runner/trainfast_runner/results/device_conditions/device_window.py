@@ -8,7 +8,7 @@ from typing import Any
 
 from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.throttle import CAUSES
-from trainfast_runner.records.result import Energy, RecordedOutage, Throttle, ThrottledDevice
+from trainfast_runner.records.result_conditions import Energy, RecordedOutage, Throttle, ThrottledDevice
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.results.device_conditions.device_track import (
     ENERGY_COUNTER,
