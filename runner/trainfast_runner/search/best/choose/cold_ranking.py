@@ -13,7 +13,7 @@ from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER
 NEAR_LOG_GAIN = 0.03
 """Candidates within this of the leader, in ln of the objective, take part in the race."""
 MAX_FINALISTS = 4
-"""Chosen, not measured: the most candidates in the race, each of which costs runs in fresh processes."""
+"""Chosen, not measured: the most candidates in the race. Each one takes runs in fresh processes."""
 SURELY_SLOWER = 0.01
 """A candidate with a smaller chance than this to be the fastest takes no part."""
 EQUAL_LOG_GAIN = 0.005
