@@ -19,7 +19,6 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, StepTime
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock, is_conducted, search_directories
-from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import limits
@@ -27,7 +26,7 @@ from trainfast_runner.search.batch import conductor, opening
 from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.decide import BatchDecision
-from trainfast_runner.search.batch.probe_record import confirmation_record, why_others_grew
+from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.batch.report import batch_report
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
 from trainfast_runner.search.conductor import SearchCallbacks
@@ -239,31 +238,6 @@ def test_time_worked_leaves_waits_for_other_runs_out(tmp_path: Path) -> None:
         BatchEnded(t_ns=300 * SECOND, state="cancelled"),
     ]
     assert worked_seconds(lines) == 2 + 3 + 1
-
-
-def tick(t_s: int, *processes: tuple[int, int]) -> Tick:
-    listed = [DeviceProcess(pid=pid, memory_used_bytes=used * MIB) for pid, used in processes]
-    device = DeviceReading(index=0, uuid="GPU-0", processes=listed)
-    return Tick(t_ns=t_s * SECOND, host=HostReading(), devices=[device], missing={}, sample_us=1)
-
-
-def test_a_process_of_others_that_grows_during_a_probe_voids_it() -> None:
-    ours = tick(1, (10, 500), (99, 200))
-    text = why_others_grew([ours, tick(3, (10, 900), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND)
-    assert text == "process 99 took 500 MiB of GPU 0 meanwhile"
-    assert why_others_grew([ours, tick(3, (10, 9000), (99, 210))], {10}, {"GPU-0"}, 2 * SECOND) is None
-    # It grew before the probe began.
-    assert (
-        why_others_grew([tick(1, (10, 1), (99, 700)), tick(3, (10, 1), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND) is None
-    )
-    # In a container the driver's ids are not ours: nobody can be told apart.
-    assert why_others_grew([tick(1, (7, 1)), tick(3, (7, 900))], {10}, {"GPU-0"}, 2 * SECOND) is None
-    assert why_others_grew([ours, tick(3, (10, 1), (99, 700))], {10}, {"GPU-1"}, 2 * SECOND) is None
-
-
-def test_a_process_that_comes_during_a_probe_voids_it() -> None:
-    text = why_others_grew([tick(1, (10, 500)), tick(3, (10, 500), (42, 300))], {10}, {"GPU-0"}, 2 * SECOND)
-    assert text == "process 42 took 300 MiB of GPU 0 meanwhile"
 
 
 def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

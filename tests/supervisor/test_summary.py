@@ -12,38 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supervisor.summarised import S, result_of, step, write_lines
 from texts import any_text
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
-from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.results.bottleneck.doubts import doubts
 from trainfast_runner.results.comparison.conditions import compared_conditions
 from trainfast_runner.results.device_conditions.joined_steps import joined_steps
 from trainfast_runner.results.distributions import percentile, spread
-from trainfast_runner.results.summary import summarise
-from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.search.batch.script_probe_record import fitting_probe
 
-S = 1_000_000_000
 GPU = "GPU-0001"
-
-
-def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def result_of(directory: Path, **run: Any) -> Result:
-    fields = {"run_id": "r", "preset": "p", "clock": ClockAnchor(monotonic_ns=0, wall_ns=7), **run}
-    (directory / "run.json").write_bytes(msgspec.json.encode(RunFile(**fields)))
-    return summarise(directory, read_records(directory), Verdict("finished", ""), 60 * S)
-
-
-def step(number: int, ms: float, **fields: Any) -> dict[str, Any]:
-    """A step that ended at second `number`."""
-    return {"t_ns": number * S, "step": number, "samples": 8, "tokens": 80, "step_ms": ms, **fields}
 
 
 def test_medians_leave_the_warm_up_out(tmp_path: Path) -> None:
@@ -375,43 +356,3 @@ def test_fp16_says_its_scale_and_what_it_skipped(tmp_path: Path) -> None:
     result = result_of(tmp_path)
     assert result.precision is not None
     assert (result.precision.loss_scale, result.precision.skipped_steps) == (16384, 2)
-
-
-def test_compiling_pays_for_itself_against_the_latest_equal_run_that_was_not_compiled(tmp_path: Path) -> None:
-    def run(name: str, ms: float, **knobs: Any) -> Result:
-        directory = tmp_path / name
-        directory.mkdir()
-        cold = {"warmup": True, "compiling": knobs.get("compile", "off") != "off"}
-        write_lines(directory / "steps.jsonl", [step(1, 9000 + ms, **cold), *(step(n, ms) for n in range(2, 6))])
-        result = result_of(directory, run_id=name, knobs=knobs)
-        (directory / "result.json").write_bytes(msgspec.json.encode(result))
-        return result
-
-    alone = run("1", 40, compile="default", batch_size=8).compile
-    assert alone is not None
-    assert (alone.cold_seconds, alone.break_even_steps, alone.compared_with) == (9, None, None)
-    assert "no finished run with compile=off" in (alone.reason or "")
-    for name, ms, batch_size in (("2", 90, 8), ("3", 100, 8), ("4", 500, 16)):
-        assert run(name, ms, compile="off", batch_size=batch_size).compile is None
-    paid = run("5", 40, compile="default", batch_size=8, steps=5).compile
-    assert paid is not None
-    assert (paid.cold_seconds, paid.break_even_steps, paid.compared_with) == (9, 150, "3")
-    never = run("6", 400, compile="default", batch_size=8).compile
-    assert never is not None
-    assert never.break_even_steps is None
-    assert (never.reason or "").startswith("never: a compiled step takes 400.0 ms")
-
-
-def test_compiling_in_a_script_has_no_cost_for_no_other_script_compares(tmp_path: Path) -> None:
-    def run(name: str, ms: float, compiled: str) -> Result:
-        directory = tmp_path / name
-        directory.mkdir()
-        command = ["python", f"{name}.py"]
-        write_lines(directory / "steps.jsonl", [step(n, ms) for n in range(1, 6)])
-        asked = ScriptAsked(command=command, argv=command)
-        result = result_of(directory, run_id=name, knobs={"compile": compiled}, script=asked)
-        (directory / "result.json").write_bytes(msgspec.json.encode(result))
-        return result
-
-    run("slow", 100, "off")
-    assert run("fast", 40, "default").compile is None
