@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.machine.worker_scripts import WORKER
+from trainfast_runner.machine.worker_programs import WORKER
 
 # At import, because processes that the worker starts import this file again and unpickle the worker's classes.
 sys.path.insert(0, str(WORKER))

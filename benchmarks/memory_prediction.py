@@ -17,7 +17,7 @@ from typing import Any
 
 from trainfast_runner.machine import training_python
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.tracing import cached_model, trace_anew, trace_model
+from trainfast_runner.memory.tracing import cached_model, trace_model, trace_uncached
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.settings import presets
@@ -90,7 +90,7 @@ def traced_rows(specs: Iterator[RunSpec]) -> Iterator[Row]:
     """Put together from three layers, against the whole depth traced, at three batch sizes."""
     for spec in specs:
         with _empty_home():
-            model, whole = trace_anew(spec), trace_anew(spec, whole=True)
+            model, whole = trace_uncached(spec), trace_uncached(spec, whole=True)
         for batch in BATCHES:
             here = replace(spec, knobs={**spec.knobs, "batch_size": batch, "strategy": "single"})
             yield _row(f"{spec.name} b{batch}", _total(model, here), _total(whole, here), TRACED_WITHIN)
@@ -103,7 +103,7 @@ def measured_rows() -> Iterator[Row]:
             chosen = [*settings, f"batch_size={batch}", "steps=5"]
             spec = resolve(preset, chosen)
             with _empty_home():
-                predicted, measured = _total(trace_anew(spec), spec), _run(preset, chosen)
+                predicted, measured = _total(trace_uncached(spec), spec), _run(preset, chosen)
             yield _row(f"{preset} b{batch}", predicted, measured, MEASURED_WITHIN)
 
 
@@ -114,7 +114,7 @@ def rank_rows() -> Iterator[Row]:
         spec = resolve("tiny-llama", chosen)
         words = " ".join(setting.partition("=")[2] for setting in settings if "degree" not in setting)
         with _empty_home():
-            predicted = trace_anew(spec).predict(spec, int(str(spec.knobs["devices"]))).total_bytes
+            predicted = trace_uncached(spec).predict(spec, int(str(spec.knobs["devices"]))).total_bytes
             measured = _run("tiny-llama", chosen)
         yield _row(words, predicted, measured, RANKS_WITHIN)
 

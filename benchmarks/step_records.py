@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.budget import Row, at_most, print_table
 
-from trainfast_runner.machine.worker_scripts import WORKER
+from trainfast_runner.machine.worker_programs import WORKER
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.spec import resolve
 

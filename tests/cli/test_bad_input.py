@@ -53,7 +53,7 @@ def test_a_setting_that_cannot_be(cli: Cli, setting: str, expected: str, key: st
     [
         (
             ["--python", "/bin/ls", "run", "tiny-llama"],
-            "--python belongs behind run: trainfast-tui run --python /bin/ls ...",
+            "--python belongs after run: trainfast-tui run --python /bin/ls ...",
         ),
         (["--preset", "nosuch", "run", "tiny-llama"], "--preset before run is for the app alone; leave it out"),
         (["--python", "/bin/ls", "runs", "list"], "--python before runs list is for the app alone; leave it out"),
@@ -70,9 +70,9 @@ def test_a_script_without_its_dashes(cli: Cli, tmp_path: Path) -> None:
     script.touch()
     for words in ([str(script)], ["python", str(script)], ["--steps", "3", "python", str(script)]):
         line = cli("run", *words).refused()
-        assert line == f"trainfast-tui: a script goes behind --: trainfast-tui run -- python {script}"
+        assert line == f"trainfast-tui: a script goes after --: trainfast-tui run -- python {script}"
     line = cli("run", str(script), "--lr", "1").refused()
-    assert line == f"trainfast-tui: a script goes behind --: trainfast-tui run -- python {script} --lr 1"
+    assert line == f"trainfast-tui: a script goes after --: trainfast-tui run -- python {script} --lr 1"
     assert "goes behind" not in cli("run", str(tmp_path / "none.py")).refused()
 
 

@@ -165,7 +165,7 @@ def test_a_diff_is_exact_whatever_the_encoding_of_stdout(trained: tuple[Cli, Don
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--to", "torchrun", "--", "python", "train.py"), "a command behind -- is for --prove"),
+        (("--to", "torchrun", "--", "python", "train.py"), "a command after -- is for --prove"),
         (("--to", "torchrun", "--prove"), "--to torchrun is for a script: which one?; try --prove -- python train.py"),
         (("--to", "preset", "--prove", "--", "python", "t.py"), "--to preset starts the run by itself"),
         (("--onto", "train.py", "--prove"), "--onto only prints a diff"),

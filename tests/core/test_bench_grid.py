@@ -17,7 +17,7 @@ from trainfast_runner.search.bench.script_grid import prepare_script_grid
 from trainfast_runner.search.bench.table import RowResult, tabulate
 from trainfast_runner.search.bench.variants import Bench, run_order
 from trainfast_runner.search.bench.warm_rows import warm_groups
-from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.bench_file import WRITERS
 from trainfast_tui.cli.output_file import output_path, write_output

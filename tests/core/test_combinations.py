@@ -104,6 +104,15 @@ def test_a_sequence_beyond_the_models_positions_is_refused(config: dict[str, obj
     assert refused.value.as_json()["nearest"] == "seq_len=64, or model.max_position_embeddings=128"
 
 
+def test_each_half_of_a_seq2seq_sample_needs_positions_and_relative_ones_have_no_end() -> None:
+    seq2seq = "data.objective=seq2seq"
+    check(facts(CPU, seq2seq, "seq_len=128", max_position_embeddings=64))
+    with pytest.raises(UserError, match="seq_len=130") as refused:
+        check(facts(CPU, seq2seq, "seq_len=130", max_position_embeddings=64))
+    assert refused.value.as_json()["nearest"] == "seq_len=128, or model.max_position_embeddings=65"
+    check(facts(CPU, seq2seq, "seq_len=1024", n_positions=512, relative_attention_num_buckets=32))
+
+
 def test_a_vocabulary_too_small_for_bytes_is_refused_where_a_tokenizer_is_trained() -> None:
     with pytest.raises(UserError, match="needs at least 300"):
         check(facts(CPU, vocab_size=5))

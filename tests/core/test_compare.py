@@ -36,7 +36,7 @@ from trainfast_runner.results.comparison.ranking import (
     STRICT_THRESHOLDS,
 )
 from trainfast_runner.results.distributions import spread
-from trainfast_tui.text.comparison import difference_text, setting_text, verdict_text
+from trainfast_tui.text.comparison import difference_text, value_text, verdict_text
 
 
 def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any) -> Result:
@@ -200,9 +200,9 @@ def test_a_field_of_the_model_or_the_data_is_a_setting_that_differs() -> None:
     b = result(overrides={"model.num_hidden_layers": 2, "data.kind": "random"}, knobs={"batch_size": 8})
     found = compare(a, b)
     assert found.knobs == [("model.num_hidden_layers", 1, 2), ("data.kind", None, "random")]
-    assert setting_text("data.kind", None) == "the preset's"
-    assert setting_text("precision", None) == "not set", "it is left to the script"
-    assert setting_text("memory_limit", None) == "none"
+    assert value_text("data.kind", None) == "the preset's"
+    assert value_text("precision", None) == "not set", "it is left to the script"
+    assert value_text("memory_limit", None) == "none"
     assert next(row.verdict for row in found.rows if row.label == "step") == OTHER_MODEL
 
 

@@ -14,7 +14,7 @@ from trainfast_runner.export.formats import export
 from trainfast_runner.export.imported import import_settings
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.script_run import ScriptAsked
-from trainfast_runner.settings import script_preset
+from trainfast_runner.settings.scripts import script_preset
 
 COMMAND = ["python", "train.py", "--bs", "16"]
 PLACES = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}

@@ -36,7 +36,7 @@ def corrected(model: MemoryModel = MODEL, **knobs: Any) -> MemoryModel:
     beyond = {"forward_backward": 5 * MIB, "optimizer": 5 * MIB}
     known = Correction(run_id="r1", beyond_bytes=beyond, step_bytes=traced["forward_backward"])
     case = corrections.correction_key("t", spec_with(**knobs).knobs, 1)
-    return msgspec.structs.replace(model, corrections=corrections.DeviceCorrections(corrections={case: known}))
+    return msgspec.structs.replace(model, corrections=corrections.DeviceCorrections(by_case={case: known}))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from cli.command import PATIENCE_S, until
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import worker_scripts
+from trainfast_runner.machine import worker_programs
 from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest, read_all
@@ -81,6 +81,6 @@ def test_forks_of_a_script_that_ended_by_itself_are_ended(tmp_path: Path) -> Non
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nsleep 1000 & echo $! > {tmp_path}/fork; echo '{{\"answer\": 1}}'\n")
     python.chmod(0o755)
-    assert worker_scripts.ask_script(str(python), "inspect_model.py", ["a request"]) == {"answer": 1}
+    assert worker_programs.ask_worker(str(python), "inspect_model.py", ["a request"]) == {"answer": 1}
     fork = int((tmp_path / "fork").read_text())
     until(lambda: identify(fork) is None, "the fork to be ended")

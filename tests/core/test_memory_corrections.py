@@ -15,6 +15,7 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory import corrections, tracing
 from trainfast_runner.memory.headroom import predict_headroom
 from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.oom.explain_run import models_of
 from trainfast_runner.memory.record_correction import record_correction
 from trainfast_runner.records.result import MemoryFigures, Result, RunError
 from trainfast_runner.records.result_conditions import Conditions
@@ -22,7 +23,6 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.records.step_totals import StepTotals
-from trainfast_runner.results.oom_explanation.explain_run import models_of
 from trainfast_runner.settings.spec import RunSpec
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
@@ -96,9 +96,7 @@ def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
     spec = spec_with(batch_size=5000)
     predicted = MODEL.predict(spec)
     record_correction(tmp_path, a_run(spec), ended())
-    learnt = [
-        one for machine in corrections.read_corrections(tmp_path).values() for one in machine.corrections.values()
-    ]
+    learnt = [one for machine in corrections.read_corrections(tmp_path).values() for one in machine.by_case.values()]
     assert [one.step_bytes for one in learnt] == [a_run(spec).run.predicted["traced_bytes"]["forward_backward"]]
     better = known_of(tmp_path)
     again = better.predict(spec)
@@ -186,7 +184,7 @@ def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_ag
     assert most_in(tmp_path, grad_accum=2) < failed, "the same program"
     record_correction(tmp_path, a_failed_run(spec_with(batch_size=failed + 5)), out)
     [machine] = corrections.read_corrections(tmp_path).values()
-    assert len(machine.failed) == 1, "that a larger one runs out is no news"
+    assert len(machine.failed_by_case) == 1, "that a larger one runs out is no news"
     assert most_in(tmp_path) == failed - 1
     plain = known_of(tmp_path).predict(spec_with(batch_size=failed))
     assert plain.phases == MODEL.predict(spec_with(batch_size=failed)).phases, "what is predicted is what is measured"
@@ -224,5 +222,5 @@ def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tra
     assert run is not None
     model = models_of(run)(spec)
     assert model is not None
-    assert model.corrections.corrections
+    assert model.corrections.by_case
     assert model.corrections == corrections.corrections_of_device("cuda", "NVIDIA A100", home)

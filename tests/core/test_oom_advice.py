@@ -75,3 +75,11 @@ def test_a_pipeline_s_smaller_batch_is_whole_micro_batches() -> None:
 def test_while_the_model_is_built_a_smaller_batch_is_no_cure() -> None:
     knobs = resolve("bert-large").knobs
     assert [fix.value for fix in fixes(knobs, "cuda", "model")] == ["bf16-pure"]
+
+
+def test_before_ampere_fp16_is_proposed_and_no_bf16() -> None:
+    knobs = resolve("bert-large").knobs
+    found = fixes({**knobs, "precision": "fp32"}, "cuda", "forward", compute_capabilities=["8.0", "7.0"])
+    assert [fix.value for fix in found if fix.knob == "precision"] == ["fp16"]
+    found = fixes({**knobs, "precision": "fp32"}, "cuda", "forward", compute_capabilities=["8.0", "9.0"])
+    assert [fix.value for fix in found if fix.knob == "precision"] == ["bf16", "bf16-pure"]

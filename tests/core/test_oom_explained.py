@@ -11,12 +11,13 @@ from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom.candidates import specs_with_one_change, specs_with_several_changes
 from trainfast_runner.memory.oom.explain import OutOfMemory, explain_preset
+from trainfast_runner.memory.oom.explain_run import explain_run
+from trainfast_runner.memory.oom.fixes import Fix, fixes
 from trainfast_runner.memory.oom.predicted_changes import ModelOf
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.results.oom_explanation.explain_run import explain_run
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 from trainfast_tui.text.oom import changes_title, oom_sentences
@@ -73,6 +74,10 @@ class Arithmetic:
             return self.predict(RunSpec(spec.preset, None, "", {}, spec.data, knobs)).total_bytes
 
         return max((batch for batch in range(1, 200) if needed(batch) <= limit_bytes), default=None)
+
+
+def all_fixes(asked: RunFile | RunSpec, phase: str) -> list[Fix]:
+    return fixes(asked.knobs, "cpu", phase)
 
 
 def known(spec: RunSpec) -> MemoryModel | None:
@@ -202,13 +207,14 @@ def test_a_sequence_is_halved_until_it_fits() -> None:
     changes = explain(run, error("backward"), ON_CPU, by_tokens).changes
     assert [change.settings for change in changes if "seq_len" in change.settings] == [{"seq_len": "256"}]
     assert "256" in [
-        str(other.knobs["seq_len"]) for other in specs_with_several_changes(spec_of_record(run), "cpu", "backward")
+        str(other.knobs["seq_len"])
+        for other in specs_with_several_changes(spec_of_record(run), all_fixes(run, "backward"))
     ]
 
 
 def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each() -> None:
     spec = spec_of_record(a_run())
-    others = specs_with_one_change(spec, "cpu", "backward")
+    others = specs_with_one_change(spec, all_fixes(spec, "backward"), "backward")
     assert others
     for other in others:
         different = [name for name, value in other.knobs.items() if value != spec.knobs[name]]
@@ -218,7 +224,7 @@ def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each() -> None:
 
 def test_where_one_change_is_not_enough_several_are_traced_the_strongest_first() -> None:
     spec = spec_of_record(a_run())
-    strongest, *rest = specs_with_several_changes(spec, "cpu", "optimizer")
+    strongest, *rest = specs_with_several_changes(spec, all_fixes(spec, "optimizer"))
     chosen = [strongest.knobs[name] for name in ("precision", "optimizer")]
     assert chosen == ["bf16-pure", "adafactor"]
     assert "adamw-8bit" in [other.knobs["optimizer"] for other in rest], "which optimizer takes least is not known"

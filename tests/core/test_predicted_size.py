@@ -33,7 +33,7 @@ def after_a_run_that_took_less(batch_size: int) -> MemoryModel:
         run_id="r1", beyond_bytes={"forward_backward": -traced // 10, "optimizer": 0}, step_bytes=traced
     )
     case = corrections.correction_key("t", spec.knobs, 1)
-    return msgspec.structs.replace(MODEL, corrections=corrections.DeviceCorrections(corrections={case: known}))
+    return msgspec.structs.replace(MODEL, corrections=corrections.DeviceCorrections(by_case={case: known}))
 
 
 def test_what_a_run_taught_does_not_look_like_a_bend_of_the_model() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainfast_runner.records.discovered import Flag
-from trainfast_runner.settings.script_mapping import propose
-from trainfast_runner.settings.typed_mapping import place_typed
+from trainfast_runner.settings.scripts.script_mapping import propose
+from trainfast_runner.settings.scripts.typed_mapping import place_typed
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.training_python import cuda_devices, torch_build
-from trainfast_runner.machine.worker_scripts import ask_script
+from trainfast_runner.machine.worker_programs import ask_worker
 
 
 def test_an_answer_in_time_is_given(tmp_path: Path) -> None:
     script = tmp_path / "quick.py"
     script.write_text("print('noise'); print('{\"answer\": 42}')")
-    assert ask_script(sys.executable, str(script), ["x"]) == {"answer": 42}
+    assert ask_worker(sys.executable, str(script), ["x"]) == {"answer": 42}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_script_that_fails_is_named_with_its_last_words(tmp_path: Path, writes
     script = tmp_path / "script.py"
     script.write_text(f"print('noise'); raise SystemExit({writes!r})")
     with pytest.raises(UserError, match=f"cannot describe the model: {words}$"):
-        ask_script(sys.executable, str(script), ["first"])
+        ask_worker(sys.executable, str(script), ["first"])
 
 
 def executable(path: Path, line: str) -> str:
@@ -48,7 +48,7 @@ def test_a_python_that_fails_is_named_with_its_task(tmp_path: Path) -> None:
     tasks: dict[str, Callable[[str], object]] = {
         "report its torch": torch_build,
         "list its GPUs": cuda_devices,
-        "calibrate": lambda path: ask_script(path, "calibrate.py", ["cpu"], task="calibrate"),
+        "calibrate": lambda path: ask_worker(path, "calibrate.py", ["cpu"], task="calibrate"),
     }
     for task, ask in tasks.items():
         with pytest.raises(UserError, match=f"^{python} cannot {task}: no cpu$"):
@@ -64,4 +64,4 @@ def test_a_script_does_not_inherit_a_place_in_somebody_elses_job(
     )
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("OF_THE_USER", "1")
-    assert ask_script(sys.executable, str(script), ["a request"]) == {"seen": ["OF_THE_USER"]}
+    assert ask_worker(sys.executable, str(script), ["a request"]) == {"seen": ["OF_THE_USER"]}

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import worker_scripts
-from trainfast_runner.machine.worker_scripts import ScriptCancelled
+from trainfast_runner.machine import worker_programs
+from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.memory.tracing import TraceProgress, trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -60,9 +60,9 @@ def tracer() -> Iterator[WarmTracer]:
     with pytest.MonkeyPatch.context() as patch:
         # A tracer starts anew in another environment, and these two change with each test.
         of_tests = ("PYTEST_CURRENT_TEST", "XDG_CACHE_HOME")
-        inherited = worker_scripts.own_environment
+        inherited = worker_programs.own_environment
         patch.setattr(
-            worker_scripts,
+            worker_programs,
             "own_environment",
             lambda: {name: value for name, value in inherited().items() if name not in of_tests},
         )
@@ -109,7 +109,7 @@ def test_a_trace_that_is_given_up_ends_and_the_process_stays(tracer: WarmTracer)
 
     thread = threading.Thread(target=give_up)
     thread.start()
-    with pytest.raises(ScriptCancelled):
+    with pytest.raises(ProgramCancelled):
         trace_model(resolve("gpt2-xl"), cancelled=cancelled, tracer=tracer)
     thread.join()
     assert server.children(recursive=True) == []
@@ -129,11 +129,11 @@ def test_a_process_that_died_is_replaced(tracer: WarmTracer) -> None:
 
 
 def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_nothing() -> None:
-    tracer, cancelled, caught = WarmTracer(), threading.Event(), queue.SimpleQueue[ScriptCancelled]()
+    tracer, cancelled, caught = WarmTracer(), threading.Event(), queue.SimpleQueue[ProgramCancelled]()
     request = {"padding": "x" * (1 << 20)}
 
     def ask() -> None:
-        with pytest.raises(ScriptCancelled) as raised:
+        with pytest.raises(ProgramCancelled) as raised:
             next(tracer.ask_each(sys.executable, [request], cancelled))
         caught.put(raised.value)
 

@@ -14,7 +14,6 @@ from cli.command import Cli
 from own_scripts.conftest import PYTHON, files_below, preset_of, script, written
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
@@ -34,7 +33,8 @@ from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.run_ends import end_run
 from trainfast_runner.search.searches import search_before_edit
-from trainfast_runner.settings import script_preset
+from trainfast_runner.settings.scripts import script_preset
+from trainfast_runner.worker.shared.search_runs import TRIAL
 
 CLAMPED = (
     "import argparse, torch\nparser = argparse.ArgumentParser()\n"

@@ -180,8 +180,8 @@ def test_a_minute_without_a_step_lists_the_ways(cli: Cli, tmp_path: Path) -> Non
     ("words", "expected"),
     [
         (["--"], "run -- needs a command"),
-        ([], "run needs a preset, or a command behind --"),
-        (["tiny-llama", "--", "python", "train.py"], "a preset or a command behind --, not both"),
+        ([], "run needs a preset, or a command after --"),
+        (["tiny-llama", "--", "python", "train.py"], "a preset or a command after --, not both"),
         (["--", "python"], "python has no script to run"),
         (["--", "python", "trian.py"], "there is no script trian.py; did you mean train.py?"),
         (["--", "trainn"], "there is no command 'trainn'"),
@@ -197,7 +197,7 @@ def test_a_minute_without_a_step_lists_the_ways(cli: Cli, tmp_path: Path) -> Non
         (["--steps=5", "--set", "steps=6", "--", "python", "train.py"], "--steps 5 and --set steps=6 differ"),
         (["--steps-from-log=(", "--", "python", "train.py"], "--steps-from-log '('"),
         (["--steps=9", "--steps-from-log=x", "--", "python", "train.py"], "--steps needs the hooks"),
-        (["--samples-per-step=4", "tiny-llama"], "--samples-per-step is for a command behind --"),
+        (["--samples-per-step=4", "tiny-llama"], "--samples-per-step is for a command after --"),
     ],
 )
 def test_command_that_cannot_start_is_one_line(

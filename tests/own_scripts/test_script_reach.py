@@ -11,8 +11,8 @@ import pytest
 from own_scripts.conftest import SCRIPTS
 from trainfast_runner.running.scripts.command import read_command
 from trainfast_runner.running.scripts.script_plan import plan_script
-from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import Way, reach_of, why_unreachable
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_reach import Way, reach_of, why_unreachable
 
 MAPPED = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}
 TRAIN = str(SCRIPTS / "plain_torch.py")

@@ -12,7 +12,6 @@ from cli.command import Cli
 from own_scripts.conftest import PYTHON, files_below, preset_of, script
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.batch.conduct import conduct_batch
@@ -21,7 +20,8 @@ from trainfast_runner.search.batch.script_question import plan_script_batch
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import end_if_live
-from trainfast_runner.settings import script_preset
+from trainfast_runner.settings.scripts import script_preset
+from trainfast_runner.worker.shared.search_runs import PROBE
 
 
 @pytest.fixture

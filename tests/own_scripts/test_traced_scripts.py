@@ -16,13 +16,13 @@ from trainfast_runner.door.trainfast_door.loss_graph import LossGraph
 from trainfast_runner.door.trainfast_door.step_trace import TRACED_TORCH
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running import launch
 from trainfast_runner.search.batch.script_probe_record import fitting_probe
 from trainfast_runner.search.run_ends import wait_for_result
 from trainfast_runner.search.script_runs import script_planner, with_trace
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak
-from trainfast_runner.settings import script_preset
+from trainfast_runner.settings.scripts import script_preset
+from trainfast_runner.worker.shared.search_runs import PROBE
 
 STRICT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
 """A C library under this gives every tensor's memory back at once; else it keeps blocks below 32 MiB for later ones."""

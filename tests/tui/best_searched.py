@@ -12,7 +12,7 @@ from still import StillApp, a_snapshot, screen_text
 from textual.pilot import Pilot
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import TRIAL, ClockAnchor
+from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.best.best_follower import BestFollower, BestSnapshot
 from trainfast_runner.search.journal.best import (
     BestAnswer,
@@ -31,6 +31,7 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.settings.spec import resolve
+from trainfast_runner.worker.shared.search_runs import TRIAL
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.best import BestScreen
 

@@ -33,9 +33,9 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.best_control import BestControl, BestOptions, BestPlanned
 from trainfast_tui.control.messages import SearchStarted, SnapshotTaken
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.text.lines import Piece
 from trainfast_tui.text.search.best_question import BY_KEYS, question_lines, varied_line
-from trainfast_tui.text.search.kind import SearchKind
 
 PLAN = "candidates 12, 11 of them can run here"
 Started = tuple[RunSpec, BestRequest, bool]
@@ -277,7 +277,7 @@ async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None,
         assert "t time  f fresh" in text.splitlines()[-1]
         await pilot.press("f")
         text = await until(pilot, f"{PLAN}, begun anew")
-        assert "f fresh         yes: begins anew" in text
+        assert "f fresh         yes: starts over" in text
         await pilot.press("f")
         text = await until(pilot, PLAN)
         assert "begun anew" not in text
@@ -291,7 +291,7 @@ async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None,
         assert "f fresh" not in text.splitlines()[-1]
         assert not app.session.searches.best.options.is_fresh, "the choice was for one search"
         await pilot.press("f")
-        text = await until(pilot, "f fresh         yes: begins anew")
+        text = await until(pilot, "f fresh         yes: starts over")
         assert "v vary          batch_size=4,8,16" in text, "the question of the search that has ended"
 
 

@@ -85,7 +85,7 @@ async def test_s_gives_the_wait_up_and_nothing_is_started(home: Home, warm: Warm
             await pilot.press("s")
             text = await until(pilot, "given up; nothing was started")
             assert "Refused" not in text, "it is what was asked for"
-            assert not app.session.run_control.is_starting
+            assert not app.session.run_control.pending.is_pending
             assert not warm.started.is_set()
 
 

@@ -33,7 +33,6 @@ from trainfast_runner.results.device_conditions.step_conditions import StepCondi
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.cli.runs_show import explained_bottlenecks
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.text.conditions import conditions_line
 from trainfast_tui.text.diagnosis_words import (
     cost_words,
     figure_name,
@@ -42,6 +41,7 @@ from trainfast_tui.text.diagnosis_words import (
     no_bottleneck_of,
     overlap_words,
 )
+from trainfast_tui.widgets.conditions_line import conditions_line
 
 
 async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> None:

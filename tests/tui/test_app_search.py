@@ -34,7 +34,7 @@ from trainfast_runner.search import control
 from trainfast_runner.search.journal.batch import BatchEnded, ConfirmationRun, RankPeaks
 from trainfast_runner.search.journal.lines import Paused
 from trainfast_runner.search.searches import newest_search
-from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.next_run.sources import next_run_from_script
 

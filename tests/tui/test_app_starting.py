@@ -85,7 +85,7 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
         await until(pilot, "The run is starting; press s again")
         launches.go.set()
         await until_true(
-            pilot, lambda: not app.session.run_control.is_starting or (home.runs / NEW).exists(), "the run"
+            pilot, lambda: not app.session.run_control.pending.is_pending or (home.runs / NEW).exists(), "the run"
         )
         # Its supervisor runs, and what is on the screen is still the run before.
         await show(pilot, old)
@@ -94,7 +94,7 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
         assert launches.count == 1
         hold(home.directory(NEW))
         await show(pilot, home.directory(NEW))
-        assert not app.session.run_control.is_starting
+        assert not app.session.run_control.pending.is_pending
         await pilot.press("r")
         await until(pilot, "y  stop it, then run")
 

@@ -14,7 +14,7 @@ from still import CPU, a_snapshot
 
 from trainfast_runner.machine import calibration
 from trainfast_runner.machine.calibration import Ceiling
-from trainfast_runner.machine.worker_scripts import ScriptCancelled
+from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import write_atomically
@@ -42,7 +42,7 @@ class Calibrations:
         while not self.go.wait(0.005):
             if cancelled.is_set():
                 self.ended.set()
-                raise ScriptCancelled
+                raise ProgramCancelled
         return QUIET
 
     def look(self, second: float, *, is_device_used: bool = False, cpu_percent: float = 1.0) -> None:

@@ -12,11 +12,11 @@ from recorded import GIB, MIB, a_run, a_step, an_oom_run, write_lines
 from still import a_snapshot, running, screen_text
 from traced import Tracer
 
+from trainfast_runner.memory.oom.explain_run import out_of_memory_of
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.results.oom_explanation.explain_run import out_of_memory_of
 from trainfast_tui.control.messages import OomExplained, SnapshotTaken
 from trainfast_tui.control.oom_explainer import OomExplainer, _out_of_memory
 from trainfast_tui.control.shared_tracer import SharedTracer

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from recorded import MIB
 
-from trainfast_tui.charts.scatter import Spot, pareto, scatter
+from trainfast_tui.charts.scatter import Spot, front_of, scatter
 
 
 def test_the_front_is_the_settings_that_none_beats_in_both() -> None:
     spots = [Spot(300, 9.0, "•", "text"), Spot(200, 9.0, "•", "text"), Spot(100, 5.0, "•", "text")]
-    assert pareto([*spots, Spot(50, None, "✗", "error"), Spot(150, 4.0, "•", "text")]) == [spots[2], spots[1]]
+    assert front_of([*spots, Spot(50, None, "✗", "error"), Spot(150, 4.0, "•", "text")]) == [spots[2], spots[1]]
 
 
 def test_a_limit_far_beyond_the_settings_is_written_not_drawn() -> None:

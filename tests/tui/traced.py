@@ -10,7 +10,7 @@ import pytest
 from recorded import MIB
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.worker_scripts import ScriptCancelled
+from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.prediction import Prediction
@@ -113,14 +113,14 @@ class Tracer:
             while not self.imported.wait(0.01):
                 assert cancelled is not None
                 if cancelled.is_set():
-                    raise ScriptCancelled("nobody waits")
+                    raise ProgramCancelled("nobody waits")
             on_traced(TraceProgress(0, 2))
         assert cancelled is not None
         deadline = time.monotonic() + 60
         while not self.go.wait(0.01):
             if cancelled.is_set():
                 self.cancelled.append(model)
-                raise ScriptCancelled("nobody waits")
+                raise ProgramCancelled("nobody waits")
             assert time.monotonic() < deadline
         if self.refusal is not None:
             raise self.refusal

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.machine.worker_scripts import WORKER
+from trainfast_runner.machine.worker_programs import WORKER
 from trainfast_runner.worker.allocator import Allocator
 
 KEPT_ALLOCATOR = """

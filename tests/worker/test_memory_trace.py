@@ -14,7 +14,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from worker_knobs import knob_values
 
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.memory.tracing import trace_anew
+from trainfast_runner.memory.tracing import trace_uncached
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker import trace_memory
 from trainfast_runner.worker.catalog import OPTIMIZERS
@@ -37,7 +37,7 @@ CASES = [
 @pytest.mark.parametrize(("preset", "settings"), CASES)
 def test_three_blocks_predict_the_whole_depth(preset: str, settings: list[str]) -> None:
     spec = resolve(preset, settings)
-    model, whole = trace_anew(spec), trace_anew(spec, whole=True)
+    model, whole = trace_uncached(spec), trace_uncached(spec, whole=True)
     assert "3 layers" in model.basis
     assert "whole" in whole.basis
     for batch in (1, 3, 40):
@@ -174,7 +174,7 @@ def test_recomputed_activations_are_activations(train: Train) -> None:
 
     def predicted(*settings: str) -> Prediction:
         spec = resolve("tiny-llama", [*width, *settings])
-        return trace_anew(spec).predict(spec)
+        return trace_uncached(spec).predict(spec)
 
     spec = resolve("tiny-llama", [*width, "checkpointing=full"])
     deep, deeper_by_one = (predicted(f"model.num_hidden_layers={layers}") for layers in (4, 5))

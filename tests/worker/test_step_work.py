@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainfast_runner.memory.step_work import StepWork, step_work
-from trainfast_runner.memory.tracing import trace_anew
+from trainfast_runner.memory.tracing import trace_uncached
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes
 from trainfast_runner.worker.memory_trace.step_work import Work
@@ -66,13 +66,13 @@ def test_a_lookup_reads_the_rows_and_not_the_table() -> None:
 @pytest.mark.longest
 def test_three_blocks_do_the_work_of_the_whole_depth() -> None:
     spec = resolve("tiny-llama", ["model.num_hidden_layers=9", "checkpointing=full"])
-    assert step_work(trace_anew(spec), 8, 2) == pytest.approx(step_work(trace_anew(spec, whole=True), 8, 2))
+    assert step_work(trace_uncached(spec), 8, 2) == pytest.approx(step_work(trace_uncached(spec, whole=True), 8, 2))
 
 
 @pytest.mark.ci
 @pytest.mark.long
 def test_twice_the_samples_are_twice_the_flops() -> None:
-    model = trace_anew(resolve("tiny-llama"))
+    model = trace_uncached(resolve("tiny-llama"))
     once, larger, accumulated = step_work(model, 8, 1), step_work(model, 16, 1), step_work(model, 8, 2)
     assert larger.flops == accumulated.flops == pytest.approx(2 * once.flops)
     assert larger.calls == once.calls

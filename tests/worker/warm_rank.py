@@ -7,7 +7,7 @@ import runpy
 import sys
 import types
 
-from trainfast_runner.machine.worker_scripts import WORKER
+from trainfast_runner.machine.worker_programs import WORKER
 
 BOOTSTRAP = str(WORKER / "bootstrap.py")
 

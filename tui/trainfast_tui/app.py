@@ -30,6 +30,7 @@ from trainfast_tui.control.messages import (
     TerminalLost,
     ThreadFailed,
 )
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.session import Session
@@ -37,7 +38,6 @@ from trainfast_tui.terminal import frame_output, themes
 from trainfast_tui.terminal.pacing import Pacer
 from trainfast_tui.terminal.textual_app import TerminalApp
 from trainfast_tui.text.keys import ACTIONS, Shown, bindings
-from trainfast_tui.text.search.kind import SearchKind
 
 
 class TrainfastApp(TerminalApp):
@@ -83,8 +83,8 @@ class TrainfastApp(TerminalApp):
         return screen
 
     @property
-    def in_sight(self) -> AppScreen:
-        """The topmost screen that is no dialog: a dialog leaves the screen below it in sight."""
+    def visible_screen(self) -> AppScreen:
+        """The topmost screen that is not a dialog."""
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, AppScreen))
 
     async def handle_event(self, event: events.Event) -> None:
@@ -125,7 +125,7 @@ class TrainfastApp(TerminalApp):
             case SearchRefused(error, kind):
                 self._screen_of(kind).refuse(error)
             case SearchEnded(words, kind):
-                if kind != self.in_sight.SCOPE:
+                if kind != self.visible_screen.SCOPE:
                     for screen in self._concerned_screens():
                         screen.notify(f"The search has ended: {words}. {kind.key} shows it.")
             case RunsCompared(a, b):
@@ -138,8 +138,8 @@ class TrainfastApp(TerminalApp):
                 self.exit(0)
 
     def _concerned_screens(self) -> list[AppScreen]:
-        """Return the main screen and the screen in sight: a message of a thread may concern either."""
-        return list(dict.fromkeys((self.main, self.in_sight)))
+        """Return the main screen and the visible screen: a message of a thread may concern either."""
+        return list(dict.fromkeys((self.main, self.visible_screen)))
 
     def _screen_of(self, kind: SearchKind) -> AppScreen:
         """Return the screen of this kind of search, which the help may cover; the main screen if it was left."""
@@ -151,18 +151,18 @@ class TrainfastApp(TerminalApp):
         trains_on_cpu = snapshot.run is not None and snapshot.run.trains_on_cpu
         self.session.reader.period_s = self._pacer.note(late_s, self.unwritten_texts(), trains_on_cpu=trains_on_cpu)
         # On leaving, and just after it was opened, a screen has no widgets.
-        if self.in_sight.children and self.main.is_ready:
-            self.in_sight.show_pace(self._pacer.words)
-            self.in_sight.show_snapshot(snapshot)
+        if self.visible_screen.children and self.main.is_ready:
+            self.visible_screen.show_pace(self._pacer.words)
+            self.visible_screen.show_snapshot(snapshot)
 
     def action_help(self) -> None:
-        """Open the help of the screen in sight, or close the help that is open."""
+        """Open the help of the visible screen, or close the help that is open."""
         from trainfast_tui.screens.help import HelpScreen, help_sections
 
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss()
         else:
-            self.push_screen(HelpScreen(self.session, partial(help_sections, scope=self.in_sight.SCOPE)))
+            self.push_screen(HelpScreen(self.session, partial(help_sections, scope=self.visible_screen.SCOPE)))
 
     def action_theme(self) -> None:
         self.main.notify(f"theme: {themes.next_theme(self)}")

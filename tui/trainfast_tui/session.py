@@ -38,9 +38,9 @@ from trainfast_tui.control.script_control import ScriptControl
 from trainfast_tui.control.searches import Searches
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.reader import Reader
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.sources import next_run_from_preset, repeat_run
-from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -72,7 +72,7 @@ class Session:
         if first_preset is None:
             first_preset = GPU_PRESET if os.path.exists("/dev/nvidia0") else PLAIN_PRESET
         self.next_run, self.refusal = _load_next_run(first_preset)
-        """The next run, or the reason why its preset could not be loaded."""
+        """The next run, or the reason its preset could not be loaded."""
         self.snapshot: Snapshot | None = None
         self.run_control = RunControl(home, self.post, python)
         self.searches = Searches(home, self.post, python)
@@ -136,12 +136,12 @@ class Session:
             case OomExplained():
                 self.background.oom_explainer.note(message)
             case RunStarted(directory):
-                self.run_control.note_started(directory)
+                self.run_control.pending.note_started(directory)
                 self.reader.follow(directory)
             case RunRefused():
-                self.run_control.note_not_started()
+                self.run_control.pending.note_refused()
             case RunGivenUp(text):
-                self.run_control.note_not_started()
+                self.run_control.pending.note_refused()
                 self.post(Notified(text))
             case SearchStarted(directory, kind):
                 self.searches.of(kind).note_started(directory)
@@ -154,10 +154,10 @@ class Session:
         self._adopt(snapshot)
         self.searches.note_snapshot(snapshot)
         self.update_background_work()
-        self.run_control.note_seen(snapshot.run.directory if snapshot.run is not None else None)
+        self.run_control.pending.note_seen(snapshot.run.directory if snapshot.run is not None else None)
         elsewhere = snapshot.started_elsewhere
         # A run that this app just started comes onto the screen by itself.
-        if elsewhere is not None and elsewhere != self._notified_run_id and not self.run_control.is_starting:
+        if elsewhere is not None and elsewhere != self._notified_run_id and not self.run_control.pending.is_pending:
             self._notified_run_id = elsewhere
             self.post(Notified(f"{elsewhere} was started elsewhere: h lists it, Enter there shows it."))
 
@@ -187,7 +187,7 @@ class Session:
     def show_run(self, directory: Path) -> None:
         """Follow this run on the main screen; its knobs become the next run's."""
         self._keeps_knobs, self._adopted_run_id, self._opened_run_id = False, None, directory.name
-        self.run_control.note_left()
+        self.run_control.pending.note_left()
         self.reader.follow(directory)
 
     def set_next_run(self, next_run: NextRun, knob: str = "") -> NextRun:
@@ -278,7 +278,9 @@ class Session:
     @property
     def is_device_used(self) -> bool:
         """True while a search or a run is going on, or a run is being started."""
-        return self.searches.running_kind is not None or self.run_control.is_starting or self.live_run is not None
+        return (
+            self.searches.running_kind is not None or self.run_control.pending.is_pending or self.live_run is not None
+        )
 
     def _look_at_machine(self) -> MachineSeen:
         """Return the machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
@@ -293,7 +295,7 @@ class Session:
 
 
 def _load_next_run(preset: str) -> tuple[NextRun | None, UserError | None]:
-    """Return the next run of a preset, or the reason why it cannot be loaded."""
+    """Return the next run of a preset, or the reason it cannot be loaded."""
     try:
         return next_run_from_preset(preset), None
     except UserError as error:

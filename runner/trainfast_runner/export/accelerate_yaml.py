@@ -13,7 +13,7 @@ from trainfast_runner.export.written import SAME_RUN_HERE, ExportText, comment_l
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 
 ACCELERATE_FILE = "accelerate.yaml"
 

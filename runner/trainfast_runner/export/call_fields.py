@@ -9,8 +9,12 @@ from trainfast_runner.export.trainer_arguments import trainer_fields
 from trainfast_runner.settings.knob_type import KnobValues
 
 TRAINER_CALLS = (
-    *("TrainingArguments", "Seq2SeqTrainingArguments"),
-    *("SFTConfig", "DPOConfig", "GRPOConfig", "RewardConfig"),
+    "TrainingArguments",
+    "Seq2SeqTrainingArguments",
+    "SFTConfig",
+    "DPOConfig",
+    "GRPOConfig",
+    "RewardConfig",
 )
 """transformers' class and those of TRL that inherit its fields."""
 

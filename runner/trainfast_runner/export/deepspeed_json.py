@@ -13,7 +13,7 @@ from trainfast_runner.export.written import ExportText
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 
 DEEPSPEED_FILE = "deepspeed.json"
 FILLED_BY_THE_TRAINER = (

@@ -134,7 +134,7 @@ def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
 def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
     """Knobs of DeepSpeed's json.
 
-    Sizes of buckets are computed anew from the model, and "auto" is left to the Trainer.
+    Sizes of buckets are computed again from the model, and "auto" is left to the Trainer.
     """
     remaining = {name: value for name, value in config.items() if name not in (*IGNORED, "train_batch_size")}
     foreign = ForeignKnobs({}, [])

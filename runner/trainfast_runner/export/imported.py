@@ -17,10 +17,10 @@ from trainfast_runner.export.foreign_settings import ForeignKnobs, from_accelera
 from trainfast_runner.export.onto_python import calls_of
 from trainfast_runner.export.onto_shell import Word, flags_of, literal, script_commands, script_of
 from trainfast_runner.export.trainfast_command import preset_text
-from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import not_at_default
 from trainfast_runner.settings.presets import user_directory
+from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 TRAINER_BLOCK = "a TrainingArguments block"
@@ -134,7 +134,7 @@ def _yaml(text: str) -> dict[str, Any] | None:
 
 
 def _command(words: list[Word]) -> ForeignKnobs:
-    """The flags behind the script as fields of TrainingArguments, and the launcher's processes."""
+    """The flags after the script as fields of TrainingArguments, and the launcher's processes."""
     index = script_of(words) or 0
     flags = flags_of(words[index + 1 :])
     fields = {name: True if value is None else literal(value.value) for name, (_, value) in flags.items()}

@@ -18,10 +18,10 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES
-from trainfast_runner.settings.script_preset import FlagWords, ScriptPreset
-from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
+from trainfast_runner.settings.scripts.script_preset import FlagWords, ScriptPreset
+from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.spec import spec_of_record
-from trainfast_runner.settings.strategies import strategy_or_single
+from trainfast_runner.settings.strategy_of_run import strategy_or_single
 
 LOADER = {
     "batch_size": "batch_size",
@@ -101,7 +101,7 @@ def _knobs_to_write(run: RunFile) -> KnobValues:
         return {name: value for name, value in run.knobs.items() if name in KNOBS_BY_NAME and name not in LAUNCH_KNOBS}
     knobs = spec_of_record(run).knobs
     refuse_unlike_trainer(run, knobs)
-    return {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].trains_same}
+    return {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].has_equivalent_values}
 
 
 def _calls(knobs: KnobValues) -> list[CallFields]:
@@ -110,7 +110,7 @@ def _calls(knobs: KnobValues) -> list[CallFields]:
     if "grad_accum" in knobs:
         accelerator["gradient_accumulation_steps"] = knobs["grad_accum"]
     precision = str(knobs.get("precision"))
-    if precision in ACCELERATE_NAMES and precision != "tf32":
+    if precision in ACCELERATE_NAMES:
         accelerator["mixed_precision"] = ACCELERATE_NAMES[precision]
     loader: dict[str, object] = {argument: knobs[name] for argument, name in LOADER.items() if name in knobs}
     if "pin_memory" in loader:

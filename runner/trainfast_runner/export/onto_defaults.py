@@ -9,7 +9,7 @@ from trainfast_runner.export.call_fields import CallFields
 from trainfast_runner.export.onto_python import ByteOffsets, Edit, call_edits, calls_of, parsed, with_edits
 from trainfast_runner.export.onto_shell import literal
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.script_preset import FlagWords, words_of
+from trainfast_runner.settings.scripts.script_preset import FlagWords, words_of
 
 DECLARING = ("add_argument", "option")
 """Functions that declare a flag: argparse's method and click's decorator."""

@@ -140,16 +140,16 @@ class ByteOffsets:
             self._lines.append(self._lines[-1] + len(line) + 1)
 
     def span(self, node: ast.expr | ast.keyword) -> tuple[int, int]:
-        """The first byte of a node and the one behind it."""
+        """The first byte of a node and the one after it."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         begin = self._lines[node.lineno - 1] + node.col_offset
         return begin, self._lines[node.end_lineno - 1] + node.end_col_offset
 
     def has_comma(self, node: ast.expr, end: int) -> bool:
-        """True if a comma stands behind the last argument of a call that ends at `end`."""
-        behind = self._content[self.span(node)[1] : end]
-        return b"," in re.sub(rb"#[^\n]*", b"", behind)
+        """True if a comma stands after the last argument of a call that ends at `end`."""
+        after = self._content[self.span(node)[1] : end]
+        return b"," in re.sub(rb"#[^\n]*", b"", after)
 
     def indent_before(self, offset: int) -> str | None:
         """The white space from the line's begin to `offset`; None if other text stands there."""

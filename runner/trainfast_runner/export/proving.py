@@ -16,7 +16,7 @@ from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import PLAIN_PRESET
-from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
+from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
 
 ENGINES = {"HF Trainer": "trainer", "accelerate": "accelerate", "DeepSpeed": "native", "torch": "native"}
 """The engine whose steps stand for the steps of a script with that framework."""
@@ -69,7 +69,7 @@ def _exported_knobs(run: RunFile, exported: Exported) -> dict[str, Any]:
 def _no_comparison(
     run: RunFile, before: Result | None, exported: Exported, result: Result, ran: dict[str, Any]
 ) -> str | None:
-    """The reason why the speeds of the two runs do not compare; None if they do."""
+    """The reason the speeds of the two runs do not compare; None if they do."""
     if before is None or before.throughput.samples_per_s.median is None:
         return f"{run.run_id} has no samples/s"
     if result.throughput.samples_per_s.median is None:
@@ -84,7 +84,7 @@ def _no_comparison(
     if run.script is None and framework is not None and ENGINES.get(framework) != engine:
         return f"{framework} took the steps, and {run.run_id} has engine={engine}"
     for name, value in ran.items():
-        if name in KNOBS_BY_NAME and KNOBS_BY_NAME[name].trains_same and run.knobs.get(name, value) != value:
+        if name in KNOBS_BY_NAME and KNOBS_BY_NAME[name].has_equivalent_values and run.knobs.get(name, value) != value:
             return f"{name}={value}, and {run.run_id} has {run.knobs[name]}"
     counts = [side.actual.parameters for side in (before, result) if side.actual.wrapper in WHOLE_PARAMETERS]
     if len(counts) == 2 and None not in counts and counts[0] != counts[1]:

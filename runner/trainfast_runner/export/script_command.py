@@ -15,7 +15,7 @@ from trainfast_runner.export.written import ExportText, comment_lines, malloc_va
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 
 SCRIPT_PLACEHOLDER = "train.py"
 LAUNCHED = ("strategy", "devices", "p2p")
@@ -55,7 +55,7 @@ def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
 
 
 def script_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[str]:
-    """Comment lines: the command that starts a script like this run, or the reason why there is none."""
+    """Comment lines: the command that starts a script like this run, or the reason there is none."""
     try:
         command, left_out = script_command(run, knobs)
     except UserError as error:

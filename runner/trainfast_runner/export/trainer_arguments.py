@@ -8,7 +8,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, not_at_default
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, OptimizerEntry
 
 TRANSFORMERS_MAJORS = ("4", "5")

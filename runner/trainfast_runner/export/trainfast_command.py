@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, not_at_default
-from trainfast_runner.settings.spec import RunSpec, from_preset
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.spec import RunSpec, from_preset, toml_value
+from trainfast_runner.settings.strategy_of_run import strategy_of
 
 
 def run_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
@@ -53,14 +52,14 @@ def preset_text(title: str, model: dict[str, Any], data: dict[str, Any], knobs: 
 def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:
     """The command that starts the same run again; a preset without a name is spelled out field by field."""
     reference, spec = _named_preset(run)
-    # Naming the model's source anew drops every field of the preset's model.
+    # Naming the model's source again drops every field of the preset's model.
     source = next((key for key in presets.MODEL_SOURCES if key in run.model), None)
     if source is None:
         raise UserError(f"{run.run_id} has no model in its run.json", key="model")
-    anew = spec.model.get(source) != run.model[source] or not spec.model.keys() <= run.model.keys()
-    model = dict(sorted(run.model.items(), key=lambda field: field[0] != source)) if anew else run.model
+    names_source = spec.model.get(source) != run.model[source] or not spec.model.keys() <= run.model.keys()
+    model = dict(sorted(run.model.items(), key=lambda field: field[0] != source)) if names_source else run.model
     words = ["trainfast-tui", "run", reference]
-    for section, now, before in (("model.", model, {} if anew else spec.model), ("data.", run.data, spec.data)):
+    for section, now, before in (("model.", model, {} if names_source else spec.model), ("data.", run.data, spec.data)):
         for name, value in now.items():
             # Recorded paths are expanded, so they differ from the preset's even where --set did not change them.
             is_expanded = (
@@ -89,4 +88,15 @@ def _named_preset(run: RunFile) -> tuple[str, RunSpec]:
 
 
 def _toml_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """The text that `toml_value` reads as this value of a model's field."""
+    return value if isinstance(value, str) and toml_value(value) == value else _on_one_line(value)
+
+
+def _on_one_line(value: object) -> str:
+    """A TOML value without line breaks; tomlkit writes a table as lines of their own."""
+    if isinstance(value, dict):
+        pairs = (f"{tomlkit.item(key).as_string()} = {_on_one_line(each)}" for key, each in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_on_one_line, value)) + "]"
+    return str(tomlkit.item(value).as_string())

@@ -21,9 +21,9 @@ from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.saving_script import script_preset_text
-from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import BY_ENVIRONMENT, LAUNCH_KNOBS
+from trainfast_runner.settings.scripts.saving_script import script_preset_text
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_reach import BY_ENVIRONMENT, LAUNCH_KNOBS
 
 VARIABLES = {"accelerate": "ACCELERATE_", "Lightning": "PL_TRAINER_"}
 """Beginnings of the variables by which a framework takes knobs."""

@@ -18,7 +18,7 @@ class ExportText:
 
     text: str
     left_out: list[str]
-    """Overridden knobs that the form cannot express."""
+    """Knobs not at their defaults that the form cannot express."""
     file: str
     other_files: dict[str, str] = field(default_factory=dict)
 

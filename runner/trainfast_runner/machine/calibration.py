@@ -16,7 +16,7 @@ from trainfast_runner.machine.cpu.cpu_info import cpu_name
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.gpus.visible import visible_to
 from trainfast_runner.machine.training_python import find_python, torch_build
-from trainfast_runner.machine.worker_scripts import ask_script, own_environment
+from trainfast_runner.machine.worker_programs import ask_worker, own_environment
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_cached, write_atomically
@@ -56,7 +56,7 @@ def calibrate(
 ) -> Ceiling:
     """Measure the device a run would use, in the training Python; a few seconds. `in_background` is recorded.
 
-    Raises UserError, and worker_scripts.ScriptCancelled once `cancelled` is set, which ends the measurement.
+    Raises UserError, and worker_programs.ProgramCancelled once `cancelled` is set, which ends the measurement.
     """
     executable = find_python(python)
     home.create()
@@ -106,7 +106,7 @@ def _device(executable: str) -> tuple[str, dict[str, str]]:
 def _measure(executable: str, device: str, visible: dict[str, str], cancelled: threading.Event | None) -> Ceiling:
     environment = own_environment() | visible
     try:
-        answer = ask_script(executable, "calibrate.py", [device], environment, task="calibrate", cancelled=cancelled)
+        answer = ask_worker(executable, "calibrate.py", [device], environment, task="calibrate", cancelled=cancelled)
     except UserError as error:
         raise UserError(error.message, key="--calibrate", exit_code=4) from None
     name = answer["name"] or cpu_name()

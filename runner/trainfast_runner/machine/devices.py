@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import training_python, worker_scripts
+from trainfast_runner.machine import training_python, worker_programs
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.machine.gpus.choice import GpuChoice, choose_count
 from trainfast_runner.machine.gpus.presence import sign_of_a_gpu
@@ -41,7 +41,7 @@ class Machine:
     """The devices of this machine; `device` is "cuda" or "cpu".
 
     `gpus` are available to a run, in the order of CUDA_VISIBLE_DEVICES; `nvml_gpus` are all that the driver lists;
-    `no_gpu_reason` is for a sentence about something else, and there if `gpus` is empty; `doctor` has the cure.
+    `no_gpu_reason` says in a few words why `gpus` is empty, for use inside another sentence; `doctor` prints the cure.
     """
 
     device: str
@@ -218,7 +218,7 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
 
 @functools.lru_cache(maxsize=1)
 def _cuda_devices(executable: str, order: str | None) -> training_python.CudaDevices:
-    inherited = worker_scripts.own_environment()
+    inherited = worker_programs.own_environment()
     environment = {name: value for name, value in inherited.items() if name not in (VISIBLE_DEVICES, DEVICE_ORDER)}
     return training_python.cuda_devices(executable, environment | ({} if order is None else {DEVICE_ORDER: order}))
 

@@ -15,7 +15,7 @@ USES_LIBAIO = b"#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n
 
 
 def extensions_directory(python: str, versions: Mapping[str, str | None]) -> Path:
-    """One directory for each training Python and its versions: elsewhere torch would build the same name anew.
+    """One directory for each training Python and its versions: elsewhere torch would build the same name again.
 
     It lies below TORCH_EXTENSIONS_DIR if that is set, but is never that itself, where a user's own script may build.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.machine.worker_scripts import WORKER, ask_script
+from trainfast_runner.machine.worker_programs import WORKER, ask_worker
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import read_cached, write_cached
 
@@ -61,7 +61,7 @@ def inspect(
     remembered = cache_directory() / "inspected" / f"{request_hash(executable, request, ' '.join(flags))}.json"
     answer = read_cached(remembered, dict[str, Any])
     if answer is None:
-        answer = ask_script(executable, "inspect_model.py", [request, *flags])
+        answer = ask_worker(executable, "inspect_model.py", [request, *flags])
         if "error" not in answer:
             write_cached(remembered, answer)
     versions = answer.get("versions") or {}
@@ -85,13 +85,13 @@ def torch_build(executable: str) -> dict[str, str | None]:
 
     Raises UserError for what is not a Python.
     """
-    answer: dict[str, str | None] = ask_script(executable, "torch_build.py", [], task="report its torch")
+    answer: dict[str, str | None] = ask_worker(executable, "torch_build.py", [], task="report its torch")
     return answer
 
 
 def cuda_devices(executable: str, environment: Mapping[str, str] | None = None) -> CudaDevices:
     """The devices torch sees in this environment, by default ours. Imports torch: takes seconds. Raises UserError."""
-    answer = ask_script(executable, "inspect_model.py", ["{}", "--devices"], environment, task="list its GPUs")
+    answer = ask_worker(executable, "inspect_model.py", ["{}", "--devices"], environment, task="list its GPUs")
     names, uuids = answer["devices"]["names"], [uuid for uuid in answer["devices"]["uuids"] if len(uuid) > len("GPU-")]
     return CudaDevices(tuple(names), tuple(uuids) if len(uuids) == len(names) else ())
 

@@ -8,7 +8,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cgroup import free_within_limits
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.model_size import least_weight_bytes
-from trainfast_runner.records.run_file import EXIT_CODES
+from trainfast_runner.records.run_states import EXIT_CODES
 from trainfast_runner.settings.device_counts import chosen_gpus
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
 from trainfast_runner.settings.spec import RunSpec

@@ -44,8 +44,8 @@ class DeviceCorrections(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     """The device's kind: cpu or cuda."""
     context_bytes: int | None = None
-    corrections: dict[str, Correction] = {}
-    failed: dict[str, Correction] = {}
+    by_case: dict[str, Correction] = msgspec.field(default_factory=dict, name="corrections")
+    failed_by_case: dict[str, Correction] = msgspec.field(default_factory=dict, name="failed")
     """Least bytes beyond the trace, under WHOLE_STEP, of runs that ran out of memory under a limit of a CPU."""
 
 
@@ -82,5 +82,5 @@ def corrections_of_device(device: str, gpu: str | None = None, home: Path | None
         return devices.get(cpu_name(), DeviceCorrections())
     if gpu is not None:
         return devices.get(gpu, DeviceCorrections())
-    gpus = [each for each in devices.values() if each.device == "cuda"]
+    gpus = [known for known in devices.values() if known.device == "cuda"]
     return gpus[0] if len(gpus) == 1 else DeviceCorrections()

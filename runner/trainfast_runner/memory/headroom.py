@@ -104,7 +104,7 @@ def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Predi
     A size that ran out of memory under a limit does not fit into it.
     """
     correction = model.correction_for(spec, ranks)
-    failed = model.corrections.failed.get(correction_key(predicted.trace, spec.knobs, ranks))
+    failed = model.corrections.failed_by_case.get(correction_key(predicted.trace, spec.knobs, ranks))
     compiles = spec.knobs["compile"] != "off"
     if correction is None:
         program = COMPILER_BYTES if compiles else 0

@@ -125,7 +125,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def correction_for(self, spec: RunSpec, ranks: int) -> Correction | None:
         """This machine's correction from a run of the same case; None before any."""
-        return self.corrections.corrections.get(correction_key(self.trace, spec.knobs, ranks))
+        return self.corrections.by_case.get(correction_key(self.trace, spec.knobs, ranks))
 
     def _corrected_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, RankBytes]:
         return self._corrected(spec, ranks, self._peaks(spec, ranks, batch))

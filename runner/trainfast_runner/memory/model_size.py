@@ -13,7 +13,7 @@ from typing import Any
 from trainfast_runner.settings.config_fields import first_size
 from trainfast_runner.settings.device_counts import model_degree
 from trainfast_runner.settings.precisions import MIXED
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 
 FP16_BYTES, FP32_BYTES = 2, 4
@@ -89,18 +89,17 @@ def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, op
     """
     entry = STRATEGIES[strategy]
     count = size.parameters
-    each = bytes_per_parameter(precision, optimizer)
+    per_parameter = bytes_per_parameter(precision, optimizer)
     weights = FP16_BYTES if precision not in ("fp32", "tf32") else FP32_BYTES
     gathered = FP32_BYTES * size.largest_layer
     if entry.offloads:
         return gathered if "weights" in entry.shards else count * 2 * weights
     if "weights" in entry.shards:
-        return gathered + count * each // devices
+        return gathered + count * per_parameter // devices
     if "gradients" in entry.shards:
-        return count * weights + count * each // devices
+        return count * weights + count * per_parameter // devices
     if "states" in entry.shards:
-        return count * (weights + FP32_BYTES) + count * max(0, each - weights - FP32_BYTES) // devices
-    if entry.memory_rule == "Replicated":
-        # Its reduction buckets hold every gradient a second time.
-        return count * (each + (FP16_BYTES if precision == "bf16-pure" else FP32_BYTES))
-    return count * each // (1 if entry.one_device or "dp" in entry.axes else devices)
+        return count * (weights + FP32_BYTES) + count * max(0, per_parameter - weights - FP32_BYTES) // devices
+    if entry.copies_gradients:
+        return count * (per_parameter + (FP16_BYTES if precision == "bf16-pure" else FP32_BYTES))
+    return count * per_parameter // (1 if entry.one_device or "dp" in entry.axes else devices)

@@ -1,4 +1,4 @@
-"""Memory of several GPUs of one process: of the first one of `dp`, and of each of `naive-mp`.
+"""Memory of several GPUs of one process: of the first one of `dp`, and of per_sample of `naive-mp`.
 
 The rules are read from torch 2.13's `nn/parallel` (replicate.py, parallel_apply.py, scatter_gather.py, _functions.py)
 and from the worker's `spread`. No run has been held against them.
@@ -38,16 +38,18 @@ def gathered(segments: list[Segment], devices: int) -> list[Segment]:
     others_kept = NOTHING
     for index, segment in enumerate(segments):
         if segment.phase == "data" or _is_head(segments, index):
-            fixed, each = segment.delta
+            fixed, per_sample = segment.delta
             if segment.phase == "backward":
                 # It frees what its forward kept of the other GPUs' samples.
-                delta = add(each, others_kept, -1)
+                delta = add(per_sample, others_kept, -1)
                 others_kept = NOTHING
             else:
-                delta = add(NOTHING, each, devices)
+                delta = add(NOTHING, per_sample, devices)
                 if segment.phase == "forward":
-                    others_kept = add(others_kept, add(delta, each, -1))
-            lines = [(fixed_line, add(NOTHING, each_line, devices)) for fixed_line, each_line in segment.lines]
+                    others_kept = add(others_kept, add(delta, per_sample, -1))
+            lines = [
+                (fixed_line, add(NOTHING, per_sample_line, devices)) for fixed_line, per_sample_line in segment.lines
+            ]
             segment = msgspec.structs.replace(segment, lines=lines, delta=(fixed, delta))
         first_gpu.append(segment)
     return first_gpu
@@ -67,9 +69,9 @@ def with_copied_gradients(moment: Moment, new_grads: float, all_grads: float) ->
 
     `new_grads` are the bytes of the gradients that the running micro-batch has made, `all_grads` of all of them.
 
-    Its own weights are not copied (`broadcast_coalesced` returns the originals). One node of autograd copies them all,
-    so its backward, which sums the copies' gradients, waits for the last of them: they lie beside the gradients of
-    earlier micro-batches, and in the end beside their sums.
+    The first GPU's own weights are not copied (`broadcast_coalesced` returns the originals). One autograd node makes
+    all copies, so its backward starts after the last copy has its gradient. Until then the copies' gradients lie beside
+    those of earlier micro-batches, and at the end beside the sums.
     """
     live = list(moment.live)
     if moment.is_last:

@@ -259,7 +259,7 @@ class _RankMemory:
     def _batches(self) -> float:
         """Bytes of the batches themselves; every rank has all of a step."""
         data = [segment.delta for segment in self.segments if segment.phase == "data"]
-        traced_bytes = sum(sum(fixed) + self.samples * sum(each) for fixed, each in data)
+        traced_bytes = sum(sum(fixed) + self.samples * sum(per_sample) for fixed, per_sample in data)
         return traced_bytes * self.micro_batches * int(self.knobs["grad_accum"]) / TRACED_MICRO_BATCHES
 
     def _buffers(self) -> float:

@@ -19,7 +19,7 @@ from trainfast_runner.settings import device_counts, presets
 from trainfast_runner.settings.compatibility.check import cannot_run_anywhere
 from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import RunSpec, from_preset, resolve
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from trainfast_runner.memory.corrections import (
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import WARM_ROLES, RunFile
+from trainfast_runner.records.roles import WARM_ROLES
+from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
@@ -56,15 +57,15 @@ def record_correction(home: Path, records: RunRecords, result: Result) -> None:
         if beyond:
             step_bytes = run.traced_bytes.get("forward_backward")
             _keep_newest(
-                corrections.corrections,
+                corrections.by_case,
                 key,
                 Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes),
             )
-        before = corrections.failed.get(key)
+        before = corrections.failed_by_case.get(key)
         if failed is not None and (before is None or before.beyond_bytes[WHOLE_STEP] < failed.beyond_bytes[WHOLE_STEP]):
-            _keep_newest(corrections.failed, key, failed)
+            _keep_newest(corrections.failed_by_case, key, failed)
         elif beyond and before is not None and _refutes(run, before):
-            del corrections.failed[key]
+            del corrections.failed_by_case[key]
         write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(devices))
 
 
@@ -113,7 +114,7 @@ def _keep_newest(corrections: dict[str, Correction], key: str, new: Correction) 
 
 
 def _beyond_bytes(records: RunRecords, result: Result) -> dict[str, int]:
-    """Bytes beyond the trace by phase; empty for a run that is no guide to the next one."""
+    """Bytes beyond the trace by phase; empty for a run that says nothing about the next one."""
     run = records.run
     if run is None or result.state != "finished":
         return {}

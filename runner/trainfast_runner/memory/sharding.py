@@ -14,9 +14,9 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model_size import FP16_BYTES, FP32_BYTES
 from trainfast_runner.memory.one_process import with_copied_gradients
 from trainfast_runner.memory.prediction import RankBytes
-from trainfast_runner.memory.timeline import BlockStack, Moment, Place, Vector
+from trainfast_runner.memory.timeline import BlockPosition, BlockStack, Moment, Vector
 from trainfast_runner.settings.precisions import MIXED
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 from trainfast_runner.worker.shared.traced import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
@@ -57,11 +57,11 @@ class WholeModel:
         """Elements of the embeddings and the head."""
         return max(0, self.parameters - sum(self.block_sizes))
 
-    def size_of(self, place: Place | None) -> int:
+    def size_of(self, place: BlockPosition | None) -> int:
         """Elements of the block at this place; 0 outside of all blocks."""
         return 0 if place is None else self.stacks[place.stack].sizes[place.block]
 
-    def size_after(self, place: Place) -> int:
+    def size_after(self, place: BlockPosition) -> int:
         """Elements of the blocks after this place: their backward is over when the backward reaches it."""
         in_stack = sum(self.stacks[place.stack].sizes[place.block + 1 :])
         return in_stack + sum(sum(later.sizes) for later in self.stacks[place.stack + 1 :])

@@ -25,8 +25,8 @@ def step_work(model: MemoryModel, batch_size: int, grad_accum: int) -> StepWork:
     total = list(model.optimizer_work)
     for segment in model.segments:
         times = blocks_of(segment, model.stacks).copies * _times(segment.micro, segment.phase, grad_accum)
-        for index, (fixed, each) in enumerate(zip(*segment.work, strict=True)):
-            total[index] += times * (fixed + batch_size * each)
+        for index, (fixed, per_sample) in enumerate(zip(*segment.work, strict=True)):
+            total[index] += times * (fixed + batch_size * per_sample)
     return StepWork(*total)
 
 

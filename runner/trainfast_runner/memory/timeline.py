@@ -46,7 +46,7 @@ class Segment(msgspec.Struct, frozen=True):
     work: tuple[Work, Work] = (NO_WORK, NO_WORK)
 
 
-class Place(NamedTuple):
+class BlockPosition(NamedTuple):
     """A block of the model itself, in the forward or the backward."""
 
     stack: int
@@ -58,7 +58,7 @@ class Moment(NamedTuple):
     """Live bytes that may be the peak: by category, and where in the step."""
 
     live: Vector
-    place: Place | None
+    place: BlockPosition | None
     micro: int
     backward: bool
     unscaled: float
@@ -91,7 +91,7 @@ def moments(
         # Live bytes are linear in the copy's number, so only the first and the last copy can hold the peak.
         for copy in dict.fromkeys((0, blocks.copies - 1)):
             block = blocks.first + (blocks.copies - 1 - copy if backward else copy)
-            place = None if blocks.stack is None else Place(blocks.stack, block, backward)
+            place = None if blocks.stack is None else BlockPosition(blocks.stack, block, backward)
             base = add(level, delta, copy)
             before = unscaled + copy * cast
             yield Moment(base, place, segment.micro, backward, before)
@@ -125,7 +125,7 @@ def blocks_of(segment: Segment, stacks: list[BlockStack]) -> Blocks:
 
 
 def _live_at(line: tuple[Vector, Vector], batch: float, share: float) -> Vector:
-    return tuple((fixed + batch * each) * share for fixed, each in zip(*line, strict=True))
+    return tuple((fixed + batch * per_sample) * share for fixed, per_sample in zip(*line, strict=True))
 
 
 def add(live: Vector, delta: Vector, times: int = 1) -> Vector:

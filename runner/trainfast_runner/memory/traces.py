@@ -21,7 +21,7 @@ from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.shared.traced import NO_WORK
 
 STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")

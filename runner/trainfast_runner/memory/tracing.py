@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import training_python, worker_scripts
+from trainfast_runner.machine import training_python, worker_programs
 from trainfast_runner.machine.gpus.visible import visible_to
 from trainfast_runner.memory.corrections import corrections_of_device
 from trainfast_runner.memory.model import MemoryModel
@@ -92,7 +92,7 @@ def trace_model(
 ) -> MemoryModel:
     """Return the cached model, or trace it in the training Python: a few seconds. `gpus` as for `trace_models`.
 
-    Setting `cancelled` raises worker_scripts.ScriptCancelled: a trace must not take the CPU of a measured run.
+    Setting `cancelled` raises worker_programs.ProgramCancelled: a trace must not take the CPU of a measured run.
     Raises UserError if the tracer cannot follow the model, or the model cannot be built at all.
     """
     executable = training_python.find_python(python)
@@ -115,7 +115,7 @@ def trace_models(
     """Yield each spec's index and its model or UserError, as soon as it is ready.
 
     Specs share traces. All are made in one process of the training Python: that of `tracer`, or one that ends with the
-    iterator. Raises worker_scripts.ScriptCancelled once `cancelled` is set.
+    iterator. Raises worker_programs.ProgramCancelled once `cancelled` is set.
 
     `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and no GPU for a CPU. On a GPU it
     holds a CUDA context while it traces, so nobody may measure that GPU's free memory meanwhile.
@@ -151,7 +151,7 @@ def trace_models(
             yield from new_models()
 
 
-def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, whole: bool = False) -> MemoryModel:
+def trace_uncached(spec: RunSpec, device: str = "cpu", python: str | None = None, whole: bool = False) -> MemoryModel:
     """Trace without reading or writing the cache; `whole` traces every block. Raises as `trace_model`."""
     executable = training_python.find_python(python)
     model_requests = requests_for(spec, device, executable, whole)
@@ -232,7 +232,7 @@ def _progress(
 
 def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of a run on this device; ours if the run's GPUs are not known."""
-    environment = worker_scripts.own_environment()
+    environment = worker_programs.own_environment()
     if gpus or device == "cpu":
         return {**environment, **visible_to(gpus)}
     return environment

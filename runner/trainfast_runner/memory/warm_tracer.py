@@ -21,14 +21,14 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.gpus.visible import visible_to
-from trainfast_runner.machine.worker_scripts import (
+from trainfast_runner.machine.worker_programs import (
     ANSWER_TIMEOUT_S,
     WORKER,
-    ScriptCancelled,
+    ProgramCancelled,
     json_objects,
     last_error_line,
     own_environment,
-    start_script,
+    start_worker_program,
     timeout_error,
     whole_text,
 )
@@ -63,11 +63,11 @@ class WarmTracer:
         """Yield the answer to each request of the worker's trace_memory.py, as soon as it arrives.
 
         A new process first yields `{"imported": true}`. Closing the iterator or setting `cancelled` ends the trace, not
-        the process. Raises UserError when an answer fails to come, ScriptCancelled.
+        the process. Raises UserError when an answer fails to come, ProgramCancelled.
         """
         while not self._lock.acquire(timeout=POLL_S):
             if cancelled.is_set():
-                raise ScriptCancelled
+                raise ProgramCancelled
         variables = own_environment() if environment is None else dict(environment)
         devices = {name: variables.pop(name, None) for name in DEVICE_VARIABLES}
         try:
@@ -115,7 +115,7 @@ class _Server:
         self._stderr = TemporaryFile()  # noqa: SIM115 - open as long as the process
         try:
             command = [executable, str(WORKER / "serve_traces.py")]
-            self._process = start_script(executable, command, self._stderr, variables, stdin=subprocess.PIPE)
+            self._process = start_worker_program(executable, command, self._stderr, variables, stdin=subprocess.PIPE)
         except UserError:
             self._stderr.close()
             raise
@@ -148,7 +148,7 @@ class _Server:
                     yield answer
                     deadline = time.monotonic() + ANSWER_TIMEOUT_S
                 if unanswered and cancelled.is_set():
-                    raise ScriptCancelled
+                    raise ProgramCancelled
                 if unanswered and time.monotonic() > deadline:
                     raise timeout_error(self.executable)
         finally:

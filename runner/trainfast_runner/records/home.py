@@ -21,9 +21,9 @@ from trainfast_runner.records.run_directory import is_alive_after_grace, is_list
 LAUNCH_LOCK_FILE = "launch.lock"
 STAMP = "%Y%m%d-%H%M%S"
 STAMP_CHARACTERS = len("20261121-054455")
-"""Length of the second that an id begins with; the characters behind it have no order."""
+"""Length of the timestamp at the start of an id; the rest of an id does not sort."""
 MAX_AHEAD_S = 60
-"""A newest run further in the future than this was started by a clock that was wrong."""
+"""A newest run stamped further ahead came from a wrong clock and is ignored."""
 
 
 def new_id(stamp: str, name: str, fallback: str) -> str:
@@ -68,6 +68,15 @@ def cache_directory() -> Path:
     """
     path = platformdirs.user_cache_dir("trainfast-tui")
     return home_directory() / "cache" if path.startswith("~") else Path(path)
+
+
+def config_directory() -> Path:
+    """`trainfast-tui` in the XDG configuration directory: the user's own presets.
+
+    `config` in the home for a user who has no directory of their own.
+    """
+    path = platformdirs.user_config_dir("trainfast-tui")
+    return home_directory() / "config" if path.startswith("~") else Path(path)
 
 
 class Home:
@@ -122,7 +131,7 @@ class Home:
         return self.searches / search_id
 
     def find(self, reference: str, searches: Sequence[str] = ()) -> str:
-        """Return the id behind an id, a unique prefix of one, or `last`, the newest run that is listed.
+        """Return the id of a run by its id, a unique prefix of one, or `last`, the newest run that is listed.
 
         The ids of `searches` are looked through too. Raises UserError.
         """

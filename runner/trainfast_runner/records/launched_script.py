@@ -1,4 +1,4 @@
-"""The place of a script in the words of a command, behind its interpreter and its launcher."""
+"""The place of a script in the words of a command, after its interpreter and its launcher."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ RUN_SCRIPTS = (
     "trace",
     "viztracer",
 )
-"""Modules that run the script or module named behind them."""
+"""Modules that run the script or module named after them."""
 MODULE_FLAG = re.compile(r"-[bBdEiIOPqsSuvx]*m|--module")
-"""`-m` alone or behind other letters of Python's own, as in `python -um MODULE`; torchrun also has `--module`."""
+"""`-m` alone or after other letters of Python's own, as in `python -um MODULE`; torchrun also has `--module`."""
 
 
 def script_index(words: Sequence[str]) -> int | None:
-    """Return the index of the script's file, or of its module behind `-m`; None if there is neither."""
+    """Return the index of the script's file, or of its module after `-m`; None if there is neither."""
     for index, word in enumerate(words):
         if word.endswith(".py"):
             return index

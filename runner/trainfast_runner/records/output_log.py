@@ -95,7 +95,7 @@ class GrowingLog:
             self._offset = _end_of_lines(self._fd, size)
             return read_log(self._path, self._last_lines, end=self._offset)
         if size < self._offset:
-            # Cut behind its head; the lines there were returned before.
+            # Cut after its head; the lines there were returned before.
             self._offset, self._unfinished = min(size, HEAD_BYTES), b""
         new = os.pread(self._fd, _READ_BYTES, self._offset)
         if not new:
@@ -122,7 +122,7 @@ def _text(line: bytes) -> str:
 
 
 def _end_of_lines(fd: int, size: int) -> int:
-    """Return the offset behind the last line end before `size`; 0 without one."""
+    """Return the offset after the last line end before `size`; 0 without one."""
     end = size
     while end > 0:
         begin = max(0, end - _BLOCK)
@@ -136,11 +136,11 @@ def _end_of_lines(fd: int, size: int) -> int:
 def _backwards(fd: int, end: int | None) -> Iterator[bytes]:
     """The file's data in blocks, the last first; each hole as a line of its own."""
     segments = list(_segments(fd, end))
-    for number, (start, end) in reversed(list(enumerate(segments))):
-        while end > start:
-            begin = max(start, end - _BLOCK)
-            yield os.pread(fd, end - begin, begin)
-            end = begin
+    for number, (start, stop) in reversed(list(enumerate(segments))):
+        while stop > start:
+            begin = max(start, stop - _BLOCK)
+            yield os.pread(fd, stop - begin, begin)
+            stop = begin
         if number > 0 and (hole := start - segments[number - 1][1]) > 0:
             yield f"\n{dropped_words(f'about {hole}')}\n".encode()
 

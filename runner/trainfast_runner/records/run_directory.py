@@ -12,7 +12,8 @@ import msgspec
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import WARM_ROLES, RunFile
+from trainfast_runner.records.roles import WARM_ROLES
+from trainfast_runner.records.run_file import RunFile
 
 T = TypeVar("T")
 

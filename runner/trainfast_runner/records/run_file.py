@@ -10,38 +10,11 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.script_run import ScriptAsked
-from trainfast_runner.worker.shared.search_runs import CONFIRMATION as CONFIRMATION
-from trainfast_runner.worker.shared.search_runs import PROBE as PROBE
-from trainfast_runner.worker.shared.search_runs import TRIAL as TRIAL
 
 RecordedKnobs = dict[str, Any]
 """Values of knobs by name, as a file has them: undecoded, and of any version. `spec.spec_of_record` decodes them."""
 
 SCHEMA = 1
-
-COLD = "cold"
-"""Role of a best-fit search's run of one candidate in a fresh process: a race, a confirmation, a run under the memory
-limit, or one with a knob set back."""
-WARM_ROLES = (PROBE, TRIAL)
-"""Roles of processes in which a search tries sizes or candidates; lists of runs leave them out."""
-EXIT_CODES = {
-    "finished": 0,
-    "oom": 3,
-    "failed": 4,
-    "stopped": 130,
-    "killed": 4,
-    "lost": 5,
-    "failed_to_start": 4,
-}
-END_STATES = frozenset(EXIT_CODES)
-"""A run in none of these is starting, running or stopping."""
-STATES = ("starting", "running", "stopping", *EXIT_CODES)
-"""Every state, in the order in which they are listed."""
-
-
-def exit_code_of(state: str) -> int:
-    """Return the exit code of a command whose run ended in this state; that of "failed" for a newer version's state."""
-    return EXIT_CODES.get(state, EXIT_CODES["failed"])
 
 
 class ClockAnchor(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +96,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     world_size: int = 1
     device_uuids: list[str] = []
     device_names: list[str] = []
+    compute_capabilities: list[str] = []
+    """Of the GPUs in `device_names`, as in `8.6`; empty on a CPU or if one is unknown."""
     watch_uuids: list[str] = []
     memory_limit_bytes: list[int] | None = None
     python: str = ""

@@ -66,7 +66,7 @@ class TracedMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     def at(self, share: float) -> float:
         """Bytes at the peak with this share of the trial's batch."""
-        return max(fixed + each * self.rows * share for fixed, each in self.lines)
+        return max(fixed + per_row * self.rows * share for fixed, per_row in self.lines)
 
 
 class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):

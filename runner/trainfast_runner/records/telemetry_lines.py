@@ -30,7 +30,7 @@ TELEMETRY_CAP_BYTES = 64 << 20
 """Eight GPUs write 12 kB a tick, 45 MB an hour."""
 _SECOND_NS = 1_000_000_000
 _MARK = b'"since_ns":'
-"""Mark of a line of changes; no other line holds it: inside a text its quotes would stand behind backslashes."""
+"""Mark of a line of changes; no other line holds it: inside a text its quotes would stand after backslashes."""
 
 
 class _Moment(msgspec.Struct):

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.records.json_lines import newest
-from trainfast_runner.records.run_file import TRIAL, RunFile
+from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.worker_lines import ActualLine, WorkerLine
 from trainfast_runner.settings.device_counts import expected_mesh, model_degree
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, OptimizerEntry, StrategyEntry
+from trainfast_runner.worker.shared.search_runs import TRIAL
 
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """Attention kernels by knob value; `auto` is absent, because it allows every kernel."""

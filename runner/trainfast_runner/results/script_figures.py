@@ -11,7 +11,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.script_run import FIRST_TORCH, HookLine, Overridden, ScriptFigures
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
-from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
+from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
 
 HOOKS_FILE = "door.jsonl"
 WAYS = (

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.machine.peaks import peak_of
+from trainfast_runner.memory.oom.explain_run import explain_records
 from trainfast_runner.records.result import (
     LOSSES_IN_A_MEAN,
     STRICT_SPEED,
@@ -24,7 +25,8 @@ from trainfast_runner.records.result import (
     Throughput,
 )
 from trainfast_runner.records.result_conditions import Conditions, RecordedOutage, XidError
-from trainfast_runner.records.run_file import WARM_ROLES, ForeignProcess, LaunchThreads, RunFile
+from trainfast_runner.records.roles import WARM_ROLES
+from trainfast_runner.records.run_file import ForeignProcess, LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
@@ -50,7 +52,6 @@ from trainfast_runner.results.device_conditions.device_window import (
 )
 from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.results.distributions import median_rate, percentile, spread
-from trainfast_runner.results.oom_explanation.explain_run import explain_records
 from trainfast_runner.results.script_figures import hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.precisions import peak_precision

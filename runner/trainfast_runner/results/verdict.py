@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.state_words import NO_STEP
+from trainfast_runner.records.run_states import NO_STEP
 from trainfast_runner.records.worker_lines import (
     ExceptionLine,
     FinishedLine,

@@ -19,8 +19,8 @@ from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.running.planning import RunPlan, plan_run
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.script_plan import plan_script
-from trainfast_runner.settings import script_preset
-from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts import script_preset
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import resolve
 
 STARTS_ALONE = ("command", "preset")
@@ -37,7 +37,7 @@ def plan_exported(run: RunFile, exported: Exported, typed: Sequence[str], folder
     if exported.to not in STARTS_ALONE:
         return _plan_typed(run, exported, typed, folder)
     if typed:
-        raise UserError(f"--to {exported.to} starts the run by itself: no command behind --", key="--")
+        raise UserError(f"--to {exported.to} starts the run by itself: no command after --", key="--")
     if run.script is not None:
         return _plan_user_script(run, run.script, exported, folder)
     spec = spec_of_command(exported.text) if exported.to == "command" else resolve(str(_first_file(exported, folder)))
@@ -91,11 +91,11 @@ def _exported_command(exported: Exported, command: ScriptCommand, folder: Path) 
     if exported.to == "accelerate":
         return {}, ["accelerate", "launch", "--config_file", str(folder / ACCELERATE_FILE), *command.script]
     variables, words = _variables_and_words(exported.text)
-    place = words.index(SCRIPT_PLACEHOLDER)
-    flags = [str(folder / word) if word == DEEPSPEED_FILE else word for word in words[place + 1 :]]
+    index = words.index(SCRIPT_PLACEHOLDER)
+    flags = [str(folder / word) if word == DEEPSPEED_FILE else word for word in words[index + 1 :]]
     if any(word.partition("=")[0] == OUTPUT_FLAG[0] for word in command.script):
         flags = flags[len(OUTPUT_FLAG) :]
-    return variables, [*words[:place], *command.script, *flags]
+    return variables, [*words[:index], *command.script, *flags]
 
 
 def _variables_and_words(text: str) -> tuple[dict[str, str], list[str]]:

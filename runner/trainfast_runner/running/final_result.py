@@ -8,7 +8,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import EXIT_CODES
+from trainfast_runner.records.run_states import EXIT_CODES
 from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.run_state import run_state
 

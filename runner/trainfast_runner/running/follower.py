@@ -28,8 +28,9 @@ from trainfast_runner.records.run_directory import (
     read_result,
     read_run_file,
 )
-from trainfast_runner.records.run_file import END_STATES, RunFile
+from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step
+from trainfast_runner.records.run_states import END_STATES
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.tick import Tick

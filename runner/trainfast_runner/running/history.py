@@ -11,8 +11,9 @@ import msgspec
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.result import StepCount, Throughput, speed_doubt
+from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
-from trainfast_runner.records.run_file import WARM_ROLES, RecordedKnobs, name_of
+from trainfast_runner.records.run_file import RecordedKnobs, name_of
 from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.run_state import run_state
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import worker_scripts
+from trainfast_runner.machine import worker_programs
 from trainfast_runner.machine.calibration import ceiling_of
 from trainfast_runner.machine.cpu.thread_policy import (
     choose_policy,
@@ -101,6 +101,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         world_size=plan.world_size,
         device_uuids=plan.device_uuids,
         device_names=plan.device_names,
+        compute_capabilities=plan.compute_capabilities,
         watch_uuids=[gpu.uuid for gpu in plan.watched if gpu.uuid],
         memory_limit_bytes=list(plan.memory_limit_bytes) if plan.memory_limit_bytes else None,
         used_before_bytes={gpu.uuid: gpu.memory_used_bytes for gpu in plan.gpus if gpu.uuid and gpu.memory_used_bytes},
@@ -109,7 +110,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         env=_environment(plan, directory),
         script=plan.script,
         versions=plan.versions,
-        cwd=plan.cwd or worker_scripts.working_directory(),
+        cwd=plan.cwd or worker_programs.working_directory(),
         git_commit=_git_commit(plan.cwd),
         boot_id=boot_id(),
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
@@ -162,7 +163,7 @@ def _spawn_supervisor(directory: Path) -> None:
         if process.poll() is not None or time.monotonic() > deadline:
             # SIGUSR1 ends a supervisor that has no handler yet; one that has a handler kills its training.
             process.send_signal(signal.SIGUSR1)
-            why = worker_scripts.last_error_line((directory / "supervisor.log").read_text(errors="replace"))
+            why = worker_programs.last_error_line((directory / "supervisor.log").read_text(errors="replace"))
             raise UserError(f"the supervisor did not start: {why}", key="supervisor", exit_code=4)
         time.sleep(0.01)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainfast_runner import __version__
-from trainfast_runner.machine import training_python, worker_scripts
+from trainfast_runner.machine import training_python, worker_programs
 from trainfast_runner.machine.cpu.thread_policy import ThreadPolicy, thread_variables
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.extensions import extensions_directory, search_path
@@ -23,7 +23,7 @@ from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.knob_values import bytes_of_ranks
 from trainfast_runner.settings.spec import RunSpec, expand_paths
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,17 @@ class RunPlan:
         """Names of the GPUs the ranks use; empty on a CPU."""
         return [gpu.name for gpu in self.gpus if gpu.name]
 
+    @property
+    def compute_capabilities(self) -> list[str]:
+        """Compute capabilities of the GPUs the ranks use, as in `8.6`; empty on a CPU or if one is unknown."""
+        known = [gpu.compute_capability for gpu in self.gpus if gpu.compute_capability]
+        return known if len(known) == len(self.gpus) else []
+
     def argv(self, directory: Path) -> list[str]:
         """The command of the training process; torchrun is called as a module, so it need not be on PATH."""
         if self.script is not None:
             return self.script.argv
-        bootstrap = str(worker_scripts.WORKER / "bootstrap.py")
+        bootstrap = str(worker_programs.WORKER / "bootstrap.py")
         if strategy_of(self.spec.knobs).one_process:
             return [self.python, bootstrap, str(directory)]
         return [

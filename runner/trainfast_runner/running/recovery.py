@@ -10,8 +10,8 @@ from pathlib import Path
 from trainfast_runner.records.file_locks import open_lock, try_exclusive_lock
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result, read_run_file, read_written_result
-from trainfast_runner.records.run_file import END_STATES
 from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.records.run_states import END_STATES
 from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, error_of
 from trainfast_runner.results.ended_result import read_records_or_note_trouble, result_with_figures, write_result
 from trainfast_runner.results.verdict import Verdict, one_line

@@ -13,7 +13,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE, read_result, read_run_file
-from trainfast_runner.records.run_file import END_STATES, SCHEMA, RunFile
+from trainfast_runner.records.run_file import SCHEMA, RunFile
+from trainfast_runner.records.run_states import END_STATES
 from trainfast_runner.running.run_processes import StateEvents, recorded_process
 
 BEING_MADE_S = 10.0

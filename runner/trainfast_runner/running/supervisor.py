@@ -18,7 +18,7 @@ from pathlib import Path
 from trainfast_runner.machine.processes.children import become_subreaper, collect_orphans
 from trainfast_runner.machine.processes.family import descendants, unended
 from trainfast_runner.machine.processes.identity import Identity, identify, send
-from trainfast_runner.machine.worker_scripts import own_environment
+from trainfast_runner.machine.worker_programs import own_environment
 from trainfast_runner.memory.predicted_run import with_prediction
 from trainfast_runner.memory.record_correction import record_correction
 from trainfast_runner.records.capped_file import CAP_BYTES

@@ -97,12 +97,14 @@ def unkillable_reason(processes: Iterable[UnkillableProcess], records: RunRecord
         for line in lines
         if isinstance(line, StartedLine)
     }
-    each = []
+    sentences = []
     for process in processes:
         rank = ranks.get(process.pid)
         place = process.name if rank is None else ", ".join([f"rank {rank}", *_gpus(rank, records)])
-        each.append(f"pid {process.pid} ({place}) is in {KERNEL_STATES.get(process.state, f'state {process.state}')}")
-    return f"{'; '.join(each)} and did not end within {waited_s:g} s of SIGKILL"
+        sentences.append(
+            f"pid {process.pid} ({place}) is in {KERNEL_STATES.get(process.state, f'state {process.state}')}"
+        )
+    return f"{'; '.join(sentences)} and did not end within {waited_s:g} s of SIGKILL"
 
 
 def _gpus(rank: int, records: RunRecords) -> list[str]:

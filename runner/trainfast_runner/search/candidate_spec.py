@@ -8,7 +8,7 @@ from dataclasses import replace
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import allows_warm_trials
 
 BATCH_KNOBS = ("batch_size", "grad_accum")

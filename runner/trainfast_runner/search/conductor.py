@@ -170,7 +170,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         return time.monotonic() - self._waited_s
 
     def _finished_run(self, directory: Path) -> Result:
-        """Wait for the end of a run of the search. Raises Interrupted if it was stopped: that is no outcome."""
+        """Wait for the end of a run of the search. Raises Interrupted if it was stopped, which is not an outcome."""
         self._live_run = directory
         result = wait_for_result(directory, self._raise_if_cancelled)
         self._live_run = None

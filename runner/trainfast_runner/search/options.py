@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class SearchOptions:
     """Options of a search.
 
-    `fresh` ignores an unfinished search and the effects of earlier ones, `wait` queues behind a run on the same device,
+    `fresh` ignores an unfinished search and the effects of earlier ones, `wait` queues after a run on the same device,
     `cool_to_c` is the temperature below which each process starts.
     """
 

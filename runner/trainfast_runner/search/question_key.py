@@ -25,7 +25,7 @@ def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:
 
 
 def _hash_of_files(words: Sequence[str], cwd: str) -> str:
-    """8 hex digits of the contents of a command's files: its script, and configurations named alone or behind `=`."""
+    """8 hex digits of the contents of a command's files: its script, and configurations named alone or after `=`."""
     contents = hashlib.sha256()
     for name in (name for word in words for name in (word, word.partition("=")[2])):
         path = os.path.join(cwd, name)

@@ -13,7 +13,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
-from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 
 ScriptPlanner = Callable[[Mapping[str, KnobValue]], RunPlan]
 """Plans the script's run with these knobs."""
@@ -45,7 +45,7 @@ def with_trace(plan: RunPlan) -> RunPlan:
 
 
 def why_incompatible(result: Result, knobs: Collection[str]) -> str | None:
-    """Return the reason why a run was not of the settings asked for: an override of these knobs; None without one."""
+    """Return the reason a run was not of the settings asked for: an override of these knobs; None without one."""
     for override in result.script.overridden if result.script is not None else ():
         if override.knob in knobs:
             ran = "nothing shows what ran" if override.ran is None else f"{override.ran} ran"

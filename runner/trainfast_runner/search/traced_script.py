@@ -29,6 +29,6 @@ class TracedPeak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def why_untraced(script: ScriptFigures | None) -> str:
-    """Return the reason why a run that was asked for a trace has none."""
+    """Return the reason a run that was asked for a trace has none."""
     unknown = {} if script is None else script.unknown
     return unknown.get(TRACED_MEMORY_FIELD, "the run recorded none")

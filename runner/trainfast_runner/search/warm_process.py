@@ -10,7 +10,7 @@ from typing import TypeVar
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, rank_file
-from trainfast_runner.records.run_file import PROBE, TRIAL, RecordedKnobs
+from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.records.warm_process import (
     EndOrder,
     ProbeLine,
@@ -21,7 +21,7 @@ from trainfast_runner.records.warm_process import (
     WarmTail,
 )
 from trainfast_runner.search.run_ends import POLL_S, ResultWatch
-from trainfast_runner.worker.shared.search_runs import CONTROL_FILE
+from trainfast_runner.worker.shared.search_runs import CONTROL_FILE, PROBE, TRIAL
 
 STATE_EVERY_S = 0.25
 """The state of a run without a result is read this often."""

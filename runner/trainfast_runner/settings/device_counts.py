@@ -13,7 +13,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import MAX_CPU_PROCESSES, KnobValue
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.strategies import strategy_or_single
+from trainfast_runner.settings.strategy_of_run import strategy_or_single
 
 
 def world_size(spec: RunSpec, machine: Machine) -> int:

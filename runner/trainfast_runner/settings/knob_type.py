@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import DeviceSelection, KnobValue, Values
@@ -57,11 +57,8 @@ class Knob:
     same_as: Equivalent = field(default_factory=Equivalent)
     only_with: tuple[str, ...] = ()
     """The strategies that obey it; empty for all."""
-    trains_same: bool | tuple[KnobValue, ...] = False
-    """True if every value trains the same at one global batch; a tuple lists the values that train alike.
-
-    Compare two values with `keeps_training`: a true `trains_same` only means that some values train alike.
-    """
+    equivalent_values: tuple[KnobValue, ...] | Literal["all"] = ()
+    """The values that train the same at one global batch."""
     changes_in_warm_process: bool = False
     """True if a warm process can turn it, except to or from one of `needs_new_process_for`."""
     needs_new_process_for: tuple[KnobValue, ...] = ()
@@ -71,17 +68,20 @@ class Knob:
     @property
     def training(self) -> str:
         """Help text: the values that train the same."""
-        if isinstance(self.trains_same, tuple):
-            return f"{', '.join(map(str, self.trains_same))} train alike; another value trains differently"
-        if self.trains_same:
+        if self.equivalent_values == "all":
             return "every value trains the same at one global batch"
+        if self.equivalent_values:
+            return f"{', '.join(map(str, self.equivalent_values))} train alike; another value trains differently"
         return "another value trains differently"
+
+    @property
+    def has_equivalent_values(self) -> bool:
+        """True if some change of it keeps the training: the knob is about speed and memory."""
+        return bool(self.equivalent_values)
 
     def keeps_training(self, before: KnobValue, after: KnobValue) -> bool:
         """True if `after` trains the same as `before` at one global batch."""
-        if isinstance(self.trains_same, tuple):
-            return before == after or {before, after} <= set(self.trains_same)
-        return self.trains_same or before == after
+        return before == after or self.equivalent_values == "all" or {before, after} <= set(self.equivalent_values)
 
     def needs_process(self, value: KnobValue) -> bool:
         """True if only a new process can take this value."""
@@ -113,7 +113,10 @@ class Knob:
         """A value as it is typed after `--set name=`."""
         if value is None:
             return "auto" if isinstance(self.values, DeviceSelection) else "none"
-        return f"{value:g}" if isinstance(value, float) else str(value)
+        if not isinstance(value, float):
+            return str(value)
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
 
     def toml_value(self, value: KnobValue) -> KnobValue:
         """A value as a preset has it: TOML has no null."""

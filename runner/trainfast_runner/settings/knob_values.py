@@ -45,11 +45,12 @@ class Choice:
         word = raw.strip()
         if word not in self.options:
             parts = word.split("+")
-            are_values = len(parts) > 1 and all(part in self.options for part in parts)
+            reordered = next((option for option in self.options if sorted(option.split("+")) == sorted(parts)), None)
+            are_values = reordered is None and len(parts) > 1 and all(part in self.options for part in parts)
             raise UserError(
                 f"{' and '.join(parts)} do not work together" if are_values else f"{word!r} is not one of its values",
                 allowed=self.options,
-                nearest=nearest(word, self.options),
+                nearest=reordered or nearest(word, self.options),
             )
         return word
 

@@ -40,7 +40,7 @@ KNOBS: tuple[Knob, ...] = (
         memory="activations about half in fp16 and bf16; weights exist twice, so small batches may use more;"
         " bf16-pure halves weights, gradients and optimizer states too",
         same_as=Equivalent("fp16 / bf16 / tf32", "mixed_precision", "fp16.enabled / bf16.enabled", ""),
-        trains_same=("fp32", "tf32", "fp16", "bf16"),
+        equivalent_values=("fp32", "tf32", "fp16", "bf16"),
         changes_in_warm_process=True,
         needs_new_process_for=("fp16", "bf16-pure"),
         search_values=("fp32", "tf32", "bf16", "fp16"),
@@ -55,7 +55,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="larger batches fill the device until it is full, then throughput stays flat",
         memory="activations grow in proportion",
         same_as=Equivalent("per_device_train_batch_size", "DataLoader(batch_size)", "train_micro_batch_size_per_gpu"),
-        trains_same=True,
+        equivalent_values="all",
         changes_in_warm_process=True,
         search_values=POWERS_OF_TWO,
     ),
@@ -69,7 +69,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="20-30 % faster than stepping at each micro-batch; slower than the same batch in one piece",
         memory="a large global batch at the memory of one micro-batch; gradients stay between micro-batches",
         same_as=Equivalent("gradient_accumulation_steps", "gradient_accumulation_steps", "gradient_accumulation_steps"),
-        trains_same=True,
+        equivalent_values="all",
         changes_in_warm_process=True,
         search_values=POWERS_OF_TWO,
     ),
@@ -92,7 +92,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="full recomputes each layer: about 20-30 % slower",
         memory="activations shrink to one layer plus the boundaries between layers",
         same_as=Equivalent("gradient_checkpointing", "", "activation_checkpointing"),
-        trains_same=True,
+        equivalent_values="all",
         changes_in_warm_process=True,
         search_values=("off", "full"),
     ),
@@ -105,7 +105,7 @@ KNOBS: tuple[Knob, ...] = (
         speed=_joined_help("", OPTIMIZERS, "speed"),
         memory=_joined_help("", OPTIMIZERS, "memory"),
         same_as=Equivalent("optim", "torch.optim / bitsandbytes", "optimizer.type"),
-        trains_same=ADAMW_KERNELS,
+        equivalent_values=ADAMW_KERNELS,
         changes_in_warm_process=True,
         search_values=("adamw", "adamw-foreach", "adamw-fused"),
     ),
@@ -119,7 +119,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="sdpa is faster than eager, more so on long sequences",
         memory="eager keeps scores of heads x seq_len^2 a sample and layer; sdpa does not",
         same_as=Equivalent("attn_implementation (of the model)", "attn_implementation", ""),
-        trains_same=True,
+        equivalent_values="all",
         changes_in_warm_process=True,
         search_values=("auto", "eager", "flash"),
     ),
@@ -134,7 +134,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="up to about 2x once compiled; the first step takes tens of seconds",
         memory="fused kernels keep fewer temporaries; on a CPU the compiler itself takes some 100 MiB",
         same_as=Equivalent("torch_compile", "dynamo_backend", ""),
-        trains_same=True,
+        equivalent_values="all",
         search_values=("off", "default"),
     ),
     Knob(
@@ -146,7 +146,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="hides loading behind compute; more than the data needs does not help",
         memory="each keeps prefetch batches in host memory",
         same_as=Equivalent("dataloader_num_workers", "DataLoader(num_workers)", ""),
-        trains_same=True,
+        equivalent_values="all",
         changes_in_warm_process=True,
         search_values=(0, 2, 8),
     ),
@@ -159,7 +159,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="faster copies to the GPU; nothing on a CPU",
         memory="the batches in flight, in host memory",
         same_as=Equivalent("dataloader_pin_memory", "DataLoader(pin_memory)", ""),
-        trains_same=True,
+        equivalent_values="all",
         search_values=ON_OFF,
     ),
     Knob(
@@ -171,7 +171,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="smooths uneven loading times",
         memory="workers x prefetch batches in host memory",
         same_as=Equivalent("dataloader_prefetch_factor", "DataLoader(prefetch_factor)", ""),
-        trains_same=True,
+        equivalent_values="all",
         changes_in_warm_process=True,
     ),
     Knob(
@@ -183,7 +183,7 @@ KNOBS: tuple[Knob, ...] = (
         speed=_joined_help("", STRATEGIES, "speed"),
         memory=_joined_help("On each of N devices.", STRATEGIES, "memory"),
         same_as=Equivalent("(launcher)", "distributed_type", "zero_optimization.stage", "--nproc-per-node"),
-        trains_same=True,
+        equivalent_values="all",
         search_values=("single", "ddp", "fsdp", "zero2"),
     ),
     Knob(
@@ -199,7 +199,7 @@ KNOBS: tuple[Knob, ...] = (
         memory="weights, gradients and states divided by the degree, the vocabulary where it divides; norms whole on"
         " each",
         only_with=strategies_obeying("tp_degree"),
-        trains_same=True,
+        equivalent_values="all",
     ),
     Knob(
         "pp_degree",
@@ -213,7 +213,7 @@ KNOBS: tuple[Knob, ...] = (
         memory="weights, gradients and states divided by the degree; the first stage has the embedding, the last the"
         " head",
         only_with=strategies_obeying("pp_degree"),
-        trains_same=True,
+        equivalent_values="all",
     ),
     Knob(
         "pp_schedule",
@@ -225,7 +225,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="gpipe and 1f1b have the same bubble, interleaved half of it for twice the messages",
         memory="gpipe keeps the activations of all micro_batches, 1f1b at most those of pp_degree",
         only_with=strategies_obeying("pp_schedule"),
-        trains_same=True,
+        equivalent_values="all",
     ),
     Knob(
         "micro_batches",
@@ -237,7 +237,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="more chunks shrink the bubble until each is too small to fill the device",
         memory="gpipe keeps the activations of all of them",
         only_with=strategies_obeying("micro_batches"),
-        trains_same=True,
+        equivalent_values="all",
     ),
     Knob(
         "reshard",
@@ -248,7 +248,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="off saves one all-gather a block: two thirds of on's traffic",
         memory="off keeps the whole model's weights from the forward to the backward",
         only_with=strategies_obeying("reshard"),
-        trains_same=True,
+        equivalent_values="all",
     ),
     Knob(
         "offload_path",
@@ -261,7 +261,7 @@ KNOBS: tuple[Knob, ...] = (
         memory="states leave host memory too",
         same_as=Equivalent(deepspeed="zero_optimization.offload_optimizer.nvme_path"),
         only_with=strategies_obeying("offload_path"),
-        trains_same=True,
+        equivalent_values="all",
     ),
     Knob(
         "devices",
@@ -275,7 +275,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="",
         memory="",
         same_as=Equivalent("CUDA_VISIBLE_DEVICES", "--gpu_ids", "--include", "--nproc-per-node"),
-        trains_same=True,
+        equivalent_values="all",
     ),
     Knob(
         "p2p",
@@ -285,7 +285,7 @@ KNOBS: tuple[Knob, ...] = (
         what="off sets NCCL_P2P_DISABLE=1: devices talk through host memory, as on a machine without NVLink.",
         speed="off shows what the link is worth",
         same_as=Equivalent("NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE"),
-        trains_same=True,
+        equivalent_values="all",
     ),
     Knob(
         "memory_limit",
@@ -296,7 +296,7 @@ KNOBS: tuple[Knob, ...] = (
         " allocator on a GPU. Memory that the libraries or the CUDA context took before does not count.",
         speed="none until it is near; then the allocator retries",
         memory="what does not fit ends as out of memory",
-        trains_same=True,
+        equivalent_values="all",
     ),
     Knob(
         "engine",
@@ -305,7 +305,7 @@ KNOBS: tuple[Knob, ...] = (
         group="compute",
         what=_joined_help("Library that runs the training loop.", ENGINES, "what"),
         speed=_joined_help("", ENGINES, "speed"),
-        trains_same=True,
+        equivalent_values="all",
     ),
     Knob(
         "lr",
@@ -362,7 +362,7 @@ KNOBS: tuple[Knob, ...] = (
         default=3,
         group="run",
         what="First steps that are recorded but enter no figure: kernels are chosen and caches filled in them.",
-        trains_same=True,
+        equivalent_values="all",
     ),
     Knob(
         "watch",
@@ -370,7 +370,7 @@ KNOBS: tuple[Knob, ...] = (
         default=None,
         group="run",
         what="NVML devices whose readings are joined to the run; auto: those its ranks use, none for a CPU run.",
-        trains_same=True,
+        equivalent_values="all",
     ),
 )
 

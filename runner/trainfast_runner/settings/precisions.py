@@ -22,23 +22,50 @@ class PrecisionEntry:
     peak: str
     """The precision whose published and calibrated TFLOP/s hold for this one."""
     accelerate: str | None = None
-    """accelerate's `mixed_precision`; TF32 is a setting of the process besides."""
+    """accelerate's `mixed_precision`; it has none for TF32, which is a setting of the process."""
     lightning: str | None = None
+    min_compute_capability: tuple[int, int] = (0, 0)
+    """Of the first NVIDIA GPUs with this format, by the CUDA C++ Programming Guide's table of features."""
 
     @property
     def is_mixed(self) -> bool:
         """True if the weights are cast for the matrix products."""
         return self.param_dtype != self.compute_dtype
 
+    def runs_on(self, compute_capability: str | None) -> bool:
+        """True if a GPU of this compute capability, as in `8.6`, has the format, or if None: it is unknown."""
+        if compute_capability is None:
+            return True
+        major, _, minor = compute_capability.partition(".")
+        return (int(major), int(minor or 0)) >= self.min_compute_capability
+
+
+AMPERE = (8, 0)
+
 
 PRECISIONS: Mapping[str, PrecisionEntry] = {
     precision.name: precision
     for precision in (
         PrecisionEntry("fp32", "float32", "float32", peak="fp32", accelerate="no", lightning="32-true"),
-        PrecisionEntry("tf32", "float32", "float32", peak="tf32", accelerate="no"),
+        PrecisionEntry("tf32", "float32", "float32", peak="tf32", min_compute_capability=AMPERE),
         PrecisionEntry("fp16", "float32", "float16", peak="fp16", accelerate="fp16", lightning="16-mixed"),
-        PrecisionEntry("bf16", "float32", "bfloat16", peak="bf16", accelerate="bf16", lightning="bf16-mixed"),
-        PrecisionEntry("bf16-pure", "bfloat16", "bfloat16", peak="bf16", lightning="bf16-true"),
+        PrecisionEntry(
+            name="bf16",
+            param_dtype="float32",
+            compute_dtype="bfloat16",
+            peak="bf16",
+            accelerate="bf16",
+            lightning="bf16-mixed",
+            min_compute_capability=AMPERE,
+        ),
+        PrecisionEntry(
+            name="bf16-pure",
+            param_dtype="bfloat16",
+            compute_dtype="bfloat16",
+            peak="bf16",
+            lightning="bf16-true",
+            min_compute_capability=AMPERE,
+        ),
     )
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.records.home import config_directory
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.toml_source import KeyPath, TomlSource, read_toml
 from trainfast_runner.worker.shared.recipes import DATA_KINDS, DATA_SAMPLES, TRAINING_OBJECTIVES
@@ -84,8 +85,7 @@ def shipped_directory() -> Path:
 
 def user_directory() -> Path:
     """`trainfast-tui/presets` in the XDG configuration directory."""
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return Path(config) / "trainfast-tui" / "presets"
+    return config_directory() / "presets"
 
 
 def preset_files() -> dict[str, Path]:
@@ -98,7 +98,7 @@ def preset_files() -> dict[str, Path]:
 
 
 def load(reference: str) -> tuple[Preset, Variant | None]:
-    """The preset behind `NAME`, `NAME/VARIANT_ID` or a path ending in `.toml` (`x.toml/VARIANT_ID` too).
+    """The preset that is called `NAME`, `NAME/VARIANT_ID` or a path ending in `.toml` (`x.toml/VARIANT_ID` too).
 
     Raises UserError naming file, line, key and the nearest valid name.
     """

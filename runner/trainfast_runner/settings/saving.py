@@ -1,4 +1,4 @@
-"""Save settings as a preset of the user's own: the text of the original, with only the changes written anew."""
+"""Save settings as a preset of the user's own: the text of the original, with only the changes rewritten."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from trainfast_runner.settings.presets import Preset
 from trainfast_runner.settings.typed_settings import split_setting
 
 if TYPE_CHECKING:
-    from trainfast_runner.settings.script_preset import ScriptPreset
+    from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 
 DATA_DEFAULTS = {"kind": "text", "objective": "causal-lm"}
 """Fields that `[data]` may leave out."""
@@ -98,10 +98,11 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
     section, dot, name = key.partition(".")
     if dot and section == "model":
         if name in presets.MODEL_SOURCES:
+            _check_named_first(key, spec.overrides)
             # A path is taken from where the command is typed, and another model brings its own fields.
             model = {name: os.path.abspath(os.path.expanduser(value)) if name == "path" else value}
         else:
-            model[name] = presets.read_model_field(name, _toml_value(value))
+            model[name] = presets.read_model_field(name, toml_value(value))
     elif dot and section == "data":
         raw: object = value.split("+") if name == "paths" else value
         data[name] = presets.read_data_field(name, raw)
@@ -118,6 +119,17 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
         knobs[key] = knob(key).read(value.strip())
     overrides = tuple(dict.fromkeys((*spec.overrides, key)))
     return replace(spec, model=model, data=data, knobs=knobs, overrides=overrides)
+
+
+def _check_named_first(source: str, overrides: Iterable[str]) -> None:
+    """Raise UserError if a field of the model was set before the model itself, which would drop the field."""
+    dropped = next((key for key in overrides if key.startswith("model.") and key != source), None)
+    if dropped is not None:
+        raise UserError(
+            f"{source} names another model, and {dropped}, which is set before it, would be lost",
+            key=source,
+            advice=f"--set {source}=… first, then --set {dropped}=…",
+        )
 
 
 def expand_paths(data: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +165,7 @@ def _images_below(match: str) -> list[str]:
     return sorted(path for path in paths if path.lower().endswith((".jpg", ".jpeg")))
 
 
-def _toml_value(text: str) -> Any:
+def toml_value(text: str) -> Any:
     """A number, boolean, list or quoted text as TOML reads it; anything else as text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

@@ -81,7 +81,7 @@ class CudaClock:
         self._marks: list[tuple[str, Any]] = [("other", self._mark())]
 
     def enter(self, phase: str) -> None:
-        """Queue a mark behind the work queued until now."""
+        """Queue a mark after the work queued until now."""
         self._marks.append((phase, self._mark()))
 
     def end_step(self) -> StepTimes:

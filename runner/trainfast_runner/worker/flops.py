@@ -15,10 +15,10 @@ from .model_config import (
     head_size,
     image_part,
     patches,
-    split_tokens,
     text_part,
     tokens_per_sample,
 )
+from .shared.recipes import split_tokens
 
 _ADDED = re.compile(r"(^|\.)(position_embeddings|cls_token|mask_token|distillation_token)$")
 """Parameters that are added, never multiplied."""

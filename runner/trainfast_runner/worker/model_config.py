@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .invalid import InvalidInput, one_line, unknown_name
+from .shared.recipes import positions_needed
 
 SOURCES = ("family", "path", "hub")
 # Every configuration takes these, although it does not store them.
@@ -142,11 +143,6 @@ def patches(config: Any) -> int | None:
     return (size // patch) ** 2 if isinstance(size, int) and isinstance(patch, int) and patch > 0 else None
 
 
-def split_tokens(seq_len: int) -> tuple[int, int]:
-    """Tokens of a sample that the encoder reads (the first half) and that the decoder writes (the rest)."""
-    return seq_len // 2, seq_len - seq_len // 2
-
-
 def tokens_per_sample(config: Any, objective: str, seq_len: int) -> int:
     """Tokens of a sample of text, or patches and class token of an image; 0 for an image without patches."""
     if objective != "image-classification":
@@ -156,16 +152,17 @@ def tokens_per_sample(config: Any, objective: str, seq_len: int) -> int:
 
 
 def check_seq_len(config: Any, objective: str, seq_len: int) -> None:
-    """Raise InvalidInput if the model has fewer positions than `seq_len`. An image has none."""
+    """Raise InvalidInput if the model has too few positions for `seq_len` tokens. An image has none."""
     if objective == "image-classification":
         return
     text = text_part(config)
     positions = getattr(text, "max_position_embeddings", None)
     # -1 stands for XLNet's relative positions, which have no end.
-    if isinstance(positions, int) and 0 < positions < seq_len:
+    if isinstance(positions, int) and 0 < positions < positions_needed(objective, seq_len):
+        longest = positions * 2 if objective == "seq2seq" else positions
         raise InvalidInput(
             f"seq_len={seq_len} is more than the model's {positions} positions (max_position_embeddings)",
             key="seq_len",
-            allowed=[f"1 to {positions}"],
-            nearest=str(positions),
+            allowed=[f"1 to {longest}"],
+            nearest=str(longest),
         )

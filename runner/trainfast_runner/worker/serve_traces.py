@@ -122,7 +122,7 @@ def _trace(request: dict[str, Any], requests: RequestLines) -> None:
 
 
 def _choose_gpus(devices: dict[str, str | None]) -> None:
-    """Set the variables that choose the GPUs, and remove those that are None. CUDA reads them in each fork anew."""
+    """Set the variables that choose the GPUs, and remove those that are None. CUDA reads them in each fork again."""
     for name, value in devices.items():
         if value is None:
             os.environ.pop(name, None)

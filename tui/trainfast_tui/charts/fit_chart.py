@@ -61,8 +61,12 @@ def fit_chart(
 
 def _top_bytes(points: Sequence[Point], limit_bytes: int | None) -> float:
     """Return the bytes at the upper end of the y axis."""
-    most = max([limit_bytes or 0, *(point.peak_bytes for point in points), 1])
-    return float(most * LIMIT_HEADROOM) if limit_bytes is not None else nice_ceiling(float(most), binary=True)
+    largest_bytes = max([limit_bytes or 0, *(point.peak_bytes for point in points), 1])
+    return (
+        float(largest_bytes * LIMIT_HEADROOM)
+        if limit_bytes is not None
+        else nice_ceiling(float(largest_bytes), binary=True)
+    )
 
 
 def _fit_dots(

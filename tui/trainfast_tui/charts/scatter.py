@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainfast_runner.results.pareto import pareto_front
 from trainfast_tui.charts.braille import X_BITS, draw
 from trainfast_tui.charts.framed import FRAME_COLUMNS, FRAME_ROWS, FramedPlot, cell_at
 from trainfast_tui.charts.time_columns import ColumnRanges
@@ -28,13 +29,11 @@ class Spot:
     tone: Tone
 
 
-def pareto(spots: Sequence[Spot]) -> list[Spot]:
+def front_of(spots: Sequence[Spot]) -> list[Spot]:
     """Return the measured spots that no other beats in both rate and memory, the smallest first."""
-    front: list[Spot] = []
-    for spot in sorted(spots, key=lambda spot: (-(spot.rate or 0.0), spot.memory_bytes)):
-        if spot.rate is not None and (not front or spot.memory_bytes < front[-1].memory_bytes):
-            front.append(spot)
-    return front[::-1]
+    measured = [(spot, spot.rate) for spot in spots if spot.rate is not None]
+    front = pareto_front([(spot.memory_bytes, rate) for spot, rate in measured])
+    return [measured[index][0] for index in reversed(front)]
 
 
 def scatter(spots: Sequence[Spot], limit_bytes: int | None, width: int, height: int) -> list[Line]:
@@ -47,12 +46,12 @@ def scatter(spots: Sequence[Spot], limit_bytes: int | None, width: int, height: 
     if plot_width < 16 or plot_height < 3 or not rates:
         return []
     low, high = YRange().fit(min(rates), max(rates), 0, y_min=None)
-    most_bytes = max(spot.memory_bytes for spot in spots)
-    drawn_limit = None if limit_bytes is None or limit_bytes > MAX_LIMIT_RATIO * most_bytes else limit_bytes
-    right_bytes = nice_ceiling(float(most_bytes), binary=True)
+    largest_bytes = max(spot.memory_bytes for spot in spots)
+    drawn_limit = None if limit_bytes is None or limit_bytes > MAX_LIMIT_RATIO * largest_bytes else limit_bytes
+    right_bytes = nice_ceiling(float(largest_bytes), binary=True)
     if drawn_limit is not None:
-        right_bytes = max(drawn_limit, most_bytes) * LIMIT_HEADROOM
-    dots = _front_dots(pareto(spots), right_bytes, (low, high), plot_width, plot_height)
+        right_bytes = max(drawn_limit, largest_bytes) * LIMIT_HEADROOM
+    dots = _front_dots(front_of(spots), right_bytes, (low, high), plot_width, plot_height)
     plot = FramedPlot(dots, plot_width)
     limit_column = None
     if drawn_limit is not None:

@@ -34,7 +34,7 @@ class YRange:
         self._roomy_since_ns: int | None = None
 
     def reset(self) -> None:
-        """Forget the range; the next fit starts anew."""
+        """Forget the range; the next fit starts over."""
         self._range = self._roomy_since_ns = None
 
     def fit(

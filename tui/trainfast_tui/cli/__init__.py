@@ -61,7 +61,7 @@ def _refuse(error: UserError, arguments: list[str]) -> int:
 
     # The error may quote the output of a script.
     print(f"trainfast-tui: {plain(error.line())}", file=sys.stderr)
-    # A `--json` behind `--` belongs to the script.
+    # A `--json` after `--` belongs to the script.
     if "--json" in itertools.takewhile(lambda word: word != "--", arguments):
         import json
 

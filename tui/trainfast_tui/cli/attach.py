@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from trainfast_runner.results.oom_explanation.explain_run import with_newer_explanation
+from trainfast_runner.memory.oom.explain_run import with_newer_explanation
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.arguments import add_run, directory_of

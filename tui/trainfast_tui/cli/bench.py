@@ -8,8 +8,7 @@ import sys
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import exit_code_of
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.run_states import exit_code_of, state_words
 from trainfast_runner.search.bench.grid import prepare_grid
 from trainfast_runner.search.bench.report import (
     FIGURE_COLUMNS,
@@ -21,7 +20,7 @@ from trainfast_runner.search.bench.report import (
 )
 from trainfast_runner.search.bench.table import RowResult, Table, tabulate
 from trainfast_runner.search.bench.variants import Bench, prepare
-from trainfast_runner.settings import script_preset
+from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, finite, positive
 from trainfast_tui.cli.bench_file import WRITERS

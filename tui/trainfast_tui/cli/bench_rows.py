@@ -10,7 +10,7 @@ from typing import TypeVar
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.run_states import state_words
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.running.planning import RunPlan

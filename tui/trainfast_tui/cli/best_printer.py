@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
@@ -20,10 +19,11 @@ from trainfast_runner.search.journal.best import (
     Visited,
 )
 from trainfast_runner.units import counted
+from trainfast_runner.worker.shared.search_runs import TRIAL
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.format import duration, plain, size, with_sizes
-from trainfast_tui.text.search.best_figures import knob_words, objective_words
+from trainfast_tui.text.search.best_figures import objective_words, typed_knobs
 from trainfast_tui.text.search.best_question import question_lines
 from trainfast_tui.text.search.best_state import best_words, chance_words, doing_words, order_words
 
@@ -86,7 +86,7 @@ class BestPrinter(JournalPrinter[BestLine]):
         counts = {name: sum(candidate.ruled_out == name for candidate in out) for name in ("incompatible", "too_large")}
         ruled_out = "".join(f", {count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
         dropped = f"; another global batch: {counted(space.dropped, 'combination')}" if space.dropped else ""
-        return f"{counted(len(space.candidates), 'candidate')}{ruled_out}{dropped}"
+        return f"{counted(len(space.candidates), 'setting')}{ruled_out}{dropped}"
 
     def _outcome(self, line: Trial | ColdRun) -> str:
         """Return the outcome of the newest trial or run in words."""
@@ -106,4 +106,4 @@ class BestPrinter(JournalPrinter[BestLine]):
     def _knobs(self, number: int | None) -> str:
         if number is None or self._so_far.space is None:
             return "the baseline"
-        return knob_words(self._so_far.candidates[number].knobs)
+        return typed_knobs(self._so_far.candidates[number].knobs)

@@ -13,7 +13,7 @@ class Command:
     module: str
     help: str
     takes_script: bool = False
-    """True if a command line of the user's own may follow, behind `--`."""
+    """True if a command line of the user's own may follow, after `--`."""
 
 
 COMMANDS = (

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="run the export (if it is for a script, give your command behind --), compare settings and speed, and add"
+        help="run the export (if it is for a script, give your command after --), compare settings and speed, and add"
         " the result to the export",
     )
     parser.add_argument("--wait", action="store_true", help="with --prove: wait while another run uses the device")
@@ -76,9 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _refuse_options(arguments: argparse.Namespace) -> None:
     """Raise UserError for a command or an option that means nothing without --prove, or with --onto."""
     if arguments.script is not None and not arguments.prove:
-        raise UserError(
-            "a command behind -- is for --prove", key="--", advice="export RUN --to FORM --prove -- COMMAND"
-        )
+        raise UserError("a command after -- is for --prove", key="--", advice="export RUN --to FORM --prove -- COMMAND")
     if arguments.wait and not arguments.prove:
         raise UserError("--wait is for the run of --prove", key="--wait", advice="export RUN --to FORM --prove --wait")
     if arguments.onto is None:

@@ -132,6 +132,6 @@ def print_earlier_search(
     `tried` has the trials that it continues with, in words; empty for a new search.
     """
     if tried:
-        progress.print_line(f"continuing {directory.name}, {tried}; --fresh begins anew")
+        progress.print_line(f"continuing {directory.name}, {tried}; --fresh starts over")
     elif (edited := search_before_edit(home, directory, read_journal)) is not None:
         progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")

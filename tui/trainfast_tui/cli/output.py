@@ -72,7 +72,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal on stdout; None if stdout is none."""
+    """Return the columns of the terminal on stdout; None if stdout is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

@@ -14,7 +14,7 @@ def output_path(name: str, endings: Sequence[str]) -> Path:
     path = Path(name).absolute()
     if path.suffix.lower() not in endings:
         close = nearest(path.suffix, endings) if path.suffix else None
-        raise UserError(f"{name}: no known kind of file", key="-o", allowed=endings, nearest=close)
+        raise UserError(f"{name}: unknown file type", key="-o", allowed=endings, nearest=close)
     refuse_unwritable(path, "-o")
     return path
 

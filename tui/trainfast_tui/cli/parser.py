@@ -103,7 +103,7 @@ def _refuse_app_options(parsed: argparse.Namespace) -> None:
         if value in (None, False):
             continue
         if option == "--python" and option in parsed.leaf.option_names():
-            words = f"{option} belongs behind {command}: {PROGRAM} {command} {option} {value} ..."
+            words = f"{option} belongs after {command}: {PROGRAM} {command} {option} {value} ..."
         else:
             words = f"{option} before {command} is for the app alone; leave it out"
         raise UserError(words, key=option)
@@ -113,7 +113,7 @@ def refuse_script_word(words: list[str]) -> None:
     """Raise UserError if one of these words, typed where `run` takes a preset, is a Python file that exists."""
     if any(word.endswith(".py") and os.path.isfile(word) for word in words):
         command = shlex.join(["python", *words] if words[0].endswith(".py") else words)
-        raise UserError(f"a script goes behind --: {PROGRAM} run -- {command}", key=words[0])
+        raise UserError(f"a script goes after --: {PROGRAM} run -- {command}", key=words[0])
 
 
 def _build() -> Parser:

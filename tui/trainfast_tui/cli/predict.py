@@ -175,5 +175,5 @@ def _fit_words(fit: PredictedFit) -> str:
     if fit.left_bytes >= 0:
         left = f"yes, {size(fit.left_bytes)} left of {limit}"
         return left if fit.max_batch is None else f"{left}; up to batch_size {count(fit.max_batch)}"
-    most = f"up to batch_size {count(fit.max_batch)} fits" if fit.max_batch else "not even batch_size 1 fits"
-    return f"no, {size(-fit.left_bytes)} too much for {limit}; {most}"
+    batches = f"up to batch_size {count(fit.max_batch)} fits" if fit.max_batch else "not even batch_size 1 fits"
+    return f"no, {size(-fit.left_bytes)} too much for {limit}; {batches}"

@@ -13,11 +13,11 @@ from trainfast_runner.records.discovered import Discovered, Flag
 from trainfast_runner.running.scripts.discovered_preset import preset_of
 from trainfast_runner.running.scripts.discovery import discover
 from trainfast_runner.settings.saving import new_preset_path
-from trainfast_runner.settings.saving_script import save_script_preset
-from trainfast_runner.settings.script_mapping import Proposal
-from trainfast_runner.settings.script_preset import flag_names
-from trainfast_runner.settings.script_reach import ways_without_flag
-from trainfast_runner.settings.typed_mapping import mapping_of
+from trainfast_runner.settings.scripts.saving_script import save_script_preset
+from trainfast_runner.settings.scripts.script_mapping import Proposal
+from trainfast_runner.settings.scripts.script_preset import flag_names
+from trainfast_runner.settings.scripts.script_reach import ways_without_flag
+from trainfast_runner.settings.scripts.typed_mapping import mapping_of
 from trainfast_runner.settings.typed_settings import setting_of
 from trainfast_runner.units import counted
 from trainfast_tui.cli.output import print_json, print_line, print_lines

@@ -15,7 +15,7 @@ from trainfast_tui.cli.output import print_json, print_line
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Make a preset of your own from another one, its comments kept. With a command behind -- of a script of your"
+        "Make a preset of your own from another one, its comments kept. With a command after -- of a script of your"
         " own: the script is run to its argument parser and no further (argparse, HfArgumentParser, click, Hydra), its"
         " flags are listed, and the preset maps knobs to them."
     )
@@ -48,13 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the file and print its path."""
     if arguments.script is not None:
         if arguments.source is not None:
-            raise UserError("--from is for a preset without a command behind --", key="--from")
+            raise UserError("--from is for a preset without a command after --", key="--from")
         from trainfast_tui.cli import presets_discover
 
         return presets_discover.run(arguments)
     for option, name in (("mapping", "--map"), ("python", "--python"), ("all", "--all")):
         if getattr(arguments, option):
-            raise UserError(f"{name} is for a command behind --", key=name)
+            raise UserError(f"{name} is for a command after --", key=name)
     source = arguments.source or PLAIN_PRESET
     spec = resolve(source, arguments.settings)
     path = save_preset(arguments.name, spec, overwrite=arguments.overwrite, source=source)

@@ -15,10 +15,11 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.search.advice.advisor import advise, model_advice
 from trainfast_runner.search.advice.facts import Advice
 from trainfast_runner.search.advice.gather_situation import gather
-from trainfast_runner.settings import presets, script_preset
+from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import Preset, Variant
+from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.spec import RunSpec, from_preset
 from trainfast_tui.cli.output import print_json, print_line, print_lines, terminal_width
 from trainfast_tui.text.format import plain

@@ -15,7 +15,7 @@ from trainfast_tui.cli.run_status import status_line
 from trainfast_tui.text.format import plain, truncate
 
 PLAIN_EVERY_S = 5.0
-"""Seconds between two lines of progress where stderr is no terminal."""
+"""Seconds between two lines of progress when stderr is not a terminal."""
 SLOW_S = 1.0
 """Seconds after which work shows its progress."""
 

@@ -12,8 +12,8 @@ from trainfast_runner.export.proving import proof_of
 from trainfast_runner.records.export_proof import append_proof
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.records.run_file import RunFile, exit_code_of
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_states import exit_code_of, state_words
 from trainfast_runner.running.exported_run import plan_exported
 from trainfast_tui.cli.exit_codes import HUNG_UP
 from trainfast_tui.cli.follow_run import follow

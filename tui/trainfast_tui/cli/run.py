@@ -14,9 +14,9 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.run_state import run_state
-from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import preset_files
+from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, positive
 from trainfast_tui.cli.exit_codes import HUNG_UP
@@ -35,14 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "preset",
         metavar="PRESET | -- COMMAND",
         nargs="?",
-        help="a name, NAME/VARIANT, or a path ending in .toml; or behind -- a command line of your own, as typed",
+        help="a name, NAME/VARIANT, or a path ending in .toml; or after -- a command line of your own, as typed",
     )
     add_settings(parser)
     parser.add_argument(
         "--preset",
         metavar="FILE",
         dest="script_preset",
-        help="a .toml whose [script.knobs] names a script's flags; without a command behind -- its own is started",
+        help="a .toml whose [script.knobs] names a script's flags; without a command after -- its own is started",
     )
     parser.add_argument("--steps", type=positive, metavar="N", help="end after N optimizer steps; also for a script")
     parser.add_argument(
@@ -100,9 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
-    """Plan the run of the preset, or of the command behind `--`. Raises UserError unless exactly one is given."""
+    """Plan the run of the preset, or of the command after `--`. Raises UserError unless exactly one is given."""
     if arguments.preset is not None and (arguments.script is not None or arguments.script_preset is not None):
-        raise UserError(f"run takes a preset or a command behind --, not both: {arguments.preset}", key="--")
+        raise UserError(f"run takes a preset or a command after --, not both: {arguments.preset}", key="--")
     file = arguments.script_preset
     if file is not None:
         _refuse_preset_name(file, has_command=arguments.script is not None)
@@ -121,11 +121,11 @@ def plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
             steps_from_log=arguments.steps_from_log,
         )
     if arguments.preset is None:
-        raise UserError("run needs a preset, or a command behind --; see trainfast-tui run --help", key="PRESET")
+        raise UserError("run needs a preset, or a command after --; see trainfast-tui run --help", key="PRESET")
     for option in ("samples_per_step", "steps_from_log"):
         if getattr(arguments, option) is not None:
             name = f"--{option.replace('_', '-')}"
-            raise UserError(f"{name} is for a command behind --", key=name)
+            raise UserError(f"{name} is for a command after --", key=name)
     refuse_script_word([arguments.preset])
     steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
     return planning.plan_run(resolve(arguments.preset, [*arguments.settings, *steps]), arguments.python)

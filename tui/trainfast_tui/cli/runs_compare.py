@@ -8,7 +8,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.results.comparison.difference import ComparisonRow, compare
 from trainfast_runner.running.final_result import final_result
 from trainfast_tui.cli.output import print_json, print_line, print_table
-from trainfast_tui.text.comparison import difference_text, figure_with_unit, interval_text, setting_text, verdict_text
+from trainfast_tui.text.comparison import difference_text, figure_with_unit, interval_text, value_text, verdict_text
 from trainfast_tui.text.format import ABSENT, plain, signed_percent, with_sizes
 
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_line("A and B are one and the same run.\n")
     if comparison.knobs:
         settings = [
-            (plain(name), plain(setting_text(name, a)), plain(setting_text(name, b))) for name, a, b in comparison.knobs
+            (plain(name), plain(value_text(name, a)), plain(value_text(name, b))) for name, a, b in comparison.knobs
         ]
         print_table(("KNOB", "A", "B"), settings)
     else:

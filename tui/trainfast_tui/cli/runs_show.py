@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainfast_runner.memory.oom.explain_run import with_newer_explanation
 from trainfast_runner.records.result import Diagnosis, Result
+from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_directory import read_result, read_run_file
-from trainfast_runner.records.run_file import SCHEMA, WARM_ROLES, RunFile
+from trainfast_runner.records.run_file import SCHEMA, RunFile
 from trainfast_runner.results.device_conditions.joined_steps import as_record, joined_steps
-from trainfast_runner.results.oom_explanation.explain_run import with_newer_explanation
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.cli.arguments import add_run, directory_of

@@ -22,7 +22,7 @@ from trainfast_runner.search.best.question.request import BestRequest, read_budg
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.journal.best import BestEnded, ColdRun, Trial, read_best_journal
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.settings import script_preset
+from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.settings.vary import read_vary
 from trainfast_runner.units import counted
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="optimizer steps of the training that --objective time minimises",
     )
     parser.add_argument("--budget", default="10m", metavar="T", help="time for finding the leader: 90s, 10m, 1h (10m)")
-    parser.add_argument("--dry-run", action="store_true", help="print the number of candidates and the expected time")
+    parser.add_argument("--dry-run", action="store_true", help="print the number of settings and the expected time")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the answer and the whole journal to FILE")
     parser.epilog = "Ctrl-C cancels and prints the best so far; the same command then continues."
 

@@ -20,7 +20,8 @@ from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine, Probe, read_batch_journal
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.script_runs import ScriptPlanner
-from trainfast_runner.settings import presets, script_preset
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.cli.arguments import add_search_arguments, positive

@@ -8,8 +8,8 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import is_unfinished, read_run_file
+from trainfast_runner.records.run_states import state_words
 from trainfast_runner.records.search_directories import conducted_search_of, has_journal
-from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.arguments import add_run

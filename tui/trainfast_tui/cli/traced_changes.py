@@ -6,11 +6,11 @@ import threading
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.memory.oom.explain_run import out_of_memory_of, with_newer_explanation
+from trainfast_runner.memory.oom.trace_changes import trace_changes
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.results.oom_explanation.explain_run import out_of_memory_of, with_newer_explanation
-from trainfast_runner.results.oom_explanation.trace_changes import trace_changes
 from trainfast_tui.cli.progress import progress_when_slow
 
 TRACES_WITHIN_S = 20.0

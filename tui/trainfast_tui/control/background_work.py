@@ -13,7 +13,7 @@ from trainfast_tui.control.prediction_request import SpeedKey
 from trainfast_tui.control.predictor import Predictor
 from trainfast_tui.control.shared_tracer import SharedTracer
 from trainfast_tui.control.situation_gatherer import SituationGatherer
-from trainfast_tui.text.search.kind import SearchKind
+from trainfast_tui.live.search_kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine

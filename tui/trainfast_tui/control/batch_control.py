@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainfast_tui.control.search_control import SearchControl
-from trainfast_tui.text.search.kind import SearchKind
+from trainfast_tui.live.search_kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot

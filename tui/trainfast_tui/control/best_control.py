@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,8 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import Post, ScreenMessage
 from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.control.threads import start_thread
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.text.lines import Piece
-from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
@@ -77,6 +77,18 @@ class BestControl(SearchControl["BestSnapshot"]):
         """Record that the started search holds its lock; the choice of a fresh one was for it alone."""
         super().note_started(directory)
         self.options = replace(self.options, is_fresh=False)
+
+    def start(
+        self,
+        spec: RunSpec,
+        *,
+        fresh: bool = False,
+        cool_to_c: float | None = None,
+        stop_run_first: Callable[[], None] | None = None,
+        best: BestRequest | None = None,
+    ) -> None:
+        """Start a search as `SearchControl.start`, unless `best` is given with the request that was typed."""
+        super().start(spec, fresh=fresh, cool_to_c=cool_to_c, stop_run_first=stop_run_first, best=best or self.request)
 
     @property
     def request(self) -> BestRequest:

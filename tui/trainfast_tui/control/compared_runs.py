@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import WARM_ROLES
+from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_tui.control.messages import RunsCompared
 
 if TYPE_CHECKING:

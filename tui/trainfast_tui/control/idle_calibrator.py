@@ -56,7 +56,7 @@ class IdleCalibrator:
         """Measure the device, unless it is known. A device that cannot be measured stays as it is."""
         from trainfast_runner.machine.calibration import calibrate, is_calibrated
         from trainfast_runner.machine.cpu.cpu_info import cpu_name
-        from trainfast_runner.machine.worker_scripts import ScriptCancelled
+        from trainfast_runner.machine.worker_programs import ProgramCancelled
         from trainfast_runner.running.run_state import live_runs
 
         try:
@@ -67,7 +67,7 @@ class IdleCalibrator:
                 return None
             self._is_done = not calibrate(self._home, self._python, cancelled, in_background=True).disturbed
             return DeviceCalibrated() if self._is_done else None
-        except ScriptCancelled:
+        except ProgramCancelled:
             self._tries -= 1
             return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trainfast_tui.text.search.kind import SearchKind
+from trainfast_tui.live.search_kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError

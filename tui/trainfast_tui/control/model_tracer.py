@@ -38,10 +38,10 @@ class ModelTracer:
         """The key of the model that is being traced; empty without one."""
         self._since_ns = 0
         self._failures: dict[str, str] = {}
-        """The reason why a model cannot be traced, by its key."""
+        """The reason a model cannot be traced, by its key."""
 
     def failure(self, spec: RunSpec, machine: Machine) -> str | None:
-        """Return the reason why this model cannot be traced; None if it was not tried or was traced."""
+        """Return the reason this model cannot be traced; None if it was not tried or was traced."""
         return self._failures.get(_key(spec, machine))
 
     def trace(self, spec: RunSpec, machine: Machine) -> int:
@@ -62,7 +62,7 @@ class ModelTracer:
             self._work.cancel(wait_s)
 
     def _trace(self, spec: RunSpec, machine: Machine, key: str, cancelled: threading.Event) -> None:
-        from trainfast_runner.machine.worker_scripts import ScriptCancelled
+        from trainfast_runner.machine.worker_programs import ProgramCancelled
         from trainfast_runner.memory.tracing import trace_model
 
         gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid]
@@ -76,7 +76,7 @@ class ModelTracer:
                 on_traced=self._note_import,
                 tracer=self._tracer(),
             )
-        except ScriptCancelled:
+        except ProgramCancelled:
             return
         except UserError as error:
             self._failures[key] = error.message

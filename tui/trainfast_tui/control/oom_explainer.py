@@ -74,7 +74,7 @@ class OomExplainer:
         self._newest = message
 
     def _explain(self, run: RunSnapshot, cancelled: threading.Event) -> OomExplained:
-        from trainfast_runner.results.oom_explanation.trace_changes import trace_changes
+        from trainfast_runner.memory.oom.trace_changes import trace_changes
 
         oom_run = _out_of_memory(run)
         assert oom_run is not None
@@ -88,7 +88,7 @@ class OomExplainer:
 
 
 def _explanation(oom_run: OutOfMemory, python: str | None) -> OomExplanation:
-    from trainfast_runner.results.oom_explanation.explain_run import explain_run, models_of
+    from trainfast_runner.memory.oom.explain_run import explain_run, models_of
 
     return explain_run(oom_run, models_of(oom_run.run, python))
 
@@ -97,7 +97,7 @@ def _recorded_explanation(run: RunSnapshot) -> OomExplanation | None:
     """Return the explanation in the result, else the one that the records of the run give."""
     if run.result is not None and run.result.oom is not None:
         return run.result.oom
-    from trainfast_runner.results.oom_explanation.explain_run import explain_run
+    from trainfast_runner.memory.oom.explain_run import explain_run
 
     oom_run = _out_of_memory(run)
     return None if oom_run is None else explain_run(oom_run, lambda spec: None)

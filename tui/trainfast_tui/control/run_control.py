@@ -13,6 +13,7 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import Notified, Post, RunGivenUp, RunRefused, RunStarted
+from trainfast_tui.control.pending_start import PendingStart
 from trainfast_tui.control.threads import start_thread
 
 if TYPE_CHECKING:
@@ -33,9 +34,8 @@ class RunControl:
         self._home = home
         self._python = python
         self._post = post
-        self._is_starting = False
-        self._unseen_directory: Path | None = None
-        """The run that was started here and is not yet on the screen."""
+        self.pending = PendingStart()
+        """The run that was started here until it is on the screen."""
         self.cool_to_c: float | None = None
         """Each run waits until its GPUs are below this temperature in degrees Celsius; None for no wait."""
         self._giving_up: threading.Event | None = None
@@ -52,32 +52,9 @@ class RunControl:
         if (giving_up := self._giving_up) is not None:
             giving_up.set()
 
-    @property
-    def is_starting(self) -> bool:
-        """True if a started run has neither appeared on the screen nor been refused."""
-        return self._is_starting or self._unseen_directory is not None
-
-    def note_started(self, directory: Path) -> None:
-        """Record that the started run exists; the reader may still show the run before."""
-        self._is_starting, self._unseen_directory = False, directory
-
-    def note_not_started(self) -> None:
-        """Record that the run to be started was refused or given up."""
-        self._is_starting = False
-
-    def note_seen(self, directory: Path | None) -> None:
-        """Record the run that the reader shows."""
-        unseen = self._unseen_directory
-        if unseen is not None and (directory == unseen or not unseen.exists()):
-            self._unseen_directory = None
-
-    def note_left(self) -> None:
-        """Record that another run was chosen to be shown: do not wait for the started one."""
-        self._unseen_directory = None
-
     def start(self, spec: RunSpec, run_to_stop: Path | None = None) -> None:
         """Check and start a run, once `run_to_stop` is stopped and gone: posts RunStarted, RunRefused or RunGivenUp."""
-        self._is_starting = True
+        self.pending.begin()
         start_thread("start", partial(self._start, spec, run_to_stop), self._post, RunRefused)
 
     def request_stop(self, directory: Path) -> None:

@@ -13,9 +13,10 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_states import PAUSE_STATES
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import Notified, Post, SearchEnded, SearchRefused, SearchStarted
+from trainfast_tui.control.pending_start import PendingStart
 from trainfast_tui.control.threads import start_thread
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import SearchSnapshot
-from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.question.request import BestRequest
@@ -38,9 +39,8 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         self._post = post
         self._python = python
         self._snapshot: SearchSnapshotT | None = None
-        self._is_starting = False
-        self._unseen_directory: Path | None = None
-        """The search that was started here and is not yet seen."""
+        self._pending = PendingStart()
+        """The search that was started here until it is seen."""
         self._dismissed_directory: Path | None = None
         """The ended search that was followed when the next one was refused."""
         self._stop_when_seen = False
@@ -52,21 +52,22 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
     def current(self) -> SearchSnapshotT | None:
         """The newest snapshot of the followed search; None while another one is starting or after it was refused."""
         search = self._snapshot
-        is_outdated = search is None or self._is_starting or search.directory == self._dismissed_directory
+        is_outdated = search is None or self._pending.is_pending or search.directory == self._dismissed_directory
         return None if is_outdated else search
 
     @property
     def is_active(self) -> bool:
         """True while a search works, and from its start until it is seen or refused."""
-        return self._is_starting or (self._snapshot is not None and self._snapshot.is_live)
+        return self._pending.is_pending or (self._snapshot is not None and self._snapshot.is_live)
 
     def note_started(self, directory: Path) -> None:
         """Record that the started search holds its lock; the reader may still show the search before."""
-        self._unseen_directory = directory
+        self._pending.note_started(directory)
 
     def note_not_started(self) -> None:
         """Record that the search to be started was refused."""
-        self._is_starting = self._stop_when_seen = False
+        self._pending.note_refused()
+        self._stop_when_seen = False
         search = self._snapshot
         self._dismissed_directory = search.directory if search is not None and not search.is_live else None
 
@@ -78,17 +79,19 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         before, self._snapshot = self._snapshot, search
         if search is None:
             return
-        if before is None or before.directory != search.directory:
-            if search.is_live and not self._is_starting:
-                self._post(Notified(f"A {self.KIND.label} search is live; {self.KIND.key} shows it."))
-        elif before.is_live and not search.is_live:
+        is_new = before is None or before.directory != search.directory
+        was_pending = self._pending.is_pending
+        is_started_here = self._pending.note_seen(search.directory)
+        # A search that was started here may have ended between two looks.
+        has_ended = not search.is_live and (is_started_here if is_new else before is not None and before.is_live)
+        if has_ended:
             self._post(SearchEnded(self._describe(search), self.KIND))
-        if search.directory == self._unseen_directory:
-            self._is_starting, self._unseen_directory = False, None
-            if self._stop_when_seen:
-                self._stop_when_seen = False
-                # Not `stop`: this snapshot may be older than the lock of a continued search.
-                start_thread("cancel", partial(self._cancel, search.directory), self._post)
+        elif is_new and search.is_live and not was_pending:
+            self._post(Notified(f"A {self.KIND.label} search is live; {self.KIND.key} shows it."))
+        if is_started_here and self._stop_when_seen:
+            self._stop_when_seen = False
+            # Not `stop`: this snapshot may be older than the lock of a continued search.
+            start_thread("cancel", partial(self._cancel, search.directory), self._post)
 
     @abstractmethod
     def _describe(self, search: SearchSnapshotT) -> str:
@@ -101,26 +104,23 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         fresh: bool = False,
         cool_to_c: float | None = None,
         stop_run_first: Callable[[], None] | None = None,
+        best: BestRequest | None = None,
     ) -> None:
         """Start a search of `spec`, or unless `fresh` continue its unfinished one, once `stop_run_first` is done.
 
-        Posts SearchStarted or SearchRefused. With `cool_to_c` each of its processes waits until its GPUs are below
-        that temperature in degrees Celsius.
+        `best` is the request of a best-fit search. With `cool_to_c` each process of the search waits until its GPUs are
+        below that temperature in degrees Celsius. Posts SearchStarted or SearchRefused.
         """
-        self._is_starting, self._stop_when_seen, self._dismissed_directory = True, False, None
+        self._pending.begin()
+        self._stop_when_seen, self._dismissed_directory = False, None
         self.requested_ns = time.monotonic_ns()
-        start = partial(self._start, spec, self.request, fresh, cool_to_c, stop_run_first)
+        start = partial(self._start, spec, best, fresh, cool_to_c, stop_run_first)
         start_thread("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
-
-    @property
-    def request(self) -> BestRequest | None:
-        """The request of the next search; None for a kind without one."""
-        return None
 
     def _start(
         self,
         spec: RunSpec,
-        request: BestRequest | None,
+        best: BestRequest | None,
         fresh: bool,
         cool_to_c: float | None,
         stop_run_first: Callable[[], None] | None,
@@ -129,7 +129,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
 
         if stop_run_first is not None:
             stop_run_first()
-        directory = start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=request)
+        directory = start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=best)
         return SearchStarted(directory, self.KIND)
 
     def toggle_pause(self) -> Notified:
@@ -145,12 +145,12 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
 
     def no_search_notice(self) -> Notified:
         """Return why nothing can be asked of a search now: none is live, or one is starting."""
-        return STILL_STARTING if self._is_starting else NOT_LIVE
+        return STILL_STARTING if self._pending.is_pending else NOT_LIVE
 
     def stop(self) -> Notified:
         """End the live search, or a starting search as soon as the reader shows it; return the notice to show."""
         search = self.current
-        self._stop_when_seen = search is None and self._is_starting
+        self._stop_when_seen = search is None and self._pending.is_pending
         if self._stop_when_seen:
             # It cannot be ended before it holds its lock.
             return Notified("Stopping as soon as the search has started…", "warning")

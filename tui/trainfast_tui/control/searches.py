@@ -6,8 +6,8 @@ from trainfast_runner.records.home import Home
 from trainfast_tui.control.batch_control import BatchControl
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.messages import Post
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.text.search.kind import SearchKind
 
 
 class Searches:

@@ -6,7 +6,7 @@ import os
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.scripts.command import read_command
-from trainfast_runner.settings.script_preset import split_words
+from trainfast_runner.settings.scripts.script_preset import split_words
 
 SHELL_WORDS = ("|", "||", "&", "&&", ";", "<", ">", ">>", "2>&1")
 """Words that mean something to a shell alone."""
@@ -15,7 +15,7 @@ SHELL_WORDS = ("|", "||", "&", "&&", ";", "<", ">", ">>", "2>&1")
 def split_command(text: str) -> list[str]:
     """Split a typed command as a shell splits it, with `~` for the home folder; no shell runs it.
 
-    Raises UserError for a text that is no command, or one that cannot start in this folder.
+    Raises UserError for a text that is not a command, or one that cannot start in this folder.
     """
     words = [os.path.expanduser(word) for word in split_words(text, "command")]
     for_shell = next((word for word in words if word in SHELL_WORDS), None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE
 from trainfast_runner.results.distributions import median_rate
 from trainfast_runner.worker.shared.phases import STEP_PHASES
-from trainfast_tui.text.conditions import RECENT_STEPS
+from trainfast_tui.live.recent_conditions import RECENT_STEPS
 from trainfast_tui.text.format import count
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from trainfast_runner.records.home import Home
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import SearchSnapshot
-from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import Follower, RunSnapshot

@@ -14,8 +14,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_tui.live.followed import FollowedRun, FollowedSearch, open_batch_journal, open_best_journal
 from trainfast_tui.live.new_runs import NewRuns
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.text.search.kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow
@@ -61,7 +61,7 @@ class Reader(threading.Thread):
         self._xids: deque[Event] = deque(maxlen=XIDS_KEPT)
         self._last_snapshot: Snapshot | None = None
         self._trouble: str | None = None
-        """The reason why something could not be read for the present snapshot."""
+        """The reason something could not be read for the present snapshot."""
         self._looks_at_processes = False
         self._processes: ProcessList | None = None
         self._new_runs = NewRuns(home)

@@ -53,7 +53,7 @@ class Snapshot:
     best_search: BestSnapshot | None = None
     """The followed best-fit search, which may have ended."""
     trouble: str | None = None
-    """The reason why the run, a search or the list of runs cannot be read, in one line."""
+    """The reason the run, a search or the list of runs cannot be read, in one line."""
     xids: tuple[Event, ...] = ()
     """Xid errors that the app's own sampler received, while no run samples the machine."""
     processes: tuple[ProcessRow, ...] | None = None

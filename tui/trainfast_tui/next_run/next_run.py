@@ -13,7 +13,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
+from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.next_run.same_settings import asks_for_same, has_same_model
 from trainfast_tui.text.overrides import typed_overrides
@@ -21,7 +21,7 @@ from trainfast_tui.text.overrides import typed_overrides
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.search.advice.facts import Situation
-    from trainfast_runner.settings.script_preset import ScriptPreset
+    from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 
 LAUNCH_DEFAULTS = {name: KNOBS_BY_NAME[name].default for name in LAUNCH_KNOBS if name != "steps"}
 """Defaults of the knobs that are not the script's; without `steps` it runs to completion."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
-from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import Way, reach_of
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_reach import Way, reach_of
 from trainfast_runner.settings.spec import with_setting
 from trainfast_tui.next_run.next_run import LAUNCH_DEFAULTS, NextRun
 
@@ -77,7 +77,7 @@ class ScriptNextRun(NextRun):
         return replace(self, spec=spec)
 
     def save(self, name: str) -> Path:
-        from trainfast_runner.settings.saving_script import save_script_preset
+        from trainfast_runner.settings.scripts.saving_script import save_script_preset
 
         return save_script_preset(replace(self.script, name=name, knobs=dict(self.spec.knobs)), {})
 

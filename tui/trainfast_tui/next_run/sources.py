@@ -7,14 +7,17 @@ from dataclasses import replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import COLD, CONFIRMATION, RecordedSpec, RunFile
-from trainfast_runner.settings import presets, script_preset
+from trainfast_runner.records.roles import COLD
+from trainfast_runner.records.run_file import RecordedSpec, RunFile
+from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults, knob
-from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import Way, reach_of
+from trainfast_runner.settings.scripts import script_preset
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_reach import Way, reach_of
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.spec import RunSpec, resolve, spec_of_record
+from trainfast_runner.worker.shared.search_runs import CONFIRMATION
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.preset_next_run import PresetNextRun
 from trainfast_tui.next_run.script_next_run import ScriptNextRun
@@ -82,7 +85,7 @@ def repeat_preset_run(run: RunFile, home: Home, *, is_opened: bool = False) -> P
     if is_of_search and searched is None:
         spec = replace(spec, knobs={**spec.knobs, **{name: preset_knobs[name] for name in SET_BY_A_SEARCH}})
     if "devices" not in (searched or run).overrides:
-        # The launcher wrote down how many it chose; the next run chooses anew.
+        # The launcher wrote down how many it chose; the next run chooses again.
         spec = replace(spec, knobs={**spec.knobs, "devices": preset_knobs.get("devices")})
     return PresetNextRun(spec, preset_knobs, shown_run_knobs=run.knobs)
 

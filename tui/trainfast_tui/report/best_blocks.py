@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.run_states import state_words
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.choose.answer import verdicts_without_answer
 from trainfast_runner.search.journal.best import (
@@ -20,10 +20,10 @@ from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, Prose, as_blocks, grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
-from trainfast_tui.report.pareto_blocks import pareto_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
-from trainfast_tui.text.comparison import setting_text
+from trainfast_tui.report.search_pareto_blocks import search_pareto_blocks
+from trainfast_tui.text.comparison import value_text
 from trainfast_tui.text.format import (
     ABSENT,
     count,
@@ -37,7 +37,7 @@ from trainfast_tui.text.format import (
     with_sizes,
 )
 from trainfast_tui.text.search.best_answer import EFFECT_HEADER, best_answer_rows, count_rows, effect_rows
-from trainfast_tui.text.search.best_figures import gain_words, knob_words, objective_of
+from trainfast_tui.text.search.best_figures import gain_words, objective_of, typed_knobs
 
 NO_EXPORT = "No run of the best setting is on the disk: its settings are not exported."
 
@@ -54,7 +54,7 @@ def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence
     blocks += [Heading("Answer"), *_answer(so_far)]
     answer = so_far.answer
     if answer is not None:
-        blocks += [*pareto_blocks(so_far, answer), *_effects(answer), *_verdicts(so_far, answer.verdicts)]
+        blocks += [*search_pareto_blocks(so_far, answer), *_effects(answer), *_verdicts(so_far, answer.verdicts)]
     elif verdicts := verdicts_without_answer(so_far.lines):
         blocks += _verdicts(so_far, verdicts)
     blocks += _attempt_blocks(so_far)
@@ -94,7 +94,7 @@ def _question(question: BestQuestion) -> Iterator[Block]:
     batch = "free" if question.global_batch is None else counted(question.global_batch, "sample")
     rows += [("global batch", batch), ("budget", duration(question.budget_s))]
     rows += [
-        (f"{name} varied", ", ".join(setting_text(name, value) for value in values))
+        (f"{name} varied", ", ".join(value_text(name, value) for value in values))
         for name, values in question.vary.items()
     ]
     rows += [(f"{name} left alone", reason) for name, reason in question.left_alone.items()]
@@ -104,8 +104,8 @@ def _question(question: BestQuestion) -> Iterator[Block]:
         earlier = [
             (
                 effect.knob,
-                setting_text(effect.knob, effect.before),
-                setting_text(effect.knob, effect.value),
+                value_text(effect.knob, effect.before),
+                value_text(effect.knob, effect.value),
                 gain_words(effect.gain_percent),
                 effect.search_id,
             )
@@ -136,7 +136,7 @@ def _effects(answer: BestAnswer) -> Iterator[Block]:
     yield grid(EFFECT_HEADER, effect_rows(answer), right=(2,))
     whiskers = []
     for effect in answer.effects:
-        before, value = setting_text(effect.knob, effect.before), setting_text(effect.knob, effect.value)
+        before, value = value_text(effect.knob, effect.before), value_text(effect.knob, effect.value)
         gain = effect.gain_percent
         words = signed_percent(gain.median)
         tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "muted"
@@ -146,7 +146,7 @@ def _effects(answer: BestAnswer) -> Iterator[Block]:
 
 
 def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[Block]:
-    yield Heading("Every candidate")
+    yield Heading("Every setting")
     header = ("", "settings", "verdict", "samples/s", "predicted", "peak", "reason")
     rows = []
     for verdict in verdicts:
@@ -156,7 +156,7 @@ def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterat
         if verdict.rate is not None:
             rate = f"{number(verdict.rate.median)} (95 % CI: {interval(verdict.rate.low, verdict.rate.high)})"
         words = [verdict.verdict.replace("_", " "), rate, *memory, with_sizes(verdict.reason)]
-        rows.append([count(verdict.candidate_number), knob_words(candidate.knobs), *words])
+        rows.append([count(verdict.candidate_number), typed_knobs(candidate.knobs), *words])
     yield grid(header, rows, right=(0, 3, 4, 5))
     yield Prose(ABSENT_NOTE)
 
@@ -189,7 +189,7 @@ def _attempt_row(so_far: BestSoFar, attempt: Trial | ColdRun) -> list[str]:
         times = [number(attempt.samples_per_s), predicted, ABSENT, ABSENT]
     rest = [size(attempt.peak_allocated_bytes), duration(attempt.seconds), attempt.run_id, with_sizes(attempt.reason)]
     return [
-        knob_words(so_far.candidate(attempt.candidate_number).knobs),
+        typed_knobs(so_far.candidate(attempt.candidate_number).knobs),
         role,
         state_words(attempt.outcome),
         *times,

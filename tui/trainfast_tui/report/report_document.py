@@ -7,9 +7,9 @@ from pathlib import Path
 from string import ascii_uppercase
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.memory.oom.explain_run import with_newer_explanation
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import is_conducted, search_directories
-from trainfast_runner.results.oom_explanation.explain_run import with_newer_explanation
 from trainfast_runner.running.final_result import final_result
 from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.best.best_so_far import BestSoFar

@@ -8,7 +8,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import OomChange, Result
 from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.comparison.difference import compare
-from trainfast_runner.results.comparison.ranking import OTHER_SAMPLES
+from trainfast_runner.results.comparison.ranking import OTHER_SAMPLE_VERDICTS
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, as_blocks, grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
@@ -17,7 +17,7 @@ from trainfast_tui.report.memory_blocks import memory_blocks
 from trainfast_tui.report.phase_blocks import phase_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_charts import charts_of
-from trainfast_tui.report.scatter_blocks import scatter_blocks
+from trainfast_tui.report.runs_pareto_blocks import runs_pareto_blocks
 from trainfast_tui.report.speed_blocks import speed_blocks
 from trainfast_tui.report.strip_picture import strip_picture
 from trainfast_tui.text import oom
@@ -43,7 +43,7 @@ ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
 
 def runs_report(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the whole report of one run or more; the others are compared with the first."""
-    sections = [*run_sections(runs), *scatter_blocks(runs)]
+    sections = [*run_sections(runs), *runs_pareto_blocks(runs)]
     return [*_question(runs), *machine_blocks(runs), *sections, *export_blocks(runs)]
 
 
@@ -103,7 +103,7 @@ def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
 def _against(first: Result, result: Result) -> str:
     """Return the difference in throughput, its 95 % interval, and the verdict."""
     row = compare(first, result).rows[0]
-    if row.percent is None or row.verdict in OTHER_SAMPLES:
+    if row.percent is None or row.verdict in OTHER_SAMPLE_VERDICTS:
         return row.verdict
     ci_words = f" (95 % CI: {interval_text(row)})" if row.interval_percent else ""
     return f"{signed_percent(row.percent)}{ci_words}: {row.verdict}"

@@ -12,13 +12,13 @@ from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_tui.control.batch_control import BatchControl
 from trainfast_tui.control.messages import Notified
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.same_settings import has_same_settings
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.search.batch_question import batch_question_rows, limit_notice
-from trainfast_tui.text.search.kind import SearchKind
 from trainfast_tui.widgets.batch_view import BatchView
 
 
@@ -103,7 +103,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
 
     @property
     def _has_answer(self) -> bool:
-        """True if the shown search has an answer, so that another one begins anew."""
+        """True if the shown search has an answer, so that the next search starts over."""
         return self._search is not None and self._search.state in ANSWERED_STATES
 
     def start_after(self, run_to_stop: Path | None) -> None:

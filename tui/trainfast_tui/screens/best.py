@@ -16,12 +16,13 @@ from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.best_control import BestControl, BestOptions, BestPlanned, request_of
 from trainfast_tui.control.messages import Notified
+from trainfast_tui.control.order_choices import Orders, pin_orders, skip_orders
 from trainfast_tui.control.threads import start_thread
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.same_settings import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
 from trainfast_tui.screens.base import PostedMessage
-from trainfast_tui.screens.order_choices import Orders, pin_orders, skip_orders
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.format import elapsed
@@ -29,8 +30,7 @@ from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VA
 from trainfast_tui.text.lines import LabelledText
 from trainfast_tui.text.search.batch_question import ENTER_STARTS
 from trainfast_tui.text.search.best_question import ABOUT, ABOUT_SCRIPT, best_question_rows
-from trainfast_tui.text.search.best_state import settings_of
-from trainfast_tui.text.search.kind import SearchKind
+from trainfast_tui.text.search.best_state import candidate_settings
 from trainfast_tui.widgets.best_question_dialogs import QuestionDialogs
 from trainfast_tui.widgets.best_view import BestView
 from trainfast_tui.widgets.open_dialog import ask_choice
@@ -209,7 +209,9 @@ class BestScreen(SearchScreen["BestSnapshot"]):
                 words = f"The search was of {question.name}, the next run is of {next_run.spec.name}; {error.line()}"
                 self.notify(words, severity="error")
                 return
-        settings = [(name, text) for name, text in settings_of(search.so_far, best) if next_run.text_of(name) != text]
+        settings = [
+            (name, text) for name, text in candidate_settings(search.so_far, best) if next_run.text_of(name) != text
+        ]
         if not settings:
             session.post(Notified("The next run has the best setting already; r runs it"))
         elif not session.set_knobs(settings):
@@ -235,7 +237,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             self.show_notified(self.search_control.no_search_notice())
             return
         if search.so_far.space is None:
-            self.notify("The candidates are not listed yet.", severity="warning")
+            self.notify("The settings are not listed yet.", severity="warning")
             return
         orders = orders_of(search)
         if not orders:
@@ -289,7 +291,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def start_after(self, run_to_stop: Path | None) -> None:
         """Start a search of the question on the screen, else of the shown search, once `run_to_stop` has ended.
 
-        An unfinished search goes on; an ended one begins anew with the next run's knobs if that is of its model. Only a
+        An unfinished search goes on; an ended one starts over with the next run's knobs if that is of its model. Only a
         question on the screen may be fresh.
         """
         session, search, control = self.session, self._search, self.search_control

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.run_states import state_words
 from trainfast_runner.results.comparison.difference import Comparison, compare
 from trainfast_runner.units import counted
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.comparison import difference_text, figure_with_unit, interval_text, setting_text, verdict_text
+from trainfast_tui.text.comparison import difference_text, figure_with_unit, interval_text, value_text, verdict_text
 from trainfast_tui.text.lines import Line, Tone, paragraph, rule
 
 VERDICT_TONES: dict[str, Tone] = {"better": "success", "worse": "error"}
@@ -79,8 +79,8 @@ def _knob_lines(comparison: Comparison, width: int) -> list[Line]:
         lines.append(
             [
                 (fmt.to_width(fmt.plain(name), label), "title"),
-                (fmt.to_width(fmt.plain(setting_text(name, a)), 16, "right"), "text"),
-                (fmt.to_width(fmt.plain(setting_text(name, b)), 16, "right"), "warning"),
+                (fmt.to_width(fmt.plain(value_text(name, a)), 16, "right"), "text"),
+                (fmt.to_width(fmt.plain(value_text(name, b)), 16, "right"), "warning"),
             ]
         )
     return lines

@@ -15,14 +15,14 @@ from textual.geometry import Size
 from textual.screen import Screen
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.run_states import state_words
 from trainfast_tui.charts.column import ChartColumn
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.memory_and_speed import swap_notice
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import with_sizes
-from trainfast_tui.text.search.kind import SearchKind
 from trainfast_tui.widgets.devices import DevicesPanel
 from trainfast_tui.widgets.diagnosis_line import DiagnosisLine
 from trainfast_tui.widgets.ending_panel import EndingPanel
@@ -203,7 +203,7 @@ class MainScreen(AppScreen):
         session, next_run, run = self.session, self.session.next_run, self.session.live_run
         if next_run is None:
             self.notify("There is no preset to run; p chooses one.", severity="warning")
-        elif session.run_control.is_starting:
+        elif session.run_control.pending.is_pending:
             self.notify("A run is starting; press r again once it is on the screen.", severity="warning")
         elif session.searches.running_kind is not None:
             self._refuse_beside(session.searches.running_kind)
@@ -276,7 +276,7 @@ class MainScreen(AppScreen):
             run_control.give_up()
         elif search_kind is not None:
             self._refuse_beside(search_kind)
-        elif run is None and run_control.is_starting:
+        elif run is None and run_control.pending.is_pending:
             self.notify("The run is starting; press s again once it is on the screen.", severity="warning")
         elif run is None:
             self.notify("Nothing is running.")

@@ -45,10 +45,10 @@ class MonitorScreen(AppScreen):
         super().__init__(session)
         self._snapshot: Snapshot | None = None
         self._last_minute = LastMinute()
-        self._most_rows = (0, 0)
+        self._reserved_rows = (0, 0)
         """The most rows that devices and processes wanted so far: fewer would move the rest of the screen."""
-        self._most_rows_for: tuple[Size, int] | None = None
-        """The size and the number of GPUs that `_most_rows` are for."""
+        self._reserved_for: tuple[Size, int] | None = None
+        """The size and the number of GPUs that `_reserved_rows` are for."""
         self._terminated: Identity | None = None
         """The process that SIGTERM was sent to last."""
 
@@ -103,12 +103,12 @@ class MonitorScreen(AppScreen):
         for_charts = next((rows for least, rows in CHART_ROWS if room >= least), 0)
         device_rows = devices.rows_wanted(self.size.width, max(1, room - MIN_PROCESS_ROWS - for_charts))
         size_and_gpus = self.size, len(tick.devices) if tick is not None else 0
-        if size_and_gpus != self._most_rows_for:
-            self._most_rows, self._most_rows_for = (0, 0), size_and_gpus
+        if size_and_gpus != self._reserved_for:
+            self._reserved_rows, self._reserved_for = (0, 0), size_and_gpus
         # Readings and processes come and go: moving all the rest would send the whole screen again.
-        device_rows = max(device_rows, self._most_rows[0])
-        process_rows = max(table.rows_wanted, self._most_rows[1])
-        self._most_rows = device_rows, process_rows
+        device_rows = max(device_rows, self._reserved_rows[0])
+        process_rows = max(table.rows_wanted, self._reserved_rows[1])
+        self._reserved_rows = device_rows, process_rows
         left = room - device_rows
         chart_rows = left - max(MIN_PROCESS_ROWS, min(process_rows, left // 2))
         if chart_rows < MIN_CHART_ROWS:

@@ -10,8 +10,8 @@ from textual.app import ComposeResult
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import WARM_ROLES
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.roles import WARM_ROLES
+from trainfast_runner.records.run_states import state_words
 from trainfast_runner.running.history import RunRow, row_of
 from trainfast_tui.control.messages import Notified, ScreenMessage, as_warning
 from trainfast_tui.control.threads import start_thread

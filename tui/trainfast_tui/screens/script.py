@@ -16,11 +16,11 @@ from trainfast_runner.records.launched_script import script_index
 from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.settings.presets import user_directory
 from trainfast_runner.settings.saving import new_preset_path
-from trainfast_runner.settings.saving_script import save_script_preset
-from trainfast_runner.settings.script_mapping import Proposal, propose
-from trainfast_runner.settings.script_preset import place_words
-from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
-from trainfast_runner.settings.typed_mapping import place_typed
+from trainfast_runner.settings.scripts.saving_script import save_script_preset
+from trainfast_runner.settings.scripts.script_mapping import Proposal, propose
+from trainfast_runner.settings.scripts.script_preset import place_words
+from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
+from trainfast_runner.settings.scripts.typed_mapping import place_typed
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.script_control import DiscoveryRefused, ScriptDiscovered
 from trainfast_tui.control.typed_command import split_command

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.run_states import state_words
 from trainfast_runner.records.search_states import PAUSE_STATES
-from trainfast_runner.records.state_words import state_words
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.search_control import SearchControl, SearchSnapshotT
 from trainfast_tui.next_run.sources import next_run_from_search
@@ -95,7 +95,7 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
             self.notify("Another search is using the device.", severity="warning")
         elif self.search_control.is_active:
             self.notify("The search is starting.", severity="warning")
-        elif self.session.run_control.is_starting:
+        elif self.session.run_control.pending.is_pending:
             self.notify("A run is starting; press Enter again once it is on the screen.", severity="warning")
         elif run is None:
             self.start_after(None)

@@ -81,7 +81,7 @@ def _is_plain(widget: Widget) -> bool:
 
 
 def forward_key(widget: Widget, key: events.Key) -> None:
-    """Give `widget` a key ahead of keys that still wait; with `plain_output` behind them."""
+    """Give `widget` a key ahead of keys that still wait; with `plain_output` after them."""
     if _is_plain(widget):
         widget.app.post_message(key)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainfast_runner.results.comparison.difference import NOISE, Comparison, ComparisonRow
-from trainfast_runner.results.comparison.ranking import OTHER_SAMPLES, OTHER_SEQ_LEN, STRICT_THRESHOLDS
+from trainfast_runner.results.comparison.ranking import OTHER_SAMPLE_VERDICTS, OTHER_SEQ_LEN, STRICT_THRESHOLDS
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.text import format as fmt
 
@@ -17,7 +17,7 @@ def figure_with_unit(value: float | None, unit: str) -> str:
     return {"bytes": fmt.size, "ms": fmt.milliseconds, "J": fmt.joules}.get(unit, fmt.number)(value)
 
 
-def setting_text(name: str, value: Any) -> str:
+def value_text(name: str, value: Any) -> str:
     """Return a setting as it is typed.
 
     "the preset's" for a model or data field without an override, "not set" for a knob without a value.
@@ -58,7 +58,7 @@ def verdict_text(comparison: Comparison) -> str | None:
         return "Speed is not comparable: one of the runs was measured under strict malloc thresholds."
     if row.verdict == OTHER_SEQ_LEN:
         return f"Samples/s are {row.verdict}; compare tokens/s."
-    if row.verdict in OTHER_SAMPLES:
+    if row.verdict in OTHER_SAMPLE_VERDICTS:
         return f"Speed is {row.verdict}."
     certainty = f"95 % CI: {interval_text(row)}" if row.interval_percent else "too few steps for a 95 % CI"
     if row.verdict == NOISE:

@@ -156,21 +156,21 @@ def _limits(device: DeviceReading) -> Item | None:
     return Item("slowdown", ", ".join(parts)) if parts else None
 
 
-def _clock(label: str, now_mhz: float | None, most_mhz: float | None) -> Item | None:
+def _clock(label: str, now_mhz: float | None, max_mhz: float | None) -> Item | None:
     if now_mhz is None:
         return None
-    most = fmt.megahertz(most_mhz)
+    limit = fmt.megahertz(max_mhz)
     return Item(
-        label, fmt.beside_limit(fmt.megahertz(now_mhz), most), "text", fmt.beside_limit(fmt.megahertz(1000), most)
+        label, fmt.beside_limit(fmt.megahertz(now_mhz), limit), "text", fmt.beside_limit(fmt.megahertz(1000), limit)
     )
 
 
 def _memory_temperature(device: DeviceReading) -> Item | None:
     if device.memory_temperature_c is None:
         return None
-    most = device.memory_max_temperature_c
-    near = most is not None and device.memory_temperature_c >= most - 5
-    limit = f" of {fmt.celsius(most)}" if most is not None else ""
+    max_c = device.memory_max_temperature_c
+    near = max_c is not None and device.memory_temperature_c >= max_c - 5
+    limit = f" of {fmt.celsius(max_c)}" if max_c is not None else ""
     text = fmt.celsius(device.memory_temperature_c) + limit
     return Item("memory temp", text, "warning" if near else "text", f"100 °C{limit}")
 
@@ -181,8 +181,8 @@ def _mig(device: DeviceReading) -> Item | None:
 
 def _pcie(device: DeviceReading) -> Item | None:
     link = pcie_link(device)
-    now, most = (device.pcie_generation, device.pcie_width), (device.pcie_generation_max, device.pcie_width_max)
-    is_old, is_narrow = (a is not None and b is not None and a < b for a, b in zip(now, most, strict=True))
+    now, widest = (device.pcie_generation, device.pcie_width), (device.pcie_generation_max, device.pcie_width_max)
+    is_old, is_narrow = (a is not None and b is not None and a < b for a, b in zip(now, widest, strict=True))
     if link == fmt.ABSENT or not (is_old or is_narrow):
         return _item("PCIe", link)
     if is_narrow or (device.gpu_utilization_percent or 0) >= BUSY_PERCENT:

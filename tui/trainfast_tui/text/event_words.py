@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.failures import takes_long
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.run_states import state_words
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.text.shades import CAUSE_BY_REASON, shade_of
@@ -126,6 +126,8 @@ DESCRIPTIONS: dict[str, Describe] = {
     "kill_sent": lambda event: ("■", "error", "SIGKILL sent"),
     "rank_gone": lambda event: ("✗", "error", "a rank ended" if event.rank is None else f"rank {event.rank} ended"),
     "output_trimmed": _detail("…", "muted", "the middle of output.log was dropped"),
+    "steps_trimmed": _detail("…", "warning", "the middle of a rank's step records was dropped"),
+    "telemetry_thinned": _detail("…", "warning", "older device samples were thinned"),
     "no_step": lambda event: ("!", "warning", event.detail or ""),
     "trouble": _detail("!", "warning", "trouble"),
 }

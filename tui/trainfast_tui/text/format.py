@@ -63,7 +63,7 @@ _RAW_BYTES = re.compile(r"\b(\d{7,19}) bytes\b(?! \()")
 
 
 def with_sizes(message: str) -> str:
-    """A message with the size behind each long count of bytes: `6442450944 bytes (6.00 GiB)`."""
+    """Return the message with a size after each long byte count: `6442450944 bytes (6.00 GiB)`."""
     return _RAW_BYTES.sub(lambda match: f"{match[0]} ({size(int(match[1]))})", message)
 
 
@@ -116,14 +116,14 @@ def megahertz(value_mhz: float | None) -> str:
     return ABSENT if value is None else f"{value:.0f} MHz"
 
 
-def beside_limit(now: str, most: str) -> str:
+def beside_limit(now: str, limit: str) -> str:
     """Return a reading beside its limit, with the unit once: `300/400 W`; alone if there is no limit or no reading."""
-    if most == ABSENT:
+    if limit == ABSENT:
         return now
     if now == ABSENT:
-        return f"{now}/{most}"
+        return f"{now}/{limit}"
     value, _, unit = now.partition(" ")
-    return f"{value}/{most}" if most.endswith(f" {unit}") else f"{now} / {most}"
+    return f"{value}/{limit}" if limit.endswith(f" {unit}") else f"{now} / {limit}"
 
 
 def percent(value_percent: float | None, digits: int = 0) -> str:

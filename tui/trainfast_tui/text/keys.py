@@ -286,7 +286,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("help", ("question_mark", "f1"), "help", "Every key, and every knob with what it costs."),
         _in_palette("theme", ("f2",), "theme", "The terminal's own colours, or a dark or light theme."),
         _in_palette(
-            "repaint", ("ctrl+l",), "repaint", "Draw the whole screen anew, where another program has written over it."
+            "repaint", ("ctrl+l",), "repaint", "Redraw the whole screen after another program has written over it."
         ),
         Action("quit", ("q", "ctrl+c"), "quit", "Leave. A run or search goes on; come back with trainfast-tui."),
     ),

@@ -61,11 +61,11 @@ def wrap(text: str, width: int) -> list[str]:
     return [*lines, line] if line else lines
 
 
-def paragraph(text: str, width: int, tone: Tone, most: int | None = None) -> list[Line]:
-    """Return one paragraph in lines of `width` cells; with `most` lines the last has a sign that more would follow."""
+def paragraph(text: str, width: int, tone: Tone, max_lines: int | None = None) -> list[Line]:
+    """Return one paragraph in lines of `width` cells; the last of `max_lines` has a sign that more would follow."""
     lines = wrap(text, max(1, width))
-    if most is not None and len(lines) > most:
-        lines = [*lines[: most - 1], with_more(lines[most - 1], width)]
+    if max_lines is not None and len(lines) > max_lines:
+        lines = [*lines[: max_lines - 1], with_more(lines[max_lines - 1], width)]
     return [[(line, tone)] for line in lines]
 
 
@@ -75,15 +75,15 @@ def with_more(line: str, width: int) -> str:
 
 
 def scrolled(lines: list[Line], top: int, height: int) -> tuple[list[Line], int]:
-    """Return the lines in sight from line `top` on, and the number of the first one; `top` is clamped to the text.
+    """Return the visible lines from line `top` on, and the number of the first one; `top` is clamped to the text.
 
-    If not all fit in `height`, the last line counts those out of sight and names the keys.
+    If not all fit in `height`, the last line counts the hidden ones and names the keys.
     """
     if len(lines) <= height:
         return lines, 0
     room = max(0, height - 1)
     top = clamp_scroll(top, len(lines), room)
-    words = f"more lines: {out_of_sight(top, len(lines) - top - room)}  ↑ ↓"
+    words = f"more lines: {hidden_words(top, len(lines) - top - room)}  ↑ ↓"
     return [*lines[top : top + room], [(words, "key")]], top
 
 
@@ -95,8 +95,8 @@ def clamp_scroll(first: int, count: int, room: int) -> int:
     return max(0, min(first, count - room))
 
 
-def out_of_sight(above: int, below: int) -> str:
-    """Return how many lines are out of sight: `4 above, 20 below`; empty if none is."""
+def hidden_words(above: int, below: int) -> str:
+    """Return how many lines are hidden: `4 above, 20 below`; empty if none is."""
     return ", ".join(f"{count} {where}" for count, where in ((above, "above"), (below, "below")) if count)
 
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Cpu, Flops, Losses, Result, Thinning
-from trainfast_runner.records.run_file import SCHEMA, WARM_ROLES
+from trainfast_runner.records.roles import WARM_ROLES
+from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.run_lines import Actual
+from trainfast_runner.records.run_states import notable_reason, state_words
 from trainfast_runner.records.script_run import ScriptFigures
-from trainfast_runner.records.state_words import notable_reason, state_words
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.phases import STEP_PHASES

@@ -48,7 +48,7 @@ UMBRELLA = "hardware"
 
 
 CAUSE_BY_REASON = {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
-"""The cause of each throttle reason; clocks that somebody set are no cause, because the GPU obeys them."""
+"""The cause of each throttle reason; clocks that somebody set are not a cause, because the GPU obeys them."""
 
 
 def causes_of(reasons: Sequence[str] | None) -> frozenset[str]:

@@ -59,8 +59,8 @@ def pcie_link(device: TopologyDevice | DeviceReading) -> str:
     generation, width = device.pcie_generation, device.pcie_width
     if generation is None or width is None:
         return ABSENT
-    most = device.pcie_generation_max or generation, device.pcie_width_max or width
-    return f"{generation} x{width}" + ("" if most == (generation, width) else f" of {most[0]} x{most[1]}")
+    widest = device.pcie_generation_max or generation, device.pcie_width_max or width
+    return f"{generation} x{width}" + ("" if widest == (generation, width) else f" of {widest[0]} x{widest[1]}")
 
 
 def peer_lines(topology: Topology) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.run_states import state_words
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, refuted_by
 from trainfast_tui.text import format as fmt

@@ -12,10 +12,10 @@ from trainfast_tui.text.lines import (
     Line,
     Piece,
     clamp_scroll,
+    hidden_words,
     labelled,
     labelled_lines,
     line_length,
-    out_of_sight,
     paragraph,
     rule,
     scrolled,
@@ -47,10 +47,10 @@ class BatchView(PaintedWithNotice):
         self._cursor = 0
         """The answer under the cursor."""
         self._top = 0
-        """The first line in sight of a question that is longer than the screen."""
+        """The first visible line of a question that is longer than the screen."""
         self._rows_below = 0
-        """Rows of the table out of sight below."""
-        self._rows_in_sight = 1
+        """Rows of the table that are hidden below."""
+        self._visible_rows = 1
 
     def show_search(self, search: BatchSnapshot | None, now_ns: int, requested_ns: int | None = None) -> None:
         """Show this search at `now_ns`; one requested at `requested_ns` has not started. Both are CLOCK_MONOTONIC."""
@@ -85,7 +85,7 @@ class BatchView(PaintedWithNotice):
 
     def action_page(self, by: int) -> None:
         """Scroll the table, or the question, by pages."""
-        self._scroll(by * (max(1, self.size.height - 2) if self._question else self._rows_in_sight))
+        self._scroll(by * (max(1, self.size.height - 2) if self._question else self._visible_rows))
 
     def _scroll(self, by: int) -> None:
         """Scroll by lines of the question, else by rows of the table."""
@@ -124,11 +124,11 @@ class BatchView(PaintedWithNotice):
     def _scrolled_table(self, table: list[Line], room: int) -> tuple[list[Line], Line]:
         """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""
         title, *rows = table
-        self._rows_in_sight = max(1, min(len(rows), room - 1))
-        self._rows_below = clamp_scroll(self._rows_below, len(rows), self._rows_in_sight)
+        self._visible_rows = max(1, min(len(rows), room - 1))
+        self._rows_below = clamp_scroll(self._rows_below, len(rows), self._visible_rows)
         end = len(rows) - self._rows_below
-        first = max(0, end - self._rows_in_sight)
-        words = out_of_sight(first, self._rows_below)
+        first = max(0, end - self._visible_rows)
+        words = hidden_words(first, self._rows_below)
         hidden: Line = [(f"more rows: {words}  PgUp PgDn", "key")] if words else []
         return [title, *rows[first:end]], hidden
 

@@ -9,7 +9,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, Tone, labelled
 from trainfast_tui.text.search.best_answer import precision_words
 from trainfast_tui.text.search.best_figures import count_words, figure_words, gain_words, unit_of
-from trainfast_tui.text.search.best_state import setting_words
+from trainfast_tui.text.search.best_state import candidate_words
 from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width:
 
     sign, tone, words = TRIAL_OUTCOMES.get(attempt.outcome, ("○", "text", attempt.outcome))
     assert so_far.space is not None
-    setting = setting_words(so_far.space, attempt.candidate_number, short=width < WIDE_COLUMNS_FROM)
+    setting = candidate_words(so_far.space, attempt.candidate_number, short=width < WIDE_COLUMNS_FROM)
     value, divisor = so_far.values.get(index), _unit(so_far)[1]
     if value is not None:
         words = figure_words(value, divisor)
@@ -90,7 +90,7 @@ def waiting_line(so_far: BestSoFar, width: int) -> Line:
         return []
     return [
         ("▸ ", "accent"),
-        (setting_words(space, step.candidate_number, short=width < WIDE_COLUMNS_FROM), "title"),
+        (candidate_words(space, step.candidate_number, short=width < WIDE_COLUMNS_FROM), "title"),
         (f"  {step.why}", "muted"),
     ]
 
@@ -104,8 +104,8 @@ def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
     gains = [effect.gain_percent for effect in answer.effects]
     words = [gain_words(gain) for gain in gains]
     room = max(6, min(40, width - label - max(map(len, words)) - 18))
-    most = max(gain.median for gain in gains)
-    most = most if most > 0 else 1.0
+    largest = max(gain.median for gain in gains)
+    largest = largest if largest > 0 else 1.0
     rows: list[Line] = [[("gained over the baseline's value (95 % CI)", "muted")]]
     for name, text, effect in sorted(
         zip(names, words, answer.effects, strict=True), key=lambda row: -row[2].gain_percent.median
@@ -114,7 +114,7 @@ def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
         tone: Tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "secondary"
         basis = "  in a run" if effect.measured else "  earlier" if effect.earlier else ""
         # Only a gain has a bar: one as long for a loss would look like a gain.
-        share = max(gain.median, 0.0) / most
+        share = max(gain.median, 0.0) / largest
         rows.append(
             [(fmt.to_width(name, label + 1), "text"), *bar(share, room, tone), (f" {text}", tone), (basis, "muted")]
         )
@@ -126,16 +126,16 @@ def _effect_name(effect: Effect) -> str:
     return f"{effect.knob}={show(effect.value)} for {show(effect.before)}"
 
 
-def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, most_ties: int) -> list[Line]:
+def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, max_ties: int) -> list[Line]:
     """Return the runner-ups within the noise, the verdict counts, and the notes on the claim."""
     assert so_far.space is not None
     rows: list[Line] = []
-    for number in answer.tied_numbers[:most_ties]:
-        rows.append([("within the noise  ", "muted"), (setting_words(so_far.space, number), "text")])
-    if len(answer.tied_numbers) > most_ties:
-        rows.append([("within the noise  ", "muted"), (f"and {len(answer.tied_numbers) - most_ties} more", "text")])
+    for number in answer.tied_numbers[:max_ties]:
+        rows.append([("within the noise  ", "muted"), (candidate_words(so_far.space, number), "text")])
+    if len(answer.tied_numbers) > max_ties:
+        rows.append([("within the noise  ", "muted"), (f"and {len(answer.tied_numbers) - max_ties} more", "text")])
     counts = count_words(verdict.verdict for verdict in answer.verdicts)
-    rows += labelled(("candidates        ", "muted"), f"{len(answer.verdicts):,}: {counts}", width)
+    rows += labelled(("settings          ", "muted"), f"{len(answer.verdicts):,}: {counts}", width)
     if so_far.ended is not None:
         rows += labelled(("stopped because   ", "muted"), so_far.ended.stopped_because, width)
     if answer.changes_training:

@@ -82,7 +82,7 @@ class QuestionDialogs:
 
 
 def _read_vary(text: str) -> Fields:
-    # A space after a comma is no end of a knob's values.
+    # A space after a comma does not end a knob's values.
     return {"vary": read_vary(re.split(r"\s+(?=\w+\s*=)", text.strip()) if text.strip() else [])}
 
 
@@ -105,5 +105,5 @@ def _read_count(text: str, name: str) -> int:
     except ValueError:
         count = 0
     if count < 1:
-        raise UserError(f"{name}: {text.strip() or 'nothing'} is no whole number of at least 1", key=name)
+        raise UserError(f"{name}: {text.strip() or 'nothing'} is not a whole number of at least 1", key=name)
     return count

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.search.best.person_orders import orders_in_force
 from trainfast_runner.units import counted
-from trainfast_tui.charts.scatter import Spot, pareto, scatter
+from trainfast_tui.charts.scatter import Spot, front_of, scatter
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import (
     LabelledText,
@@ -25,9 +25,9 @@ from trainfast_tui.text.search.best_question import BY_KEYS, question_lines
 from trainfast_tui.text.search.best_state import (
     best_search_words,
     best_words,
+    candidate_words,
     chance_words,
     order_words,
-    setting_words,
 )
 from trainfast_tui.text.state_signs import search_sign
 from trainfast_tui.widgets.best_lines import effect_lines, footnote_lines, trial_lines, waiting_line
@@ -58,9 +58,9 @@ class BestView(PaintedWithNotice):
         self._spec_name = ""
         """The preset or script of the plan."""
         self._rows_below = 0
-        """Rows of the table out of sight below."""
+        """Rows of the table that are hidden below."""
         self._top = 0
-        """The first line in sight of a text that is longer than the screen."""
+        """The first visible line of a text that is longer than the screen."""
 
     def show_search(self, search: BestSnapshot, now_ns: int) -> None:
         """Show this search as of `now_ns` (CLOCK_MONOTONIC)."""
@@ -101,8 +101,8 @@ class BestView(PaintedWithNotice):
         self._top = 0
         table_rows = len(table) + len(under_way) + 1 if len(table) > 1 or under_way else 0
         spots = spots_of(search.so_far, is_live=search.is_live)
-        most = min(MAX_CHART, room - 1 - min(table_rows, MIN_ROWS))
-        chart = scatter(spots, search.so_far.limit_bytes, width, most - 1) if most > MIN_CHART else []
+        max_chart = min(MAX_CHART, room - 1 - min(table_rows, MIN_ROWS))
+        chart = scatter(spots, search.so_far.limit_bytes, width, max_chart - 1) if max_chart > MIN_CHART else []
         if chart:
             chart = [[], _chart_title(search.so_far, spots), *chart]
         room -= len(chart)
@@ -132,7 +132,7 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     lines += labelled((f"{sign} ", tone), best_search_words(search, now_ns), width, "title")
     if so_far.best is not None and so_far.space is not None:
         label = best_label(so_far.answer, search.state)
-        setting = setting_words(so_far.space, so_far.best.number)
+        setting = candidate_words(so_far.space, so_far.best.number)
         lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), setting, width)
     facts = [chance_words(so_far) if search.is_live else "", _time_words(search, now_ns)]
     words = "; ".join(filter(None, facts))
@@ -162,7 +162,7 @@ def _varied_lines(search: BestSnapshot, width: int) -> list[Line]:
 def _time_words(search: BestSnapshot, now_ns: int) -> str:
     so_far = search.so_far
     measured = counted(len(so_far.attempts), "measurement")
-    of_all = f"{counted(len(so_far.candidates), 'candidate')}, {measured}" if so_far.candidates else measured
+    of_all = f"{counted(len(so_far.candidates), 'setting')}, {measured}" if so_far.candidates else measured
     if not search.is_live:
         return f"{of_all}, took {fmt.duration(so_far.spent_s())}"
     budget = "" if so_far.question is None else f", the budget is {fmt.duration(so_far.question.budget_s)}"
@@ -176,9 +176,9 @@ def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
         return []
     effects = effect_lines(ended.answer, width)
     rest = footnote_lines(search.so_far, ended.answer, width, 2 if height < 40 else 6)
-    most = max(4, height - 6 - len(rest))
-    if len(effects) > most:
-        effects = [*effects[: most - 1], [(f"and {len(effects) - most + 1} values that gave less", "muted")]]
+    max_rows = max(4, height - 6 - len(rest))
+    if len(effects) > max_rows:
+        effects = [*effects[: max_rows - 1], [(f"and {len(effects) - max_rows + 1} values that gave less", "muted")]]
     return [*effects, *rest]
 
 
@@ -216,5 +216,5 @@ def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
         needed = so_far.memory_bytes(number)
         if needed is not None:
             spots.append(Spot(needed, rate, *signs[number]))
-    front = pareto(spots)
+    front = front_of(spots)
     return [replace(spot, sign="●", tone="success") if spot.sign == "•" and spot in front else spot for spot in spots]

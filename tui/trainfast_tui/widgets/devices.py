@@ -96,7 +96,7 @@ def _host_lines(snapshot: Snapshot, tick: Tick, width: int) -> list[Line]:
 
 
 def _driver_failure(tick: Tick) -> Line:
-    """Name the reason why a driver shows no GPU; a machine without a driver has no problem."""
+    """Name the reason a driver shows no GPU; a machine without a driver has no problem."""
     without_driver = failures.LIBRARY_FAILURES[failures.LIBRARY_NOT_FOUND].sentence
     failure = tick.missing.get("nvml", without_driver)
     return [] if failure == without_driver else [(f": {failure}", "warning")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.run_states import state_words
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.keys import Action, Shown
 from trainfast_tui.text.lines import Line, Piece, Tone, paragraph

@@ -12,7 +12,7 @@ from trainfast_tui.next_run.sources import preset_choices
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
-from trainfast_tui.text.lines import Line, Section, Tone, clamp_scroll, out_of_sight, rule, with_more, wrap
+from trainfast_tui.text.lines import Line, Section, Tone, clamp_scroll, hidden_words, rule, with_more, wrap
 from trainfast_tui.widgets.knob_text import KnobText
 from trainfast_tui.widgets.open_dialog import ask_choice, ask_text
 
@@ -194,17 +194,17 @@ class KnobPanel(Painted, can_focus=True):
             # A refusal and its advice matter more than knobs that were not turned.
             text = _refusal_lines(refusal, width, max(MIN_ABOUT, room // 2, room - KNOBS_BESIDE_REFUSAL))
         else:
-            most = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS
-            text = self._knob_text.cut_to(max(MIN_ABOUT, min(most, room // 2, room - MIN_LIST)), width)
+            max_rows = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS
+            text = self._knob_text.cut_to(max(MIN_ABOUT, min(max_rows, room // 2, room - MIN_LIST)), width)
         room = max(1, room - len(text))
         rows, places = self._list_rows(next_run)
         cursor = places[self._cursor]
-        # The group's title stays in sight when the cursor reaches its first knob.
+        # The group's title stays visible when the cursor reaches its first knob.
         self._top = max(clamp_scroll(min(self._top, cursor - 1), len(rows), room), cursor - room + 1)
         above, below = sum(place < self._top for place in places), sum(place >= self._top + room for place in places)
         shown = rows[self._top : self._top + room]
         shown += [[] for _ in range(room - len(shown))]
-        return [rule("next run", width, out_of_sight(above, below)), *head, *shown, *text]
+        return [rule("next run", width, hidden_words(above, below)), *head, *shown, *text]
 
     def _head(self, next_run: NextRun, width: int) -> list[Line]:
         name = to_width(plain(next_run.spec.name), width - 7).rstrip()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import Way, reach_of
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_reach import Way, reach_of
 from trainfast_tui.text.lines import Line, Section, labelled, line_length, paragraph, rule, with_more, wrap
 
 

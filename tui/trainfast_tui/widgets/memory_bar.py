@@ -78,18 +78,18 @@ def _predicted_lines(memory: NextRunMemory, width: int, long_form: bool) -> list
     return [*lines, *_verdict_lines(fit, width, 4)]
 
 
-def _verdict_lines(fit: PredictedFit, width: int, most: int) -> list[Line]:
+def _verdict_lines(fit: PredictedFit, width: int, max_lines: int) -> list[Line]:
     """Return the memory left, or why the run is impossible here."""
     if fit.cannot_run is not None:
-        return paragraph(f"cannot run here: {fit.cannot_run.line()}", width, "error", most)
+        return paragraph(f"cannot run here: {fit.cannot_run.line()}", width, "error", max_lines)
     return [_bytes_left_line(fit, width)]
 
 
-def _reason_lines(memory: NextRunMemory, width: int, most: int) -> list[Line]:
+def _reason_lines(memory: NextRunMemory, width: int, max_lines: int) -> list[Line]:
     words = memory.reason
     if memory.since_ns is not None:
         words += f" {fmt.elapsed(memory.since_ns, time.monotonic_ns())}"
-    return paragraph(words, width, "warning" if memory.failed else "muted", most)
+    return paragraph(words, width, "warning" if memory.failed else "muted", max_lines)
 
 
 def _change_lines(fit: PredictedFit, reference_bytes: int | None) -> list[Line]:
@@ -124,21 +124,21 @@ def _bytes_left_line(fit: PredictedFit, width: int) -> Line:
     left = fit.left_bytes
     if left is None:
         return [("no limit is known", "muted")]
-    most = fit.max_batch
+    max_batch = fit.max_batch
     if left >= 0:
         heads: tuple[str, ...] = (f"{fmt.size(left)} left",)
     else:
         heads = (f"does not fit: {fmt.size(-left)} too much", f"{fmt.size(-left)} too much", "does not fit")
-    if most is None:
+    if max_batch is None:
         tails: tuple[str, ...] = ("",)
-    elif most == 0:
+    elif max_batch == 0:
         tails = ("; batch_size 1 does not fit", "; nor batch 1", "")
     else:
-        tails = (f"  batch_size up to {most:,}", f"  batch <= {most:,}", "")
+        tails = (f"  batch_size up to {max_batch:,}", f"  batch <= {max_batch:,}", "")
     # The missing bytes and the way out matter more than long words; the last pair always fits.
     pairs = [(head, tail) for tail in tails for head in heads]
     head, tail = next((pair for pair in pairs if len(pair[0]) + len(pair[1]) <= width), (heads[-1], ""))
-    return [(head, "error" if left < 0 else "success"), (tail, "error" if most == 0 else "text")]
+    return [(head, "error" if left < 0 else "success"), (tail, "error" if max_batch == 0 else "text")]
 
 
 def _bar_line(fit: PredictedFit, measured: MeasuredMemory | None, width: int) -> Line:

@@ -95,9 +95,9 @@ class MonitorDevices(Painted):
         self._chosen = max(0, min(self._chosen + by, count - 1))
         self.repaint()
 
-    def rows_wanted(self, width: int, most: int) -> int:
+    def rows_wanted(self, width: int, max_rows: int) -> int:
         """Return the rows there is content for, at most `most`."""
-        return min(most, len(self.lines(width, most)))
+        return min(max_rows, len(self.lines(width, max_rows)))
 
     def lines(self, width: int, height: int) -> list[Line]:
         snapshot = self._snapshot
@@ -116,7 +116,7 @@ class MonitorDevices(Painted):
             host, chosen = host[:1], min(self._chosen, len(heads) - 1)
             alarms = [alarm_items(device) if device.error is None else [] for device in tick.devices]
             room = height - len(heads) - len(host)
-            details = _most_telling(alarms, chosen, view.items(chosen), details[chosen], room, width)
+            details = _most_important(alarms, chosen, view.items(chosen), details[chosen], room, width)
             heads[chosen] = view.head(chosen, is_chosen=True)
         return [line for head, rows in zip(heads, details, strict=True) for line in (head, *rows)] + host
 
@@ -185,7 +185,7 @@ class _MachineView:
         return flow(self.items(index), self.width, INDENT) if error is None else _why_silent(error, head, self.width)
 
 
-def _most_telling(
+def _most_important(
     alarms: list[list[Item]], chosen: int, chosen_items: list[Item], whole: list[Line], room: int, width: int
 ) -> list[list[Line]]:
     """Return a line of alarms for each GPU, and for the chosen one the `whole` or its alarms first."""

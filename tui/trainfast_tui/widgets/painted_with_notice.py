@@ -18,7 +18,7 @@ class PaintedWithNotice(Painted):
         self._notice = (text, tone)
         self.repaint()
 
-    def notice_lines(self, width: int, most: int | None = None) -> list[Line]:
+    def notice_lines(self, width: int, max_lines: int | None = None) -> list[Line]:
         """Return the notice in at most `most` lines of `width` cells; empty without a notice."""
         text, tone = self._notice
-        return paragraph(text, width, tone, most)
+        return paragraph(text, width, tone, max_lines)

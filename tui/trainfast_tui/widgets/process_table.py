@@ -57,7 +57,7 @@ class ProcessTable(SortedTable[ProcessRow]):
             words = "Nothing keeps this machine busy." if self._has_looked else "looking at the processes…"
             return [heading, [(words, "muted")]]
         heading.append((f"   of {fmt.count(len(self._shown))}" if width >= WIDE_COLUMNS_FROM else "", "muted"))
-        return [heading, *self.rows_in_sight(width, height - 1)]
+        return [heading, *self.visible_rows(width, height - 1)]
 
     def identity(self, row: ProcessRow) -> int:
         return row.pid

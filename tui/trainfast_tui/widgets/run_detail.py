@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.run_states import state_words
 from trainfast_runner.running.history import RunRow
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import with_sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from trainfast_runner.records.state_words import notable_reason, state_words
+from trainfast_runner.records.run_states import notable_reason, state_words
 from trainfast_runner.running.history import RunRow
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_tui.text import format as fmt
@@ -76,7 +76,7 @@ class RunsTable(SortedTable[RunRow]):
 
     @property
     def orders(self) -> list[SortOrder[RunRow]]:
-        """The order by start, and those by columns in sight."""
+        """The order by start, and those by visible columns."""
         return list(dict.fromkeys((ORDERS[0], *super().orders)))
 
     def show_rows(self, rows: list[RunRow]) -> None:
@@ -107,7 +107,7 @@ class RunsTable(SortedTable[RunRow]):
     def lines(self, width: int, height: int) -> list[Line]:
         if not self._shown:
             return [[("No matching runs." if self._is_listed else "listing the runs…", "muted")]]
-        return [self.heading(width), *self.rows_in_sight(width, height - 1)]
+        return [self.heading(width), *self.visible_rows(width, height - 1)]
 
     def identity(self, row: RunRow) -> str:
         return row.run_id

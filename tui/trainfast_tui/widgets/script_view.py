@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.script_preset import flag_names, place_words
-from trainfast_runner.settings.script_reach import ways_without_flag
+from trainfast_runner.settings.scripts.script_preset import flag_names, place_words
+from trainfast_runner.settings.scripts.script_reach import ways_without_flag
 from trainfast_tui.text.discovery_words import default_words, discovery_words
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.lines import Line, clamp_scroll, labelled, paragraph, rule
@@ -17,7 +17,7 @@ from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
 if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered, Flag
-    from trainfast_runner.settings.script_mapping import Proposal
+    from trainfast_runner.settings.scripts.script_mapping import Proposal
 
 MIN_FLAGS = 5
 """Lines that the mapping leaves to the flags."""
@@ -32,7 +32,7 @@ WIDE_NAMES_FROM = 100
 class ScriptFindings:
     """The command of a script, the folder that it starts in, its flags and their mapping.
 
-    `waiting` describes discovery while `discovered` is None; `refusal` is the reason why it failed.
+    `waiting` describes discovery while `discovered` is None; `refusal` is the reason it failed.
     """
 
     command: tuple[str, ...] = ()

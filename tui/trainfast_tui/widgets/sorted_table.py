@@ -1,4 +1,4 @@
-"""A table with a cursor and orders; it draws only the rows in sight, so that ten thousand cost no more than ten."""
+"""A table with a cursor and orders; it draws only the visible rows, so that ten thousand cost no more than ten."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainfast_tui.text.lines import Line, clamp_scroll
 
 RowT = TypeVar("RowT")
 Columns = tuple[tuple[str, int], ...]
-"""Names of columns and their widths, the space behind each included."""
+"""Names of columns and their widths, the space after each included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class SortedTable(Painted, Generic[RowT]):
 
     @property
     def orders(self) -> list[SortOrder[RowT]]:
-        """The orders by columns in sight."""
+        """The orders by visible columns."""
         shown = [name for name, _ in self.columns(self.size.width)]
         return [order for order in self.ORDERS if order.name in shown]
 
@@ -157,7 +157,7 @@ class SortedTable(Painted, Generic[RowT]):
                 line.append((self.cell(name, name, room), "muted"))
         return [*line, (self.LAST_COLUMN, "muted")]
 
-    def rows_in_sight(self, width: int, room: int) -> list[Line]:
+    def visible_rows(self, width: int, room: int) -> list[Line]:
         """Paint `room` rows around the cursor."""
         cursor, room = self._cursor, max(1, room)
         self._top = max(clamp_scroll(min(self._top, cursor), len(self._shown), room), cursor - room + 1)

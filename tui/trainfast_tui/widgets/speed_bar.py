@@ -73,7 +73,7 @@ def _predicted_lines(speed: NextRunSpeed, predicted: PredictedSpeed, width: int,
 
 def _bar_line(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Line:
     """Return the interval on the scale of all figures shown; a sign marks the prediction before knobs were turned."""
-    scale = width / _most_samples_per_s(speed)
+    scale = width / _full_width_samples_per_s(speed)
     low, high = max(1, round(predicted.low * scale)), round(predicted.high * scale)
     painted: Line = [(BELOW_INTERVAL, "primary") for _ in range(low)]
     painted += [(INSIDE_INTERVAL, "primary") for _ in range(high - low)]
@@ -83,7 +83,7 @@ def _bar_line(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Lin
     return joined(painted[:width])
 
 
-def _most_samples_per_s(speed: NextRunSpeed) -> float:
+def _full_width_samples_per_s(speed: NextRunSpeed) -> float:
     """Return the samples/s of the whole width."""
     predicted = speed.predicted.high if speed.predicted is not None else 0.0
     measured = speed.measured.samples_per_s if speed.measured is not None else 0.0
@@ -92,7 +92,7 @@ def _most_samples_per_s(speed: NextRunSpeed) -> float:
 
 def _measured_lines(speed: NextRunSpeed, measured: MeasuredSpeed, width: int) -> list[Line]:
     """Return the measured speed on the same scale, and beside it the speed predicted for its run."""
-    filled = max(1, min(width, round(measured.samples_per_s / _most_samples_per_s(speed) * width)))
+    filled = max(1, min(width, round(measured.samples_per_s / _full_width_samples_per_s(speed) * width)))
     return [[(MEASURED * filled, "title")], _measured_line(measured, width)]
 
 

@@ -16,10 +16,10 @@ from trainfast_tui.live.figures import (
 )
 from trainfast_tui.next_run.memory_and_speed import predicted_peak_bytes
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.conditions import LONG_WORDS_FROM, conditions_line, has_conditions, steadiness
 from trainfast_tui.text.lines import Line, Tone, line_length
 from trainfast_tui.text.memory import against_predicted_memory, peak_word_of
 from trainfast_tui.widgets.bar import bar, stacked_cells
+from trainfast_tui.widgets.conditions_line import LONG_WORDS_FROM, conditions_line, has_conditions, steadiness
 from trainfast_tui.widgets.painted_run import PaintedRun
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.run_states import state_words
 from trainfast_tui.live.figures import peak_allocated_bytes, run_figures, step_words
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt

@@ -27,7 +27,7 @@ TRACED_WRAPPERS = ("none", "DistributedDataParallel")
 class WatchedStep:
     """Watches the second step, the first in which the optimizer has its states.
 
-    `untraceable` is the reason why that step cannot be traced, None once it can. Nothing of the script's is kept alive:
+    `untraceable` is the reason that step cannot be traced, None once it can. Nothing of the script's is kept alive:
     tensors are known by their shapes.
     """
 

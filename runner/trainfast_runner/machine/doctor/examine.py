@@ -24,7 +24,7 @@ from trainfast_runner.machine.extensions import compiler, search_path
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.sampler import take_tick
 from trainfast_runner.machine.training_python import NEEDED, find_python
-from trainfast_runner.machine.worker_scripts import ask_script
+from trainfast_runner.machine.worker_programs import ask_worker
 from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.units import gibibytes
 
@@ -45,7 +45,7 @@ def examine(home: Home, python: str | None = None) -> list[Check]:
     executable = python or sys.executable
     try:
         executable = find_python(python)
-        packages = ask_script(executable, "inspect_model.py", ["{}"], task="list its packages")
+        packages = ask_worker(executable, "inspect_model.py", ["{}"], task="list its packages")
     except UserError as error:
         packages = {"versions": {}}
         training = [Check("training Python", "fail", error.line(), "give another one with --python PATH")]

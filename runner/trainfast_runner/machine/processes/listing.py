@@ -113,7 +113,7 @@ class ProcessList:
                 continue
             if sighting.owner is None and (uid := owner_uid(pid)) is not None:
                 sighting.owner, sighting.is_own = user_name(uid), uid == os.getuid()
-            # Read anew: a launcher may exec another program.
+            # Read again: a launcher may exec another program.
             command = command_line(name) or f"[{stat.name}]"
             age_s = max(0.0, now_s - stat.start_ticks / TICKS_PER_S)
             rows[pid] = ProcessRow(

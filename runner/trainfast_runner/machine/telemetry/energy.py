@@ -11,7 +11,7 @@ MIN_JOULES = 10.0
 STILL_S = 0.5
 """The driver brings the counter up to date several times as often."""
 MIN_S = 10.0
-"""Power is an average over a second at best, on some GPUs a sample: over less time it is no measure."""
+"""Power is an average over a second at best, on some GPUs a sample: it measures nothing over less time."""
 _STILL_SAMPLED_S = 3.0
 """Chosen: seconds without growth after which the counter is judged."""
 _BLOCK_S = 30.0

@@ -17,7 +17,7 @@ from trainfast_runner.machine.telemetry.queries import Handle, Pace
 ALL_LINKS = 0xFFFFFFFF
 """Scope of the NVLink counters that sums over the GPU's links."""
 _ENTRY = struct.Struct("=24xIIQ")
-"""`nvmlFieldValue_t` of nvml.h: type, code and value, behind field, scope, timestamp and latency. Taken apart in one
+"""`nvmlFieldValue_t` of nvml.h: type, code and value, after field, scope, timestamp and latency. Taken apart in one
 go, since each look at an attribute through the structures of the binding costs a microsecond."""
 _BITS = {1: 32, 2: 64, 3: 64, 6: 16}
 """`nvmlValueType_t` of nvml.h, the unsigned ones, to the width of the value; no field here is a double or negative."""

@@ -30,7 +30,7 @@ class CoreSeconds(NamedTuple):
 def read_cores() -> list[CoreSeconds]:
     """Busy and idle seconds of each core, in order. Raises OSError, or LookupError or ValueError for a damaged file."""
     cores = []
-    # The first line is the sum of all cores; the lines behind the cores begin with other words.
+    # The first line is the sum of all cores; the lines after the cores begin with other words.
     for line in _read("stat").splitlines()[1:]:
         if not line.startswith("cpu"):
             break

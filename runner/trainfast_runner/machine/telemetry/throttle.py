@@ -69,7 +69,7 @@ def cause_words(name: str) -> str:
 
 
 def severity(name: str) -> Severity:
-    """ "none" is not throttling at all (idle), "info" is expected under load, "warning" costs speed.
+    """The severity of a reason: "none" (idle) is no throttling, "info" is expected under load, "warning" costs speed.
 
     An unknown reason is a warning: better shown once too often than dropped.
     """
@@ -115,7 +115,7 @@ REASONS_OF_COUNTER = {cause.policy_counter: cause.reasons for cause in CAUSES if
     "hw_power_brake_ns": frozenset(("hw_power_brake",)),
 }
 """Every duration counter, with the throttle reasons in whose presence it must run."""
-LONGEST_NS = 5_000_000_000
+MAX_INTERVAL_NS = 5_000_000_000
 """Two readings further apart are no measure of the time between them."""
 
 
@@ -133,7 +133,7 @@ class SampledReasons:
         """Add the reasons read at `t_ns` (CLOCK_MONOTONIC)."""
         now = frozenset(reasons)
         before, self._last = self._last, (t_ns, now)
-        if before is None or not 0 < t_ns - before[0] <= LONGEST_NS:
+        if before is None or not 0 < t_ns - before[0] <= MAX_INTERVAL_NS:
             return
         for cause in CAUSES:
             ends = bool(cause.reasons & before[1]) + bool(cause.reasons & now)

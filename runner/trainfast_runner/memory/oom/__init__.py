@@ -3,5 +3,7 @@
 - fixes: the changes of each knob that may free memory, in words
 - candidates: their values, and combinations of knobs
 - predicted_changes: those that fit by the memory model, the cheapest first
-- explain: the cause, the missing bytes and the changes for a run
+- explain: the cause, the missing bytes and the changes for a preset's run; explain_script for a script's
+- explain_run: an ended run's explanation, from its records
+- trace_changes: traces of the changes whose memory is not known yet
 """

@@ -6,21 +6,21 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.oom.fixes import MIN_SEQ_LEN, Fix, fixes, useful_first
+from trainfast_runner.memory.oom.fixes import MIN_SEQ_LEN, Fix, useful_first
 from trainfast_runner.settings.spec import RunSpec, with_setting
 
 Settings = dict[str, str]
 """The text of each changed knob."""
 
 
-def specs_with_one_change(spec: RunSpec, device: str, phase: str | None) -> list[RunSpec]:
+def specs_with_one_change(spec: RunSpec, applicable: Iterable[Fix], phase: str | None) -> list[RunSpec]:
     """Return the specs of all single changes but a smaller batch, the most useful first."""
-    return _specs(spec, [{fix.knob: fix.value} for fix in useful_first(fixes(spec.knobs, device, phase), phase)])
+    return _specs(spec, [{fix.knob: fix.value} for fix in useful_first([*applicable], phase)])
 
 
-def specs_with_several_changes(spec: RunSpec, device: str, phase: str | None) -> list[RunSpec]:
+def specs_with_several_changes(spec: RunSpec, applicable: Iterable[Fix]) -> list[RunSpec]:
     """Return the specs of several changes at once, the strongest first, for a run that no single change makes fit."""
-    applicable = [fix for fix in fixes(spec.knobs, device, phase) if fix.knob != "batch_size"]
+    applicable = [fix for fix in applicable if fix.knob != "batch_size"]
     shorter = [{fix.knob: value} for fix in applicable if fix.knob == "seq_len" for value in values_of(fix)[1:]]
     pairs = [{first.knob: first.value, second.knob: second.value} for first, second in pairs_of_knobs(applicable)]
     all_of_them = strongest_settings(applicable)
@@ -28,7 +28,7 @@ def specs_with_several_changes(spec: RunSpec, device: str, phase: str | None) ->
 
 
 def strongest_settings(applicable: Iterable[Fix]) -> list[Settings]:
-    """Every knob but batch and sequence turned as far as it goes, once with each smaller optimizer.
+    """Every memory-saving knob but batch and sequence at its strongest value, once with each smaller optimizer.
 
     The optimizer of the lowest peak depends on the model. A shorter sequence would be another task.
     """

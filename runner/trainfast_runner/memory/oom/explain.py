@@ -101,7 +101,8 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     asked_bytes = oom_run.asked_bytes
     untouched = _untouched_bytes(oom_run)
     if limit is None:
-        cheapest = best_of_each_knob(fixes(spec.knobs, run.device, phase), phase)
+        applicable = fixes(spec.knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
+        cheapest = best_of_each_knob(applicable, phase)
         proposed = [unpredicted_change(fix) for fix in cheapest[:MAX_CHANGES]]
     else:
         beyond = beyond_bytes(limit, predicted, phase, oom_run.in_first_step)
@@ -116,6 +117,7 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
                 untouched_bytes=untouched or 0,
                 beyond_bytes=beyond,
                 asked_bytes=asked_bytes,
+                compute_capabilities=tuple(run.compute_capabilities),
             )
         )
     return OomExplanation(

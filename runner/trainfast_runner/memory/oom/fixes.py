@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.memory.headroom import COMPILER_BYTES, TRAINER_BYTES
 from trainfast_runner.memory.model import batch_multiple
-from trainfast_runner.settings.strategies import strategy_or_single
+from trainfast_runner.settings.precisions import PRECISIONS
+from trainfast_runner.settings.strategy_of_run import strategy_or_single
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
@@ -36,14 +37,27 @@ class Fix:
         return self.knob == "optimizer" or self.value == "bf16-pure"
 
 
-def fixes(knobs: Mapping[str, Any], device: str, phase: str | None, largest_share: float = 1.0) -> list[Fix]:
+def fixes(
+    knobs: Mapping[str, Any],
+    device: str,
+    phase: str | None,
+    largest_share: float = 1.0,
+    compute_capabilities: Sequence[str] = (),
+) -> list[Fix]:
     """Return the changes that free memory in the failed phase, the cheapest in speed or in kind first.
 
-    Optimizers that the strategy refuses are left out, and batches that a pipeline cannot cut into its micro-batches.
-    `largest_share` is the share of the batch above which the one request that failed would exceed the whole limit.
+    Optimizers that the strategy refuses are left out, precisions that a GPU of `compute_capabilities` lacks, and
+    batches that a pipeline cannot cut into its micro-batches. `largest_share` is the share of the batch above which the
+    one request that failed would exceed the whole limit.
     """
     in_batch = phase in BATCH_PHASES
-    every_fix = _listed_fixes(knobs, device, in_batch=in_batch, largest_share=largest_share if in_batch else 1.0)
+    every_fix = _listed_fixes(
+        knobs,
+        device,
+        in_batch=in_batch,
+        largest_share=largest_share if in_batch else 1.0,
+        has_bf16=all(map(PRECISIONS["bf16"].runs_on, compute_capabilities)),
+    )
     # While the model is built there are weights alone.
     in_phase = (fix for fix in every_fix if phase != MODEL_PHASE or fix.value == "bf16-pure")
     strategy = strategy_or_single(knobs)
@@ -51,7 +65,7 @@ def fixes(knobs: Mapping[str, Any], device: str, phase: str | None, largest_shar
 
 
 def changed_global_batch(share: float) -> str:
-    """The costs, in words, of a batch that is this share of the one before, where accumulation does not make up."""
+    """The cost, in words, of a global batch `share` times as large, where grad_accum cannot restore it."""
     return f"little; the global batch becomes {share:.2g} times as large"
 
 
@@ -68,7 +82,9 @@ def best_of_each_knob(cheapest: list[Fix], phase: str | None) -> list[Fix]:
     return sorted(by_knob.values(), key=lambda fix: fix.knob == "seq_len")
 
 
-def _listed_fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, largest_share: float) -> Iterator[Fix]:
+def _listed_fixes(
+    knobs: Mapping[str, Any], device: str, *, in_batch: bool, largest_share: float, has_bf16: bool
+) -> Iterator[Fix]:
     """Yield the changes, the cheapest in speed or in kind first.
 
     Leaving the Trainer or the compiler frees host memory only.
@@ -96,11 +112,15 @@ def _listed_fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, larg
         costs = changed_global_batch(share) if rest else f"little; grad_accum={kept_by} keeps the global batch"
         yield Fix("batch_size", str(smaller), f"activations to {100 * share:.2g} %", costs, share)
     if precision in ("fp32", "tf32"):
-        yield Fix("precision", "bf16", "frees about half of the activations", bf16_speed, 0.6)
+        saves = "frees about half of the activations"
+        if has_bf16:
+            yield Fix("precision", "bf16", saves, bf16_speed, 0.6)
+        else:
+            yield Fix("precision", "fp16", saves, "faster on tensor cores (Volta and later)", 0.6)
     if optimizer.state_tensors >= 2 and not optimizer.eight_bit:
         yield Fix("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none")
         yield Fix("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")
-    if precision != "bf16-pure":
+    if precision != "bf16-pure" and has_bf16:
         costs = f"{bf16_speed}; updates lose precision"
         yield Fix("precision", "bf16-pure", "frees half of weights, gradients and states", costs)
     if knobs["checkpointing"] == "off":

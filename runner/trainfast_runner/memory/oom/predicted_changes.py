@@ -64,12 +64,13 @@ class FitTarget:
     untouched_bytes: int = 0
     beyond_bytes: int = 0
     asked_bytes: float | None = None
+    compute_capabilities: tuple[str, ...] = ()
 
     @property
     def fixes(self) -> list[Fix]:
         """The changes that free memory in its phase, the cheapest first."""
         largest_share = self.limit_bytes / self.asked_bytes if self.asked_bytes else 1.0
-        return fixes(self.spec.knobs, self.device, self.phase, largest_share)
+        return fixes(self.spec.knobs, self.device, self.phase, largest_share, self.compute_capabilities)
 
     @property
     def batch(self) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, 
 from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.results.device_conditions.device_window import window_of
-from trainfast_runner.settings.strategies import strategy_or_single
+from trainfast_runner.settings.strategy_of_run import strategy_or_single
 from trainfast_runner.units import highest, lowest
 
 T = TypeVar("T")
@@ -296,7 +296,7 @@ def _ranks(window: MeasuredWindow) -> list[Figures]:
     common = set.intersection(*map(set, forwards.values())) if len(forwards) > 1 else set()
     if not common:
         return []
-    means = {rank: statistics.fmean(of[number] for number in common) for rank, of in forwards.items()}
+    means = {rank: statistics.fmean(ms_by_step[number] for number in common) for rank, ms_by_step in forwards.items()}
     # The lower middle: of two ranks the faster one, so that the slow one stands out.
     middle = statistics.median_low(means.values())
     slowest = [max(forwards, key=lambda rank: forwards[rank][number]) for number in common]

@@ -35,7 +35,7 @@ class LiveDiagnosis:
         self._steps: dict[int, deque[Step]] = {}
 
     def add(self, rank: int, steps: Iterable[Step]) -> None:
-        """Take steps of a rank; warm-up is no measure of anything."""
+        """Take steps of a rank; warm-up steps are left out."""
         self._steps.setdefault(rank, deque(maxlen=DIAGNOSED_STEPS)).extend(step for step in steps if not step.warmup)
 
     def renew(

@@ -52,13 +52,13 @@ def steady_state(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[in
     for start in range(half + 1):
         tail = blocks[start:]
         drift = _step_drift(tail)
-        slope = _slope([(b.at_s, b.temperature_c) for b in tail])
+        slope = _slope([(block.at_s, block.temperature_c) for block in tail])
         if _is_at_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
             # A larger drift without a trend is scatter of the blocks.
             shown_drift = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
             return _as_result(steps[0].step if start == 0 else tail[0].first_step, False, shown_drift, slope)
     tail = blocks[half:]
-    return _as_result(None, True, _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail]))
+    return _as_result(None, True, _step_drift(tail), _slope([(block.at_s, block.temperature_c) for block in tail]))
 
 
 def drift_words(temperature_slope_c_per_min: float | None) -> str:
@@ -87,7 +87,9 @@ def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, fl
     for index in range(count):
         part = steps[len(steps) * index // count : len(steps) * (index + 1) // count]
         begin_ns, end_ns = part[0].begin_ns, part[-1].t_ns
-        of_devices = [[c for t_ns, c in device if begin_ns <= t_ns <= end_ns] for device in temperatures]
+        of_devices = [
+            [degrees_c for t_ns, degrees_c in device if begin_ns <= t_ns <= end_ns] for device in temperatures
+        ]
         blocks.append(
             _Block(
                 first_step=part[0].step,
@@ -101,13 +103,13 @@ def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, fl
 
 def _is_at_level(block: _Block, settled: Sequence[_Block]) -> bool:
     """True if a block is like the settled ones, within their scatter."""
-    times = [each.step_ms for each in settled]
+    times = [other.step_ms for other in settled]
     middle = statistics.median(times)
     scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle) for ms in times)
     # Blocks of a noisy run differ by more than a drift does, even when it is steady.
     if abs(block.step_ms - middle) > max(DRIFT_OF_STEP * middle, SIGMAS * scatter):
         return False
-    degrees = [each.temperature_c for each in settled if each.temperature_c is not None]
+    degrees = [other.temperature_c for other in settled if other.temperature_c is not None]
     return (
         not degrees or block.temperature_c is None or abs(block.temperature_c - statistics.median(degrees)) <= DRIFT_C
     )

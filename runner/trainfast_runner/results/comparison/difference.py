@@ -14,21 +14,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Result
-from trainfast_runner.records.run_file import PROBE, WARM_ROLES
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.roles import WARM_ROLES
+from trainfast_runner.records.run_states import state_words
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
 from trainfast_runner.results.comparison.conditions import ConditionRow, compared_conditions
 from trainfast_runner.results.comparison.ranking import (
     OTHER_BATCH,
     OTHER_DEVICES,
-    OTHER_SAMPLES,
+    OTHER_SAMPLE_VERDICTS,
     OTHER_SEQ_LEN,
     OTHER_STEPS,
     STRICT_THRESHOLDS,
-    other_work,
     run_knobs,
     section_overrides,
     speeds_rank,
+    unlike_work_verdict,
     watched_differently,
 )
 from trainfast_runner.results.comparison.significance import (
@@ -41,6 +41,7 @@ from trainfast_runner.results.comparison.significance import (
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.phases import STEP_PHASES
+from trainfast_runner.worker.shared.search_runs import PROBE
 
 BETTER, WORSE = "better", "worse"
 NOISE = "no significant difference"
@@ -57,9 +58,10 @@ class ComparisonRow:
     """One figure of both runs. `unit` is samples/s, tokens/s, ms, bytes, J or empty; `delta` is b - a in that unit.
 
     `verdict` is better, worse, changed (neither is better), "no significant difference", "not measured in both",
-    `OTHER_BATCH` or `OTHER_DEVICES` for a step and its phases if the work of a step differs, one of `OTHER_SAMPLES` for
-    every speed if that of a sample does (tokens/s rank across `seq_len`), `STRICT_THRESHOLDS` for every speed if a run
-    was measured under those, or `OTHER_STEPS` for the loss of trainings of different length.
+    `OTHER_BATCH` or `OTHER_DEVICES` for a step and its phases if the work of a step differs, one of
+    `OTHER_SAMPLE_VERDICTS` for every speed if that of a sample does (tokens/s rank across `seq_len`),
+    `STRICT_THRESHOLDS` for every speed if a run was measured under those, or `OTHER_STEPS` for the loss of trainings of
+    different length.
     """
 
     label: str
@@ -122,8 +124,8 @@ class _Rows:
     def __init__(self, a: Result, b: Result) -> None:
         self._a, self._b = a, b
         self._noise = relative_noise(a, b)
-        work = other_work(a, b)
-        self._other_samples = work if work in OTHER_SAMPLES else None
+        work = unlike_work_verdict(a, b)
+        self._other_samples = work if work in OTHER_SAMPLE_VERDICTS else None
         self._is_other_batch = work == OTHER_BATCH
         self._unranked = self._other_samples if speeds_rank(a, b) else STRICT_THRESHOLDS
         """The verdict on samples/s that do not rank."""

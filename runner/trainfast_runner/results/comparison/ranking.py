@@ -8,15 +8,15 @@ from trainfast_runner.machine.cpu.device_names import CPU, cpu_processes
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_lines import Actual
 
+# Verdicts on a step whose work differs: it is neither better nor worse for taking longer.
 OTHER_BATCH = "not comparable: different batch"
 OTHER_DEVICES = "not comparable: different devices"
 OTHER_MODEL = "not comparable: different model"
-"""Verdicts on a step whose work differs: it is neither better nor worse for taking longer."""
 OTHER_SCRIPT = "not comparable: different scripts"
 SCRIPT_AND_PRESET = "not comparable: a script and a preset"
 OTHER_SEQ_LEN = "not comparable: different seq_len"
 """The verdict on figures of samples and steps of different lengths; tokens/s still rank."""
-OTHER_SAMPLES = (OTHER_MODEL, OTHER_SCRIPT, SCRIPT_AND_PRESET, OTHER_SEQ_LEN)
+OTHER_SAMPLE_VERDICTS = (OTHER_MODEL, OTHER_SCRIPT, SCRIPT_AND_PRESET, OTHER_SEQ_LEN)
 """Verdicts on runs whose samples are other work: throughput and energy a sample rank no more than a step."""
 OTHER_STEPS = "not comparable: different number of steps"
 """The verdict on the last losses of trainings of different length."""
@@ -26,7 +26,7 @@ BATCH_KNOBS = ("batch_size", "grad_accum", "seq_len")
 DEVICE_KNOBS = ("strategy", "devices", "tp_degree", "pp_degree", "micro_batches")
 
 
-def other_work(a: Result, b: Result) -> str | None:
+def unlike_work_verdict(a: Result, b: Result) -> str | None:
     """Return the verdict on steps that do different work in the two runs; None if they do the same."""
     if (a.script is None) != (b.script is None):
         return SCRIPT_AND_PRESET

@@ -65,7 +65,7 @@ class CounterGrowth:
         self._counts_energy |= first is not None or last is not None
         if ENERGY_FIELD in self._distrusted:
             return SpentEnergy(None)
-        # A counter that went back was reset in between, and its difference is no energy.
+        # A counter that went back was reset in between, and its difference is not an energy.
         if first is not None and last is not None and last >= first:
             return SpentEnergy((last - first) / 1e3)
         watts = None if self._counts_energy else mean_of_ends(reading_of(before, "power_w"), reading_of(now, "power_w"))

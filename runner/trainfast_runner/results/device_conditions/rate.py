@@ -58,12 +58,12 @@ class Rate:
         self._integrals.append(integral)
 
     def _integral(self, t_ns: int) -> tuple[int, float]:
-        """Known time up to `t_ns` in ns, and the rate times that time; both count from one moment for all `t_ns`."""
+        """Known ns up to `t_ns`, and the integral over them; only the difference of two calls has a meaning."""
         index = bisect_left(self._ends, t_ns)
         return self._until(t_ns, max(0, index - 1), self._rate(index))
 
     def _until(self, t_ns: int, index: int, rate: float | None) -> tuple[int, float]:
-        """The same for a time next to the breakpoint `index`, at `rate` between both."""
+        """Known ns and integral at `t_ns`, continued at `rate` from the breakpoint `index`."""
         known_ns = 0 if rate is None else t_ns - self._ends[index]
         return self._known_ns[index] + known_ns, self._integrals[index] + (rate or 0.0) * known_ns
 

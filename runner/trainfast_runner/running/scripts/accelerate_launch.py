@@ -54,7 +54,7 @@ def read_accelerate_launch(options: Sequence[str], processes: int | None, cwd: s
 
 
 def _options_with_next_word(options: Sequence[str]) -> list[tuple[str, str]]:
-    """Each option with the word behind it, which is its value where it takes one. accelerate reads - and _ alike."""
+    """Each option with the word after it, which is its value where it takes one. accelerate reads - and _ alike."""
     named = []
     for word, after in zip(options, (*options[1:], ""), strict=False):
         if word.startswith("--"):

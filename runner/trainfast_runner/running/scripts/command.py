@@ -31,7 +31,7 @@ EACH_CORE = "cpu"
 COUNTS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes")
 DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
 TORCHRUN = ("-m", TORCHRUN_MODULES[0], "--standalone")
-"""Words behind the interpreter that start the ranks of a `deepspeed` command."""
+"""Words after the interpreter that start the ranks of a `deepspeed` command."""
 NUMA_NODES = Path("/sys/devices/system/node")
 
 
@@ -95,7 +95,7 @@ class ScriptCommand:
 
 
 def read_command(typed: Sequence[str], python: str | None = None, cwd: str = "") -> ScriptCommand:
-    """The command behind `--`; `python` replaces its interpreter, `cwd` is the folder that it starts in.
+    """The command after `--`; `python` replaces its interpreter, `cwd` is the folder that it starts in.
 
     Raises UserError for one that cannot start.
     """
@@ -117,20 +117,20 @@ def _program(typed: Sequence[str], python: str | None, cwd: str) -> ScriptComman
     interpreter = _shebang(argv[0])
     # A console script is a Python file.
     script = argv if interpreter is not None else ()
-    place = _place_behind(typed)
-    count = _count(typed[:place] if place else typed)
+    index = _script_index_after(typed)
+    count = _count(typed[:index] if index else typed)
     return ScriptCommand(
         typed=tuple(typed),
         argv=argv,
-        name=Path(typed[place]).name,
+        name=Path(typed[index]).name,
         interpreter=python or interpreter,
         processes=count,
         script=script,
     )
 
 
-def _place_behind(typed: Sequence[str]) -> int:
-    """The place of the script's file behind a program, or of its module behind a Python or launcher there; else 0.
+def _script_index_after(typed: Sequence[str]) -> int:
+    """The index of the script's file after a program, or of its module after a Python or launcher there; else 0.
 
     The program's own `-m` may mean anything: `srun -m cyclic`.
     """
@@ -196,7 +196,7 @@ def _python(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand
 
 
 def _launched_script(arguments: Sequence[str], cwd: str) -> tuple[str, ...]:
-    """The script behind a launcher's options, or `-m` and its module, with its arguments; empty if none is seen."""
+    """The script after a launcher's options, or `-m` and its module, with its arguments; empty if none is seen."""
     index = script_index(arguments)
     if index is None:
         return ()
@@ -304,11 +304,11 @@ def _process_count(option: str, value: str) -> int:
 
 def _command_path(word: str, cwd: str) -> str:
     """The command's path. Raises UserError with the nearest name beside it."""
-    place = os.path.join(cwd, word) if os.sep in word else word
-    path = shutil.which(place)
+    file = os.path.join(cwd, word) if os.sep in word else word
+    path = shutil.which(file)
     if path is not None:
         return os.path.abspath(path) if os.sep in word else path
-    if word.endswith(".py") and os.path.exists(place):
+    if word.endswith(".py") and os.path.exists(file):
         raise UserError(f"{word} cannot be executed", key=word, advice=f"run -- python {word}")
     near = _nearest_file(word, cwd) or nearest(word, ("python", "deepspeed", *LAUNCHERS))
     raise UserError(f"there is no command {word!r}", key=word, nearest=near)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from trainfast_runner.export.foreign_settings import from_trainer_fields
 from trainfast_runner.machine import training_python
 from trainfast_runner.records.discovered import Discovered
 from trainfast_runner.running.scripts.command import read_command
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.script_mapping import KEPT_KNOBS, Proposal, knobs_of_fields
-from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_mapping import KEPT_KNOBS, Proposal
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 
 
 def preset_of(
@@ -35,9 +37,15 @@ def preset_of(
     return ScriptPreset(
         command=tuple(typed),
         places={proposal.knob: proposal.place for proposal in mapping},
-        knobs=knobs_of_fields(discovered.fields) | now,
+        knobs=_trainer_knobs(discovered.fields) | now,
         name=name,
         title=command.title,
         cwd=cwd,
         framework=discovered.framework or "",
     )
+
+
+def _trainer_knobs(fields: Mapping[str, Any]) -> KnobValues:
+    """The knobs that a script's own TrainingArguments set, of those that a search begins with."""
+    knobs = from_trainer_fields({name: value for name, value in fields.items() if value is not None}).knobs
+    return {name: knobs[name] for name in KEPT_KNOBS if name in knobs}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from trainfast_runner.export.trainer_arguments import trainer_fields
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
-from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS
+from trainfast_runner.settings.scripts.script_reach import FRAMEWORK_KNOBS
 
 
 def framework_environment(knobs: KnobValues) -> dict[str, str]:

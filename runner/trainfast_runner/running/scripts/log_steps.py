@@ -101,7 +101,7 @@ class LogSteps:
             with self._output.path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < self._offset:
-                    # The log was cut behind its head, whose lines were counted before.
+                    # The log was cut after its head, whose lines were counted before.
                     self._offset, self._begin = min(size, self._output.head_bytes), b""
                 file.seek(self._offset)
                 new = file.read(READ_BYTES)

@@ -27,8 +27,8 @@ from trainfast_runner.settings.device_counts import device_choice
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import bytes_of_ranks
 from trainfast_runner.settings.knobs import knob
-from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.typed_settings import setting_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from trainfast_runner.machine.processes.work import work_below
 from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.state_words import NO_STEP
+from trainfast_runner.records.run_states import NO_STEP
 from trainfast_runner.results.script_figures import why_no_step
 from trainfast_runner.running.scripts.log_steps import LogSteps
 

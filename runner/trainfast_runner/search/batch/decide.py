@@ -119,7 +119,7 @@ def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> 
 
 
 def why_no_more_sizes(state: BatchState, largest_fitted: int) -> str | None:
-    """Return the reason why no further size is probed; None while one may be."""
+    """Return the reason no further size is probed; None while one may be."""
     if largest_fitted >= LARGEST_BATCH:
         return f"no size above {LARGEST_BATCH} is tried"
     if largest_fitted >= state.largest_allowed:

@@ -10,12 +10,12 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom.explain import OutOfMemory
+from trainfast_runner.memory.oom.explain_run import explain_run, held_bytes_of, models_of
+from trainfast_runner.memory.oom.trace_changes import trace_changes
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.results.oom_explanation.explain_run import explain_run, held_bytes_of, models_of
-from trainfast_runner.results.oom_explanation.trace_changes import trace_changes
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.state import BatchState
 from trainfast_runner.search.journal.batch import BatchEnded, Change, ConfirmationRun, Probe

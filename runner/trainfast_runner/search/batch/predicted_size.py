@@ -1,4 +1,4 @@
-"""The largest batch by the memory model, before the first size is tried, or the reason why there is none."""
+"""The largest batch by the memory model, before the first size is tried, or the reason there is none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.worker_scripts import ScriptCancelled
+from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import cached_model, trace_model
@@ -74,7 +74,7 @@ def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
         if model is None:
             model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids)
         return SizePrediction(model.corrected_for(next(iter(plan.device_names), None)))
-    except ScriptCancelled:
+    except ProgramCancelled:
         return SizePrediction(None, "the trace took too long")
     except UserError as error:
         return SizePrediction(None, error.message)

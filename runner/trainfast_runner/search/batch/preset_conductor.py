@@ -10,7 +10,6 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.nothing_fits import explain_nothing_fits
@@ -19,6 +18,7 @@ from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, p
 from trainfast_runner.search.journal.batch import BatchEnded, RankPeaks
 from trainfast_runner.search.run_ends import raise_if_stopped
 from trainfast_runner.search.warm_process import WarmProcess
+from trainfast_runner.worker.shared.search_runs import PROBE
 
 FIRST_PROBE_STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps

@@ -10,7 +10,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
 from trainfast_runner.worker.shared.malloc_thresholds import malloc_settings
 

@@ -13,7 +13,6 @@ import msgspec
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.predicted_size import predict_script_size
@@ -38,6 +37,7 @@ from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import adopt_ended, runs_of_search
 from trainfast_runner.search.script_runs import ScriptPlanner, why_incompatible, with_trace
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
+from trainfast_runner.worker.shared.search_runs import PROBE
 
 BARE_CONTEXT_BYTES = 512 << 20
 """About what a CUDA context takes of a GPU's free memory. Chosen, not measured: without the kernels that are loaded as
@@ -104,7 +104,7 @@ class ScriptBatchConductor(BatchConductor):
         return None
 
     def _predicted(self, result: Result, probe: Probe) -> Predicted:
-        """The largest size by the trace of the first that fitted, or the reason why there is no trace."""
+        """The largest size by the trace of the first that fitted, or the reason there is no trace."""
         traced = result.script.traced_memory if result.script is not None else None
         limit = min(self._plan.memory_limit_bytes or (), default=self._available_bytes())
         if traced is None or limit is None:

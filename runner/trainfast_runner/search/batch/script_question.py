@@ -8,7 +8,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.preset_question import check_options
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.script_runs import ScriptPlanner, script_planner
-from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 
 SCRIPT_PROBE_STEPS = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.run_states import state_words
 from trainfast_runner.results.bottleneck.doubts import marks
 from trainfast_runner.results.comparison.difference import NOISE
 from trainfast_runner.search.bench.table import Row, Table

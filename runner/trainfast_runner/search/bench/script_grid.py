@@ -11,7 +11,7 @@ from trainfast_runner.search.bench.variants import Bench, Entry
 from trainfast_runner.search.script_runs import ScriptPlanner, script_planner
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
-from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.typed_settings import setting_of

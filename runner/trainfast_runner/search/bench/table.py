@@ -9,7 +9,6 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.results.comparison.difference import BETTER, NOISE, WORSE, compare
 from trainfast_runner.results.comparison.ranking import STRICT_THRESHOLDS, speeds_rank
 from trainfast_runner.results.comparison.repeats import paired_interval
@@ -17,6 +16,7 @@ from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.search.bench.variants import Bench, Entry
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.worker.shared.search_runs import TRIAL
 
 REFUSED = "refused"
 """State of a row that this machine or training Python cannot run at all."""

@@ -12,7 +12,6 @@ import msgspec
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.records.search_directories import conductor_lock
 from trainfast_runner.results.trial_result import trial_result
 from trainfast_runner.running import launch
@@ -25,6 +24,7 @@ from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.worker.shared.search_runs import TRIAL
 
 WARM_KNOBS = tuple(name for name, entry in KNOBS_BY_NAME.items() if entry.changes_in_warm_process)
 

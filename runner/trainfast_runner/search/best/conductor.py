@@ -12,8 +12,8 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
+from trainfast_runner.records.roles import COLD
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import COLD
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.choose.answer import answer_of, answer_so_far
 from trainfast_runner.search.best.choose.decide import BestDecision, decide

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import COLD, TRIAL
+from trainfast_runner.records.roles import COLD
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.journal.best import BestLaunched, BestLine, ColdRun, Trial
 from trainfast_runner.search.orphaned_runs import adopt_ended, adopt_one, end_if_live, is_usable, runs_of_search
+from trainfast_runner.worker.shared.search_runs import TRIAL
 
 
 class OrphanedBestRuns:

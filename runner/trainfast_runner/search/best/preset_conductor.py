@@ -11,7 +11,6 @@ import msgspec
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.search.best.choose.decide import BestDecision
 from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
@@ -31,6 +30,7 @@ from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.run_ends import raise_if_stopped
 from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.worker.shared.search_runs import TRIAL
 
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""

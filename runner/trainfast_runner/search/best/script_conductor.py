@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.results.start_time import start_s
 from trainfast_runner.search.best.choose.decide import BestDecision
 from trainfast_runner.search.best.conductor import BestConductor
@@ -12,6 +11,7 @@ from trainfast_runner.search.best.question.script_survey import ScriptSurvey
 from trainfast_runner.search.best.step_rule import UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.journal.best import Trial, Visited
 from trainfast_runner.search.speed.trial_rates import steps_for
+from trainfast_runner.worker.shared.search_runs import TRIAL
 
 
 class ScriptBestConductor(BestConductor):
@@ -59,7 +59,7 @@ class ScriptBestConductor(BestConductor):
         self.update_candidates()
 
     def update_candidates(self) -> None:
-        """Write the candidates anew if the trials tell more of them; a killed conductor may not have written that."""
+        """Write the candidates again if the trials tell more of them; a killed conductor may not have written that."""
         updated = self._survey.predict_from_trials(self._question, self._space, self._lines)
         if updated != self._space:
             self._space = updated

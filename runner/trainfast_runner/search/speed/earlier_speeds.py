@@ -11,8 +11,9 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_directory import read_run_file, read_written_result
-from trainfast_runner.records.run_file import WARM_ROLES, RecordedSpec, RunFile
+from trainfast_runner.records.run_file import RecordedSpec, RunFile
 from trainfast_runner.records.search_directories import newest_search_directories
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 from trainfast_runner.search.candidate_spec import candidate_spec

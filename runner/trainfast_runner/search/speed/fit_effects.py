@@ -12,7 +12,7 @@ from trainfast_runner.search.speed.levels import Levels
 from trainfast_runner.search.speed.trial_rates import MAX_VOID_VISITS, VOID_LOG_DRIFT, Measurements
 
 MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
-"""Numbers of observations at which the scales of the effects are chosen anew."""
+"""Numbers of observations at which the scales of the effects are chosen again."""
 MAINS, PAIRS, VISITS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
 """The scales among which it chooses."""
 

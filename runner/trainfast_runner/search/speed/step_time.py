@@ -11,7 +11,7 @@ from trainfast_runner.settings.device_counts import data_parallel_degree
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.precisions import peak_precision
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 
 SLOWDOWN = {"cpu": (1.6, 1.35, 0.6), "cuda": (1.0, 1.2, 1.0)}
 """Factors by which calls, FLOPs and moved bytes of a training step take longer than in the calibration.

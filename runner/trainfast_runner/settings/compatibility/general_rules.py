@@ -9,10 +9,9 @@ from trainfast_runner.settings.config_fields import first_size
 from trainfast_runner.settings.device_counts import chosen_gpus, devices_asked
 from trainfast_runner.settings.knob_values import MAX_CPU_PROCESSES, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import nearest_strategy
-from trainfast_runner.worker.shared.recipes import SMALLEST_VOCAB
-
-AMPERE = (8, 0)
+from trainfast_runner.worker.shared.recipes import SMALLEST_VOCAB, positions_needed
 
 
 def _warmup_leaves_steps(facts: Facts) -> None:
@@ -84,25 +83,17 @@ def precision_has_hardware(facts: Facts) -> None:
             key="precision",
             advice="precision=fp32 or precision=bf16",
         )
-    if precision not in {"tf32", "bf16", "bf16-pure"} or facts.machine.device == "cpu":
+    entry = PRECISIONS[precision]
+    if facts.machine.device == "cpu" or entry.min_compute_capability == (0, 0):
         return
     for gpu in chosen_gpus(facts.knobs, facts.machine).gpus:
-        capability = compute_capability(gpu.compute_capability)
-        if capability is not None and capability < AMPERE:
+        if not entry.runs_on(gpu.compute_capability):
             raise UserError(
                 f"precision={precision} needs an Ampere GPU (compute capability 8.0) or later and GPU {gpu.index},"
                 f" {gpu.name}, has {gpu.compute_capability}",
                 key="precision",
                 advice="precision=fp16",
             )
-
-
-def compute_capability(text: str | None) -> tuple[int, int] | None:
-    """`8.6` as numbers that compare; None when unknown."""
-    if text is None:
-        return None
-    major, _, minor = text.partition(".")
-    return int(major), int(minor or 0)
 
 
 def limit_for_every_rank(facts: Facts) -> None:
@@ -115,7 +106,7 @@ def limit_for_every_rank(facts: Facts) -> None:
         raise UserError(
             f"memory_limit={limit} names {figures} ranks and the run has {ranks}",
             key="memory_limit",
-            allowed=["one value", f"{ranks} values joined by +"][:ranks],
+            allowed=["one value"] if ranks == 1 else ["one value", f"{ranks} values joined by +"],
         )
 
 
@@ -134,18 +125,20 @@ def set_knobs_matter(facts: Facts) -> None:
 
 def _positions_suffice(facts: Facts) -> None:
     """Refuse a `seq_len` beyond the model's positions; the worker would refuse it too."""
-    config, seq_len = facts.config, facts.knobs["seq_len"]
-    if facts.spec.data["objective"] == "image-classification":
+    config, seq_len, objective = facts.config, facts.knobs["seq_len"], facts.spec.data["objective"]
+    if objective == "image-classification" or "relative_attention_num_buckets" in config:
+        # T5's positions are relative: its `n_positions` is without effect.
         return
     nested = config.get("text_config")
     if isinstance(nested, dict):
         config = {**config, **nested}
     field, positions = first_size(config, "n_positions", "max_position_embeddings")
-    if positions and isinstance(seq_len, int) and seq_len > positions:
+    if positions and isinstance(seq_len, int) and (needed := positions_needed(objective, seq_len)) > positions:
+        longest = positions * 2 if objective == "seq2seq" else positions
         raise UserError(
             f"seq_len={seq_len} is longer than the model's model.{field}={positions}",
             key="seq_len",
-            advice=f"seq_len={positions}, or model.{field}={seq_len}",
+            advice=f"seq_len={longest}, or model.{field}={needed}",
         )
 
 

@@ -71,16 +71,22 @@ def micro_batches_divide(facts: Facts) -> None:
             advice=advice,
         )
     if not _runs(schedule, chunks, degree):
-        needed = "at least as many as" if schedule == "1f1b" else "whole rounds of about"
+        need = f"needs at least pp_degree={degree} micro-batches, and micro_batches={chunks}"
+        if schedule == "interleaved":
+            rounds = max(1, chunks // degree)
+            need = f"runs {rounds} equal rounds with pp_degree={degree}, and micro_batches={chunks} does not split"
         raise UserError(
-            f"pp_schedule={schedule} needs {needed} pp_degree={degree} micro-batches, and micro_batches={chunks}",
+            f"pp_schedule={schedule} {need}",
             key="micro_batches",
             advice=f"{advice}, or pp_schedule=gpipe",
         )
 
 
 def _runs(schedule: str, chunks: int, degree: int) -> bool:
-    """True if torch's schedule takes that many micro-batches."""
+    """True if torch's schedule takes that many micro-batches.
+
+    The rounds are `number_of_rounds` of torch's ScheduleInterleaved1F1B.
+    """
     if schedule == "1f1b":
         return chunks >= degree
     return schedule == "gpipe" or chunks % max(1, chunks // degree) == 0

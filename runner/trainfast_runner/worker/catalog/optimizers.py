@@ -44,7 +44,7 @@ class OptimizerEntry:
     package: str | None = None
     """The package that has to be installed."""
     needs_gpus_because: str | None = None
-    """The reason why it is no use on the CPU."""
+    """The reason it is no use on the CPU."""
     fallback: str = "adamw-fused"
     """The optimizer to take where it cannot run."""
     trainer_name: str | None = None
@@ -54,7 +54,7 @@ class OptimizerEntry:
     """
 
     def refusal(self, strategy: StrategyEntry) -> str | None:
-        """The reason why it cannot work with a strategy; None when it can."""
+        """The reason it cannot work with a strategy; None when it can."""
         why = dict(self.refuses).get(strategy.parameter_form)
         if why is None:
             return None

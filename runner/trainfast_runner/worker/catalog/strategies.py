@@ -50,7 +50,7 @@ class StrategyEntry:
     needs_gpus_because: str | None = None
     """Use of the GPUs, for a strategy that cannot run on the CPU."""
     no_nccl_because: str | None = None
-    """The reason why NCCL is never called."""
+    """The reason NCCL is never called."""
     zero_stage: int | None = None
     offloads: bool = False
     """True if optimizer states leave the device."""
@@ -64,6 +64,11 @@ class StrategyEntry:
     """True if transformers' Trainer can be told to do the same."""
     accelerate_type: str | None = None
     """Accelerate's distributed_type; None where it has none."""
+
+    @property
+    def copies_gradients(self) -> bool:
+        """True if its reduction buckets hold every gradient a second time, as DDP's do."""
+        return self.memory_rule == "Replicated"
 
     @property
     def one_device(self) -> bool:

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from ..catalog import STRATEGIES
 from ..invalid import InvalidInput
-from ..model_config import split_tokens, text_part, tokens_per_sample, vocab_size
+from ..model_config import text_part, tokens_per_sample, vocab_size
+from ..shared.recipes import split_tokens
 from ..spec import Knobs, RankSpec
 from ..worker_log import WorkerLog
 from .corpus import Corpus, CorpusRequest, describe, open_corpus

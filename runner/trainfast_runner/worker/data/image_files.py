@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .corpus import make_once
 
 FORMAT = 1
-"""The version of the drawing, a part of the cache's folder name: images of another one are drawn anew."""
+"""The version of the drawing, a part of the cache's folder name: images of another version are drawn again."""
 COUNT, CLASSES = 512, 10
 """Chosen, not measured: the number of drawn images, and of their classes."""
 SIZE, QUALITY = (320, 240), 90

@@ -51,7 +51,7 @@ class Masking:
 class Halves:
     """Sequence to sequence from plain text: the encoder reads the first `read` ids, the decoder writes the rest.
 
-    The decoder's input is its labels, moved one place on behind `start_id`.
+    The decoder's input is its labels, moved one place on after `start_id`.
     """
 
     read: int

@@ -21,12 +21,12 @@ from ..model_config import (
     check_seq_len,
     image_shape,
     resolve_config,
-    split_tokens,
     tokens_per_sample,
     vocab_size,
 )
 from ..objective import Objective
 from ..optimizer import build_optimizer
+from ..shared.recipes import split_tokens
 from ..shared.traced import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
 from ..spec import Knobs, knobs_of
 from ..strategies import make_strategy

@@ -7,3 +7,13 @@ TRAINING_OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq
 DATA_SAMPLES = ("packed", "documents", "lines")
 SMALLEST_VOCAB = 300
 """256 bytes and the special tokens leave little room for merges below this."""
+
+
+def split_tokens(seq_len: int) -> tuple[int, int]:
+    """Tokens of a sample that the encoder reads (the first half) and that the decoder writes (the rest)."""
+    return seq_len // 2, seq_len - seq_len // 2
+
+
+def positions_needed(objective: str, seq_len: int) -> int:
+    """The positions that a model of text needs for `seq_len` tokens: of seq2seq each half has its own."""
+    return max(split_tokens(seq_len)) if objective == "seq2seq" else seq_len

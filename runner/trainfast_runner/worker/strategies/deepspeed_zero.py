@@ -50,7 +50,7 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
         self.entry = STRATEGIES[knobs.strategy]
         self.cpu_adam = False
         self.optimizer_reason: str | None = None
-        """The reason why torch's AdamW updates offloaded states; None if it does not."""
+        """The reason torch's AdamW updates offloaded states; None if it does not."""
         self.scratch: Scratch | None = None
         self.config: dict[str, Any] = {}
         self.precision = EnginePrecision(knobs.precision, device)

@@ -81,7 +81,7 @@ def _own_limit(spec: RunSpec) -> str:
 
 
 def _time_words(earlier: BatchSnapshot | None) -> str:
-    """Return what an earlier search tells of the time."""
+    """Return the time that an earlier search took, or the sizes that it has tried."""
     if earlier is None or not earlier.probes:
         return "not known before the first sizes have run"
     tried = ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)

@@ -43,17 +43,17 @@ def _doing_words(search: BatchSnapshot, now_ns: int | None) -> str:
 
 
 def _end_words(search: BatchSnapshot) -> str:
-    """Return the answer, or the reason why there is none; empty for a search that goes on or was cancelled."""
+    """Return the answer, or the reason there is none; empty for a search that goes on or was cancelled."""
     from trainfast_runner.search.journal.lines import CANCELLED
 
     ended = search.ended
     if ended is None:
         return ""
     if (answer := search.answer) is not None:
-        most, too_large = answer.max_batch, answer.too_large
-        if too_large is not None and too_large > most + 1:
-            return f"batch_size {most:,} fits, confirmed in a fresh process; {too_large:,} does not"
-        return f"batch_size {most:,} is the largest that fits, confirmed in a fresh process"
+        max_batch, too_large = answer.max_batch, answer.too_large
+        if too_large is not None and too_large > max_batch + 1:
+            return f"batch_size {max_batch:,} fits, confirmed in a fresh process; {too_large:,} does not"
+        return f"batch_size {max_batch:,} is the largest that fits, confirmed in a fresh process"
     if search.state == "nothing_fits":
         missing = f": {fmt.size(ended.missing_bytes)} too much" if ended.missing_bytes else ""
         return f"batch_size 1 does not fit{missing}"

@@ -14,10 +14,10 @@ from trainfast_tui.text.search.best_figures import (
     count_words,
     gain_words,
     is_final,
-    knob_words,
     noise_words,
     objective_words,
     rate_words,
+    typed_knobs,
 )
 from trainfast_tui.text.tables import pairs, table
 
@@ -76,7 +76,7 @@ def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[st
     yield "trains", f"differently, by {', '.join(changed)}" if changed else same
     for note in answer.notes:
         yield "note", note
-    yield from _shortened("within the noise", [knob_words(so_far.candidate(tie).knobs) for tie in answer.tied_numbers])
+    yield from _shortened("within the noise", [typed_knobs(so_far.candidate(tie).knobs) for tie in answer.tied_numbers])
 
 
 def precision_words(so_far: BestSoFar, answer: BestAnswer) -> str:
@@ -91,7 +91,7 @@ def _side_words(
     so_far: BestSoFar, number: int, rate: Interval | None, value: Interval | None, run_ids: Sequence[str]
 ) -> str:
     """Return a setting with its rate, its objective where that is another figure, and its runs."""
-    words = f"{knob_words(so_far.candidate(number).knobs)}: {rate_words(rate)}"
+    words = f"{typed_knobs(so_far.candidate(number).knobs)}: {rate_words(rate)}"
     if value is not None and so_far.objective != "samples_per_s":
         words += f", {objective_words(so_far.objective, so_far.for_steps, value)}"
     return f"{words}, runs {' and '.join(run_ids)}" if run_ids else f"{words}, not confirmed"
@@ -115,7 +115,7 @@ def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
 def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, ...]]:
     rates = {verdict.candidate_number: verdict.rate for verdict in answer.verdicts}
     for number in answer.pareto_numbers:
-        knobs = knob_words(so_far.candidate(number).knobs)
+        knobs = typed_knobs(so_far.candidate(number).knobs)
         yield knobs, rate_words(rates.get(number)), fmt.size(so_far.peak_bytes(number))
 
 
@@ -123,10 +123,10 @@ def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Itera
     """Yield the number of each verdict, what was not tried or was disturbed, why the search stopped, its time."""
     dropped = so_far.space.dropped if so_far.space is not None else 0
     others = f"; another global batch: {counted(dropped, 'combination')}" if dropped else ""
-    yield "candidates", f"{len(so_far.candidates):,}: {count_words(verdict.verdict for verdict in verdicts)}{others}"
+    yield "settings", f"{len(so_far.candidates):,}: {count_words(verdict.verdict for verdict in verdicts)}{others}"
     not_tried = [verdict for verdict in verdicts if verdict.verdict == "not_tried"]
     named = [
-        f"{knob_words(so_far.candidate(verdict.candidate_number).knobs)}: {verdict.reason}" for verdict in not_tried
+        f"{typed_knobs(so_far.candidate(verdict.candidate_number).knobs)}: {verdict.reason}" for verdict in not_tried
     ]
     yield from _shortened("not tried", named)
     if so_far.disturbed_count:
@@ -151,4 +151,4 @@ def _without_answer(so_far: BestSoFar, search_id: str) -> Iterator[str]:
         missing = ended.missing_bytes
         yield f"{ended.reason}{'' if missing is None else f': the smallest setting is {fmt.size(missing)} too large'}"
         if counts := count_words(verdict.verdict for verdict in verdicts_without_answer(so_far.lines)):
-            yield f"{counted(len(so_far.candidates), 'candidate')}: {counts}"
+            yield f"{counted(len(so_far.candidates), 'setting')}: {counts}"

@@ -30,7 +30,7 @@ BY_KEYS = "press Enter on the knob to type a value"
 """Words on how to name a script's present value: on the command line, and in the app."""
 EVERY_KNOB = "every knob that keeps the training the same; mixed precision counts as the same"
 AS_KNOBS_ARE_SET = "as the knobs are set"
-FRESH = "yes: begins anew, without the effects of earlier searches"
+FRESH = "yes: starts over, without the effects of earlier searches"
 NOT_FRESH = "no: resumes an unfinished search; effects of earlier ones choose the first trials"
 
 
@@ -103,11 +103,11 @@ def estimate_lines(estimate: Estimate) -> list[str]:
     legal = f"{estimate.candidates:,}, {estimate.legal:,} of them can run here{dropped}; the baseline is one"
     start = f"{fmt.duration(estimate.start_s)} a process, {estimate.basis}"
     rows = [
-        ("candidates", legal),
+        ("settings", legal),
         ("processes", f"{estimate.processes} for trials and about {estimate.cold_runs} cold runs; {start}"),
         (
             "takes",
-            f"about {fmt.duration(estimate.seconds)}; each candidate by itself: {fmt.duration(estimate.grid_s)}",
+            f"about {fmt.duration(estimate.seconds)}; each setting by itself: {fmt.duration(estimate.grid_s)}",
         ),
     ]
     return pairs(rows)

@@ -8,7 +8,7 @@ from trainfast_runner.search.best.person_orders import UNPIN
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.search.best_figures import budget_words, gain_words, knob_words, noise_words, objective_words
+from trainfast_tui.text.search.best_figures import budget_words, gain_words, noise_words, objective_words, typed_knobs
 from trainfast_tui.text.starting import wait_words
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ VERBS = {
 }
 
 
-def setting_words(space: Space, number: int, *, short: bool = False) -> str:
+def candidate_words(space: Space, number: int, *, short: bool = False) -> str:
     """Return a setting as the knobs in which it differs from the baseline.
 
     With `short` the accumulation is left out where it follows from the batch at one global batch.
@@ -34,7 +34,7 @@ def setting_words(space: Space, number: int, *, short: bool = False) -> str:
     overrides = {name: value for name, value in candidate.knobs.items() if value != baseline.knobs.get(name)}
     if short and "batch_size" in overrides and candidate.samples_per_step == baseline.samples_per_step:
         overrides.pop("grad_accum", None)
-    return knob_words(overrides) or "the baseline"
+    return typed_knobs(overrides) or "the baseline"
 
 
 def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
@@ -46,7 +46,7 @@ def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
     if search.state == "running":
         return doing_words(so_far)
     words = {
-        "starting": "starting: the model is built, and the candidates are listed with their memory",
+        "starting": "starting: the model is built, and the settings are listed with their memory",
         "pausing": "pausing after this step",
         "paused": "paused: no process is running",
         "interrupted": "interrupted: no process works on it; f5 resumes",
@@ -55,7 +55,7 @@ def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
 
 
 def _end_words(search: BestSnapshot) -> str:
-    """Return the answer, or the reason why there is none; empty for a search that goes on."""
+    """Return the answer, or the reason there is none; empty for a search that goes on."""
     from trainfast_runner.search.journal.lines import CANCELLED
 
     ended = search.so_far.ended
@@ -80,7 +80,7 @@ def doing_words(so_far: BestSoFar) -> str:
     if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
         return "deciding the next step"
     knob = f" {step.knob} of" if step.knob else ""
-    return f"{VERBS.get(step.action, 'running')}{knob} {setting_words(space, step.candidate_number)}"
+    return f"{VERBS.get(step.action, 'running')}{knob} {candidate_words(space, step.candidate_number)}"
 
 
 def _answer_words(so_far: BestSoFar) -> str:
@@ -95,7 +95,7 @@ def _answer_words(so_far: BestSoFar) -> str:
         return "the baseline itself is the fastest"
     if tried is not None:
         budget += "best so far: "
-    words = setting_words(so_far.space, answer.best_number)
+    words = candidate_words(so_far.space, answer.best_number)
     if (gain := answer.gain_percent) is not None:
         words += f": {gain_words(gain)}"
     return budget + words
@@ -106,8 +106,8 @@ def order_words(order: Ordered, space: Space | None) -> str:
     number = order.candidate_number
     if number is not None:
         is_listed = space is not None and 0 <= number < len(space.candidates)
-        return f"{order.do} the setting {setting_words(space, number) if space is not None and is_listed else number}"
-    return f"{order.do} {order.knob}" if order.do == UNPIN else f"{order.do} {knob_words({order.knob: order.value})}"
+        return f"{order.do} the setting {candidate_words(space, number) if space is not None and is_listed else number}"
+    return f"{order.do} {order.knob}" if order.do == UNPIN else f"{order.do} {typed_knobs({order.knob: order.value})}"
 
 
 def best_words(so_far: BestSoFar) -> str:
@@ -130,6 +130,6 @@ def chance_words(so_far: BestSoFar) -> str:
     return f"{chance_text(step.chance)} chance that going on finds 2 % more{price}"
 
 
-def settings_of(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
+def candidate_settings(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
     """Return the knobs of a candidate as they are typed."""
     return tuple((name, KNOBS_BY_NAME[name].text_of(value)) for name, value in so_far.candidates[number].knobs.items())

@@ -10,6 +10,7 @@ import msgspec
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.results.distributions import NORMAL_95
+from trainfast_runner.results.pareto import pareto_front
 from trainfast_runner.search.best.choose.cold_costs import ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.cold_runs import Difference
@@ -246,18 +247,14 @@ def _pair_with_levels(ranking: ColdRanking, name: str, level: int, base_level: i
 def _pareto_numbers(ranking: ColdRanking) -> list[int]:
     """The measured candidates that no other one beats in both rate and memory, the fastest first."""
     state = ranking.state
-    measured = []
+    points: dict[int, tuple[float, float]] = {}
     for number in range(len(state.candidates)):
         rate = _log_rate(ranking, number)
         needed_bytes = ranking.memory_bytes(number)
         if rate is not None and needed_bytes is not None and number not in state.ruled_out:
-            measured.append((-rate[0], needed_bytes, number))
-    numbers, least_bytes = [], math.inf
-    for _, needed_bytes, number in sorted(measured):
-        if needed_bytes < least_bytes:
-            numbers.append(number)
-            least_bytes = needed_bytes
-    return numbers
+            points[number] = needed_bytes, rate[0]
+    numbers = list(points)
+    return [numbers[index] for index in pareto_front([*points.values()])]
 
 
 def _notes(ranking: ColdRanking) -> Iterator[str]:

@@ -132,7 +132,7 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
 
 
 def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
-    """The reason why the trials end; None while they go on."""
+    """The reason the trials end; None while they go on."""
     if not prospects.likely and not prospects.with_unseen_values:
         return "no setting left has a chance above 5 % to be 2 % better, and every value was run"
     if prospects.is_budget_spent:
@@ -169,7 +169,7 @@ def _without_leader(state: BestState) -> BestDecision | None:
 
 
 def _why_no_baseline(state: BestState) -> str:
-    """The reason why the baseline does not lead."""
+    """The reason the baseline does not lead."""
     number = state.space.baseline_number
     verdict = state.ruled_out.get(number)
     if verdict is not None and verdict.verdict != TOO_LARGE:

@@ -19,8 +19,8 @@ from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.script_runs import script_planner
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
-from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_reach import FRAMEWORK_KNOBS, check_reach
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 
 
@@ -82,7 +82,7 @@ def _check_answerable(request: BestRequest, named: Sequence[str], preset: Script
             takes = (*FRAMEWORK_KNOBS, *preset.places)
             if knob(name).name not in takes:
                 raise UserError(f"{name} has no place in {preset.name}: name its flag", key=name, allowed=takes)
-            check_reach([name], preset.framework, None)
+            check_reach({name: None}, preset.framework, None)
         raise UserError(
             f"{preset.name} does not name the present {name} of its script", key=name, advice=f"--set {name}=VALUE"
         )

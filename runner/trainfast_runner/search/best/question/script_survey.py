@@ -21,8 +21,8 @@ from trainfast_runner.search.script_runs import ScriptPlanner, with_trace
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import defaults
-from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.spec import RunSpec
 
 

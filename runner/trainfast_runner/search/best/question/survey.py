@@ -9,7 +9,7 @@ from dataclasses import replace
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import Machine, detect_machine
-from trainfast_runner.machine.worker_scripts import ScriptCancelled
+from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.memory.sharding import PREDICTED
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.running import planning
@@ -107,7 +107,7 @@ class ModelSurvey(Survey):
         try:
             for _ in trace_models(specs, plan.device, plan.python, cancelled=cancelled, gpus=plan.device_uuids):
                 pass  # each is in the cache now, or cannot be traced
-        except (ScriptCancelled, UserError):
+        except (ProgramCancelled, UserError):
             return  # candidates without a model are tried unpredicted
 
     def _predicted(self, space: Space) -> Space:

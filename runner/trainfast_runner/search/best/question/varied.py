@@ -14,7 +14,7 @@ from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import STRATEGIES
 
 MutableVary = dict[str, list[KnobValue]]
@@ -50,7 +50,7 @@ def vary_of(
     left_alone: dict[str, str] = {}
     for entry in entries:
         now = spec.knobs[entry.name]
-        if not entry.trains_same:
+        if not entry.has_equivalent_values:
             left_alone[entry.name] = entry.training
         elif entry.search_values and not all(entry.keeps_training(now, value) for value in entry.search_values):
             left_alone[entry.name] = f"{entry.text_of(now)} trains differently from its other values"
@@ -110,7 +110,7 @@ def _drop_illegal(
 
 
 def _why_not_here(spec: RunSpec, name: str, value: KnobValue, machine: Machine) -> str | None:
-    """The reason why a legal value is not worth a trial on this machine; None if it may be."""
+    """The reason a legal value is not worth a trial on this machine; None if it may be."""
     if name == "workers" and isinstance(value, int) and value > machine.cores:
         return f"there are {machine.cores} cores"
     if name == "strategy" and not _has_several_devices(spec, value, machine):

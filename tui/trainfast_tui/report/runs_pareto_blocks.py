@@ -5,51 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainfast_runner.results.comparison.ranking import speeds_rank
+from trainfast_runner.results.pareto import pareto_front
 from trainfast_tui.report.document import Block, Heading, as_blocks
-from trainfast_tui.report.pareto_blocks import BEHIND, ON_FRONT
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.scatter_picture import Axis, ScatterPoint, scatter_picture
+from trainfast_tui.report.search_pareto_blocks import BEHIND, ON_FRONT
 from trainfast_tui.text.format import number, size
 
 
-def scatter_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
+def runs_pareto_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the picture; empty below two runs that compare in throughput and have a measured peak."""
-    placed = list(_placed(runs))
-    if len(placed) < 2:
+    comparable = list(_comparable(runs))
+    if len(comparable) < 2:
         return []
+    front = pareto_front([(peak, rate) for _, peak, rate in comparable])
     points = [
         ScatterPoint(
             peak,
             rate,
-            BEHIND if any(_beats(point, (peak, rate)) for _, *point in placed) else ON_FRONT,
+            ON_FRONT if index in front else BEHIND,
             f"run {label}: {number(rate)} samples/s with {size(peak)}",
         )
-        for label, peak, rate in placed
+        for index, (label, peak, rate) in enumerate(comparable)
     ]
     title, x_axis = "throughput by peak memory of each run", Axis("peak memory, a rank", size, binary=True)
     picture = scatter_picture(title, points, [], x_axis, Axis("samples/s", number))
     return [Heading("Memory against throughput"), *as_blocks(picture)]
 
 
-def _placed(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, int, float]]:
+def _comparable(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, int, float]]:
     """Yield label, peak bytes and samples/s of the runs whose samples are as much work as those of the first."""
     first = runs[0]
     for run in runs:
         peak, rate = run.result.memory.peak_allocated_bytes, run.result.throughput.samples_per_s.median
-        compares = _work(run) == _work(first) and speeds_rank(first.result, run.result)
+        compares = _sample_work(run) == _sample_work(first) and speeds_rank(first.result, run.result)
         if peak is not None and rate is not None and compares:
             yield run.label, peak, rate
 
 
-def _work(run: ReportedRun) -> tuple[object, ...]:
+def _sample_work(run: ReportedRun) -> tuple[object, ...]:
     """Return what decides the work of a sample: model, data and length; for a script its name and folder."""
     recorded = run.run_file
     model: tuple[object, object] = (run.result.name, "")
     if recorded is not None:
         model = (recorded.name, recorded.cwd) if recorded.script is not None else (recorded.model, recorded.data)
     return *model, run.result.knobs.get("seq_len")
-
-
-def _beats(point: Sequence[float], other: tuple[int, float]) -> bool:
-    """True if `point` is at least as good in memory and throughput, and better in one of them."""
-    return point[0] <= other[0] and point[1] >= other[1] and tuple(point) != other

@@ -9,7 +9,7 @@ from trainfast_runner.search.journal.best import BestAnswer
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
 from trainfast_tui.text.format import count, number, size
-from trainfast_tui.text.search.best_figures import knob_words
+from trainfast_tui.text.search.best_figures import typed_knobs
 
 BEST = PointKind("best", "square", "success")
 BASELINE = PointKind("baseline", "triangle", "secondary")
@@ -17,7 +17,7 @@ ON_FRONT = PointKind("on the front", "dot", "primary")
 BEHIND = PointKind("behind the front", "ring", "muted")
 
 
-def pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
+def search_pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     """Return the picture and the table of the front; a sentence if no candidate has both figures."""
     heading = Heading("Memory against throughput")
     measured = _measured(so_far, answer)
@@ -32,16 +32,16 @@ def pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     ]
     front = sorted((*measured[candidate], candidate) for candidate in answer.pareto_numbers if candidate in measured)
     lines = [*_front_line([(peak, rate) for peak, rate, _ in front]), *_limit_line(so_far, measured)]
-    title = "throughput by peak memory of each measured candidate"
+    title = "throughput by peak memory of each measured setting"
     x_axis, y_axis = Axis("peak memory, a rank", size, binary=True), Axis("samples/s", number)
     picture = scatter_picture(title, points, lines, x_axis, y_axis)
     if picture is None:
-        return [heading, Prose("No candidate has both a measured throughput and a measured peak.")]
+        return [heading, Prose("No setting has both a measured throughput and a measured peak.")]
     rows = [(count(candidate), _knobs(so_far, candidate), number(rate), size(peak)) for peak, rate, candidate in front]
     return [
         heading,
         picture,
-        Prose("On the front no other candidate is faster with less memory:"),
+        Prose("On the front no other setting is faster with less memory:"),
         grid(("", "settings", "samples/s", "peak memory"), rows, (0, 2, 3)),
     ]
 
@@ -64,7 +64,7 @@ def _kind(candidate: int, so_far: BestSoFar, answer: BestAnswer) -> PointKind:
 
 
 def _knobs(so_far: BestSoFar, candidate: int) -> str:
-    return knob_words(so_far.candidate(candidate).knobs)
+    return typed_knobs(so_far.candidate(candidate).knobs)
 
 
 def _front_line(front: list[tuple[int, float]]) -> Iterator[ScatterLine]:

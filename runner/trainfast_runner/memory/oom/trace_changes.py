@@ -6,12 +6,13 @@ import threading
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from trainfast_runner.machine.worker_scripts import ScriptCancelled
+from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.memory.oom.candidates import specs_with_one_change, specs_with_several_changes
 from trainfast_runner.memory.oom.explain import OutOfMemory
+from trainfast_runner.memory.oom.explain_run import explain_run, models_of
+from trainfast_runner.memory.oom.fixes import fixes
 from trainfast_runner.memory.oom.predicted_changes import is_enough
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.results.oom_explanation.explain_run import explain_run, models_of
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
 if TYPE_CHECKING:
@@ -36,11 +37,12 @@ def trace_changes(
         return
     spec = spec_of_record(run)
     python = python or run.python or None
+    applicable = fixes(spec.knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
     try:
-        yield from _trace([spec, *specs_with_one_change(spec, run.device, phase)], run, python, cancelled, tracer)
+        yield from _trace([spec, *specs_with_one_change(spec, applicable, phase)], run, python, cancelled, tracer)
         if not _is_cured(oom_run, python):
-            yield from _trace(specs_with_several_changes(spec, run.device, phase), run, python, cancelled, tracer)
-    except ScriptCancelled:
+            yield from _trace(specs_with_several_changes(spec, applicable), run, python, cancelled, tracer)
+    except ProgramCancelled:
         return
 
 

@@ -6,17 +6,15 @@ The names are those of the Hugging Face examples, accelerate, Lightning, DeepSpe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.discovered import Flag
-from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES, PRECISIONS
-from trainfast_runner.settings.script_preset import FlagWords
+from trainfast_runner.settings.scripts.script_preset import FlagWords
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
 NUMBER_FLAGS = {
@@ -222,16 +220,3 @@ def _reason(name: str, flag: Flag, word: str) -> str:
         flag_facts = "no default" if flag.default is None else f"default {flag.default}"
     now = f", this command gives {flag.value}" if flag.value != flag.default else ""
     return f"{word} is a usual name for {name}; {flag_facts}{now}"
-
-
-def knobs_of_fields(fields: Mapping[str, Any]) -> KnobValues:
-    """The knobs that a script's own TrainingArguments set, of those that a search begins with."""
-    precision = "bf16" if fields.get("bf16") else "fp16" if fields.get("fp16") else "fp32"
-    knobs = {
-        "batch_size": value_or_none("batch_size", fields.get("per_device_train_batch_size")),
-        "grad_accum": value_or_none("grad_accum", fields.get("gradient_accumulation_steps")),
-        "precision": precision,
-        "workers": value_or_none("workers", fields.get("dataloader_num_workers")),
-        "checkpointing": "full" if fields.get("gradient_checkpointing") else "off",
-    }
-    return {name: value for name, value in knobs.items() if fields and value is not None}

@@ -8,14 +8,15 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.memory.oom.explain import OutOfMemory, explain_preset
+from trainfast_runner.memory.oom.explain_script import explain_script
 from trainfast_runner.memory.oom.predicted_changes import ModelOf
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomExplanation, Result, RunError
-from trainfast_runner.records.run_file import WARM_ROLES, RunFile
+from trainfast_runner.records.roles import WARM_ROLES
+from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.records.worker_lines import ExceptionLine
-from trainfast_runner.results.oom_explanation.script import explain_script
 from trainfast_runner.units import highest
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.script_preset import ScriptPreset, place_words
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset, place_words
 
 FRAMEWORK_KNOBS = (
     *("batch_size", "grad_accum", "precision", "checkpointing", "optimizer", "compile", "workers", "pin_memory"),
@@ -31,6 +33,12 @@ BY_FRAMEWORK: dict[str, dict[str, tuple[str, ...]]] = {
     "torch": {LOADER: BY_LOADER},
 }
 """The knobs that reach a script without a flag, by the framework that trains and the way that they take."""
+PRECISIONS_TAKEN: dict[str, tuple[str, ...]] = {
+    # The Trainer keeps the weights in fp32.
+    "HF Trainer": ("fp32", "tf32", "fp16", "bf16"),
+    "accelerate": tuple(ACCELERATE_NAMES),
+    "Lightning": tuple(LIGHTNING_NAMES),
+}
 LAUNCH_KNOBS = {
     "steps": "ends the script after so many steps; without it the script runs to completion",
     "timing_warmup": "first steps that enter no figure",
@@ -101,12 +109,25 @@ def why_unreachable(name: str, framework: str, hooks_blocked: str | None) -> str
     return None
 
 
-def check_reach(names: Collection[str], framework: str, hooks_blocked: str | None) -> None:
-    """Refuse knobs without a flag that cannot reach a script. Raises UserError naming the first and how to map it."""
-    for name in names:
-        if (why := why_unreachable(name, framework, hooks_blocked)) is not None:
+def check_reach(knobs: KnobValues, framework: str, hooks_blocked: str | None) -> None:
+    """Refuse knobs without a flag that cannot reach a script, and precisions that its framework lacks.
+
+    Raises UserError naming the first and how to map it.
+    """
+    for name, value in knobs.items():
+        why = why_unreachable(name, framework, hooks_blocked)
+        if why is None and name == "precision" and value is not None:
+            why = _why_precision_unreachable(str(value), framework)
+        if why is not None:
             raise UserError(
                 f"{name} cannot reach the script: {why}",
                 key=name,
                 advice=f"presets new NAME --map {name}=--FLAG -- COMMAND",
             )
+
+
+def _why_precision_unreachable(precision: str, framework: str) -> str | None:
+    taken = PRECISIONS_TAKEN.get(framework, ())
+    if not taken or precision in taken:
+        return None
+    return f"without a flag {framework} takes only precision {', '.join(taken)}, not {precision}"

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainfast_tui.live.recent_conditions import counted_steps, known_mean, silent_gpus, worst_gpu
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, first_fitting
-from trainfast_tui.text.shades import SHADES, Shade
+from trainfast_tui.text.shades import SHADES
 
 if TYPE_CHECKING:
-    from trainfast_runner.results.device_conditions.device_track import DeviceConditions
     from trainfast_runner.results.device_conditions.step_conditions import StepConditions
     from trainfast_runner.running.follower import RunSnapshot
 
-RECENT_STEPS = 20
-"""A live run's figures are of this many newest steps. Conditions are means: a median would hide brief throttling."""
 LONG_WORDS_FROM = 78
 """Columns from which the words are long."""
 MIN_THROTTLED_MS = 0.05
@@ -31,13 +28,13 @@ def has_conditions(run: RunSnapshot) -> bool:
 
 
 def conditions_line(run: RunSnapshot, width: int) -> Line:
-    """Return the line under a run's figures; parts that do not fit in `width` are left out, the least telling first."""
-    counted, wide = _counted_steps(run), width >= LONG_WORDS_FROM
+    """Return the line under a run's figures; parts that do not fit in `width` are left out, the least important first."""
+    counted, wide = counted_steps(run), width >= LONG_WORDS_FROM
     mark = steadiness(run)
     warming: Line = [(mark.words if wide else mark.short_words, mark.tone)] if mark is not None else []
     if not counted:
         return warming
-    silent = _silent_gpus(run.conditions) if run.is_live else []
+    silent = silent_gpus(run.conditions) if run.is_live else []
     if silent and len(silent) == len(counted[-1].devices):
         return [*_no_reading_line(silent), *([("   " if wide else "  ", "text"), *warming] if warming else [])]
     whose = _watched_gpus(run, counted)
@@ -90,24 +87,6 @@ def steadiness(run: RunSnapshot) -> Steadiness | None:
     return Steadiness(words, words, "success")
 
 
-def _counted_steps(run: RunSnapshot) -> Sequence[StepConditions]:
-    """Return the steps after the timing warm-up, or all if there are none; only the newest of a live run."""
-    warmup = {step.step for step in run.steps if step.warmup}
-    steps = [step for step in run.conditions if step.step not in warmup] or list(run.conditions)
-    return steps[-RECENT_STEPS:] if run.is_live else steps
-
-
-def _silent_gpus(steps: Sequence[StepConditions]) -> list[int | None]:
-    """Return the GPUs that reported in earlier steps but not in the newest; their earlier readings are out of date."""
-    spoke = {device.uuid for step in steps for device in step.devices if not _has_no_reading(device)}
-    return [device.index for device in steps[-1].devices if device.uuid in spoke and _has_no_reading(device)]
-
-
-def _has_no_reading(device: DeviceConditions) -> bool:
-    known = (device.sm_clock_mhz, device.energy_joules, *device.throttled_ms.values())
-    return all(value is None for value in known)
-
-
 def _no_reading_line(indexes: Sequence[int | None]) -> Line:
     return [(f"no reading of GPU {', '.join(map(str, indexes))}", "warning")]
 
@@ -120,7 +99,7 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> tup
     known = [
         (shade, ms)
         for shade in SHADES
-        if (ms := _mean(step.throttled_ms.get(shade.cause) for step in counted)) is not None
+        if (ms := known_mean(step.throttled_ms.get(shade.cause) for step in counted)) is not None
     ]
     if not known:
         return [("throttling unknown", "muted")], False
@@ -131,23 +110,15 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> tup
     line: Line = []
     for index, (shade, ms) in enumerate(throttled):
         line += [(f"{'  ' if index else ''}{shade.letter} ", shade.tone), (fmt.milliseconds(ms), "text")]
-        line += [(_worst(counted, shade), "muted")]
+        worst = worst_gpu(counted, shade.cause)
+        line += [("" if worst is None else f" (GPU {worst})", "muted")]
     if not wide:
         return line, False
     return [*(begin or [("throttled ", "muted")]), *line, (" a step", "muted")], bool(begin)
 
 
-def _worst(counted: Sequence[StepConditions], shade: Shade) -> str:
-    """Name the device that this cause throttled most over the counted steps; empty for a single device."""
-    totals: dict[int | None, float] = {}
-    for step in counted:
-        for device in step.devices:
-            totals[device.index] = totals.get(device.index, 0.0) + (device.throttled_ms.get(shade.cause) or 0.0)
-    return "" if len(totals) < 2 else f" (GPU {max(totals, key=lambda index: totals[index])})"
-
-
 def _clock(counted: Sequence[StepConditions]) -> Line:
-    loss = _mean(step.clock_loss_fraction for step in counted)
+    loss = known_mean(step.clock_loss_fraction for step in counted)
     if loss is None:
         return []
     return [("clock at maximum" if loss < MIN_CLOCK_LOSS else f"clock -{fmt.fraction(loss)}", "text")]
@@ -156,8 +127,8 @@ def _clock(counted: Sequence[StepConditions]) -> Line:
 def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:
     """Return joules per step and per sample; the second names the GPUs if nothing else does."""
     per_step, per_sample = (
-        _mean(step.energy_joules for step in counted),
-        _mean(step.joules_per_sample for step in counted),
+        known_mean(step.energy_joules for step in counted),
+        known_mean(step.joules_per_sample for step in counted),
     )
     if per_step is None:
         return [], []
@@ -181,8 +152,3 @@ def _temperature(run: RunSnapshot, counted: Sequence[StepConditions], wide: bool
     else:
         degrees, when = run.result.conditions.start_temperature_c, " at start"
     return [] if degrees is None else [(fmt.celsius(degrees) + (when if wide else ""), "text")]
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None

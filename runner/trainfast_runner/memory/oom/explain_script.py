@@ -9,10 +9,10 @@ from trainfast_runner.memory.oom.predicted_changes import KEEPS_GLOBAL_BATCH, MA
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import ScriptAsked
-from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import defaults
-from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import Way, reach_of
+from trainfast_runner.settings.scripts import script_preset
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_reach import Way, reach_of
 
 BASIS = "the memory of a script of your own is not predicted"
 
@@ -33,7 +33,8 @@ def explain_script(oom_run: OutOfMemory, script: ScriptAsked) -> OomExplanation:
 def _changes(run: RunFile, script: ScriptAsked, phase: str | None) -> list[OomChange]:
     """The changes of knobs that the run set and that reach the script; the script's own values are not known."""
     preset = _preset_of(run, script)
-    cheapest = best_of_each_knob(fixes({**defaults(), **run.knobs}, run.device, phase), phase)
+    knobs = {**defaults(), **run.knobs}
+    cheapest = best_of_each_knob(fixes(knobs, run.device, phase, compute_capabilities=run.compute_capabilities), phase)
     reaching = [fix for fix in cheapest if fix.knob in run.knobs and _takes(preset, fix)]
     return [_change(fix, run, preset) for fix in reaching[:MAX_CHANGES]]
 

@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.discovered import Flag
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
-from trainfast_runner.settings.script_mapping import (
+from trainfast_runner.settings.scripts.script_mapping import (
     ON_VALUES,
     Proposal,
     on_and_off,
@@ -19,7 +19,7 @@ from trainfast_runner.settings.script_mapping import (
     propose,
     value_or_none,
 )
-from trainfast_runner.settings.script_preset import NOTHING, split_words
+from trainfast_runner.settings.scripts.script_preset import NOTHING, split_words
 
 WORDS_BY_VALUE = re.compile(r"[\w.-]+: ")
 """The beginning of words by value, as `place_words` shows them."""

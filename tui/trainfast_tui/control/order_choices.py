@@ -17,7 +17,7 @@ from trainfast_runner.search.best.person_orders import (
     skip_candidate,
 )
 from trainfast_runner.units import counted
-from trainfast_tui.text.search.best_state import setting_words
+from trainfast_tui.text.search.best_state import candidate_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
@@ -49,7 +49,7 @@ def skip_orders(search: BestSnapshot) -> Orders:
     step, space = search.so_far.newest_step, search.so_far.space
     orders: Orders = {}
     if step is not None and step.candidate_number is not None and space is not None:
-        words = f"{setting_words(space, step.candidate_number)}, the one under way"
+        words = f"{candidate_words(space, step.candidate_number)}, the one under way"
         skip = partial(skip_candidate, search.directory, step.candidate_number)
         orders[f"setting {step.candidate_number}"] = OrderChoice(words, skip)
     return orders | _value_orders(search, SKIP)
@@ -61,6 +61,6 @@ def _value_orders(search: BestSnapshot, do: ValueOrder) -> Orders:
     values = open_values(so_far.candidates, [*so_far.orders, *search.untaken_orders], do)
     give = partial(give_order, search.directory, do)
     return {
-        f"{name}={value}": OrderChoice(counted(count, "candidate"), partial(give, name, value))
+        f"{name}={value}": OrderChoice(counted(count, "setting"), partial(give, name, value))
         for (name, value), count in values.items()
     }

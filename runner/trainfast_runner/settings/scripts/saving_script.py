@@ -10,11 +10,11 @@ import tomlkit
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.presets import SCHEMA
 from trainfast_runner.settings.saving import new_preset_path, write_preset
-from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 
 
 def save_script_preset(preset: ScriptPreset, reasons: Mapping[str, str], overwrite: bool = False) -> Path:
-    """Write the preset and return its file; `reasons`, by knob, become comments behind the knobs' flags.
+    """Write the preset and return its file; `reasons`, by knob, become comments after the knobs' flags.
 
     Raises UserError as `save_preset` does.
     """

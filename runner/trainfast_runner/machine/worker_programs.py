@@ -57,11 +57,11 @@ def working_directory() -> str:
     return path
 
 
-class ScriptCancelled(Exception):
+class ProgramCancelled(Exception):
     """Raised by a trace or a calibration whose answer is no longer wanted."""
 
 
-def ask_script(
+def ask_worker(
     executable: str,
     script: str,
     arguments: list[str],
@@ -72,13 +72,13 @@ def ask_script(
 ) -> dict[str, Any]:
     """The last JSON object that a script prints on a line; `environment` replaces ours.
 
-    Raises UserError, which says that the Python cannot do the `task`, and ScriptCancelled once `cancelled` is set.
+    Raises UserError, which says that the Python cannot do the `task`, and ProgramCancelled once `cancelled` is set.
     """
     path = str(WORKER / script)
     stdout, stderr = _output_of(executable, [executable, path, *arguments], environment, cancelled)
     if answers := list(json_objects(stdout.splitlines())):
         return answers[-1]
-    # `ls` prints the path, and a shell names it before its error; Python has a line number behind it.
+    # `ls` prints the path, and a shell names it before its error; Python has a line number after it.
     if path in stdout or f"{path}: " in stderr:
         raise UserError(f"{executable} is not a Python interpreter", key="python")
     raise UserError(f"{executable} cannot {task}: {last_error_line(stderr)}", key="python")
@@ -95,7 +95,7 @@ def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
             yield answer
 
 
-def start_script(
+def start_worker_program(
     executable: str,
     command: list[str],
     stderr: IO[bytes],
@@ -127,14 +127,14 @@ def _output_of(
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     # Files, not pipes: a fork that outlives the script keeps a pipe open.
     with TemporaryFile() as printed, TemporaryFile() as errors:
-        process = start_script(executable, command, errors, environment, stdout=printed)
+        process = start_worker_program(executable, command, errors, environment, stdout=printed)
         try:
             # Do not collect the process yet: until then no other process group gets its pid.
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 if time.monotonic() >= deadline:
                     raise timeout_error(executable)
                 if cancelled is not None and cancelled.is_set():
-                    raise ScriptCancelled
+                    raise ProgramCancelled
                 time.sleep(ENDED_EVERY_S)
         finally:
             # The whole group: forks outlive a script, and a Ctrl-C does not reach its session.
