@@ -28,7 +28,7 @@ def has_conditions(run: RunSnapshot) -> bool:
 
 
 def conditions_line(run: RunSnapshot, width: int) -> Line:
-    """Return the line under a run's figures; parts that do not fit in `width` are left out, the least important first."""
+    """Return the line under a run's figures; the least important parts are left out where `width` is too small."""
     counted, wide = counted_steps(run), width >= LONG_WORDS_FROM
     mark = steadiness(run)
     warming: Line = [(mark.words if wide else mark.short_words, mark.tone)] if mark is not None else []
