@@ -59,7 +59,7 @@ def has_gpu_samples(snapshot: Snapshot) -> bool:
 
 
 def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the names of the readings that can be charted, the most telling first."""
+    """Return the names of the readings that can be charted, the most important first."""
     return tuple(reading.name for reading in GPU_READINGS) if has_gpu_samples(snapshot) else CPU_READING_NAMES
 
 

@@ -11,6 +11,7 @@ from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, ticks_on
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.starting import start_words
+from trainfast_tui.text.synthetic import SYNTHETIC
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -46,7 +47,7 @@ def throughput_chart(
         values = rates.samples_per_s if unit == "samples" else rates.tokens_per_s
         if values and all(value is None for value in values):
             values, empty = (), f"This model has no {unit}; t shows {next_throughput_unit(unit)}/s."
-    synthetic = " (synthetic data)" if run is not None and run.synthetic else ""
+    synthetic = f" ({SYNTHETIC})" if run is not None and run.synthetic else ""
     ticks = ticks_on(axis, run.ticks) if run is not None else ()
     return ChartData(
         title=f"throughput{synthetic}",

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print readings until Ctrl-C; return 130 then, as everywhere."""
+    """Print readings until Ctrl-C, which `main` turns into exit code 130."""
     if not SHORTEST_S <= arguments.interval <= LONGEST_S:
         raise UserError(
             f"--interval {arguments.interval:g} is out of range",
@@ -83,7 +83,6 @@ def _stream(interval_s: float, as_json: bool) -> None:
 
 def _print(tick: Tick, as_json: bool) -> None:
     if as_json:
-        tick.missing["host.run"] = "the monitor looks at the machine: what a run uses is in its own records"
         print_json(_as_json(tick))
         return
     print_lines(_lines(tick))
@@ -92,6 +91,7 @@ def _print(tick: Tick, as_json: bool) -> None:
 def _as_json(tick: Tick) -> dict[str, Any]:
     """Return the tick as JSON, each GPU with its first temperature limit, which `degrees_to_slowdown_c` counts to."""
     fields: dict[str, Any] = msgspec.to_builtins(tick)
+    fields["missing"]["host.run"] = "the monitor looks at the machine: what a run uses is in its own records"
     for shown, gpu in zip(fields["devices"], tick.devices, strict=True):
         shown["slows_down_at_c"] = slows_down_at_c(gpu)
         why = tick.missing.get(f"gpu{gpu.index}.degrees_to_slowdown_c")

@@ -96,7 +96,7 @@ def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTabl
         for index, row in predict_rows(runs, python, show_tracing):
             rows[index] = row
             if table is not None and table.is_next(index):
-                slow.print(lambda: table.print_ready(rows))
+                slow.print_above(lambda: table.print_ready(rows))
     return [rows[index] for index in range(len(runs))]
 
 

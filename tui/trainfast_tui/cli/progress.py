@@ -49,11 +49,11 @@ class SlowProgress:
         if self._is_due:
             self._paint()
 
-    def print(self, line: Callable[[], None]) -> None:
-        """Take the bar away, call `line`, which prints on stdout, and show the bar again."""
+    def print_above(self, print_rows: Callable[[], None]) -> None:
+        """Take the bar away, call `print_rows`, which prints on stdout, and show the bar again."""
         self._wait_for_first_paint()
         self._progress.close()
-        line()
+        print_rows()
         sys.stdout.flush()
         if self._progress.redraws and self._is_due:
             self._paint()

@@ -21,6 +21,7 @@ from trainfast_tui.cli.output import print_json, print_line, print_table, termin
 from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size, with_sizes
 from trainfast_tui.text.overrides import short_overrides, without_search_settings
 from trainfast_tui.text.speed import few_steps_note
+from trainfast_tui.text.synthetic import SYNTHETIC
 
 HEADER = ("RUN", "STATE", "OVERRIDES", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
 DROPPED = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
@@ -92,7 +93,7 @@ def _cells(row: RunRow) -> list[str]:
         {PROBE: "a search's probe", TRIAL: "a search's trials"}.get(row.role or "", ""),
         few_steps_note(row.steps.measured),
         "unsupervised" if row.supervised is False else "",
-        "synthetic data" if row.synthetic_data else "",
+        SYNTHETIC if row.synthetic_data else "",
         "speed under strict malloc thresholds" if row.measured_under else "",
         "" if row.clean else "conditions not clean",
         with_sizes(notable_reason(row.state, row.reason)) if row.state != "running" else "",

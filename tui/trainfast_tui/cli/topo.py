@@ -8,7 +8,7 @@ import msgspec
 
 from trainfast_runner.machine.link_advice import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
-from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.text.topology import sections
 
 
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({**msgspec.to_builtins(topology), "legend": LEGEND, "advice": link_advice(topology)})
         return 0
     if not topology.devices:
-        print_line(*link_advice(topology))
+        print_lines(link_advice(topology))
         return 0
     for number, section in enumerate(sections(topology)):
         print_line(f"{chr(10) if number else ''}{section.title}")

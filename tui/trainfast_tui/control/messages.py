@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed
 
 Severity = Literal["information", "warning", "error"]
+TrainingPython = str | None
+"""Path of the training Python; None for the app's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def _out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
     if run.run_file is None:
         return None
     held = run.error.held_bytes if isinstance(run.error, ExceptionLine) else None
-    available = highest(tick.host.memory_available_bytes for tick in run.ticks if tick.host is not None)
+    available = highest(tick.host.memory_available_bytes for tick in run.ticks)
     return OutOfMemory(
         run=run.run_file,
         reason=run.reason,

@@ -85,7 +85,7 @@ def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
 def _host_free_bytes(tick: Tick, live_run: RunSnapshot | None) -> int | None:
     """Return the free memory of the host in bytes; the memory of a live run is free again when the next one starts."""
     host = tick.host
-    if host is None or host.memory_available_bytes is None:
+    if host.memory_available_bytes is None:
         return None
     held = host.run.memory_rss_bytes if live_run is not None and host.run is not None else None
     return host.memory_available_bytes + (held or 0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_type import whole_number
-from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed
+from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed, TrainingPython
 from trainfast_tui.control.model_tracer import ModelTracer
 from trainfast_tui.control.prediction_request import PredictionRequest
 from trainfast_tui.control.speed_predictor import SpeedPredictor, TracedSettings
@@ -33,7 +33,7 @@ class Predictor:
     def __init__(
         self,
         post: Post,
-        python: str | None,
+        python: TrainingPython,
         tracer: Callable[[], WarmTracer],
         home: Home,
     ) -> None:

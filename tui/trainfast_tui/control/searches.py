@@ -5,15 +5,15 @@ from __future__ import annotations
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.batch_control import BatchControl
 from trainfast_tui.control.best_control import BestControl
-from trainfast_tui.control.messages import Post
+from trainfast_tui.control.messages import Post, TrainingPython
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
 
 
 class Searches:
-    """The controls of both kinds of search. `python` is the path of the training Python; None for the app's."""
+    """The controls of both kinds of search."""
 
-    def __init__(self, home: Home, post: Post, python: str | None) -> None:
+    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
         self.batch = BatchControl(home, post, python)
         self.best = BestControl(home, post, python)
 

@@ -67,7 +67,7 @@ def _script_spec(script: ScriptPreset, knobs: KnobValues, overrides: Iterable[st
 def repeat_run(run: RunFile, home: Home, *, is_opened: bool = False) -> NextRun | None:
     """Return the next run that repeats this one; None for a script's run that cannot be repeated by its knobs.
 
-    `is_opened` as in `repeat_preset_run`.
+    `is_opened`: a person opened this run, so a best-fit search's run is repeated itself.
     """
     return repeat_preset_run(run, home, is_opened=is_opened) if run.script is None else _repeat_script_run(run)
 

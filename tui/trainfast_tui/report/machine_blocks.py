@@ -18,12 +18,12 @@ def machine_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     for run in runs:
         for name, value in _facts(run):
             labels.setdefault(name, {}).setdefault(value, []).append(run.label)
-    rows = [(name, _shown(values, len(runs))) for name, values in labels.items()]
+    rows = [(name, _value_with_runs(values, len(runs))) for name, values in labels.items()]
     table: Block = pairs_grid("", rows) if rows else Prose("Nothing about the machine is on record.")
     return [Heading("Machine"), table]
 
 
-def _shown(values: dict[str, list[str]], runs: int) -> str:
+def _value_with_runs(values: dict[str, list[str]], runs: int) -> str:
     """Return the value that all runs share, or each value with the runs that have it."""
     if len(values) == 1 and sum(map(len, values.values())) == runs:
         return next(iter(values))

@@ -25,7 +25,7 @@ def element(name: str, content: str = "", **attributes: str | float) -> str:
     An empty attribute is left out.
     """
     shown = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_shown(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_attribute_text(value))}"'
         for key, value in attributes.items()
         if value != ""
     )
@@ -42,7 +42,7 @@ def tip(text: str) -> str:
     return element("title", escape(plain(text)))
 
 
-def _shown(value: str | float) -> str:
+def _attribute_text(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 

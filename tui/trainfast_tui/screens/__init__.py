@@ -1,1 +1,1 @@
-"""One file a screen. A screen is imported by the action that opens it, after the first frame."""
+"""One file a screen; `base.py` and `search.py` are the bases. The action that opens a screen imports it."""

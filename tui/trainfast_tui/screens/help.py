@@ -37,8 +37,8 @@ ABOUT = (
 SIGNS = (
     ("•", "a knob that differs from the run on the screen"),
     ("▸", "the cursor; beside a GPU: the run uses it"),
-    ("T t", "in the line of events: that it began, and that it ended; likewise the other letters"),
-    ("✗ ✓ + - X c", "there too: GPU lost, back; another process came, left; Xid error; a step compiled"),
+    ("T t", "event line: throttling by heat began (T) and ended (t); other causes use their letters"),
+    ("✗ ✓ + - X c", "event line: GPU lost, GPU back, process started, process left, Xid error, step compiled"),
     *((f"{shade.letter} {shade.glyph * 2}", f"below a chart, and as its shade: {shade.words}") for shade in SHADES),
 )
 LABEL = 14

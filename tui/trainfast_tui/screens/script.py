@@ -13,6 +13,7 @@ from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.launched_script import script_index
+from trainfast_runner.running.scripts.discovery import LIMIT_S
 from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.settings.presets import user_directory
 from trainfast_runner.settings.saving import new_preset_path
@@ -96,7 +97,7 @@ class ScriptScreen(AppScreen):
 
     def _show_findings(self, knob: str = "") -> None:
         waited = elapsed(self._since_ns, time.monotonic_ns())
-        waiting = f"running the script up to its argument parser… {waited} of at most 30 s"
+        waiting = f"running the script up to its argument parser… {waited} of at most {LIMIT_S:.0f} s"
         mapping = tuple(self._mapping.values())
         findings = ScriptFindings(self._command, self.session.cwd, self._discovered, mapping, waiting, self._refusal)
         self.view.show_findings(findings, knob)

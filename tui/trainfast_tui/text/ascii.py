@@ -1,4 +1,4 @@
-"""The likeness in ASCII of every sign the product prints, one cell for one cell."""
+"""The ASCII stand-in for every character the product prints, of the same width."""
 
 from __future__ import annotations
 

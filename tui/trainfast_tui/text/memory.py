@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainfast_runner.machine.telemetry.failures import UNIFIED_MEMORY
 from trainfast_runner.records.run_file import RunFile
 from trainfast_tui.text.format import percent_change, signed_percent, size
 
@@ -59,4 +60,4 @@ def against_predicted_memory(measured_bytes: float | None, predicted_bytes: floa
 def no_memory_words(index: int, missing: Mapping[str, str]) -> str:
     """Return words in place of the memory that GPU `index` does not report; `missing` has the reasons of its tick."""
     reason = missing.get(f"gpu{index}.memory_total_bytes", "")
-    return "shares the host's" if "shares the host's memory" in reason else "unknown"
+    return "shares the host's" if reason == UNIFIED_MEMORY else "unknown"

@@ -11,7 +11,7 @@ from trainfast_tui.text.format import truncate
 
 def typed_overrides(overrides: Mapping[str, Any]) -> list[str]:
     """Return each override as `knob=value`, `model.FIELD=value` or `data.FIELD=value`."""
-    return [f"{key}={_shown(key, value)}" for key, value in overrides.items()]
+    return [f"{key}={_typed_value(key, value)}" for key, value in overrides.items()]
 
 
 def field_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
     return truncate(words[0], cells - len(more)) + more
 
 
-def _shown(key: str, value: Any) -> str:
+def _typed_value(key: str, value: Any) -> str:
     from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 
     if key in KNOBS_BY_NAME:

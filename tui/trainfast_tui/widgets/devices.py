@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from trainfast_runner.machine.telemetry import failures, throttle
-from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.machine.telemetry.slowdown import degrees_left
 from trainfast_runner.units import counted
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 LONG_WORDS_FROM, GPU_NAMES_FROM = 120, 150
 """Columns from which words and bars are long, and from which a GPU's row has its name."""
 NEARLY_FULL = 0.93
-"""A bar of memory above this share is a warning. Chosen."""
+"""A bar of memory above this share is a warning; a judgement, not a vendor's figure."""
 NEAR_SLOWDOWN_C = 5
-"""A GPU this near its slowdown temperature, in degrees Celsius, is a warning. Chosen."""
+"""A GPU this near its slowdown temperature, in degrees Celsius, is a warning; a judgement, not a vendor's figure."""
 SHORT_WORDS = {
     "sw_power_cap": "power limit",
     "hw_slowdown": "hardware slowdown",
@@ -37,9 +36,8 @@ SHORT_WORDS = {
     "sync_boost": "sync boost",
     "display_clock": "display clock",
 }
-SEVERITIES = ("warning", "info", "none")
-BADGES: dict[str, Tone] = {"warning": "alarm", "info": "badge", "none": "muted"}
-"""The tone of each severity."""
+BADGE_TONES: dict[str, Tone] = {"warning": "alarm", "info": "badge", "none": "muted"}
+"""The tone of each severity, the worst first."""
 
 
 class DevicesPanel(Painted):
@@ -134,7 +132,7 @@ def gpu_line(
         name = (device.name or "").removeprefix("NVIDIA ")
         line.append((fmt.to_width(fmt.plain(name), 18) + " ", "muted"))
     if device.error is not None:
-        word = "silent" if takes_long(device.error) else "lost"
+        word = "silent" if failures.takes_long(device.error) else "lost"
         since = f"{word} for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
         room = width - line_length(line) - cell_len(since)
         return [*line, (since, "error"), (in_short(device.error, room), "error")]
@@ -181,8 +179,9 @@ def _temperature_pieces(device: DeviceReading, long_words: bool) -> Line:
 
 def _badges(device: DeviceReading, room: int) -> Line:
     """Return the throttle reasons in words, the worst first; none for a GPU that is not throttled."""
-    reasons = sorted(device.throttle_reasons or (), key=lambda name: SEVERITIES.index(throttle.severity(name)))
-    tones = [BADGES[throttle.severity(name)] for name in reasons]
+    by_severity = list(BADGE_TONES)
+    reasons = sorted(device.throttle_reasons or (), key=lambda name: by_severity.index(throttle.severity(name)))
+    tones = [BADGE_TONES[throttle.severity(name)] for name in reasons]
     words = [throttle.cause_words(name) for name in reasons]
     if sum(cell_len(word) + 4 for word in words) > room:
         words = [SHORT_WORDS.get(name, word) for name, word in zip(reasons, words, strict=True)]

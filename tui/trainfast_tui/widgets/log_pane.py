@@ -5,6 +5,9 @@ from __future__ import annotations
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.lines import Line, clamp_scroll, rule
 
+COMPARED_LINES = 8
+"""Lines by which the place of an earlier last line is found again."""
+
 
 class LogPane(Painted):
     """The last lines of the training's output; it scrolls by pages."""
@@ -24,6 +27,9 @@ class LogPane(Painted):
     def show_log(self, log: tuple[str, ...], has_ended: bool) -> None:
         """Show these lines, newest last; an ended run prints no more."""
         if log is not self._output or has_ended != self._has_ended:
+            if self._lines_back:
+                # The lines that a person reads stay where they are.
+                self._lines_back += added_lines(self._output, log)
             self._output, self._has_ended = log, has_ended
             self.set_class(not log, "-empty")
             if self.display:
@@ -48,3 +54,17 @@ class LogPane(Painted):
         body: list[Line] = [[(line, "text")] for line in shown]
         nothing = "The training printed nothing." if self._has_ended else "Nothing printed yet."
         return [rule(title, width), *(body or [[(nothing, "muted")]])]
+
+
+def added_lines(before: tuple[str, ...], now: tuple[str, ...]) -> int:
+    """Return how many lines `now` has after the last one of `before`; 0 if it does not continue `before`.
+
+    Both are the newest lines of one log, whose last line may be unfinished.
+    """
+    known = before[-1 - COMPARED_LINES : -1]
+    if not known:
+        return max(0, len(now) - len(before))
+    for end in range(len(now) - 1, len(known) - 1, -1):
+        if now[end - len(known) : end] == known:
+            return len(now) - end - 1
+    return 0

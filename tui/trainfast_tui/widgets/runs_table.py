@@ -12,13 +12,13 @@ from trainfast_tui.text.lines import Line, Piece, line_length
 from trainfast_tui.text.overrides import field_overrides, short_overrides, typed_overrides, without_search_settings
 from trainfast_tui.text.speed import few_steps_note
 from trainfast_tui.text.state_signs import run_sign
+from trainfast_tui.text.synthetic import SYNTHETIC
 from trainfast_tui.widgets.sorted_table import Columns, SortedTable, SortOrder
 
 LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
 """Knobs left out of the overrides: they change little of a result."""
 
 DEFAULTS = defaults()
-SYNTHETIC = "synthetic data"
 STRICT = "* strict malloc: no rank"
 ALL_COLUMNS: Columns = (("started", 18), ("preset", 26), ("state", 17), ("samples/s", 12), ("peak memory", 14))
 FEWER_COLUMNS: Columns = (("started", 16), ("preset", 15), ("state", 17), ("samples/s", 12))

@@ -9,6 +9,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, paragraph
 from trainfast_tui.text.memory import peak_word_of
 from trainfast_tui.text.state_signs import run_sign
+from trainfast_tui.text.synthetic import SYNTHETIC
 from trainfast_tui.widgets.painted_run import PaintedRun
 
 
@@ -57,7 +58,7 @@ class TooSmall(PaintedRun):
         if run is None:
             return [*lines, [("No run. r starts one, q leaves.", "text")]]
         figures = run_figures(run)
-        synthetic = "  synthetic data" if run.synthetic else ""
+        synthetic = f"  {SYNTHETIC}" if run.synthetic else ""
         sign, tone = run_sign(run.state)
         return [
             *lines,
