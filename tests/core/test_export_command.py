@@ -72,3 +72,19 @@ def test_a_list_comes_back_as_a_list(tmp_path: Path) -> None:
     run = recorded("tiny-llama", 'model.layer_types=["full_attention", "full_attention"]')
     words = shlex.split(export(run, tmp_path, "command").text, comments=True)
     assert resolve(words[2], words[4::2]).model == run.model
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        'rope_scaling={rope_type="linear",factor=2.0}',
+        'note="16"',
+        'note="true"',
+        'layers=[{a=[1,"b"]}]',
+        "note=plain words",
+    ],
+)
+def test_a_field_of_the_model_comes_back_as_what_it_was(tmp_path: Path, setting: str) -> None:
+    run = recorded("tiny-llama", f"model.{setting}")
+    words = shlex.split(export(run, tmp_path, "command").text, comments=True)
+    assert resolve(words[2], words[4::2]).model == run.model

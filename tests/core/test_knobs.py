@@ -148,3 +148,14 @@ def test_a_warm_process_turns_a_batch_size_and_no_strategy() -> None:
     assert not KNOBS_BY_NAME["precision"].needs_process("bf16")
     assert KNOBS_BY_NAME["precision"].needs_process("fp16")
     assert KNOBS_BY_NAME["strategy"].needs_process("ddp")
+
+
+def test_a_strategy_in_another_order_is_named_by_its_own() -> None:
+    with pytest.raises(UserError, match=r"did you mean ddp\+tp\?") as refused:
+        knob("strategy").read("tp+ddp")
+    assert "do not work together" not in refused.value.line()
+
+
+def test_a_number_of_many_digits_is_typed_whole() -> None:
+    assert knob("lr").text_of(0.000123456789) == "0.000123456789"
+    assert knob("lr").text_of(1e-4) == "0.0001"

@@ -28,11 +28,15 @@ def facts(*settings: str, preset: str = "tiny-llama", **config: object) -> Facts
         (["strategy=pp", "pp_degree=8"], "pp_degree", "more than the model's 4 layers"),
         (["strategy=pp", "pp_degree=4", "pp_schedule=interleaved"], "pp_schedule", "makes 8 stages"),
         (["strategy=pp", "batch_size=6"], "micro_batches", "batch_size=6 cannot be cut into micro_batches=4"),
-        (["strategy=pp", "pp_schedule=1f1b", "micro_batches=1"], "micro_batches", "at least as many as pp_degree=2"),
+        (
+            ["strategy=pp", "pp_schedule=1f1b", "micro_batches=1"],
+            "micro_batches",
+            "needs at least pp_degree=2 micro-batches",
+        ),
         (
             ["strategy=pp", "pp_schedule=interleaved", "batch_size=5", "micro_batches=5"],
             "micro_batches",
-            "micro_batches=5; try micro_batches=1, or pp_schedule=gpipe",
+            "micro_batches=5 does not split; try micro_batches=1, or pp_schedule=gpipe",
         ),
         (["strategy=pp", "compile=default"], "compile", "compile=default does not work with strategy=pp"),
         (["strategy=pp", "engine=trainer"], "engine", "not strategy=pp"),

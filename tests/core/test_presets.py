@@ -149,3 +149,18 @@ def test_a_number_of_thousands_of_digits_is_refused(tmp_path: Path, number: str)
     with pytest.raises(UserError) as refused:
         resolve(str(path))
     assert str(path) in refused.value.line()
+
+
+def test_a_field_set_before_its_model_is_refused_as_it_would_be_lost() -> None:
+    with pytest.raises(UserError, match=r"model\.hidden_size, which is set before it, would be lost") as refused:
+        resolve("tiny-llama", ["model.hidden_size=64", "model.family=bert"])
+    assert refused.value.key == "model.family"
+    assert resolve("tiny-llama", ["model.family=bert", "model.hidden_size=64"]).model["hidden_size"] == 64
+
+
+def test_a_user_without_a_home_directory_has_presets_in_the_home_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platformdirs.user_config_dir", lambda name: f"~/.config/{name}")
+    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
+    assert presets.user_directory() == tmp_path / "config" / "presets"

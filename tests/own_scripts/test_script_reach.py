@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from own_scripts.conftest import SCRIPTS
+from trainfast_runner.errors import UserError
 from trainfast_runner.running.scripts.command import read_command
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
-from trainfast_runner.settings.scripts.script_reach import Way, reach_of, why_unreachable
+from trainfast_runner.settings.scripts.script_reach import Way, check_reach, reach_of, why_unreachable
 
 MAPPED = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}
 TRAIN = str(SCRIPTS / "plain_torch.py")
@@ -44,6 +45,17 @@ def test_without_hooks_a_framework_takes_only_its_own_variables() -> None:
     assert why_unreachable("grad_clip", "Lightning", blocked) is None
     assert why_unreachable("grad_clip", "HF Trainer", blocked) == blocked
     assert why_unreachable("grad_clip", "", blocked) is None, "it may be Lightning"
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision"), [("accelerate", "tf32"), ("Lightning", "tf32"), ("HF Trainer", "bf16-pure")]
+)
+def test_a_precision_that_the_framework_lacks_is_refused(framework: str, precision: str) -> None:
+    with pytest.raises(UserError, match=f"{framework} takes only precision .*, not {precision}") as refused:
+        check_reach({"precision": precision}, framework, None)
+    assert refused.value.key == "precision"
+    check_reach({"precision": "bf16"}, framework, None)
+    check_reach({"precision": "tf32"}, "HF Trainer", None)
 
 
 @pytest.mark.parametrize(

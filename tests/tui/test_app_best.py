@@ -51,7 +51,7 @@ async def test_a_live_search_shows_the_best_its_chance_the_chart_and_the_trials(
     assert lines[2].startswith("best so far 61.0 samples/s (59.4 to 62.6)  batch_size=4")
     assert "precision=bf16" in " ".join(lines[2:4]), "no part of the best setting is cut off"
     assert "31 % chance that going on finds 2 % more, for about 1 min 35 s" in words
-    assert "12 candidates, 5 measurements, 40 s so far, the budget is 10 min" in words
+    assert "12 settings, 5 measurements, 40 s so far, the budget is 10 min" in words
     assert "limit 1.00 GiB" in text
     assert text.count("┊") >= 5, "the limit is a line of the chart"
     assert "samples/s over memory  ⠤ Pareto front  ■ best  • measured  ✗ too large  ○ now" in text
@@ -229,13 +229,13 @@ async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> No
     async with app.run_test(size=FULL) as pilot:
         await best_opened(pilot, live_best)
         await pilot.press("p")
-        assert "checkpointing=full  6 candidates" in screen_text(app)
+        assert "checkpointing=full  6 settings" in screen_text(app)
         await pilot.press(*"bf16", "enter")
         await until_true(pilot, lambda: len(read_orders(live_best)) == 1, "the pin")
         await show_best(pilot, live_best)
         await pilot.press("x")
-        assert "precision=bf16  6 candidates" not in screen_text(app), "without the pinned value there is none"
-        await pilot.press(*"full 3 candidates", "enter")
+        assert "precision=bf16  6 settings" not in screen_text(app), "without the pinned value there is none"
+        await pilot.press(*"full 3 settings", "enter")
         await until_true(pilot, lambda: len(read_orders(live_best)) == 2, "the skip")
         assert [(one.do, one.knob, one.value) for one in read_orders(live_best)] == [
             ("pin", "precision", "bf16"),

@@ -97,7 +97,7 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     device_uuids: list[str] = []
     device_names: list[str] = []
     compute_capabilities: list[str] = []
-    """Of the GPUs in `device_names`, as in `8.6`; empty on a CPU or if one is unknown."""
+    """Compute capabilities of the GPUs in `device_names`, as in `8.6`; empty on a CPU or if one is unknown."""
     watch_uuids: list[str] = []
     memory_limit_bytes: list[int] | None = None
     python: str = ""

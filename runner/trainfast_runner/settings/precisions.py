@@ -25,7 +25,7 @@ class PrecisionEntry:
     """accelerate's `mixed_precision`; it has none for TF32, which is a setting of the process."""
     lightning: str | None = None
     min_compute_capability: tuple[int, int] = (0, 0)
-    """Of the first NVIDIA GPUs with this format, by the CUDA C++ Programming Guide's table of features."""
+    """The first NVIDIA GPUs with this format, by the table of features in the CUDA C++ Programming Guide."""
 
     @property
     def is_mixed(self) -> bool:
