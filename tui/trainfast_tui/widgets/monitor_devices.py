@@ -96,7 +96,7 @@ class MonitorDevices(Painted):
         self.repaint()
 
     def rows_wanted(self, width: int, max_rows: int) -> int:
-        """Return the rows there is content for, at most `most`."""
+        """Return the rows there is content for, at most `max_rows`."""
         return min(max_rows, len(self.lines(width, max_rows)))
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -111,12 +111,11 @@ class MonitorDevices(Painted):
         host = view.host
         if not tick.devices:
             return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
-        heads, details = [*view.heads], view.details
-        if sum(map(len, details)) > height - len(heads) - len(host):
+        heads = [*view.heads]
+        details = view.all_details(height - len(heads) - len(host))
+        if details is None:
             host, chosen = host[:1], min(self._chosen, len(heads) - 1)
-            alarms = [alarm_items(device) if device.error is None else [] for device in tick.devices]
-            room = height - len(heads) - len(host)
-            details = _most_important(alarms, chosen, view.items(chosen), details[chosen], room, width)
+            details = _most_important(view, chosen, height - len(heads) - len(host))
             heads[chosen] = view.head(chosen, is_chosen=True)
         return [line for head, rows in zip(heads, details, strict=True) for line in (head, *rows)] + host
 
@@ -152,9 +151,14 @@ class _MachineView:
         return [self.head(index) for index in range(len(self.tick.devices))]
 
     @cached_property
-    def details(self) -> list[list[Line]]:
-        """The lines below each GPU's row: its readings, or its error if the row had no room for it."""
-        return [self._details(index, head) for index, head in enumerate(self.heads)]
+    def alarms(self) -> list[list[Item]]:
+        """Each GPU's readings that need a person."""
+        return [alarm_items(device) if device.error is None else [] for device in self.tick.devices]
+
+    @cached_property
+    def _details(self) -> dict[int, list[Line]]:
+        """The details asked for so far, by GPU."""
+        return {}
 
     @cached_property
     def _lost_s(self) -> Mapping[int, float]:
@@ -180,21 +184,37 @@ class _MachineView:
         missing = missing_item(self.tick, device.index, self.width - INDENT)
         return items if missing is None else [*items, missing]
 
-    def _details(self, index: int, head: Line) -> list[Line]:
-        error = self.tick.devices[index].error
-        return flow(self.items(index), self.width, INDENT) if error is None else _why_silent(error, head, self.width)
+    def details(self, index: int) -> list[Line]:
+        """Return the lines below a GPU's row: its readings, or its error if the row had no room for it."""
+        if index not in self._details:
+            error = self.tick.devices[index].error
+            self._details[index] = (
+                flow(self.items(index), self.width, INDENT)
+                if error is None
+                else _why_silent(error, self.heads[index], self.width)
+            )
+        return self._details[index]
+
+    def all_details(self, room: int) -> list[list[Line]] | None:
+        """Return the lines below each GPU's row; None once they are more than `room`."""
+        all_lines: list[list[Line]] = []
+        for index in range(len(self.tick.devices)):
+            all_lines.append(self.details(index))
+            room -= len(all_lines[-1])
+            if room < 0:
+                return None
+        return all_lines
 
 
-def _most_important(
-    alarms: list[list[Item]], chosen: int, chosen_items: list[Item], whole: list[Line], room: int, width: int
-) -> list[list[Line]]:
-    """Return a line of alarms for each GPU, and for the chosen one the `whole` or its alarms first."""
+def _most_important(view: _MachineView, chosen: int, room: int) -> list[list[Line]]:
+    """Return a line of alarms for each GPU, and for the chosen one all its lines, or its alarms first."""
     rows: list[list[Line]] = []
-    for index, own in enumerate(alarms):
-        rows.append(flow(own, width, INDENT)[:1] if index != chosen and room > 0 else [])
+    for index, alarms in enumerate(view.alarms):
+        rows.append(flow(alarms, view.width, INDENT)[:1] if index != chosen and room > 0 else [])
         room -= len(rows[-1])
-    if len(whole) > room and chosen_items:
-        whole = flow(sorted(chosen_items, key=is_alarm, reverse=True), width, INDENT)
+    whole = view.details(chosen)
+    if len(whole) > room and (items := view.items(chosen)):
+        whole = flow(sorted(items, key=is_alarm, reverse=True), view.width, INDENT)
     rows[chosen] = whole[: max(0, room)]
     return rows
 
