@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export import onto_defaults, onto_python, onto_shell
-from trainfast_runner.export.call_fields import CallFields, trainer_call
+from trainfast_runner.export.call_fields import CallFields, loader_arguments, trainer_call
 from trainfast_runner.export.onto_defaults import flags_by_knob
 from trainfast_runner.export.trainer_arguments import refuse_unlike_trainer
 from trainfast_runner.records.run_file import RunFile
@@ -23,13 +23,6 @@ from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.settings.strategy_of_run import strategy_or_single
 
-LOADER = {
-    "batch_size": "batch_size",
-    "num_workers": "workers",
-    "pin_memory": "pin_memory",
-    "prefetch_factor": "prefetch",
-}
-"""DataLoader's arguments and their knobs."""
 LONGEST_BYTES = 1 << 20
 
 
@@ -112,18 +105,12 @@ def _calls(knobs: KnobValues) -> list[CallFields]:
     precision = str(knobs.get("precision"))
     if precision in ACCELERATE_NAMES:
         accelerator["mixed_precision"] = ACCELERATE_NAMES[precision]
-    loader: dict[str, object] = {argument: knobs[name] for argument, name in LOADER.items() if name in knobs}
-    if "pin_memory" in loader:
-        loader["pin_memory"] = loader["pin_memory"] == "on"
-    if loader.get("num_workers") == 0:
-        # DataLoader refuses one without workers.
-        loader["prefetch_factor"] = None
     return [
         trainer_call(knobs),
         CallFields(("Accelerator",), accelerator, {"gradient_accumulation_steps": 1, "mixed_precision": "no"}),
         CallFields(
             ("DataLoader",),
-            loader,
+            loader_arguments(knobs),
             {"num_workers": 0, "pin_memory": False, "prefetch_factor": None},
             order=("dataset", "batch_size"),
             displaced={"batch_size": "batch_sampler"},

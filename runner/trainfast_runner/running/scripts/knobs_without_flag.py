@@ -3,6 +3,7 @@ of DataLoader. An explicit argument in the script wins over the last two, so wha
 
 from __future__ import annotations
 
+from trainfast_runner.export.call_fields import loader_arguments
 from trainfast_runner.export.trainer_arguments import trainer_fields
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
@@ -32,9 +33,4 @@ def hook_trainer_fields(knobs: KnobValues) -> dict[str, object]:
 
 def loader_defaults(knobs: KnobValues) -> dict[str, object]:
     """Defaults of DataLoader's arguments; `prefetch_factor` has none that suits a loader without workers."""
-    defaults: dict[str, object] = {}
-    if "workers" in knobs:
-        defaults["num_workers"] = knobs["workers"]
-    if "pin_memory" in knobs:
-        defaults["pin_memory"] = knobs["pin_memory"] == "on"
-    return defaults
+    return {name: value for name, value in loader_arguments(knobs).items() if name in ("num_workers", "pin_memory")}
