@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from recorded import GIB, MIB, START_NS, WALL_NS, S, write_lines
 from still import StillApp, a_snapshot, screen_text
 from textual.pilot import Pilot

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from recorded import GIB, MIB, START_NS, WALL_NS, S, write_lines
 from still import StillApp, a_snapshot, screen_text
 from textual.pilot import Pilot

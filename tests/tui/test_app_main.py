@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from recorded import OOM_WORDS, START_NS, S, a_gpu, a_run, a_tick, an_oom_run, write_lines
 from still import FULL, SMALL, a_live_run, a_snapshot, running, screen_text, shown
 

@@ -8,12 +8,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from recorded import GIB, MIB, RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_tick, write_lines
 from still import StillApp, a_snapshot, own_supervisor, running, screen_text
 from textual.filter import Monochrome
@@ -68,7 +67,7 @@ def a_full_tick(second: int, gpus: int = 8) -> Tick:
         for index in range(gpus)
     ]
     tick = a_tick(second, live=False)
-    host = msgspec.structs.replace(
+    host = replace(
         tick.host,
         load_1m=3.2,
         memory_available_bytes=4 * GIB,
@@ -79,7 +78,7 @@ def a_full_tick(second: int, gpus: int = 8) -> Tick:
         network_sent_bytes=second * MIB,
     )
     missing = {f"gpu{index}.fan_percent": "not supported" for index in range(gpus)}
-    return msgspec.structs.replace(tick, devices=devices, host=host, missing=missing, sample_us=12_400)
+    return replace(tick, devices=devices, host=host, missing=missing, sample_us=12_400)
 
 
 def some_rows(gpus: int = 8) -> tuple[ProcessRow, ...]:
@@ -181,7 +180,7 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
     ticks = [a_full_tick(second, 2) for second in range(80)]
     for second in range(60, 80):
         gone = a_gpu(1, error="GPU is lost", throttle_reasons=None)
-        ticks[second] = msgspec.structs.replace(ticks[second], devices=[ticks[second].devices[0], gone])
+        ticks[second] = replace(ticks[second], devices=[ticks[second].devices[0], gone])
     async with running(home, size=(140, 40)) as (app, pilot):
         text = await opened(pilot, replace(the_machine(2), ticks=tuple(ticks)))
         assert "lost for 20 s: GPU is lost" in text
@@ -219,7 +218,7 @@ async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> Non
     """Drawing them is most of what a frame costs; the row of the GPU has its newest reading at once."""
     # A cell of this axis is 0.93 s long, and this moment a third into one.
     seen = replace(the_machine(1), taken_ns=START_NS + 80 * S + S * 3 // 10)
-    hotter = msgspec.structs.replace(
+    hotter = replace(
         seen.ticks[-1], t_ns=seen.taken_ns, devices=[a_gpu(0, gpu_utilization_percent=17, t_ns=seen.taken_ns)]
     )
     async with running(home, size=(140, 40)) as (app, pilot):

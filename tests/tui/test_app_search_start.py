@@ -6,11 +6,11 @@ import fcntl
 import os
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from recorded import START_NS, S, a_run, write_lines
 from searched import (
     CONDUCTED,

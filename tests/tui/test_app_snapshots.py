@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from recorded import START_NS, S, a_run, a_thermal_ramp, an_oom_run, write_lines
 from still import StillApp, a_snapshot, given, own_supervisor
 
@@ -119,7 +120,6 @@ def test_the_list_of_runs(home: Home, snap_compare: SnapCompare) -> None:
 
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
 def test_a_search_for_the_largest_batch(home: Home, size: tuple[int, int], snap_compare: SnapCompare) -> None:
-    from dataclasses import replace
 
     from searched import a_search, answered, seen
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from recorded import START_NS, S, a_tick
 from still import CPU, a_snapshot
 

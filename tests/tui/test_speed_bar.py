@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from recorded import MIB
 from still import StillApp, a_fit, a_snapshot, screen_text
@@ -45,7 +46,7 @@ def test_the_smallest_screen_says_it_in_two_lines() -> None:
 
 
 def test_turned_knobs_show_the_change_in_both_bars() -> None:
-    faster = replace(PREDICTED, reference_samples_per_s=10.0)
+    faster = msgspec.structs.replace(PREDICTED, reference_samples_per_s=10.0)
     _, bar, words, change = shown(faster)
     assert words == "predicted 14.2 samples/s (12.9 to 15.6)"
     assert change == "change: +42.0 % from 10.0 samples/s"
@@ -74,8 +75,11 @@ def test_a_high_speed_is_not_cut_on_the_smallest_screen(rate: float, before: flo
 
 def test_an_ended_run_stands_below_with_the_difference_to_its_own_prediction() -> None:
     measured = MeasuredSpeed(15.0, replace_median(SPEED, 12.0))
-    assert shown(replace(PREDICTED, measured=measured))[-1] == "measured 15.0/s (predicted 12.0/s, +25.0 %)"
-    assert shown(replace(PREDICTED, measured=measured), SMALL)[-1] == "ran 15.0/s, predicted 12.0/s"
+    assert (
+        shown(msgspec.structs.replace(PREDICTED, measured=measured))[-1]
+        == "measured 15.0/s (predicted 12.0/s, +25.0 %)"
+    )
+    assert shown(msgspec.structs.replace(PREDICTED, measured=measured), SMALL)[-1] == "ran 15.0/s, predicted 12.0/s"
     alone = NextRunSpeed(measured=MeasuredSpeed(15.0, None))
     assert shown(alone)[-1] == "measured 15.0 samples/s"
 

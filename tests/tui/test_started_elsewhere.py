@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from best_searched import a_best_search, best_going_on
+from msgspec.structs import replace
 from recorded import a_run
 from still import StillApp, a_live_run, a_snapshot, screen_text
 

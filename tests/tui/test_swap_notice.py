@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from recorded import GIB
 from still import CPU, FULL, PREDICTED, StillApp, a_fit, a_snapshot, screen_text
@@ -28,7 +29,7 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
     monkeypatch.setattr(app.session.run_control, "start", lambda spec, after: started.append(spec))
     async with app.run_test(size=FULL) as pilot:
         app.post(SnapshotTaken(a_snapshot(None)))
-        app.post(NextRunPredicted(replace(PREDICTED, fit=TOO_MUCH)))
+        app.post(NextRunPredicted(msgspec.structs.replace(PREDICTED, fit=TOO_MUCH)))
         await pilot.pause()
         await pilot.press("r")
         await pilot.pause()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import DeviceSelection, KnobValue, Values
@@ -18,8 +19,7 @@ def whole_number(knobs: Mapping[str, Any], name: str) -> int:
     return int(str(knobs[name]))
 
 
-@dataclass(frozen=True)
-class Equivalent:
+class Equivalent(msgspec.Struct, frozen=True):
     """Names of the same setting in other tools; empty where a tool has none."""
 
     training_args: str = ""
@@ -43,8 +43,7 @@ class Equivalent:
         return tuple(key for key in self.deepspeed.split(" / ") if key)
 
 
-@dataclass(frozen=True)
-class Knob:
+class Knob(msgspec.Struct, frozen=True):
     """One setting. `what`, `speed`, `memory` and `training` are its help."""
 
     name: str
@@ -54,7 +53,7 @@ class Knob:
     what: str
     speed: str = "none"
     memory: str = "none"
-    same_as: Equivalent = field(default_factory=Equivalent)
+    same_as: Equivalent = msgspec.field(default_factory=Equivalent)
     only_with: tuple[str, ...] = ()
     """The strategies that obey it; empty for all."""
     equivalent_values: tuple[KnobValue, ...] | Literal["all"] = ()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
+
+import msgspec
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.machine.cpu.device_names import CPU
@@ -31,8 +32,7 @@ MAX_CPU_PROCESSES = 8
 """Ranks of a run on the CPU."""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """One of a fixed list of words."""
 
     options: tuple[str, ...]
@@ -61,8 +61,7 @@ class Choice:
         return " ".join(self.options)
 
 
-@dataclass(frozen=True)
-class Real:
+class Real(msgspec.Struct, frozen=True):
     """A number from `low` to `high` without unit; `stops` are those of the arrows."""
 
     low: float
@@ -85,16 +84,14 @@ class Real:
         return f"{TYPE_NAMES[self.kind]} from {self.low:{self.form}} to {self.high:{self.form}}"
 
 
-@dataclass(frozen=True)
-class Whole(Real):
+class Whole(Real, frozen=True):
     """A whole number from `low` to `high`."""
 
     kind = int
     form = "d"
 
 
-@dataclass(frozen=True)
-class BytesPerRank:
+class BytesPerRank(msgspec.Struct, frozen=True):
     """Bytes with a unit, one value for every rank or one a rank joined by `+`; None is no limit."""
 
     stops: tuple[str, ...]
@@ -115,8 +112,7 @@ class BytesPerRank:
         return "bytes with a unit, such as 1536MiB, 2GiB, 1.5GB, or one a rank: 2GiB+1536MiB; none"
 
 
-@dataclass(frozen=True)
-class DeviceSelection:
+class DeviceSelection(msgspec.Struct, frozen=True):
     """A count (`2`), a list of indexes (`0+1`, `0+`), or the CPU (`cpu`, `cpu:4`); None lets the strategy choose.
 
     With `always_list` a bare number is an index, not a count, and the CPU is not a value.
@@ -155,8 +151,7 @@ class DeviceSelection:
         return "a count such as 2, indexes such as 0+1 or 0+, cpu, cpu:N, auto"
 
 
-@dataclass(frozen=True)
-class FreeText:
+class FreeText(msgspec.Struct, frozen=True):
     """Free text (a path); None when not given."""
 
     def read(self, raw: object) -> str | None:

@@ -7,11 +7,11 @@ them in a script: neither may import this package.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True)
-class PrecisionEntry:
+class PrecisionEntry(msgspec.Struct, frozen=True):
     """One value of the knob `precision`. Formats are torch's dtypes; a tool without the precision has None."""
 
     name: str

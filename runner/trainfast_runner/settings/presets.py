@@ -6,10 +6,12 @@ import datetime
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.home import config_directory
@@ -26,8 +28,7 @@ DATA_KEYS = ("kind", "objective", "samples", "paths", "tokenizer", "name", "spli
 VARIANT_KEYS = ("id", "model", "data", "knobs", "published")
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(msgspec.Struct, frozen=True):
     """One row of a table preset: knobs on top of the preset's own, and the figures published for it.
 
     `model` and `data` override fields of the preset's; a `model` that names its own source takes its place.
@@ -35,13 +36,12 @@ class Variant:
 
     id: str
     knobs: KnobValues
-    published: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
+    published: dict[str, Any] = msgspec.field(default_factory=dict)
+    model: dict[str, Any] = msgspec.field(default_factory=dict)
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Preset:
+class Preset(msgspec.Struct, frozen=True):
     """A recipe as written, with everything it extends merged in; `knobs` are only those it sets.
 
     `files` are the files it was read from, its own first.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import KnobValues
@@ -19,8 +20,7 @@ HEADER = re.compile(r"^\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 KEY = re.compile(r"^\s*(?:\"([^\"]+)\"|'([^']+)'|([A-Za-z0-9_.\-]+))\s*=")
 
 
-@dataclass(frozen=True)
-class TomlSource:
+class TomlSource(msgspec.Struct, frozen=True):
     """The text of a preset's file. Every method but `error_at` and `placed` raises UserError for a bad value."""
 
     path: Path

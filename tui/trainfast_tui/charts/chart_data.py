@@ -1,15 +1,15 @@
 """The data of a chart: series over time, throttled time and limits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.text.format import Formatter, number
 from trainfast_tui.text.lines import Tone
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(msgspec.Struct, frozen=True):
     """One line of a chart; the first is drawn solid and in front, later ones dotted."""
 
     name: str
@@ -20,8 +20,7 @@ class Series:
     tone: Tone = "primary"
 
 
-@dataclass(frozen=True, slots=True)
-class ThrottledSpan:
+class ThrottledSpan(msgspec.Struct, frozen=True):
     """A span of throttled time, drawn shaded and marked by the first letter of its cause."""
 
     start_ns: int
@@ -30,16 +29,14 @@ class ThrottledSpan:
     """Such as `thermal` (T) or `power` (P)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(msgspec.Struct, frozen=True):
     """A horizontal line at `value`, in the unit of the series; the y range reaches up to it."""
 
     value: float
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChartData:
+class ChartData(msgspec.Struct, frozen=True):
     """Everything that one frame of a chart shows."""
 
     title: str

@@ -1,9 +1,9 @@
 """Draw the plot of a chart as rows of segments: series, limits, throttled time, the cursor and the y axis."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
@@ -22,8 +22,7 @@ AXIS_STYLE = LIMIT_STYLE
 """The unmarked axis in the row of throttle marks, which has no limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """The measures of one frame, in cells of the widget; a low chart gives up rows."""
 
     height: int
@@ -51,8 +50,7 @@ class Frame:
         return self.height - self.has_title - self.has_marks - self.has_times
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesColumns:
+class SeriesColumns(msgspec.Struct, frozen=True):
     """A series as it is drawn: columns of `stride` dots from dot column `first` on."""
 
     columns: ColumnRanges

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """One device reading that can be charted."""
 
     name: str

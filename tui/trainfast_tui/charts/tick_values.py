@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from trainfast_tui.charts.chart_data import ThrottledSpan
 from trainfast_tui.charts.readings import GPU_READINGS
@@ -17,8 +18,7 @@ MAX_LINES = 2
 """More devices than this are drawn as their highest and lowest reading."""
 
 
-@dataclass(frozen=True, slots=True)
-class TickValues:
+class TickValues(msgspec.Struct, frozen=True):
     """The values of one tick for the charted GPUs."""
 
     tick: Tick

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from trainfast_tui.charts.braille import X_BITS
 from trainfast_tui.live.snapshot import Snapshot
@@ -21,8 +22,7 @@ TICK_GAP_NS = 5 * SECOND_NS
 """Samples of the machine further apart than this are not joined."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeAxis:
+class TimeAxis(msgspec.Struct, frozen=True):
     """The ends of the axis in CLOCK_MONOTONIC."""
 
     start_ns: int
@@ -63,8 +63,7 @@ def ticks_on(axis: TimeAxis, ticks: Sequence[Tick]) -> Sequence[Tick]:
     return ticks[bisect_left(ticks, axis.start_ns - TICK_GAP_NS, key=lambda tick: tick.t_ns) :]
 
 
-@dataclass(frozen=True, slots=True)
-class CellAxis:
+class CellAxis(msgspec.Struct, frozen=True):
     """The time of each cell, for all widgets of one width and gutter."""
 
     gutter: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.settings.knob_type import Knob

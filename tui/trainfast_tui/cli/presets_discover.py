@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from trainfast_runner.records.discovered import Discovered, Flag
 from trainfast_runner.running.scripts.discovered_preset import preset_of

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -24,8 +26,7 @@ if TYPE_CHECKING:
     from trainfast_runner.settings.knob_values import KnobValue
 
 
-@dataclass(frozen=True, slots=True)
-class BestOptions:
+class BestOptions(msgspec.Struct, frozen=True):
     """The next search: its request, and whether it is fresh."""
 
     request: BestRequest | None = None
@@ -34,14 +35,13 @@ class BestOptions:
     """True if the search ignores earlier ones: it continues no unfinished one and uses no measured effects."""
 
 
-@dataclass(frozen=True, slots=True)
-class BestPlanned(ScreenMessage):
+class BestPlanned(ScreenMessage, frozen=True):
     """The plan of a best-fit search, in paragraphs with their tones."""
 
     plan_id: int
     """The number that `BestControl.plan` gave this plan."""
     texts: list[Piece]
-    vary: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)
+    vary: Mapping[str, Sequence[KnobValue]] = msgspec.field(default_factory=dict)
     """The varied values; empty if the search is refused."""
     global_batch: int | None = None
 

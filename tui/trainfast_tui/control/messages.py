@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from trainfast_tui.live.search_kind import SearchKind
 
@@ -23,24 +24,21 @@ TrainingPython = str | None
 """Path of the training Python; None for the app's."""
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotTaken:
+class SnapshotTaken(msgspec.Struct, frozen=True):
     """The reader has looked again; a newer snapshot replaces one that still waits."""
 
     snapshot: Snapshot
-    posted_ns: int = field(default_factory=time.monotonic_ns)
+    posted_ns: int = msgspec.field(default_factory=time.monotonic_ns)
     """CLOCK_MONOTONIC."""
 
 
-@dataclass(frozen=True, slots=True)
-class MachineSeen:
+class MachineSeen(msgspec.Struct, frozen=True):
     """The devices that a run could use are known."""
 
     machine: Machine
 
 
-@dataclass(frozen=True, slots=True)
-class SituationGathered:
+class SituationGathered(msgspec.Struct, frozen=True):
     """The advisor's facts about the next run's model and its runs so far are known."""
 
     key: tuple[str, str, str]
@@ -48,56 +46,48 @@ class SituationGathered:
     situation: Situation
 
 
-@dataclass(frozen=True, slots=True)
-class NextRunPredicted:
+class NextRunPredicted(msgspec.Struct, frozen=True):
     """The next run's memory and speed were predicted, or the reasons why not are known."""
 
     memory: NextRunMemory
     speed: NextRunSpeed | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCalibrated:
+class DeviceCalibrated(msgspec.Struct, frozen=True):
     """The device's speeds were measured while the machine was idle."""
 
 
-@dataclass(frozen=True, slots=True)
-class NextRunChanged:
+class NextRunChanged(msgspec.Struct, frozen=True):
     """The next run has other knobs; the cursor goes to `knob`, where one is named."""
 
     knob: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NextRunRefused:
+class NextRunRefused(msgspec.Struct, frozen=True):
     """A knob cannot have this value, or a preset cannot be loaded."""
 
     error: UserError
 
 
-@dataclass(frozen=True, slots=True)
-class RunStarted:
+class RunStarted(msgspec.Struct, frozen=True):
     """A run's supervisor holds its lock."""
 
     directory: Path
 
 
-@dataclass(frozen=True, slots=True)
-class RunRefused:
+class RunRefused(msgspec.Struct, frozen=True):
     """The next run cannot be started as it is."""
 
     error: UserError
 
 
-@dataclass(frozen=True, slots=True)
-class RunGivenUp:
+class RunGivenUp(msgspec.Struct, frozen=True):
     """A run that waited for its GPUs to cool was given up; `text` says so."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class OomExplained:
+class OomExplained(msgspec.Struct, frozen=True):
     """More is known about why a run ran out of memory; `traces_left` traces remain."""
 
     run_id: str
@@ -105,62 +95,53 @@ class OomExplained:
     traces_left: int
 
 
-@dataclass(frozen=True, slots=True)
-class SearchStarted:
+class SearchStarted(msgspec.Struct, frozen=True):
     """A search's conductor holds its lock."""
 
     directory: Path
     kind: SearchKind
 
 
-@dataclass(frozen=True, slots=True)
-class SearchRefused:
+class SearchRefused(msgspec.Struct, frozen=True):
     """The search cannot be started with these knobs."""
 
     error: UserError
     kind: SearchKind
 
 
-@dataclass(frozen=True, slots=True)
-class SearchEnded:
+class SearchEnded(msgspec.Struct, frozen=True):
     """The followed search has ended; `words` say how."""
 
     words: str
     kind: SearchKind
 
 
-@dataclass(frozen=True, slots=True)
-class RunsCompared:
+class RunsCompared(msgspec.Struct, frozen=True):
     """Two ended runs are to be shown side by side."""
 
     a: Result
     b: Result
 
 
-@dataclass(frozen=True, slots=True)
-class Notified:
+class Notified(msgspec.Struct, frozen=True):
     """A line for the status line."""
 
     text: str
     severity: Severity = "information"
 
 
-@dataclass(frozen=True, slots=True)
-class TerminalLost:
+class TerminalLost(msgspec.Struct, frozen=True):
     """The terminal was closed, or its connection is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadFailed:
+class ThreadFailed(msgspec.Struct, frozen=True):
     """Our own code failed in a thread; the app raises the error where it is seen."""
 
     error: BaseException
 
 
-class ScreenMessage:
+class ScreenMessage(msgspec.Struct, frozen=True):
     """The base of messages that one screen takes in; each is defined beside the code that posts it."""
-
-    __slots__ = ()
 
 
 Message = (

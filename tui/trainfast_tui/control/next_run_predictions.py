@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from trainfast_tui.control.messages import NextRunPredicted
 from trainfast_tui.control.prediction_request import SpeedKey, free_memory_bytes, has_moved, request_for

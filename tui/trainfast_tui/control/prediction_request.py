@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,8 +24,7 @@ MOVED_SHARE = 0.01
 """A smaller change of free memory is noise of an idle machine; it starts no prediction."""
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionRequest:
+class PredictionRequest(msgspec.Struct, frozen=True):
     """The settings to predict for, and the machine with the memory that is free now."""
 
     spec: RunSpec

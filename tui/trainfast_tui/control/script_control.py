@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,16 +15,14 @@ if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptDiscovered(ScreenMessage):
+class ScriptDiscovered(ScreenMessage, frozen=True):
     """The flags of the script in this command are known."""
 
     command: tuple[str, ...]
     discovered: Discovered
 
 
-@dataclass(frozen=True, slots=True)
-class DiscoveryRefused(ScreenMessage):
+class DiscoveryRefused(ScreenMessage, frozen=True):
     """The script in this command could not be looked into."""
 
     command: tuple[str, ...]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_tui.control.prediction_request import SpeedKey
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from trainfast_runner.settings.spec import RunSpec
 
 
-@dataclass(frozen=True, slots=True)
-class TracedSettings:
+class TracedSettings(msgspec.Struct, frozen=True):
     """Settings with the memory model of their trace."""
 
     spec: RunSpec

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE
 from trainfast_runner.results.distributions import median_rate
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(msgspec.Struct, frozen=True):
     """Medians over the measured steps: throughput per second and times per step."""
 
     samples_per_s: float | None

@@ -6,9 +6,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home

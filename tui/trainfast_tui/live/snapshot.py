@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.processes.listing import ProcessRow
@@ -36,8 +38,7 @@ class SearchSnapshot(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """The followed run and the machine at one moment."""
 
     taken_ns: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from trainfast_tui.text.format import percent_change, size
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from trainfast_tui.next_run.next_run import NextRun
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredMemory:
+class MeasuredMemory(msgspec.Struct, frozen=True):
     """The worst rank's peak in the run on the screen, and the peak that was predicted for that run."""
 
     peak_bytes: int
@@ -25,8 +25,7 @@ class MeasuredMemory:
     """True if the next run repeats that run, so that both predictions are about the same settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class NextRunMemory:
+class NextRunMemory(msgspec.Struct, frozen=True):
     """A prediction, or else the `reason` why there is none (yet); and a measurement where there is one."""
 
     fit: PredictedFit | None = None
@@ -58,16 +57,14 @@ def predicted_peak_bytes(run: RunSnapshot) -> int | None:
     return run.run_file.predicted_bytes if run.run_file is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredSpeed:
+class MeasuredSpeed(msgspec.Struct, frozen=True):
     """The samples/s of the run on the screen, and the speed that was predicted before that run."""
 
     samples_per_s: float
     predicted: PredictedSpeed | None
 
 
-@dataclass(frozen=True, slots=True)
-class NextRunSpeed:
+class NextRunSpeed(msgspec.Struct, frozen=True):
     """A prediction in samples/s, or else the `reason` why there is none; and a measurement where there is one."""
 
     predicted: PredictedSpeed | None = None

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import msgspec
+
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
@@ -79,7 +81,7 @@ class ScriptNextRun(NextRun):
     def save(self, name: str) -> Path:
         from trainfast_runner.settings.scripts.saving_script import save_script_preset
 
-        return save_script_preset(replace(self.script, name=name, knobs=dict(self.spec.knobs)), {})
+        return save_script_preset(msgspec.structs.replace(self.script, name=name, knobs=dict(self.spec.knobs)), {})
 
     def _ranks(self, machine: Machine) -> int | None:
         from trainfast_runner.running.scripts.command import read_command

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from statistics import median
+
+from msgspec.structs import replace
 
 from trainfast_tui.charts.chart_data import ChartData
 from trainfast_tui.charts.cpu_charts import cpu_charts

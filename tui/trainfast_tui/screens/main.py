@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
@@ -48,8 +48,7 @@ WIDE_STEPS_FROM = 100
 RUNS_TO_COMPLETION = "{} runs to completion and writes its usual files; set the knob steps to end it sooner."
 
 
-@dataclass(frozen=True, slots=True)
-class _LiveRunQuestion:
+class _LiveRunQuestion(msgspec.Struct, frozen=True):
     """A dialog that makes sense only while a run is live."""
 
     dialog: Screen[bool]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from textual.app import ComposeResult
@@ -26,8 +25,7 @@ from trainfast_tui.widgets.runs_table import RunsTable, matches
 REFRESH_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class RunsListed(ScreenMessage):
+class RunsListed(ScreenMessage, frozen=True):
     """The home's runs, newest first, with the warm processes of searches."""
 
     rows: list[RunRow]

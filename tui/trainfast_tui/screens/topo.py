@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
 from trainfast_tui.control.messages import ScreenMessage
@@ -14,8 +13,7 @@ from trainfast_tui.text.lines import Line, labelled, paragraph, rule
 from trainfast_tui.text.topology import TopologySection, sections
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyRead(ScreenMessage):
+class TopologyRead(ScreenMessage, frozen=True):
     """NVML has answered."""
 
     topology: Topology

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.worker_lines import ExceptionLine
@@ -20,8 +21,7 @@ LOG_LINES = 4
 NO_CHANGE = "No knob is known to free memory: make the batch smaller, or map its flag (o)."
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """A headline with its tone, the reason, changes to the knobs, the log's last lines, and advice.
 
     `facts` are sentences about an out-of-memory error.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.failures import takes_long
@@ -21,8 +22,7 @@ EVENTS_KEPT = 500
 Describe = Callable[["Event"], tuple[str, Tone, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedEvent:
+class DescribedEvent(msgspec.Struct, frozen=True):
     """An event as it is shown: its time, its sign of one cell, its tone and its words."""
 
     t_ns: int

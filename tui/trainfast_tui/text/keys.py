@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+import msgspec
+from msgspec.structs import replace
 from textual.binding import Binding
 
 ASK_VARY, ASK_BATCH, ASK_OBJECTIVE, ASK_BUDGET = "ask('vary')", "ask('batch')", "ask('objective')", "ask('budget')"
@@ -22,8 +23,7 @@ class Shown(Enum):
     """The help alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(msgspec.Struct, frozen=True):
     """One action of a screen. `id` is NAME for its method `action_NAME`, or WIDGET.NAME for that of a widget on it;
     the first key is the one shown."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_tui.text.lines import Tone
 
 
-@dataclass(frozen=True, slots=True)
-class Shade:
+class Shade(msgspec.Struct, frozen=True):
     """One cause of throttling; `glyph` fills the free cells of a chart, in the colour of `tone`."""
 
     cause: str

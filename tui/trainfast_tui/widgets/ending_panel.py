@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from trainfast_runner.records.result import OomChange
 from trainfast_tui.next_run.same_settings import has_same_model
@@ -24,8 +26,7 @@ KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
 """Keys by the number of changes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _AppliedChange:
+class _AppliedChange(msgspec.Struct, frozen=True):
     """A change that was applied after the end of a run, and the next run before and after it."""
 
     run_id: str

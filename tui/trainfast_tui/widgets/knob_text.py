@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -11,8 +11,7 @@ from trainfast_runner.settings.scripts.script_reach import Way, reach_of
 from trainfast_tui.text.lines import Line, Section, labelled, line_length, paragraph, rule, with_more, wrap
 
 
-@dataclass(frozen=True, slots=True)
-class KnobText:
+class KnobText(msgspec.Struct, frozen=True):
     """The texts about a knob of the next run."""
 
     name: str

@@ -3,9 +3,10 @@
 import ctypes
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2
@@ -23,8 +24,7 @@ TRANSIENT: Final = frozenset({7, 10, 11, 19, 20, 21, 27, 999})
 """No room, timeout, interrupt trouble, in use, out of memory, no data yet, not ready, unknown: ask again next tick."""
 
 
-@dataclass(frozen=True)
-class NvmlFailure:
+class NvmlFailure(msgspec.Struct, frozen=True):
     """A reason that NVML or a GPU does not answer, and its cure; None without one."""
 
     reason: str

@@ -5,14 +5,14 @@ The bit values are those of nvml.h (`nvmlClocksEventReason*`, before R535 `nvmlC
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Severity = Literal["none", "info", "warning"]
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(msgspec.Struct, frozen=True):
     """One throttle reason: its bit, its name in records, its words on the screen and its severity."""
 
     bit: int
@@ -84,8 +84,7 @@ SOURCES = (REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS)
 a GPU without a counter."""
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """A cause of throttling, with its counters (nanoseconds) and reasons."""
 
     name: str

@@ -18,9 +18,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.discovered import FRAMEWORKS
@@ -43,8 +44,7 @@ FlagWords = str | dict[str, str]
 """Words of the command with {} for the value, or the words by value."""
 
 
-@dataclass(frozen=True)
-class ScriptPreset:
+class ScriptPreset(msgspec.Struct, frozen=True):
     """A script's command, the place of each knob in it, and the knobs to set.
 
     `name` is the preset's and `file` its file, empty for a command as typed; `cwd` the folder that the command starts
@@ -52,8 +52,8 @@ class ScriptPreset:
     """
 
     command: tuple[str, ...] = ()
-    places: dict[str, FlagWords] = field(default_factory=dict)
-    knobs: KnobValues = field(default_factory=dict)
+    places: dict[str, FlagWords] = msgspec.field(default_factory=dict)
+    knobs: KnobValues = msgspec.field(default_factory=dict)
     name: str = ""
     title: str = ""
     cwd: str = ""

@@ -7,8 +7,9 @@ Lightning, defaults of DataLoader. An explicit argument in the script wins over 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_type import KnobValues
@@ -58,8 +59,7 @@ class Way(StrEnum):
     NONE = "cannot reach the script"
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(msgspec.Struct, frozen=True):
     """The way that a knob takes into a script, and the reason in words."""
 
     way: Way
