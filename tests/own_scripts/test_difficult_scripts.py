@@ -234,3 +234,23 @@ def test_the_note_of_an_error_names_the_hook_by_its_module(cli: Cli, tmp_path: P
     done = cli("run", "--json", *written(tmp_path, "import torch, deepspeed.runtime.engine\n"))
     assert any("deepspeed_engine.install: AttributeError: " in trouble for trouble in done.json["troubles"])
     no_step(done)
+
+
+def test_framework_that_the_script_looks_up_before_it_imports_it_is_followed(cli: Cli, tmp_path: Path) -> None:
+    engine = tmp_path / "deepspeed" / "runtime" / "engine.py"
+    engine.parent.mkdir(parents=True)
+    for file in (engine.parent.parent / "__init__.py", engine.parent / "__init__.py"):
+        file.write_text("")
+    engine.write_text(
+        "class DeepSpeedEngine:\n    global_steps = 0\n    def step(self):\n        self.global_steps += 1\n"
+        "    def zero_optimization_stage(self):\n        return 1\n"
+        "    train_micro_batch_size_per_gpu = gradient_accumulation_steps = lambda self: 2\n"
+    )
+    lines = (
+        "import importlib.util, torch\nfor _ in range(2):\n    importlib.util.find_spec('deepspeed.runtime.engine')\n"
+        "from deepspeed.runtime.engine import DeepSpeedEngine\nengine = DeepSpeedEngine()\n"
+        "for _ in range(6):\n    engine.step()\n"
+    )
+    result = run_script(cli, *written(tmp_path, lines))
+    assert result["steps"] == {"measured": 3, "warmup": 3}
+    assert (result["script"]["framework"], result["actual"]["zero_stage"]) == ("DeepSpeed", 1)
