@@ -22,6 +22,9 @@ class MemoryLimit:
         self._device = device
         self._sizes_before: list[int] | None = None
         """`SIZES` when the limit on a CPU was set; None while there is none."""
+        self._limit_bytes = 0
+        """The limit of this rank on a GPU; 0 before it is set, and without one."""
+        self._limited_gpus: set[int] = set()
         self._peak_bytes: int | None = None
 
     @never_raises
@@ -35,9 +38,10 @@ class MemoryLimit:
         torch: Any = sys.modules["torch"]
         limit_bytes = self._limits_bytes[min(rank, len(self._limits_bytes) - 1)]
         if self._device == "cuda":
-            device = int(os.environ.get("LOCAL_RANK") or 0)
-            total_bytes = torch.cuda.get_device_properties(device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+            self._limit_bytes = limit_bytes
+            # A script that starts its ranks itself names none in the environment.
+            local_rank = os.environ.get("LOCAL_RANK")
+            self._limit_gpu(int(local_rank) if local_rank else torch.cuda.current_device())
             return
         with torch.enable_grad():
             warm = torch.ones(1024, 1024, dtype=torch.float32, device="cpu", requires_grad=True)
@@ -45,6 +49,18 @@ class MemoryLimit:
         del warm
         self._sizes_before = status_sizes(*SIZES)
         _set_limit(status_sizes("VmData")[0] + limit_bytes)
+
+    @never_raises
+    def limit_gpu_of(self, parameter: Any) -> None:
+        """Limit this GPU too: a script may choose one after its first parameter, by `model.to(device)` alone."""
+        if self._limit_bytes and parameter.is_cuda and parameter.get_device() not in self._limited_gpus:
+            self._limit_gpu(parameter.get_device())
+
+    def _limit_gpu(self, index: int) -> None:
+        cuda = sys.modules["torch"].cuda
+        total_bytes = cuda.get_device_properties(index).total_memory
+        cuda.set_per_process_memory_fraction(min(1.0, self._limit_bytes / total_bytes), index)
+        self._limited_gpus.add(index)
 
     def lift(self) -> None:
         """Give the process memory again, after a last look at the peak."""

@@ -95,6 +95,7 @@ class OptimizerHook:
         group = optimizer.param_groups[0]
         self._run.has_scheduler = "initial_lr" in group
         self._run.given_rate = _finite(group.get("initial_lr", group.get("lr")))
+        self._run.memory_limit.limit_gpu_of(parameters[0])
         steps.peaks.watch(parameters[0].device)
         self._run.actual.update(
             optimizer=type(optimizer).__name__,
