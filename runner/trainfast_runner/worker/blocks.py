@@ -7,26 +7,26 @@ from torch import nn
 from .invalid import InvalidInput
 
 
-def outermost_lists(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of the outermost lists of layers in the order they run; an encoder's before a decoder's."""
-    lists: list[nn.Module] = []
+def outermost_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of all outermost layer lists in the order they run; an encoder's before a decoder's."""
+    blocks: list[nn.Module] = []
     inside: set[int] = set()
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and id(module) not in inside:
             inside |= {id(nested) for nested in module.modules()}
             # One object may be listed under two names.
-            lists += [block for block in module if all(block is not other for other in lists)]
-    return lists
+            blocks += [block for block in module if all(block is not other for other in blocks)]
+    return blocks
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """As `outermost_lists`. Raises InvalidInput for a model without such a list."""
-    lists = outermost_lists(model)
-    if not lists:
+    """Return `outermost_blocks`. Raises InvalidInput if the model has none."""
+    blocks = outermost_blocks(model)
+    if not blocks:
         raise InvalidInput(
             f"{type(model).__name__} has no list of layers to spread",
             key="strategy",
             allowed=["single", "ddp"],
             nearest="ddp",
         )
-    return lists
+    return blocks

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .blocks import outermost_lists
+from .blocks import outermost_blocks
 
 USUAL_STD = 0.02
 """transformers' own default for `initializer_range`."""
@@ -53,7 +53,7 @@ class Part:
 
 def parts(model: nn.Module) -> list[Part]:
     """Return everything outside of the blocks, then each block: together every module once."""
-    blocks = [Part(block, list(block.modules())) for block in outermost_lists(model)]
+    blocks = [Part(block, list(block.modules())) for block in outermost_blocks(model)]
     inside = {id(module) for part in blocks for module in part.modules}
     return [Part(None, [module for module in model.modules() if id(module) not in inside]), *blocks]
 
