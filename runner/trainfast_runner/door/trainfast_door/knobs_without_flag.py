@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def set_trainer_fields(module: Any, run: ScriptRun) -> None:
     """Set the fields asked for before `TrainingArguments.__post_init__` of `transformers.training_args` reads them."""
-    fields = run.settings.get("trainer_fields") or {}
+    fields = run.settings.trainer_fields
     sandbox = sandbox_fields(run)
     if not fields and not sandbox:
         return
@@ -48,7 +48,7 @@ def set_trainer_fields(module: Any, run: ScriptRun) -> None:
 @never_raises
 def set_loader_defaults(loader: Any, run: ScriptRun) -> None:
     """Change the defaults of `DataLoader`'s arguments; an argument that the script gives wins."""
-    new_defaults = run.settings.get("loader_defaults") or {}
+    new_defaults = run.settings.loader_defaults
     init = loader.__init__
     if not new_defaults or not init.__defaults__:
         return

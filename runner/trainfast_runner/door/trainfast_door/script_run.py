@@ -12,6 +12,7 @@ from typing import Any
 from .memory_limit import MemoryLimit
 from .notes import VARIABLE, append_line
 from .rank_files import RankFiles
+from .settings import settings_of
 from .step_log import StepLog
 
 PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -25,9 +26,8 @@ class ScriptRun:
         """Raises OSError or ValueError without a readable `run.json`."""
         with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
             recorded: dict[str, Any] = json.load(file)
-        self.settings: dict[str, Any] = recorded["script"] or {}
-        """`script` of `run.json`, with the fields of `records.script_run.ScriptAsked`."""
-        self.is_trial = bool(self.settings.get("trial"))
+        self.settings = settings_of(recorded["script"] or {})
+        self.is_trial = self.settings.trial
         """True in a search's trial, which leaves nothing behind."""
         limits_bytes = recorded.get("memory_limit_bytes") if self.is_trial else None
         self.memory_limit = MemoryLimit(limits_bytes or [], str(recorded.get("device")))
@@ -49,7 +49,7 @@ class ScriptRun:
         """True if one of torch's schedulers changes the rate."""
         self.removals: list[Callable[[], None]] = []
         """Functions that take hooks off the script's own objects."""
-        self.files = RankFiles(directory, counts_in_log=bool(self.settings.get("steps_from_log")))
+        self.files = RankFiles(directory, counts_in_log=bool(self.settings.steps_from_log))
         self.steps = StepLog(self.files, self.settings, self.write_facts)
 
     def suppress(self, name: str) -> None:
@@ -83,7 +83,7 @@ class ScriptRun:
 
     def _unknown(self) -> dict[str, str]:
         """The reason for each null field; for the traced memory once the trial is over."""
-        if not self.settings.get("trace") or not self.steps.is_stopping or self.why_untraced is None:
+        if not self.settings.trace or not self.steps.is_stopping or self.why_untraced is None:
             return self.steps.unknown
         return {**self.steps.unknown, "traced_memory": self.why_untraced}
 
@@ -101,7 +101,7 @@ class ScriptRun:
             ran["precision"] = {"no": "fp32"}.get(mixed, mixed)
             accumulated = sys.modules["accelerate.state"].GradientState().num_steps
             # With an accumulation flag of its own a script leaves Accelerate's `num_steps` at 1.
-            if accumulated > 1 or "grad_accum" not in self.settings.get("flagged", ()):
+            if accumulated > 1 or "grad_accum" not in self.settings.flagged:
                 ran["grad_accum"] = accumulated
         # By the second step a hand-made schedule has changed the rate; the rate it began with is then unknown.
         if self.given_rate is not None and (self.has_scheduler or self.given_rate == self.steps.lr):

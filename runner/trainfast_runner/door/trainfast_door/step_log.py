@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .memory_peaks import MemoryPeaks
 from .notes import LineFile
@@ -13,9 +13,9 @@ from .step_line import step_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .settings import Settings
     from .step_line import StepRecord
 
-TIMING_WARMUP = 3
 WRITE_EVERY_NS = 100_000_000
 """Steps faster than this share one write."""
 FACTS_AFTER = 2
@@ -39,8 +39,8 @@ class StepLog:
     of a step whose loss may still come waits for the next one, and those of fast steps wait for each other.
     """
 
-    def __init__(self, files: RankFiles, settings: dict[str, Any], write_facts: Callable[[], None]) -> None:
-        """`settings` is `script` of `run.json`; `write_facts` is called when two steps have shown what runs."""
+    def __init__(self, files: RankFiles, settings: Settings, write_facts: Callable[[], None]) -> None:
+        """`write_facts` is called when two steps have shown what runs."""
         self.source = OPTIMIZER
         """The reporter whose steps are counted."""
         self.framework: str | None = None
@@ -64,9 +64,9 @@ class StepLog:
         """Names of the hooks that were called in this process."""
         self._files = files
         self._write_facts = write_facts
-        self._limit: int | None = settings.get("steps")
-        self._warmup = int(settings.get("timing_warmup", TIMING_WARMUP))
-        self._samples_per_step: int | None = settings.get("samples_per_step")
+        self._limit = settings.steps
+        self._warmup = settings.timing_warmup
+        self._samples_per_step = settings.samples_per_step
         self._file: LineFile | None = None
         self._records: list[StepRecord] = []
         """Steps that are not written yet."""

@@ -24,7 +24,7 @@ WORKER = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir, "worker")
 def trace_memory(run: ScriptRun) -> None:
     """Trace the step that was seen, once, in a trial that is asked for it; without a trace note the reason."""
     seen = run.watched_step
-    if not run.settings.get("trace") or run.traced_memory is not None or not run.files.are_ours or run.files.rank:
+    if not run.settings.trace or run.traced_memory is not None or not run.files.are_ours or run.files.rank:
         return
     run.memory_limit.lift()
     if not torch.__version__.startswith(TRACED_TORCH):
