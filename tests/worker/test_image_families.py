@@ -14,6 +14,7 @@ from trainfast_runner.worker.data import image_files
 from trainfast_runner.worker.data.images import image_samples
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.memory_trace.step_timeline import trace_step
+from trainfast_runner.worker.memory_trace.trace_request import read_request
 from trainfast_runner.worker.model_config import FREE_IMAGE_SIZE, image_shape, resolve_config, tokens_per_sample
 
 REFUSED = {
@@ -51,9 +52,8 @@ def small(family: str) -> dict[str, Any]:
 
 def traced(model: dict[str, Any]) -> dict[str, Any]:
     knobs = knob_values(seq_len=256)
-    return trace_step(
-        {"model": model, "objective": "image-classification", "device": "cpu", "part": "step", "knobs": knobs}, 0
-    )
+    about = {"part": "step", "model": model, "objective": "image-classification", "device": "cpu"}
+    return trace_step(read_request({**about, "knobs": knobs}), 0)
 
 
 PREDICTED = sorted(set(MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES) - set(REFUSED))

@@ -22,6 +22,7 @@ from trainfast_runner.worker.memory_trace.envelope import envelope, extrapolate_
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
 from trainfast_runner.worker.memory_trace.repeated_blocks import TracedStack, shorten
 from trainfast_runner.worker.memory_trace.step_timeline import keep_pages_aside, library_bytes, trace_optimizer
+from trainfast_runner.worker.memory_trace.trace_request import read_request
 from trainfast_runner.worker.shared.traced import GRADS, OPTIMIZER, PARAMS
 from trainfast_runner.worker.trace_memory import InProcess
 
@@ -89,7 +90,7 @@ def test_without_forks_requests_are_traced_in_turn(monkeypatch: pytest.MonkeyPat
         {**asked, "part": "step", "knobs": knob_values(seq_len=8)},
         {**asked, "part": "step", "knobs": knob_values(seq_len=8), "model": {**model, "vocab_size": 0}},
     ]
-    found = dict(trace_memory._trace_all(requests))
+    found = dict(trace_memory._trace_all([read_request(fields) for fields in requests]))
     assert found[1]["stacks"][0]["kept"] == 3
     whole = sum(found[1]["parameter_sizes"])
     assert found[0]["before_optimizer"][:2] == [4 * whole + 4 * 8, 4 * whole], "weights and rotary table; gradients"
@@ -118,8 +119,8 @@ def test_the_step_of_every_optimizer_finds_the_states_that_its_entry_says(name: 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 1, **sizes}
     knobs = knob_values(optimizer=name, attention="eager")
-    request = {"model": model, "objective": "causal-lm", "device": "cpu", "knobs": knobs, "unused": []}
-    standing = trace_optimizer(request, 0)["segment"].start
+    about = {"part": "optimizer", "model": model, "objective": "causal-lm", "device": "cpu"}
+    standing = trace_optimizer(read_request({**about, "knobs": knobs, "unused": []}), 0)["segment"].start
     if not entry.eight_bit:  # its small states are not quantized
         assert standing[OPTIMIZER] // standing[GRADS] == entry.state_tensors
 

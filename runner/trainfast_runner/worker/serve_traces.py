@@ -1,7 +1,7 @@
 """Answer trace requests until standard input ends. The first batch imports the libraries; each is traced in a fork.
 
-A line of stdin is JSON: `{"batch": N, "requests": [...], "devices": {...}}` with requests as `trace_memory.py` takes
-them and the variables that choose the GPUs, one batch at a time, or `{"cancel": N}`. The first line of stdout is
+A line of stdin is JSON: `{"batch": N, "requests": [...], "devices": {...}}` with the fields of `TraceRequest`s and
+the variables that choose the GPUs, one batch at a time, or `{"cancel": N}`. The first line of stdout is
 `{"imported": true}`. Answers carry `batch`; `{"done": N}` follows when nothing of the batch runs any more. The end of
 stdin, which the end of the parent brings, ends all of it.
 """
@@ -60,13 +60,14 @@ class RequestLines:
 def main() -> None:
     """Import what the first batch needs, then trace batch after batch."""
     logging.disable(logging.WARNING)
+    from .memory_trace.trace_request import read_request
     from .trace_memory import import_for
 
     requests = RequestLines()
     batch = requests.next()
     if batch is not None:
         with _ended_with_stdin():
-            import_for(batch["requests"])
+            import_for([read_request(fields) for fields in batch["requests"]])
         _print({"imported": True})
     while batch is not None:
         _trace(batch, requests)
@@ -132,6 +133,7 @@ def _choose_gpus(devices: dict[str, str | None]) -> None:
 
 def _answer(batch: int, requests: list[dict[str, Any]], server: int) -> None:
     """Trace and answer in the child, as a process group of its own, so that all of it can be ended at once."""
+    from .memory_trace.trace_request import read_request
     from .trace_memory import answers, die_with_parent
 
     try:
@@ -139,7 +141,7 @@ def _answer(batch: int, requests: list[dict[str, Any]], server: int) -> None:
         die_with_parent()
         if os.getppid() == server:
             os.dup2(os.open(os.devnull, os.O_RDONLY), STDIN)
-            for answer in answers(requests):
+            for answer in answers([read_request(fields) for fields in requests]):
                 _print({"batch": batch, **answer})
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -1,10 +1,7 @@
 """Trace training steps without memory: the timelines of their live bytes, one answer for each request.
 
-A request has `part`, `model`, `objective`, `knobs`, `device`, `whole` to trace every block, `tp_degree` for a slice and
-`stages` for a pipeline; `spread` divides the model over devices as naive-mp does, not into stages. The part `step` is
-its forward and backward at two batch sizes. The part `optimizer` is the optimizer's step; either `unused` names the
-parameters without a gradient, or `after` is the index of the `step` request whose answer names them. An answer has
-`request`, the index of its request: answers may come in another order.
+A request has the fields of `TraceRequest`. An answer has `request`, the index of its request: answers may come in
+another order.
 
 The real worker builds the model and the optimizer and takes the step; only its tensors are fake. Three blocks of a
 stack of identical ones are traced: the first, one that stands for all between, and the last. The libraries are
@@ -24,8 +21,10 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from .memory_trace.trace_request import TraceRequest
 
 PR_SET_PDEATHSIG = 1  # sys/prctl.h
 FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transformers.generation.utils")
@@ -55,7 +54,7 @@ class Task:
     size_index: int
 
 
-def answers(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def answers(requests: list[TraceRequest]) -> Iterator[dict[str, Any]]:
     """Yield the answer to each request as soon as it is there.
 
     An answer has `error` for a model that cannot be built, and `untraceable`, the reason, for one without a trace.
@@ -74,7 +73,7 @@ def answers(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield from ({"request": number, "untraceable": "the process that traced it died"} for number in sorted(owed))
 
 
-def import_for(requests: list[dict[str, Any]]) -> None:
+def import_for(requests: list[TraceRequest]) -> None:
     """Import everything that tracing needs, once for all its processes. Raises whatever an import raises."""
     from .hidden_packages import hide
 
@@ -91,7 +90,7 @@ def import_for(requests: list[dict[str, Any]]) -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     for model, objective in {
-        json.dumps(request["model"]): (request["model"], request["objective"]) for request in requests
+        json.dumps(request.model): (request.model, request.objective) for request in requests
     }.values():
         with suppress(Exception):  # building the model reports it
             import_model_code(resolve_config(model), objective)
@@ -102,10 +101,10 @@ def import_for(requests: list[dict[str, Any]]) -> None:
     gc.enable()
 
 
-def _trace_all(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _trace_all(requests: list[TraceRequest]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the answers as they come; earlier requests are traced first."""
     ready = [
-        Task(number, index) for number, request in enumerate(requests) if "after" not in request for index in (0, 1)
+        Task(number, index) for number, request in enumerate(requests) if request.after is None for index in (0, 1)
     ]
     traced: dict[Task, dict[str, Any]] = {}
     running: dict[Future[dict[str, Any]], Task] = {}
@@ -123,9 +122,9 @@ def _trace_all(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, 
                 if task.size_index > 0:
                     continue
                 for number, request in enumerate(requests):
-                    if request.get("after") == task.request:
-                        # A model that cannot be built has no `unused`, and its `optimizer` request fails alike.
-                        requests[number] = {**request, "unused": traced[task].get("unused", [])}
+                    if request.after == task.request:
+                        # A model that cannot be built has no `unused`; its `optimizer` request fails as well.
+                        requests[number] = replace(request, unused=tuple(traced[task].get("unused", ())))
                         ready += [Task(number, 0), Task(number, 1)]
                 ready.sort()
 
@@ -146,9 +145,9 @@ class InProcess(Executor):
         return future
 
 
-def _pool_for(requests: list[dict[str, Any]]) -> Executor:
+def _pool_for(requests: list[TraceRequest]) -> Executor:
     """Forks; for a GPU this process, because a fork cannot use a GPU that its parent has asked about."""
-    if any(request["device"] == "cuda" for request in requests):
+    if any(request.device == "cuda" for request in requests):
         return InProcess()
     try:
         return ProcessPoolExecutor(
@@ -158,14 +157,14 @@ def _pool_for(requests: list[dict[str, Any]]) -> Executor:
         return InProcess()  # a container without /dev/shm has no semaphores
 
 
-def _trace(request: dict[str, Any], size_index: int) -> dict[str, Any]:
+def _trace(request: TraceRequest, size_index: int) -> dict[str, Any]:
     """Run one trace."""
     from .invalid import InvalidInput
 
     try:
         from .memory_trace.step_timeline import trace_optimizer, trace_step
 
-        trace = trace_step if request["part"] == "step" else trace_optimizer
+        trace = trace_step if request.part == "step" else trace_optimizer
         return trace(request, size_index)
     except InvalidInput as error:
         return {"error": error.as_fields()}

@@ -28,13 +28,14 @@ from ..objective import Objective
 from ..optimizer import build_optimizer
 from ..shared.recipes import split_tokens
 from ..shared.traced import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
-from ..spec import Knobs, knobs_of
+from ..spec import Knobs
 from ..strategies import make_strategy
 from ..strategies.base import Strategy
 from .envelope import BATCHES
 from .live_bytes import LiveBytes, TracedSegment
 from .repeated_blocks import KEPT_BLOCKS, TracedStack, shorten
 from .step_watch import StepWatch
+from .trace_request import TraceRequest
 from .without_memory import choose_foreach, replace_with_empty, tensors_of
 
 PAGED_ELEMENTS = 100_000
@@ -55,36 +56,36 @@ class TracedTraining:
     strategy: Strategy
 
 
-def trace_step(request: dict[str, Any], size_index: int) -> dict[str, Any]:
+def trace_step(request: TraceRequest, size_index: int) -> dict[str, Any]:
     """Trace forward and backward at `BATCHES[size_index]`: `segments`, and the facts about the model that they need.
 
     `library_bytes` are memory of torch's allocator that libraries never free, `unused` the names of the parameters
     without a gradient. Raises InvalidInput for a model that cannot be built, any error for one that cannot be traced.
     """
-    knobs = replace(knobs_of(request["knobs"]), grad_accum=TRACED_MICRO_BATCHES)
-    config = resolve_config(request["model"])
-    check_seq_len(config, request["objective"], knobs.seq_len)
+    knobs = replace(request.knobs, grad_accum=TRACED_MICRO_BATCHES)
+    config = resolve_config(request.model)
+    check_seq_len(config, request.objective, knobs.seq_len)
     model = _model(request, config, knobs)
     stages = None
-    if request.get("stages"):
+    if request.stages:
         # Only here: its imports take another second.
         from .stages import spread_over, stages_of
 
-        if request.get("spread"):
-            tokens = tokens_per_sample(config, request["objective"], knobs.seq_len)
-            stages = spread_over(model, request["stages"], tokens)
+        if request.spread:
+            tokens = tokens_per_sample(config, request.objective, knobs.seq_len)
+            stages = spread_over(model, request.stages, tokens)
         else:
-            stages = stages_of(model, request["stages"], knobs.seq_len)
+            stages = stages_of(model, request.stages, knobs.seq_len)
     sizes = [parameter.numel() for parameter in model.parameters()]
     with _traced_training(request, config, knobs, model) as traced:
-        stacks = shorten(model, config, bool(request.get("whole")))
+        stacks = shorten(model, config, request.whole)
         segments = _forward_backward(traced, stacks, BATCHES[size_index])
         return {
             "parameter_sizes": sizes,
             "stacks": [{"kept": len(stack.blocks), "sizes": list(stack.sizes)} for stack in stacks],
             "segments": segments,
             "pipeline": stages,
-            "library_bytes": library_bytes(request["device"]),
+            "library_bytes": library_bytes(request.device),
             "attention": _attention(model, knobs),
             "unused": _whole_model_names(
                 stacks, [name for name, parameter in model.named_parameters() if parameter.grad is None]
@@ -119,16 +120,16 @@ def _whole_model_names(stacks: list[TracedStack], names: list[str]) -> list[str]
     return names
 
 
-def trace_optimizer(request: dict[str, Any], size_index: int) -> dict[str, Any]:
+def trace_optimizer(request: TraceRequest, size_index: int) -> dict[str, Any]:
     """Trace the optimizer's step with KEPT_BLOCKS + `size_index` blocks of each stack.
 
     `unused` parameters have no gradient. `segment` is the step, `left_out` the number of blocks of the model beyond
     KEPT_BLOCKS: 0 if the whole model is traced, and then `size_index` 1 has no `segment`. Raises as `trace_step`.
     """
-    knobs = knobs_of(request["knobs"])
-    config = resolve_config(request["model"])
+    knobs = request.knobs
+    config = resolve_config(request.model)
     model = _model(request, config, knobs)
-    stacks = shorten(model, config, bool(request.get("whole")), KEPT_BLOCKS + size_index)
+    stacks = shorten(model, config, request.whole, KEPT_BLOCKS + size_index)
     depths = {len(stack.sizes) for stack in stacks if stack.repeats > 1}
     left_out = max(depths, default=0) - KEPT_BLOCKS
     if len(depths) != 1 or left_out <= KEPT_BLOCKS:
@@ -136,7 +137,7 @@ def trace_optimizer(request: dict[str, Any], size_index: int) -> dict[str, Any]:
         if size_index > 0:
             return {"left_out": 0}
         model, stacks, left_out = _model(request, config, knobs), [], 0
-    unused = set(request["unused"])
+    unused = set(request.unused or ())
     with _traced_training(request, config, knobs, model) as traced:
         updated = [
             parameter
@@ -146,25 +147,25 @@ def trace_optimizer(request: dict[str, Any], size_index: int) -> dict[str, Any]:
         return {"segment": _optimizer_step(traced, updated), "left_out": left_out}
 
 
-def _model(request: dict[str, Any], config: Any, knobs: Knobs) -> nn.Module:
+def _model(request: TraceRequest, config: Any, knobs: Knobs) -> nn.Module:
     """Build the model on the meta device, where values that decide about layers (dropout rates) are real."""
-    model = build_model(config, request["objective"], knobs, torch.device("meta"))
-    if request.get("tp_degree"):
+    model = build_model(config, request.objective, knobs, torch.device("meta"))
+    if request.tp_degree:
         # Only here: torch.distributed takes long to import.
         from .slices import keep_one_slice
 
-        keep_one_slice(model, request["tp_degree"], request["device"])
+        keep_one_slice(model, request.tp_degree, request.device)
     return model
 
 
 @contextmanager
-def _traced_training(request: dict[str, Any], config: Any, knobs: Knobs, model: nn.Module) -> Iterator[TracedTraining]:
-    device = torch.device(request["device"])
+def _traced_training(request: TraceRequest, config: Any, knobs: Knobs, model: nn.Module) -> Iterator[TracedTraining]:
+    device = torch.device(request.device)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         replace_with_empty(model, device)
         strategy = make_strategy(knobs, device)
         strategy.module = model
-        yield TracedTraining(config, request["objective"], fake, strategy)
+        yield TracedTraining(config, request.objective, fake, strategy)
 
 
 def _forward_backward(traced: TracedTraining, stacks: list[TracedStack], batch_size: int) -> list[TracedSegment]:
