@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from trainfast_runner.worker.available_memory import fullest_device_memory
+from trainfast_runner.worker.orders import TrialOrder
 from trainfast_runner.worker.shared.oom import is_out_of_memory
 from trainfast_runner.worker.trials import TrialRunner
 from trainfast_runner.worker.worker_log import WorkerLog
@@ -135,7 +136,7 @@ def test_the_error_of_a_trial_is_judged_by_all_gpus_of_its_strategy(
     runner = TrialRunner(device=torch.device("cpu"), **parts)
     state: Any = SimpleNamespace(strategy=SimpleNamespace(devices=gpus, all_reduce=fail))
     runner._state = state
-    orders: Any = SimpleNamespace(next=iter([{"more": True}]).__next__)
+    orders: Any = SimpleNamespace(next=iter([TrialOrder(knobs={}, untimed=0, steps=1, more=True)]).__next__)
     with pytest.raises(RuntimeError, match="CUDNN"):
         runner.run(orders)
     assert json.loads((tmp_path / "worker.jsonl").read_text())["outcome"] == "oom"

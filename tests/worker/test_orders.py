@@ -8,10 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from trainfast_runner.records import warm_process
 from trainfast_runner.worker import orders
-from trainfast_runner.worker.orders import Orders
+from trainfast_runner.worker.orders import Orders, ProbeOrder, TrialOrder
 
 
 @pytest.fixture
@@ -34,14 +36,21 @@ def order(control: Path, **fields: Any) -> None:
 
 def test_line_n_is_order_n_and_the_last_line_ends_it(tmp_path: Path, search_lock: Path) -> None:
     control = tmp_path / "control.jsonl"
-    one, other = Orders(control, search_lock), Orders(control, search_lock)
+    one, other = (Orders(control, search_lock, ProbeOrder) for _ in range(2))
     fd = held(search_lock)
-    probe, trial = {"do": "probe", "batch_size": 4, "steps": 2}, {"do": "trial", "knobs": {"batch_size": 8}}
-    for fields in (probe, trial, {"do": "end"}):
-        order(control, **fields)
-    assert [one.next(), one.next(), one.next()] == [probe, trial, None]
-    assert other.next() == probe
+    for batch_size in (4, 8):
+        order(control, do="probe", batch_size=batch_size, steps=2)
+    order(control, do="end")
+    assert [one.next(), one.next(), one.next()] == [ProbeOrder(4, 2), ProbeOrder(8, 2), None]
+    assert other.next() == ProbeOrder(4, 2)
     os.close(fd)
+
+
+def test_order_of_a_trial_has_the_fields_that_the_search_writes(tmp_path: Path, search_lock: Path) -> None:
+    written = warm_process.TrialOrder(do="trial", knobs={"batch_size": 8}, untimed=1, steps=3, more=True)
+    order(tmp_path / "control.jsonl", **msgspec.to_builtins(written))
+    read = Orders(tmp_path / "control.jsonl", search_lock, TrialOrder).next()
+    assert read == TrialOrder(knobs={"batch_size": 8}, untimed=1, steps=3, more=True)
 
 
 def test_without_a_parent_every_rank_takes_what_was_ordered_and_then_ends(
@@ -52,6 +61,6 @@ def test_without_a_parent_every_rank_takes_what_was_ordered_and_then_ends(
     order(control, do="probe", batch_size=4, steps=2)
     with control.open("a") as file:
         file.write('{"do":"probe","batch_si')
-    for left in (Orders(control, search_lock), Orders(control, tmp_path / "gone")):
-        assert left.next() == {"do": "probe", "batch_size": 4, "steps": 2}
+    for left in (Orders(control, search_lock, ProbeOrder), Orders(control, tmp_path / "gone", ProbeOrder)):
+        assert left.next() == ProbeOrder(batch_size=4, steps=2)
         assert left.next() is None

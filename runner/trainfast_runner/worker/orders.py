@@ -2,32 +2,60 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 POLL_S = 0.02
 PARENT_CHECK_S = 1.0
 """Seconds between two checks that the parent lives."""
 
 
-class Orders:
-    """The parent's orders, one line of `control.jsonl` for each.
+@dataclass(frozen=True)
+class ProbeOrder:
+    """An order to take `steps` optimizer steps at this batch size."""
+
+    batch_size: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """An order to try settings, or to take more steps of the last ones."""
+
+    knobs: dict[str, Any]
+    """Values of the knobs that are tried."""
+    untimed: int
+    """Steps before the timed ones, in which the memory is measured."""
+    steps: int
+    """Timed steps."""
+    more: bool
+    """True to go on with the last trial: `steps` timed steps, no untimed ones, and `knobs` are not read."""
+
+
+Order = TypeVar("Order", bound=ProbeOrder | TrialOrder)
+
+
+class Orders(Generic[Order]):
+    """The parent's orders of one kind, one line of `control.jsonl` for each.
 
     The parent holds `search_lock` for as long as it lives, and nobody else writes here: once the lock is free no
     further line comes, so all ranks read the same orders.
     """
 
-    def __init__(self, control: Path, search_lock: Path) -> None:
+    def __init__(self, control: Path, search_lock: Path, kind: type[Order]) -> None:
+        self._kind = kind
         self._control = control
         self._search_lock = search_lock
         self._taken = 0
 
-    def next(self) -> dict[str, Any] | None:
-        """Wait for the next order and return its fields; None when the parent ends the process or is gone."""
+    def next(self) -> Order | None:
+        """Wait for the next order and return it; None when the parent ends the process or is gone."""
         last_check = time.monotonic()
         while True:
             parent_is_gone = False
@@ -35,10 +63,12 @@ class Orders:
                 last_check = time.monotonic()
                 parent_is_gone = self._parent_is_gone()
             # Read after that check, because the parent may have written its last line just before it ended.
-            order = self._next_line()
-            if order is not None:
+            line = self._next_line()
+            if line is not None:
                 self._taken += 1
-                return None if order["do"] == "end" else order
+                if line["do"] == "end":
+                    return None
+                return self._kind(**{field.name: line[field.name] for field in dataclasses.fields(self._kind)})
             if parent_is_gone:
                 return None
             time.sleep(POLL_S)
@@ -48,8 +78,8 @@ class Orders:
             lines = self._control.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
             return None
-        order: dict[str, Any] | None = json.loads(lines[self._taken]) if len(lines) > self._taken else None
-        return order
+        line: dict[str, Any] | None = json.loads(lines[self._taken]) if len(lines) > self._taken else None
+        return line
 
     def _parent_is_gone(self) -> bool:
         try:

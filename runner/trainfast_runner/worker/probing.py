@@ -20,7 +20,7 @@ from .data.batches import Samples, batches_of
 from .data.samples import Batch
 from .limit_gauge import LimitGauge
 from .memory_meter import MemoryMeter
-from .orders import Orders
+from .orders import Orders, ProbeOrder
 from .recorder import EndedStep, StepRecorder
 from .shared.phases import MEMORY_PHASES
 from .spec import Knobs
@@ -71,18 +71,18 @@ class ProbeRunner:
     memory: MemoryMeter
     log: WorkerLog
 
-    def run(self, orders: Orders) -> None:
+    def run(self, orders: Orders[ProbeOrder]) -> None:
         """Try sizes until there is no further order. Raises what a step raises, after recording how far it came."""
         number, retries = 0, 0
         while (order := orders.next()) is not None:
-            batch_size, number = order["batch_size"], number + 1
+            batch_size, number = order.batch_size, number + 1
             self.forget_last_probe()
             probe_fields = {"number": number, "batch_size": batch_size, "room_bytes": self.gauge.available_bytes()}
             peak_before = self.gauge.peak_bytes() or 0
             began = time.monotonic()
             steps = ProbeSteps()
             try:
-                self.take_steps(batch_size, order["steps"], steps, is_first=number == 1)
+                self.take_steps(batch_size, order.steps, steps, is_first=number == 1)
                 fields = steps.fields()
             except Exception as error:
                 self.record_if_oom(error, {**probe_fields, "seconds": time.monotonic() - began}, steps.reached)

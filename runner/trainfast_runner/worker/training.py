@@ -20,7 +20,7 @@ from .invalid import InvalidInput
 from .limit_gauge import make_limit_gauge
 from .memory_meter import make_memory_meter
 from .model_config import check_seq_len, resolve_config
-from .orders import Orders
+from .orders import Order, Orders, ProbeOrder, TrialOrder
 from .probing import ProbeRunner
 from .record_file import RecordFile, rank_suffix
 from .recorder import StepRecorder
@@ -129,19 +129,20 @@ class Training:
         self.log.enter("train", "trying batch sizes")
         # From here on the parent may order.
         self.log.write("ready", room_bytes=gauge.available_bytes())
-        ProbeRunner(self.state, self.samples, gauge, self.memory, self.log).run(self._orders())
+        ProbeRunner(self.state, self.samples, gauge, self.memory, self.log).run(self._orders(ProbeOrder))
         self.log.write("finished", steps=0)
 
     def _try_settings(self) -> None:
         """Try the settings that the parent orders, each with a model of its own."""
         keep_last_step_on_sigterm(None, self.log, self.device)
         self.log.write("ready")
-        TrialRunner(self.spec, self.config, self.device, self.samples, self.memory, self.log).run(self._orders())
+        trials = TrialRunner(self.spec, self.config, self.device, self.samples, self.memory, self.log)
+        trials.run(self._orders(TrialOrder))
         self.log.write("finished", steps=0)
 
-    def _orders(self) -> Orders:
-        """The orders of the search that this run belongs to."""
-        return Orders(self.run_dir / CONTROL_FILE, search_lock(self.run_dir, str(self.spec.search_id)))
+    def _orders(self, kind: type[Order]) -> Orders[Order]:
+        """The orders from the search that this run belongs to."""
+        return Orders(self.run_dir / CONTROL_FILE, search_lock(self.run_dir, str(self.spec.search_id)), kind)
 
 
 def _record_cpu(spec: RankSpec, log: WorkerLog, allocator: Allocator) -> None:

@@ -26,7 +26,7 @@ from .clock import make_clock
 from .data.batches import Samples
 from .invalid import InvalidInput
 from .memory_meter import MemoryMeter
-from .orders import PARENT_CHECK_S, Orders
+from .orders import PARENT_CHECK_S, Orders, TrialOrder
 from .recorder import StepRecorder
 from .spec import RankSpec
 from .train_state import TrainState
@@ -72,7 +72,7 @@ class TrialRunner:
     log: WorkerLog
     _state: TrainState | None = field(default=None, init=False)
 
-    def run(self, orders: Orders) -> None:
+    def run(self, orders: Orders[TrialOrder]) -> None:
         """Take trials until there is no further order. Raises what a trial raises, after recording it."""
         number = 0
         while (order := orders.next()) is not None:
@@ -85,17 +85,17 @@ class TrialRunner:
                 raise
             self.log.write("trial", number=number, rank=self.log.rank, seconds=time.monotonic() - began, **fields)
 
-    def _take(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Take the steps of one `TrialOrder` and return the fields of its record."""
-        began, goes_on = time.monotonic(), order["more"]
-        untimed = 0 if goes_on else order["untimed"]
-        state = self._same_setting() if goes_on else self._next_setting(order["knobs"], untimed)
+    def _take(self, order: TrialOrder) -> dict[str, Any]:
+        """Take the steps of an order and return the fields of its record."""
+        began = time.monotonic()
+        untimed = 0 if order.more else order.untimed
+        state = self._same_setting() if order.more else self._next_setting(order.knobs, untimed)
         records: list[dict[str, Any]] = []
         step_log = state.step_log(records.append, self.log, untimed)
-        write_actual = None if goes_on else partial(state.write_actual, self.log)
+        write_actual = None if order.more else partial(state.write_actual, self.log)
         recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log, write_actual)
         switch_s = time.monotonic() - began
-        state.engine.train(replace(state.knobs, steps=untimed + order["steps"]), state.batches, recorder)
+        state.engine.train(replace(state.knobs, steps=untimed + order.steps), state.batches, recorder)
         step_log.flush()
         return {"switch_s": switch_s, **trial_fields(records)}
 
