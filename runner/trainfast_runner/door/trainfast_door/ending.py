@@ -38,7 +38,7 @@ def _record(run: ScriptRun) -> None:
     run.memory_limit.lift()
     # The interpreter stores the error here before it calls `sys.excepthook`, also one that the script replaced.
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if run.files.owner is None and error is not None and run.steps.peaks.has_model:
+    if not run.files.is_claimed and error is not None and run.steps.peaks.has_model:
         # It failed before its first step. A launcher, which has no model, reports the failures of others.
         run.files.claim()
     if not run.files.are_ours:

@@ -17,19 +17,16 @@ class RankFiles:
     The first process of a rank that takes a step records it; loader workers, launchers and grandchildren stay silent.
     """
 
-    def __init__(self, directory: str, counts_in_log: bool) -> None:
-        """`counts_in_log`: the supervisor counts the steps, and no process here does."""
+    def __init__(self, directory: str, steps_from_log: bool) -> None:
+        """`steps_from_log`: the supervisor counts steps in the output; no process records any."""
         self.directory = directory
         self.rank = int(os.environ.get("RANK") or 0)
         self.world_size = int(os.environ.get("WORLD_SIZE") or 1)
-        self.owner: int | None = 0 if counts_in_log else None
-        """The pid that records this rank; None before the first step, 0 when another process does."""
+        self.is_claimed = steps_from_log
+        """True once it is known which process records this rank, or that none does."""
+        self.are_ours = False
+        """True if this process itself, and not the process that it was forked from, records the rank."""
         self._worker: LineFile | None = None
-
-    @property
-    def are_ours(self) -> bool:
-        """True if this very process, and not the one that it was forked from, records the rank."""
-        return bool(self.owner)
 
     def claim(self) -> LineFile | None:
         """Claim this rank and return its new step file; None if another process records the rank, or did."""
@@ -40,20 +37,20 @@ class RankFiles:
         try:
             steps = LineFile(self.directory, f"steps{self._suffix()}.jsonl", os.O_EXCL)
         except FileExistsError:
-            self.owner = 0
+            self.is_claimed = True
             note(f"rank {self.rank}: another process takes steps too; only the first one's are recorded")
             return None
-        self.owner = os.getpid()
+        self.is_claimed = self.are_ours = True
         os.register_at_fork(after_in_child=self._leave)
         # Held for the life of this process: a reader that can lock it exclusively knows that the run is over.
         lock = os.open(os.path.join(self.directory, "alive.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_SH)
-        self.write("started", pid=self.owner, start_ticks=_start_ticks())
+        self.write("started", pid=os.getpid(), start_ticks=_start_ticks())
         return steps
 
     def _leave(self) -> None:
         """Record nothing in a process that was forked from this rank's."""
-        self.owner = 0
+        self.are_ours = False
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append a line to `worker.jsonl` of this rank."""

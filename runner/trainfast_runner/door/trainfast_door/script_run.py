@@ -49,7 +49,7 @@ class ScriptRun:
         """True if one of torch's schedulers changes the rate."""
         self.removals: list[Callable[[], None]] = []
         """Functions that take hooks off the script's own objects."""
-        self.files = RankFiles(directory, counts_in_log=bool(self.settings.steps_from_log))
+        self.files = RankFiles(directory, steps_from_log=bool(self.settings.steps_from_log))
         self.steps = StepLog(self.files, self.settings, self.write_facts)
 
     def suppress(self, name: str) -> None:

@@ -114,7 +114,7 @@ class StepLog:
     def record_step(self, samples: int | None = None, loss: float | None = None) -> bool:
         """Record that a step has ended now; return True once the script must stop, as `--steps` asks."""
         now_ns = monotonic_ns()
-        if not self._files.owner and not self._claim_files():
+        if not self._files.are_ours and not self._claim_files():
             return False
         if self.is_stopping:
             self._note_ignored_stop()
@@ -141,7 +141,7 @@ class StepLog:
 
     def _claim_files(self) -> bool:
         """Record the rank from here on, if no other process does; return True if this one does."""
-        if self._files.owner is None:
+        if not self._files.is_claimed:
             self._file = self._files.claim()
             if self._file is not None:
                 self._files.write("phase", phase="train")
