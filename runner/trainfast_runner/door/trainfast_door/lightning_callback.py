@@ -8,7 +8,6 @@ from typing import Any
 from .notes import never_raises
 from .script_run import ScriptRun, current_run
 from .step_log import FACTS_AFTER
-from .step_trace import trace_memory
 
 NAME = "Lightning"
 PRECISIONS = {"32-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16-pure"}
@@ -73,7 +72,7 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
         def on_train_end(self, trainer: Any, module: Any) -> None:
             run.end_framework()
             if run.is_trial:
-                trace_memory(run)
+                run.trace.trace_memory()
                 raise SystemExit(0)
 
     return TrainfastCallback

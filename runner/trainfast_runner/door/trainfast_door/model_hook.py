@@ -75,7 +75,7 @@ def find_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor
         compiled=compiled or getattr(model, "_compiled_call_impl", None) is not None or _has_compiled(),
         attention=getattr(getattr(model, "config", None), "_attn_implementation", None),
     )
-    if run.settings.trace:
+    if run.trace.is_asked:
         from .watched_step import watch_step
 
         watch_step(run, model, optimizer)

@@ -16,7 +16,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .model_hook import find_model
 from .notes import note_error
 from .step_log import OPTIMIZER
-from .step_trace import trace_memory
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun
@@ -73,7 +72,7 @@ class OptimizerHook:
             steps.optimizer_ns = (steps.optimizer_ns or 0) + monotonic_ns() - self._begun_ns
         steps.lr = _finite(optimizer.param_groups[0].get("lr"))
         if steps.source == OPTIMIZER and steps.record_step():
-            trace_memory(self._run)
+            self._run.trace.trace_memory()
             raise SystemExit(0)
 
     def _becomes_main(self, optimizer: Optimizer) -> bool:
@@ -87,7 +86,7 @@ class OptimizerHook:
             return False
         if not is_first and size <= self._parameters:
             self._smaller.add(optimizer)
-            self._run.why_untraced = "its script has another optimizer"
+            self._run.trace.why_untraced = "its script has another optimizer"
             return False
         if steps.source == OPTIMIZER:
             steps.note_hook("optimizer step hook")

@@ -14,6 +14,7 @@ from .notes import VARIABLE, append_line
 from .rank_files import RankFiles
 from .settings import settings_of
 from .step_log import StepLog
+from .step_trace import TraceState
 
 PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """The knob's value by the dtype that the model computes in."""
@@ -31,11 +32,6 @@ class ScriptRun:
         """True in a search's trial, which leaves nothing behind."""
         limits_bytes = recorded.get("memory_limit_bytes") if self.is_trial else None
         self.memory_limit = MemoryLimit(limits_bytes or [], str(recorded.get("device")))
-        self.watched_step: Any = None
-        """The step that is to be traced; None where it cannot be, or is not asked for."""
-        self.why_untraced: str | None = "no optimizer of torch.optim steps a model"
-        """The reason for a missing trace, in a trial that is asked for one."""
-        self.traced_memory: dict[str, Any] | None = None
         self.suppressed: list[str] = []
         self.opened = False
         """True once the hooks are installed."""
@@ -50,6 +46,7 @@ class ScriptRun:
         self.removals: list[Callable[[], None]] = []
         """Functions that take hooks off the script's own objects."""
         self.files = RankFiles(directory, steps_from_log=bool(self.settings.steps_from_log))
+        self.trace = TraceState(self.settings.trace, self.files, self.memory_limit)
         self.steps = StepLog(self.files, self.settings, self.write_facts)
 
     def suppress(self, name: str) -> None:
@@ -74,18 +71,12 @@ class ScriptRun:
             framework=steps.framework or ("accelerate" if uses_accelerate() else "torch"),
             hooks=steps.hooks,
             samples_from=steps.samples_from,
-            unknown=self._unknown(),
+            unknown={**steps.unknown, **(self.trace.unknown() if steps.is_stopping else {})},
             ran=self.ran,
             suppressed=self.suppressed,
             limit_peak_bytes=self.memory_limit.peak_bytes(),
-            traced_memory=self.traced_memory,
+            traced_memory=self.trace.traced_memory,
         )
-
-    def _unknown(self) -> dict[str, str]:
-        """The reason for each null field; for the traced memory once the trial is over."""
-        if not self.settings.trace or not self.steps.is_stopping or self.why_untraced is None:
-            return self.steps.unknown
-        return {**self.steps.unknown, "traced_memory": self.why_untraced}
 
     def end_framework(self) -> None:
         """The framework's training is over: the script may go on with the model."""

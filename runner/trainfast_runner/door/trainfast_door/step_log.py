@@ -35,8 +35,14 @@ UNKNOWN = {
 class StepLog:
     """Counts the optimizer steps of this process and appends their records.
 
-    `data_ns`, `forward_ns` and `optimizer_ns` add up over a step, None for a phase that was not seen in it. The record
-    of a step whose loss may still come waits for the next one, and those of fast steps wait for each other.
+    The hooks write its fields: the loader's `begun_ns` before the first step, and by `add_batch` `data_ns`,
+    `loader_samples` and `largest_batch`; the model's `forward_ns`, `forward_samples` and `peaks`; the optimizer's
+    `optimizer_ns`, `lr` and `peaks`; a framework's `waits_for_loss`, and by `count_steps_of` `source` and `framework`.
+    Each hook takes out of `unknown` the fields that it sees, and puts in those that it cannot see. All else is the
+    log's own.
+
+    The three times add up over a step, None for a phase that was not seen in it. The record of a step whose loss may
+    still come waits for the next one, and those of fast steps wait for each other.
     """
 
     def __init__(self, files: RankFiles, settings: Settings, write_facts: Callable[[], None]) -> None:

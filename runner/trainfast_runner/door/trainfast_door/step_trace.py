@@ -5,40 +5,61 @@ from __future__ import annotations
 import importlib
 import os
 import runpy
+import sys
 import time
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from .notes import never_raises
 
 if TYPE_CHECKING:
-    from .script_run import ScriptRun
+    from .memory_limit import MemoryLimit
+    from .rank_files import RankFiles
 
 TRACED_TORCH = "2.13."
 """The versions of torch that traces of scripts are tested with begin so."""
 WORKER = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir, "worker")
 
 
-@never_raises
-def trace_memory(run: ScriptRun) -> None:
-    """Trace the step that was seen, once, in a trial that is asked for it; without a trace note the reason."""
-    seen = run.watched_step
-    if not run.settings.trace or run.traced_memory is not None or not run.files.are_ours or run.files.rank:
-        return
-    run.memory_limit.lift()
-    if not torch.__version__.startswith(TRACED_TORCH):
-        run.why_untraced = f"its torch is {torch.__version__}, and steps are traced with {TRACED_TORCH}x"
-    if seen is None or run.why_untraced is not None:
-        return
-    seen.remove()
-    reason = seen.untraceable
-    if reason is None:
-        try:
-            run.traced_memory = _traced(seen)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    run.why_untraced = reason
+class TraceState:
+    """The step that is traced at the end of a trial, and then its trace or the reason for a missing one."""
+
+    def __init__(self, is_asked: bool, files: RankFiles, memory_limit: MemoryLimit) -> None:
+        self.is_asked = is_asked
+        self.watched_step: Any = None
+        """The `WatchedStep` to trace, set by `watch_step`; None without one."""
+        self.why_untraced: str | None = "no optimizer of torch.optim steps a model"
+        """The reason for a missing trace; set by `watch_step`, the optimizer's hook and `trace_memory`."""
+        self.traced_memory: dict[str, Any] | None = None
+        """The trace, set by `trace_memory`."""
+        self._files = files
+        self._memory_limit = memory_limit
+
+    def unknown(self) -> dict[str, str]:
+        """The reason for a missing trace by the name of its field; empty without one, and in a run not asked for it."""
+        if not self.is_asked or self.why_untraced is None:
+            return {}
+        return {"traced_memory": self.why_untraced}
+
+    @never_raises
+    def trace_memory(self) -> None:
+        """Trace the watched step once, in a trial that is asked for a trace; without a trace note the reason."""
+        seen = self.watched_step
+        if not self.is_asked or self.traced_memory is not None or not self._files.are_ours or self._files.rank:
+            return
+        self._memory_limit.lift()
+        version = str(sys.modules["torch"].__version__)
+        if not version.startswith(TRACED_TORCH):
+            self.why_untraced = f"its torch is {version}, and steps are traced with {TRACED_TORCH}x"
+        if seen is None or self.why_untraced is not None:
+            return
+        seen.remove()
+        reason = seen.untraceable
+        if reason is None:
+            try:
+                self.traced_memory = _traced(seen)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        self.why_untraced = reason
 
 
 def _traced(seen: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from .notes import never_raises
 from .step_log import FACTS_AFTER
-from .step_trace import trace_memory
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun
@@ -61,7 +60,7 @@ def install(module: Any, run: ScriptRun) -> None:
         def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             run.end_framework()
             if run.is_trial:
-                trace_memory(run)
+                run.trace.trace_memory()
                 raise SystemExit(0)
 
     module.DEFAULT_CALLBACKS.append(TrainfastCallback)

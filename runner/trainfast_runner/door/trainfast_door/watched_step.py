@@ -143,15 +143,15 @@ def watch_step(run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
     parameter_types = {id(parameter): type(parameter) for parameter in model.parameters()}
     wrapper = str(run.actual["wrapper"])
     if wrapper not in TRACED_WRAPPERS:
-        run.why_untraced = f"its model is in {wrapper}"
+        run.trace.why_untraced = f"its model is in {wrapper}"
     elif run.actual["compiled"]:
-        run.why_untraced = "its model is compiled"
+        run.trace.why_untraced = "its model is compiled"
     elif not wanted <= set(parameter_types):
-        run.why_untraced = "its optimizer has parameters of several models"
+        run.trace.why_untraced = "its optimizer has parameters of several models"
     elif set(parameter_types.values()) != {nn.Parameter}:
-        run.why_untraced = "its model has parameters of a class of its own"
+        run.trace.why_untraced = "its model has parameters of a class of its own"
     else:
-        run.why_untraced, run.watched_step = None, WatchedStep(run, model, optimizer)
+        run.trace.why_untraced, run.trace.watched_step = None, WatchedStep(run, model, optimizer)
 
 
 def _without_memory(value: Any) -> Any:
