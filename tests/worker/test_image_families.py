@@ -71,7 +71,7 @@ def test_an_image_family_is_predicted(family: str) -> None:
 def test_a_family_without_a_size_is_predicted_at_the_size_of_its_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_files, "COUNT", 12)
+    monkeypatch.setattr(image_files, "IMAGE_COUNT", 12)
     config = resolve_config({"family": "resnet"})
     loaded = image_samples([], config, 0, tmp_path, lambda what: None)
     assert loaded.__getitems__([0])["pixel_values"].shape == (1, 3, FREE_IMAGE_SIZE, FREE_IMAGE_SIZE)

@@ -96,7 +96,7 @@ def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths: list[str]) ->
 def test_images_are_drawn_alike_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trainfast_runner.worker.data import image_files
 
-    monkeypatch.setattr(image_files, "COUNT", 12)
+    monkeypatch.setattr(image_files, "IMAGE_COUNT", 12)
     notices: list[str] = []
     drawn = image_files.drawn_images(tmp_path, notices.append)
     assert drawn.synthetic

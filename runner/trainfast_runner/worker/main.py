@@ -10,8 +10,8 @@ import traceback
 from pathlib import Path
 
 from .allocator import Allocator
+from .exit_now import exit_now
 from .invalid import InvalidInput
-from .leaving import leave
 from .shared.lock_files import ALIVE_LOCK_FILE
 from .spec import read_spec
 from .worker_log import WorkerLog
@@ -57,7 +57,7 @@ def main(run_dir: str) -> None:
         traceback.print_exc()
         code = EXIT_FAILED
     log.settle()
-    leave(code)
+    exit_now(code)
 
 
 def hold_alive_lock(run_dir: Path) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .leaving import leave
+from .exit_now import exit_now
 from .step_log import StepLog
 from .worker_log import WorkerLog
 
@@ -35,7 +35,7 @@ def keep_last_step_on_sigterm(step_log: StepLog | None, log: WorkerLog, device: 
         if step_log is not None:
             step_log.flush(timeout_s=STEP_LOG_TIMEOUT_S)
         log.write("signal", signal="SIGTERM", phase=log.phase, step=log.step)
-        leave(EXIT_SIGTERM)
+        exit_now(EXIT_SIGTERM)
 
     def in_main_thread(_number: int, _frame: Any) -> None:
         # The thread above acts on the byte that the interpreter wrote; a forked child has no such thread.

@@ -11,7 +11,7 @@ from __future__ import annotations
 def open_door() -> None:
     """Install the hooks; does nothing outside a run. An error that left this function would abort `import torch`."""
     try:
-        from .opening import install_hooks
+        from .install import install_hooks
 
         install_hooks()
     except Exception as error:
@@ -22,6 +22,6 @@ def open_door() -> None:
 
 def step() -> None:
     """Count one optimizer step of a loop without `torch.optim`; call it after each. Does nothing outside a run."""
-    from .opening import count_step
+    from .install import count_step
 
     count_step()

@@ -18,7 +18,7 @@ from .import_hooks import ImportHooks
 from .notes import never_raises
 
 REPORT = "discovered.json"
-USES = (
+FRAMEWORK_OF_MODULE = (
     ("transformers.trainer", "HF Trainer"),
     ("transformers.trainer_seq2seq", "HF Trainer"),
     ("transformers.training_args", "HF Trainer"),
@@ -192,7 +192,7 @@ def frameworks_of(names: dict[str, Any]) -> list[str]:
     modules = [
         f"{getattr(module, '__module__', None) or getattr(module, '__name__', '')}." for module in list(names.values())
     ]
-    shown = [shows for name, shows in USES if any(module.startswith(f"{name}.") for module in modules)]
+    shown = [shows for name, shows in FRAMEWORK_OF_MODULE if any(module.startswith(f"{name}.") for module in modules)]
     return list(dict.fromkeys(shown))
 
 

@@ -17,7 +17,7 @@ TRACEBACK_CHARACTERS = 4000
 MESSAGE_CHARACTERS = 2000
 """Kept equal to the worker's (`worker_log.py`): the door imports nothing of the worker while a script runs."""
 BACKWARD = ("torch/_tensor.py", "torch/autograd/")
-PLACES = (
+PHASE_OF_FRAME = (
     ("torch/utils/data/", "", "data"),
     ("torch/optim/", "", "optimizer"),
     ("torch/nn/init.py", "", "model"),
@@ -71,7 +71,7 @@ def phase_of(stack: TracebackType | None) -> str | None:
         code = frame.f_code
         if code.co_name == "backward" and any(file in code.co_filename for file in BACKWARD):
             return "backward"
-        for file, function, phase in PLACES:
+        for file, function, phase in PHASE_OF_FRAME:
             if file in code.co_filename and function in ("", code.co_name):
                 innermost = phase
                 break

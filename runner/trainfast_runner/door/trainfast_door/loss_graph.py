@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-SAVED = "_saved_"
+SAVED_PREFIX = "_saved_"
 """Prefix of the fields in which a node of the graph holds the tensors saved for its backward."""
 
 
@@ -57,7 +57,7 @@ class LossGraph:
 
 def _saved_by(node: Any) -> Iterator[Tensor]:
     """The tensors that a node saved: fields of a built-in one, `saved_tensors` of a Function of the script's own."""
-    fields = [getattr(node, name) for name in dir(node) if name.startswith(SAVED)]
+    fields = [getattr(node, name) for name in dir(node) if name.startswith(SAVED_PREFIX)]
     for value in (*fields, getattr(node, "saved_tensors", ())):
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(item, Tensor):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-EVERY_NS = 250_000_000
+READ_EVERY_NS = 250_000_000
 """Time between two readings. A reading takes 20 to 50 us, and a screen looks no more often."""
-FIRST = 8
+ALWAYS_READ_STEPS = 8
 """The first steps are always read: a short script has no others."""
 
 
@@ -44,8 +44,8 @@ class MemoryPeaks:
     def read_due(self, now_ns: int) -> dict[str, int]:
         """Read the peaks at the end of a step, and set the time of the next reading."""
         self._readings += 1
-        if self._readings >= FIRST:
-            self.due_ns = now_ns + EVERY_NS
+        if self._readings >= ALWAYS_READ_STEPS:
+            self.due_ns = now_ns + READ_EVERY_NS
         return self._read()
 
     def _read(self) -> dict[str, int]:

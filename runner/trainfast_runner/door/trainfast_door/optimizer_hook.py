@@ -109,11 +109,11 @@ class OptimizerHook:
         """True for one of the first steps, while an optimizer of more than `size` parameters may still take its own."""
         if self._live is None:
             # Once: 50 ms for half a million objects.
-            self._live = weakref.WeakSet(each for each in gc.get_objects() if issubclass(type(each), Optimizer))
+            self._live = weakref.WeakSet(live for live in gc.get_objects() if issubclass(type(live), Optimizer))
         if self._skipped == MAX_SKIPPED:
             return False
         self._skipped += 1
-        return any(_size(each) > size for each in self._live)
+        return any(_size(live) > size for live in self._live)
 
 
 def _parameters(optimizer: Optimizer) -> list[Any]:

@@ -19,9 +19,9 @@ from .corpus import make_once
 
 FORMAT = 1
 """The version of the drawing, a part of the cache's folder name: images of another version are drawn again."""
-COUNT, CLASSES = 512, 10
+IMAGE_COUNT, CLASSES = 512, 10
 """Chosen, not measured: the number of drawn images, and of their classes."""
-SIZE, QUALITY = (320, 240), 90
+IMAGE_SIZE, QUALITY = (320, 240), 90
 """Chosen, not measured: pixels of a drawn image, and Pillow's quality of its JPEG file."""
 SEED = 20_190_401
 """Any number: the images depend on it and on their index alone."""
@@ -47,9 +47,9 @@ def user_images(paths: list[str]) -> ImageFiles:
 
 def drawn_images(cache_dir: Path, on_make: Callable[[str], None]) -> ImageFiles:
     """The drawn images in the cache; missing ones are drawn under a lock, after a call of `on_make` with the detail."""
-    folder = cache_dir / "images" / f"drawn-{FORMAT}-{COUNT}-{SIZE[0]}x{SIZE[1]}"
-    names = [f"{index:04}.jpg" for index in range(COUNT)]
-    files = f"{COUNT} JPEG files of {SIZE[0]}x{SIZE[1]}"
+    folder = cache_dir / "images" / f"drawn-{FORMAT}-{IMAGE_COUNT}-{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]}"
+    names = [f"{index:04}.jpg" for index in range(IMAGE_COUNT)]
+    files = f"{IMAGE_COUNT} JPEG files of {IMAGE_SIZE[0]}x{IMAGE_SIZE[1]}"
 
     def make(half_made: Path) -> None:
         on_make(f"drawing {files}, once")
@@ -59,7 +59,7 @@ def drawn_images(cache_dir: Path, on_make: Callable[[str], None]) -> ImageFiles:
     make_once(folder, names[-1], make)
     paths = [folder / name for name in names]
     source = f"{files} drawn from a seed"
-    return ImageFiles(paths, np.arange(COUNT, dtype=np.int64) % CLASSES, source, synthetic=True)
+    return ImageFiles(paths, np.arange(IMAGE_COUNT, dtype=np.int64) % CLASSES, source, synthetic=True)
 
 
 def draw_image(index: int) -> Any:
@@ -67,7 +67,7 @@ def draw_image(index: int) -> Any:
     from PIL import Image, ImageDraw
 
     random = np.random.default_rng((SEED, index))
-    width, height = SIZE
+    width, height = IMAGE_SIZE
     kind = index % CLASSES
     slopes = random.uniform(-1, 1, (3, 2))
     across, down = np.meshgrid(np.linspace(-1, 1, width), np.linspace(-1, 1, height))
@@ -75,7 +75,7 @@ def draw_image(index: int) -> Any:
     for cells, strength in ((8, 30), (40, 18), (160, 12)):
         # Noise at several scales, like texture.
         coarse = random.integers(0, 256, (max(2, cells * height // width), cells, 3), dtype=np.uint8)
-        texture = Image.fromarray(coarse).resize(SIZE, Image.Resampling.BICUBIC)
+        texture = Image.fromarray(coarse).resize(IMAGE_SIZE, Image.Resampling.BICUBIC)
         ground += (np.asarray(texture, dtype=np.float64) - 128) / 128 * strength
     ground += random.normal(0, 6, ground.shape)
     image = Image.fromarray(ground.clip(0, 255).astype(np.uint8))

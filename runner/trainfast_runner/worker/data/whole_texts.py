@@ -27,9 +27,9 @@ class Pieces:
 def pieces_of(texts: NDArray[np.int64], seq_len: int) -> Pieces:
     """Cut texts of these lengths, laid end to end, into samples of at most `seq_len` tokens."""
     ends = np.cumsum(texts)
-    each = -(-texts // seq_len)
-    text = np.repeat(np.arange(len(texts)), each)
-    number = np.arange(len(text)) - np.repeat(np.cumsum(each) - each, each)
+    pieces_per_text = -(-texts // seq_len)
+    text = np.repeat(np.arange(len(texts)), pieces_per_text)
+    number = np.arange(len(text)) - np.repeat(np.cumsum(pieces_per_text) - pieces_per_text, pieces_per_text)
     starts = (ends - texts)[text] + number * seq_len
     lengths = np.minimum(seq_len, ends[text] - starts)
     long_enough = lengths >= SHORTEST

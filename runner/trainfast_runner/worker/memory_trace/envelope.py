@@ -55,7 +55,7 @@ def peak_lines(
     _check_same_segments(small, large)
     pairs = [pair for low, high in zip(small, large, strict=True) for pair in _pairs_of_points(low, high)]
     lines = envelope([_line(((sum(a),), (sum(b),)), batches) for a, b in pairs])
-    return [(fixed, each) for (fixed,), (each,) in lines]
+    return [(fixed, per_sample) for (fixed,), (per_sample,) in lines]
 
 
 def _check_same_segments(small: list[TracedSegment], large: list[TracedSegment]) -> None:
@@ -116,8 +116,8 @@ def _at(line: Line, batch: float) -> float:
 def _line(values: tuple[tuple[float, ...], tuple[float, ...]], batches: tuple[int, int]) -> Line:
     """The line through the values at two batch sizes."""
     (low, high), (few, many) = values, batches
-    each = tuple((b - a) / (many - few) for a, b in zip(low, high, strict=True))
-    return tuple(a - few * slope for a, slope in zip(low, each, strict=True)), each
+    per_sample = tuple((b - a) / (many - few) for a, b in zip(low, high, strict=True))
+    return tuple(a - few * slope for a, slope in zip(low, per_sample, strict=True)), per_sample
 
 
 def _above(bytes_: Bytes, start: Bytes) -> Bytes:

@@ -22,7 +22,7 @@ from .live_bytes import LiveBytes, TracedSegment
 from .step_watch import StepWatch
 from .without_memory import choose_foreach, empty_like, replace_with_empty, tensors_of
 
-WITHIN_S = 30.0
+MAX_TRACE_S = 30.0
 """A trace that takes longer is given up: a search is faster without it."""
 UNTRACEABLE_OPERATIONS = ("mkldnn_rnn_layer", "_cudnn_rnn")
 """Operations that keep a workspace which torch leaves out of their form (torch/_meta_registrations.py)."""
@@ -52,7 +52,7 @@ def trace_peaks(model: nn.Module, optimizer: Any, step: ScriptStep) -> list[tupl
 
     Raises any error for a step that cannot be traced.
     """
-    latest = time.monotonic() + WITHIN_S
+    latest = time.monotonic() + MAX_TRACE_S
     small, large = (_trace(model, optimizer, step, share, latest) for share in BATCHES)
     return peak_lines(small, large, (BATCHES[0] * step.rows, BATCHES[1] * step.rows))
 
@@ -66,7 +66,7 @@ class _LiveBytesInTime(LiveBytes):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if time.monotonic() > self._latest:
-            raise TimeoutError(f"its trace takes more than {WITHIN_S:g} s")
+            raise TimeoutError(f"its trace takes more than {MAX_TRACE_S:g} s")
         if func._opname in UNTRACEABLE_OPERATIONS:
             raise NotImplementedError(f"no trace shows the workspace of {func._opname}")
         return super().__torch_dispatch__(func, types, args, kwargs)

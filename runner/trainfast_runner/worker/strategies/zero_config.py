@@ -30,9 +30,12 @@ class Sizes:
 
 def unpartitioned_sizes(model: nn.Module) -> Sizes:
     """Sizes of a model that is not partitioned yet."""
-    each = [{id(p): p.numel() for module in part.modules for p in module.parameters(False)} for part in parts(model)]
-    whole = {key: size for part in each for key, size in part.items()}
-    return Sizes(sum(whole.values()), max(whole.values()), max(sum(part.values()) for part in each))
+    sizes_by_part = [
+        {id(parameter): parameter.numel() for module in part.modules for parameter in module.parameters(recurse=False)}
+        for part in parts(model)
+    ]
+    whole = {key: size for sizes in sizes_by_part for key, size in sizes.items()}
+    return Sizes(sum(whole.values()), max(whole.values()), max(sum(sizes.values()) for sizes in sizes_by_part))
 
 
 def deepspeed_config(knobs: Knobs, dp_degree: int, sizes: Sizes, device: str, disk: str | None) -> dict[str, Any]:

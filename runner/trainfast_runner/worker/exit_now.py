@@ -1,4 +1,4 @@
-"""End the process."""
+"""The end of this process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from typing import NoReturn
 
 
-def leave(code: int) -> NoReturn:
-    """End the process at once, without tearing anything down.
+def exit_now(code: int) -> NoReturn:
+    """End this process at once, without teardown.
 
     After an error, leaving a process group or a CUDA context can block for ever; after a good end, gloo's threads
     sometimes abort a process that leaves its group.
