@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 FOLDER = "sandbox"
 """The folder of a trial's own files in the run directory."""
 UPLOADS = ("upload_file", "upload_folder", "create_commit", "preupload_lfs_files")
-"""Methods of the Hub's `HfApi`, and functions of its module: methods of one `HfApi`, bound before the class changes."""
+"""Upload methods of the Hub's `HfApi`. Its module also exports them as functions bound to one instance, so both are
+replaced."""
 SAVES = {
     "safetensors.torch": ("save_file", "save_model"),
     "transformers.modeling_utils": ("PreTrainedModel.save_pretrained", "PreTrainedModel.push_to_hub"),
@@ -52,7 +53,10 @@ def install(run: ScriptRun) -> None:
 
 @never_raises
 def silence_loaded(run: ScriptRun) -> None:
-    """Keep the modules from saving that were being loaded when the hooks came: those that import torch themselves."""
+    """Silence the save functions of modules that were already loading when the hooks were installed.
+
+    Such a module imports torch itself, and torch's import installs the hooks.
+    """
     if run.is_trial:
         for name, names in SAVES.items():
             if name in sys.modules:
@@ -75,9 +79,9 @@ def sandbox_fields(run: ScriptRun) -> dict[str, Any]:
 
 
 def _silence(module: Any, names: tuple[str, ...], run: ScriptRun) -> None:
-    """Replace these functions and methods of a module by ones that note the call and do nothing.
+    """Replace functions and methods of a module by ones that only note the call.
 
-    Also where the script has taken a function by its name.
+    The script's globals that name them are replaced too.
     """
     script = vars(sys.modules["__main__"])
     for name in names:

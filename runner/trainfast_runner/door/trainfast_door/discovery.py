@@ -59,9 +59,9 @@ class Discovery:
 
     @never_raises
     def report(self, stopped_at: str, names: dict[str, Any] | None = None, **details: Any) -> None:
-        """Write the flags and frameworks found so far; a later report takes its place.
+        """Write the flags and frameworks found so far; a later report replaces an earlier one.
 
-        `names` are the globals of a script that has ended; those of the running one without them.
+        `names` are the globals of a script that has ended; None reads the running `__main__`.
         """
         uses = frameworks_of(vars(sys.modules["__main__"]) if names is None else names) or []
         whole = {"stopped_at": stopped_at, "parser": self._parser, "flags": self._flags, "uses": uses, **details}

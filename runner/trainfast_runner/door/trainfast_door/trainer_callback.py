@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "adafactor": "adafactor",
     "sgd": "sgd",
 }
+"""The knob's value by the Trainer's name of an optimizer."""
 
 
 def install(module: Any, run: ScriptRun) -> None:
