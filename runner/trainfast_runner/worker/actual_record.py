@@ -1,4 +1,4 @@
-"""The fields of the `actual` record, read from the live objects: what runs, whatever the knobs ask for."""
+"""The fields of the `actual` record, read from the live objects and not from the knobs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Malloc thresholds of a CPU run: strict in steps whose memory is measured, ordinary in steps whose time is.
 
-Under strict thresholds every tensor of 128 KiB and more is a mapping of its own that goes back to the kernel when it is
-freed, so resident memory is what the tensors need. Page faults double the time of such a step: no timed step runs under
-them unless the run has a memory limit. Standard library only: call `set_strict` before torch is imported.
+Under strict thresholds every tensor of 128 KiB and more is a mapping of its own that goes back to the kernel when the
+tensor is freed, so resident memory is the memory that the tensors need. Page faults double the time of such a step: no
+timed step runs under strict thresholds unless the run has a memory limit. Standard library only: call `set_strict`
+before torch is imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory that the devices can still give when a training fails: errors that only hint at an OOM are judged by it."""
+"""Memory that the devices can still give when a training fails: used to judge errors that only hint at an OOM."""
 
 from __future__ import annotations
 

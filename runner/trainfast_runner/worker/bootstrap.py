@@ -1,6 +1,6 @@
 """The file that a training process starts with: `PY bootstrap.py RUN_DIR`, alone or under `torch.distributed.run`.
 
-It loads its own folder as the package `trainfast_worker`, whatever else that Python has installed.
+This file loads its own folder as the package `trainfast_worker`, in a Python with any other packages.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
         # A decoder's head reads the last token before the padding; packed samples have no padding.
         config.pad_token_id = 0
     if config.architectures is None:
-        # transformers iterates over it if a family has several classes for one head.
+        # transformers iterates over this list if a family has several classes for one head.
         config.architectures = []
     torch.manual_seed(knobs.seed)
     weights = torch.bfloat16 if knobs.precision == "bf16-pure" else torch.float32

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     request = json.loads(next((a for a in arguments if not a.startswith("--")), "{}"))
     answer: dict[str, Any] = {"python": platform.python_version(), "versions": {**_versions(), **torch_build()}}
     if not flags:
-        # A configuration needs none of them; without torch this process takes a quarter of the time.
+        # A configuration does not need these packages; without torch this process takes a quarter of the time.
         hide(("torch", "tensorflow", "jax"))
         logging.disable(logging.WARNING)
     if "--devices" in flags:

@@ -39,14 +39,14 @@ def _status() -> dict[str, int]:
 
 
 class CudaLimitGauge:
-    """Counts as available what is free on the device and what the caching allocator holds, up to its limit."""
+    """Counts as available the free memory of the device and the memory of the caching allocator, up to its limit."""
 
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
         self._device = device
         self.limit_bytes = limit_bytes
 
     def peak_bytes(self) -> int | None:
-        """Return None: the memory meter reads what the limit counts."""
+        """Return None: the memory meter reads the bytes that the limit counts."""
         return None
 
     def available_bytes(self) -> int | None:

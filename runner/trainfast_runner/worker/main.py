@@ -1,4 +1,4 @@
-"""The life of one rank: hold the run's lock, record who it is, train, and record how it ended."""
+"""The life of one rank: hold the run's lock, record the process, train, and record the end."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def step_fields(peaks: dict[str, int], reserved: int, retries: int) -> dict[str,
 
 
 class HostMemoryMeter:
-    """Measures the high-water mark of resident memory above what was resident before the model was built.
+    """Measures the high-water mark of resident memory above the resident memory before the model was built.
 
     Pages of the libraries' own files, of which a first step reads some 10 MiB, do not count. The limit is RLIMIT_DATA
     at VmData plus `limit_bytes`, so that the allocator itself refuses.
@@ -82,7 +82,7 @@ class HostMemoryMeter:
             self._allocator.set_ordinary()
 
     def return_freed(self) -> None:
-        """Return what was freed to the kernel, and every block that is freed from now on."""
+        """Return free blocks to the kernel, and from now on each block when it is freed."""
         self._allocator.set_strict_again()
 
     def end_phase(self, phase: str) -> None:
@@ -130,7 +130,7 @@ def bytes_in_status(status: bytes) -> dict[str, int]:
 
 
 def _limit_data(cap_bytes: int) -> None:
-    """Set the soft limit, which is the one that is enforced."""
+    """Set the soft limit, which the kernel enforces."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = cap_bytes if hard == resource.RLIM_INFINITY else min(cap_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -55,11 +55,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """Matrices and embeddings with weight decay; biases and norms without.
 
     Norms and biases are vectors, except biases kept per expert or per pair of positions; those are recognized by name.
-    Embeddings decay as they do in the Trainer; one that is tied to the output projection is a matrix of it, and is here
-    once.
+    Embeddings decay as they do in the Trainer; a table that is tied to the output projection is in one group, once.
     """
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    # A parameter that ZeRO-3 took away keeps its shape there.
+    # ZeRO-3 keeps the shape of a partitioned parameter in `ds_shape`.
     decays = {name: len(getattr(p, "ds_shape", p.shape)) >= 2 and "bias" not in name for name, p in trainable}
     groups = [
         {"params": [p for name, p in trainable if decays[name]], "weight_decay": weight_decay},
@@ -69,7 +68,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def class_name(optimizer: Optimizer) -> str:
-    """The class, as bitsandbytes itself names it: the Trainer builds its AdamW with `optim_bits=8`."""
+    """Name of the optimizer's class, as bitsandbytes names the class with 8-bit or paged states.
+
+    The Trainer builds bitsandbytes' AdamW with `optim_bits=8` where the loop here builds AdamW8bit.
+    """
     name = type(optimizer).__name__
     if type(optimizer).__module__.startswith("bitsandbytes") and name == "AdamW":
         bits = getattr(getattr(optimizer, "args", None), "optim_bits", 32)
@@ -80,7 +82,7 @@ def class_name(optimizer: Optimizer) -> str:
 def implementation(optimizer: Optimizer) -> str | None:
     """Name of the loop of torch's AdamW that runs: loop, foreach or fused; None for other optimizers.
 
-    With neither flag given torch decides by the parameters' device, and this asks the function it asks.
+    With neither flag given torch decides by the parameters' device, in a function that is called here too.
     """
     if type(optimizer) is not torch.optim.AdamW:
         return None

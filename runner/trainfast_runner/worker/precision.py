@@ -21,7 +21,7 @@ class Precision:
         self.device = device
         self.autocast_dtype = HALF_DTYPE.get(name)
         self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
-        # Process-wide settings, so that fp32 and tf32 differ whatever the defaults of torch are.
+        # Process-wide settings, so that fp32 and tf32 differ under any defaults of torch.
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = name == "tf32"
 

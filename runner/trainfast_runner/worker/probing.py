@@ -72,7 +72,7 @@ class ProbeRunner:
     log: WorkerLog
 
     def run(self, orders: Orders[ProbeOrder]) -> None:
-        """Try sizes until there is no further order. Raises what a step raises, after recording how far it came."""
+        """Try sizes until there is no further order. Raises a step's error, after recording the phases it reached."""
         number, retries = 0, 0
         while (order := orders.next()) is not None:
             batch_size, number = order.batch_size, number + 1

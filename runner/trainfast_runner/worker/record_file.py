@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_KEPT = 64
-"""Chosen, not measured: the newest lines that wait for a disk that is full; a run has few of those that are kept."""
+"""Chosen, not measured: the most lines that wait for a full disk; a run has few lines that are kept."""
 
 
 def rank_suffix(rank: int) -> str:

@@ -75,6 +75,6 @@ class StepRecorder:
             self.write_actual()
 
     def write_actual(self) -> None:
-        """Record what really runs: after the first step, and when an engine has wrapped the model."""
+        """Write the `actual` record: after the first step, and when an engine has wrapped the model."""
         if self._write_actual is not None:
             self._write_actual()

@@ -3,7 +3,7 @@
 A line of stdin is JSON: `{"batch": N, "requests": [...], "devices": {...}}` with the fields of `TraceRequest`s and
 the variables that choose the GPUs, one batch at a time, or `{"cancel": N}`. The first line of stdout is
 `{"imported": true}`. Answers carry `batch`; `{"done": N}` follows when nothing of the batch runs any more. The end of
-stdin, which the end of the parent brings, ends all of it.
+stdin, which comes with the end of the parent, ends this process and its forks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RequestLines:
 
 
 def main() -> None:
-    """Import what the first batch needs, then trace batch after batch."""
+    """Import the libraries that the first batch needs, then trace batch after batch."""
     logging.disable(logging.WARNING)
     from .memory_trace.trace_request import read_request
     from .trace_memory import import_for
@@ -83,7 +83,7 @@ def _ended_with_stdin() -> Iterator[None]:
         poll = select.poll()
         poll.register(STDIN, 0)
         while not over.wait(POLL_S):
-            if poll.poll(0):  # POLLHUP, which needs no asking for
+            if poll.poll(0):  # POLLHUP, which is reported without being asked for
                 os._exit(1)
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -96,7 +96,7 @@ def _ended_with_stdin() -> Iterator[None]:
 
 
 def _trace(request: dict[str, Any], requests: RequestLines) -> None:
-    """Trace a batch in a fork, and return when nothing of it runs any more."""
+    """Trace a batch in a fork, and return when the fork and its own forks have ended."""
     batch = int(request["batch"])
     alive_pipe, child_end = os.pipe()
     server, child = os.getpid(), os.fork()
@@ -105,7 +105,7 @@ def _trace(request: dict[str, Any], requests: RequestLines) -> None:
         _choose_gpus(request["devices"])
         _answer(batch, request["requests"], server)
     os.close(child_end)
-    with suppress(OSError):  # the child has done it
+    with suppress(OSError):  # the child has set its own group
         os.setpgid(child, child)
     try:
         # The cancel may have been read together with its batch.
@@ -132,7 +132,7 @@ def _choose_gpus(devices: dict[str, str | None]) -> None:
 
 
 def _answer(batch: int, requests: list[dict[str, Any]], server: int) -> None:
-    """Trace and answer in the child, as a process group of its own, so that all of it can be ended at once."""
+    """Trace and answer in the child, as a process group of its own, so that one signal ends the child and its forks."""
     from .memory_trace.trace_request import read_request
     from .trace_memory import answers, die_with_parent
 

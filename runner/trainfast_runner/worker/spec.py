@@ -106,7 +106,7 @@ def read_spec(run_dir: Path, rank: int) -> RankSpec:
 
 
 def knobs_of(values: dict[str, Any]) -> Knobs:
-    """Return the knobs with these values, of which there is one for each knob of the knob table."""
+    """Return the knobs with these values; there is one for each knob of the knob table."""
     names = {knob.name for knob in dataclasses.fields(Knobs)} - {"others"}
     others = {name: value for name, value in values.items() if name not in names}
     return Knobs(**{name: values[name] for name in names}, others=others)

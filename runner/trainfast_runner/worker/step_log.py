@@ -28,11 +28,11 @@ class _Pending:
     figures: list[Tensor]
     """On the host: the loss, then under fp16 the loss scale."""
     ready: Any
-    """Handle to wait for before `figures` may be read: a collective's or a CUDA event's; None if they are there."""
+    """Handle to wait for before `figures` may be read: a collective's or a CUDA event's; None if they have arrived."""
 
 
 class StepLog:
-    """Hands the record of each step to `write`. `add` takes a step that just ended and writes the one before it.
+    """Hands the record of each step to `write`. `add` takes a step that just ended and writes the step before.
 
     `samples` and `tokens` are those of a step, tokens without padding; a function returns them for each step.
     `compile_watch` is None for a module that is not compiled, `initial_scale` without fp16's loss scaling.
@@ -59,7 +59,7 @@ class StepLog:
         self._lock = threading.Lock()
 
     def add(self, ended: EndedStep) -> None:
-        """Take a step that has just ended, and write the one before it."""
+        """Take a step that has just ended, and write the step before."""
         step, times, loss, reduced, scale, fields = ended
         tokens = self._tokens if isinstance(self._tokens, int) else self._tokens()
         counts = {"samples": self._samples, "tokens": tokens}

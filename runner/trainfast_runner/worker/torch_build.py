@@ -14,7 +14,7 @@ from typing import Any
 
 
 def torch_build() -> dict[str, str | None]:
-    """CUDA and HIP (ROCm) versions of torch's build; None for one that it was not built for, or without torch.
+    """CUDA and HIP (ROCm) versions of torch's build; None for a platform that it was not built for, and without torch.
 
     Only torch/version.py is run: importing torch takes seconds, and the distribution's version has no `+cpu` or
     `+cu130` in builds of PyPI, conda or one's own.

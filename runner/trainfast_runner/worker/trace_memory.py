@@ -28,7 +28,7 @@ from .memory_trace.trace_request import TraceRequest
 
 PR_SET_PDEATHSIG = 1  # sys/prctl.h
 FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transformers.generation.utils")
-"""Imported before the forks: a thousand modules that each fork would import in its first trace, as slow as torch."""
+"""Imported before the forks: a thousand modules that each fork would import anew, which takes as long as torch."""
 PROCESSES = 2
 """Processes that trace at a time; each uses one core."""
 HIDDEN_PACKAGES = (
@@ -43,7 +43,7 @@ HIDDEN_PACKAGES = (
     "flax",
     "torchvision",
 )
-"""Packages that transformers imports if they are installed, and a trace does not use."""
+"""Packages that transformers imports if installed, and that a trace does not use."""
 
 
 @dataclass(frozen=True, order=True)
@@ -55,7 +55,7 @@ class Task:
 
 
 def answers(requests: list[TraceRequest]) -> Iterator[dict[str, Any]]:
-    """Yield the answer to each request as soon as it is there.
+    """Yield each answer as soon as its request is traced.
 
     An answer has `error` for a model that cannot be built, and `untraceable`, the reason, for one without a trace.
     """
@@ -74,7 +74,7 @@ def answers(requests: list[TraceRequest]) -> Iterator[dict[str, Any]]:
 
 
 def import_for(requests: list[TraceRequest]) -> None:
-    """Import everything that tracing needs, once for all its processes. Raises whatever an import raises."""
+    """Import everything that tracing needs, once for all its processes. Raises the error of a failed import."""
     from .hidden_packages import hide
 
     gc.disable()

@@ -37,7 +37,7 @@ class TrainState:
     _sdpa: SdpaBackend
 
     def __init__(self, spec: RankSpec, config: Any, device: torch.device) -> None:
-        """Make strategy and engine. Raises InvalidInput for what they cannot do."""
+        """Make strategy and engine. Raises InvalidInput for knobs that either cannot obey."""
         import_optimizer_code(spec.knobs.optimizer)
         self.strategy = make_strategy(spec.knobs, device)
         # One process loads for all of its devices.
@@ -57,7 +57,7 @@ class TrainState:
     def build(self, samples: Samples) -> None:
         """Build the model, and wrap it with its optimizer."""
         objective = self._spec.data.objective
-        # Padding is no progress: only the tokens of the texts count.
+        # Only the tokens of the texts count as progress, without padding.
         self._tokens_per_sample = round(mean_tokens(samples, self._config, self._spec))
         # transformers notes dtype and attention in the configuration that it is given.
         self.model = build_model(copy.deepcopy(self._config), objective, self.knobs, self.strategy.device)
@@ -85,7 +85,7 @@ class TrainState:
         )
 
     def write_actual(self, log: WorkerLog) -> None:
-        """Record what really runs, read from the live objects."""
+        """Write the `actual` record, read from the live objects."""
         log.write(
             "actual",
             engine=self.engine.name,

@@ -54,7 +54,7 @@ class Training:
         self.config = resolve_config(spec.model)
         check_seq_len(self.config, spec.data.objective, spec.knobs.seq_len)
         import_model_code(self.config, spec.data.objective)
-        # No collection looks at what the imports made: one that does takes longer than a switch between settings.
+        # Collections skip the imported objects: going through them takes longer than a switch between settings.
         gc.freeze()
         gc.enable()
         self.state = TrainState(spec, self.config, self.device)
@@ -67,7 +67,7 @@ class Training:
         self.memory = make_memory_meter(self.strategy.devices, spec.memory_limit_bytes, allocator)
 
     def run(self) -> None:
-        """Build the model and train, or try batch sizes or settings. Raises whatever the training raises."""
+        """Build the model and train, or try batch sizes or settings. Raises the training's own error."""
         try:
             if self.spec.role == TRIAL:
                 self._try_settings()

@@ -73,7 +73,7 @@ class TrialRunner:
     _state: TrainState | None = field(default=None, init=False)
 
     def run(self, orders: Orders[TrialOrder]) -> None:
-        """Take trials until there is no further order. Raises what a trial raises, after recording it."""
+        """Take trials until there is no further order. Raises a trial's error, after recording it."""
         number = 0
         while (order := orders.next()) is not None:
             number += 1

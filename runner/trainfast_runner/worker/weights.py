@@ -99,7 +99,7 @@ def _init_part(model: nn.Module, seed: int, device: torch.device, modules: list[
     initializing = {id(module) for module in modules} | {id(initializer[key].module) for key in parameters}
     empty = [parameter for parameter in parameters.values() if parameter.is_meta]
     for parameter in empty:
-        # NaN marks what is not initialized, and would show in the loss.
+        # NaN marks a value that is not initialized, and would show in the loss.
         values = torch.full_like(parameter, torch.nan, device=device)
         # In place, so that a tied weight stays one parameter.
         torch.utils.swap_tensors(  # type: ignore[no-untyped-call]

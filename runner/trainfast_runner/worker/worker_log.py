@@ -1,4 +1,4 @@
-"""`worker.jsonl`, in which each rank records what it runs and how it ends."""
+"""`worker.jsonl`, in which each rank records its phases, its live objects and its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTLE_S = 10.0
 
 
 class WorkerLog:
-    """Appends to `worker.jsonl` (or this rank's): what ran, and how it ended.
+    """Appends to `worker.jsonl`, or to the file of this rank.
 
     `phase` and `step` are those the rank is in now, for the record of an exception.
     """

@@ -1,4 +1,4 @@
-"""A trial of a search: nothing that it trains is saved."""
+"""Keep the script of a trial from saving and uploading its model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 FOLDER = "sandbox"
 """The folder of a trial's own files in the run directory."""
 UPLOADS = ("upload_file", "upload_folder", "create_commit", "preupload_lfs_files")
-"""Upload methods of the Hub's `HfApi`. Its module also exports them as functions bound to one instance, so both are
-replaced."""
+"""Upload methods of the Hub's `HfApi`. Its module also exports them as functions bound to one instance, so both
+are replaced."""
 SAVES = {
     "safetensors.torch": ("save_file", "save_model"),
     "transformers.modeling_utils": ("PreTrainedModel.save_pretrained", "PreTrainedModel.push_to_hub"),
@@ -35,7 +35,7 @@ SAVES = {
     "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint", "DeepSpeedEngine.save_16bit_model"),
     "huggingface_hub.hf_api": (*UPLOADS, *(f"HfApi.{name}" for name in UPLOADS)),
 }
-"""Functions that write checkpoints or upload them, by module; a trial calls none of them."""
+"""Functions that write checkpoints or upload them, by module; a trial calls none."""
 
 SILENT = "_trainfast_silent"
 """Marks a function that was replaced."""

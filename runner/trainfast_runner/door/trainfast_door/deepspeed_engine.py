@@ -28,13 +28,13 @@ def install(module: Any, run: ScriptRun) -> None:
 
     @never_raises
     def begin() -> None:
-        # Under the Trainer or Lightning these count: they come before the engine's first step.
+        # The Trainer and Lightning count their own steps, and report before the engine's first step.
         if run.steps.framework is None:
             run.steps.count_steps_of(NAME)
 
     @never_raises
     def count(engine: Any) -> None:
-        # Its optimizer holds flat partitions, from which no module is found.
+        # The engine's optimizer holds flat partitions, which belong to no module of the model.
         run.actual.update(wrapper=type(engine).__name__, zero_stage=engine.zero_optimization_stage())
         samples = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
         if run.steps.source == NAME and run.steps.record_step(samples=samples):

@@ -1,7 +1,7 @@
 """Discovery: a script runs to its argument parser, its flags are written down, and the process ends there.
 
-It ends at the earliest of the parser's return, TrainingArguments, a Lightning Trainer, the first optimizer and the
-first forward pass. Nothing that the script has prepared is cleaned up: it has done no more than imports.
+The end is the earliest of the parser's return, TrainingArguments, a Lightning Trainer, the first optimizer and the
+first forward pass. The script's own clean-up does not run: until then the script has done no more than imports.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FRAMEWORK_OF_MODULE = (
     ("lightning", "Lightning"),
     ("pytorch_lightning", "Lightning"),
 )
-"""The module or package that a global of the script comes from, and the framework that it shows."""
+"""The module or package that a global of the script comes from, and its framework."""
 
 
 class Discovery:
@@ -93,7 +93,7 @@ class Discovery:
                 if outermost:
                     report_parser(parser, namespace, unparsed)
             finally:
-                # A script may catch what its first parser refuses, and try a second one.
+                # A script may catch the error of its first parser, and try a second one.
                 if outermost:
                     self._parsers.clear()
             return namespace, unparsed
@@ -175,7 +175,7 @@ class Discovery:
         module.register_module_forward_pre_hook(lambda *called: self._stop("the first forward pass"))
 
     def _stop_before(self, kind: Any, name: str) -> None:
-        """Stop where the first object of that class is made."""
+        """Stop before the first object of class `kind` is made."""
         init = kind.__init__
 
         @functools.wraps(init)

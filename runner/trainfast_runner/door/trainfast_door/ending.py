@@ -1,4 +1,4 @@
-"""The end of a rank, as the interpreter leaves it: finished, or the exception that ended the script."""
+"""The record of a rank's end: finished, or the exception that ended the script."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _record(run: ScriptRun) -> None:
     # The interpreter stores the error here before it calls `sys.excepthook`, also one that the script replaced.
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if not run.files.is_claimed and error is not None and run.steps.peaks.has_model:
-        # It failed before its first step. A launcher, which has no model, reports the failures of others.
+        # The script failed before its first step. A launcher, which has no model, reports the failures of others.
         run.files.claim()
     if not run.files.are_ours:
         return
@@ -62,9 +62,9 @@ def _record(run: ScriptRun) -> None:
 
 
 def phase_of(stack: TracebackType | None) -> str | None:
-    """The phase that an exception came from: the innermost that a frame of torch shows; None if none does.
+    """The phase that an exception came from, by the innermost known frame of torch; None without one.
 
-    Backward counts before forward, which a checkpointed layer computes again in it.
+    Backward counts before forward: in the backward a checkpointed layer computes its forward again.
     """
     innermost = None
     for frame, _ in traceback.walk_tb(stack):

@@ -20,7 +20,7 @@ def main() -> None:
     directory, *words = sys.argv[1:]
     is_module = words[0] == "-m"
     if sys.path and os.path.abspath(sys.path[0]) == FOLDER:
-        # Python put this script's folder there, as it would have put the other's.
+        # Python puts the folder of the started file first: of this file, and not of the user's script.
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(words[0]))
     sys.path.append(os.path.dirname(FOLDER))
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _globals_of_raiser(error: BaseException) -> dict[str, Any]:
-    """Return the globals of the script that raised an error, from its traceback; empty if it never ran."""
+    """Return the globals of the script that raised an error, from the traceback; empty if the script never ran."""
     # The first frame is `main`, whose module has the same name.
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
     return next((frame.f_globals for frame in frames if frame.f_globals.get("__name__") == "__main__"), {})

@@ -57,7 +57,7 @@ def configurator_flags(names: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it; its text for anything else, None for what stands for no value."""
+    """Return a value for JSON: a plain one as it is, None for a placeholder of a missing value, else the text."""
     if value is None or isinstance(value, (bool, int, str)):
         return _cut(value) if isinstance(value, str) else value
     if isinstance(value, float):
@@ -81,7 +81,7 @@ def _of_action(action: argparse.Action, namespace: Any) -> dict[str, Any]:
         "default": plain(default),
         "value": plain(getattr(namespace, action.dest, default)),
         "choices": _choices(action.choices or ()),
-        # `argparse.BooleanOptionalAction` of Python 3.9 adds it.
+        # `argparse.BooleanOptionalAction` of Python 3.9 adds this name.
         "off": next((name for name in action.option_strings if name.startswith("--no-") and action.nargs == 0), None),
         "help": _text(action.help),
     }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def install(run: ScriptRun) -> None:
-    """Wait for the Trainer, its arguments and DeepSpeed's engine."""
+    """Hook the Trainer, its arguments and DeepSpeed's engine when they are imported."""
     hooks: dict[str, Callable[[Any, ScriptRun], None]] = {
         "transformers.trainer": trainer_callback.install,
         "transformers.training_args": knobs_without_flag.set_trainer_fields,

@@ -1,4 +1,4 @@
-"""Knobs put into a script that has no flag for them, where its own arguments do not name them."""
+"""Set knobs for which the script has no flag, unless the script's own arguments set them."""
 
 from __future__ import annotations
 

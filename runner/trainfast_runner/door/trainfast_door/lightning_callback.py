@@ -11,7 +11,7 @@ from .step_log import FACTS_AFTER
 
 NAME = "Lightning"
 PRECISIONS = {"32-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16-pure"}
-"""Lightning's names of precisions, and those of the knob."""
+"""The knob's value by Lightning's name of a precision."""
 DTYPES = {"16": "float16", "bf16": "bfloat16"}
 """The compute dtypes of Lightning's precisions, by the beginning of their names."""
 
@@ -36,7 +36,7 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
     class TrainfastCallback(base):  # type: ignore[misc]
         _steps_before = 0
         _unread = FACTS_AFTER
-        # Lightning profiles the call of each hook, an empty one too: 4 us each. It skips one that cannot be called.
+        # Lightning profiles the call of each hook, 4 us for an empty one. It skips a hook that cannot be called.
         on_train_batch_start = on_before_zero_grad = on_before_backward = None
         on_after_backward = on_before_optimizer_step = None
 
@@ -62,7 +62,7 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
             elif loss is not None:
                 run.steps.unknown["loss"] = "reading it would stall the GPU"
             if self._unread:
-                # The model's own forward is not called: no hook sees what it computes in.
+                # Lightning does not call the model's own forward: no hook sees the compute dtype.
                 self._unread -= 1
                 run.actual.update(compute_dtype(trainer))
             if run.steps.record_step(loss=step_loss):

@@ -1,4 +1,4 @@
-"""The loss's own part of a step's graph, between the outputs of the model and the loss: its tensors and their bytes."""
+"""The part of a step's graph between the outputs of the model and the loss: its tensors and their bytes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class LossGraph:
         self.saved: dict[int, int] = {}
         """The bytes of every storage that a node saved, by its address."""
         self.gradient_bytes = 0
-        """The gradients that the largest node takes and gives."""
+        """Bytes of the gradients that the largest node takes and gives."""
         stops = {id(node): index for index, node in enumerate(outputs) if node is not None}
         waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
-        # Nodes are known by their id, so that each must be kept.
+        # A node is known by its id, which another node may get unless the first is kept.
         seen: dict[int, Any] = {}
         while waiting:
             node = waiting.pop()

@@ -1,4 +1,4 @@
-"""The memory limit of a trial's process: set before it has a model, and lifted for its last records."""
+"""The memory limit of a trial's process: set before the model is made, and lifted for the last records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MemoryLimit:
 
     @never_raises
     def impose(self, rank: int) -> None:
-        """Set this rank's limit: on CUDA the allocator's fraction, on a CPU RLIMIT_DATA at the present VmData plus it.
+        """Set this rank's limit: on CUDA the allocator's fraction, on a CPU RLIMIT_DATA above the present VmData.
 
         A small product first starts torch's threads, whose stacks would otherwise count.
         """
@@ -52,7 +52,7 @@ class MemoryLimit:
 
     @never_raises
     def limit_gpu_of(self, parameter: Any) -> None:
-        """Limit this GPU too: a script may choose one after its first parameter, by `model.to(device)` alone."""
+        """Limit the parameter's GPU too: a script may choose a GPU after its first parameter, by `model.to(device)`."""
         if self._limit_bytes and parameter.is_cuda and parameter.get_device() not in self._limited_gpus:
             self._limit_gpu(parameter.get_device())
 
@@ -63,14 +63,14 @@ class MemoryLimit:
         self._limited_gpus.add(index)
 
     def lift(self) -> None:
-        """Give the process memory again, after a last look at the peak."""
+        """Lift the limit on a CPU, after a last reading of the peak."""
         if self._sizes_before is not None:
             self.peak_bytes()
             self._sizes_before = None
             _set_limit(resource.RLIM_INFINITY)
 
     def peak_bytes(self) -> int | None:
-        """Peak bytes that the limit counts (VmData) since it was set, on a CPU; once it is lifted, the last one read.
+        """Peak bytes (VmData) since the limit on a CPU was set; after its end, the last peak that was read.
 
         The kernel keeps a high-water mark of all address space (VmPeak) but none of VmData, so the peak is the growth
         of VmPeak less that of the rest. None without a limit, and until VmPeak rises above its value at that moment.

@@ -1,4 +1,4 @@
-"""The script's memory peaks, read a few times a second. Its own statistics are never reset."""
+"""The script's memory peaks, read a few times a second. The statistics that a script may read are never reset."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 READ_EVERY_NS = 250_000_000
 """Time between two readings. A reading takes 20 to 50 us, and a screen looks no more often."""
 ALWAYS_READ_STEPS = 8
-"""The first steps are always read: a short script has no others."""
+"""Number of first steps that are all read: a short script has no others."""
 
 
 class MemoryPeaks:

@@ -106,7 +106,7 @@ class ForwardTimes:
         self.is_first = True
 
     def begin_first(self) -> None:
-        """Record what only a running model shows."""
+        """Record the facts that only a running model shows."""
         self.is_first = False
         steps = self.steps
         steps.note_hook("model forward hook")
@@ -148,7 +148,7 @@ class BeforeForward(_ForwardHook):
 
 
 class AfterForward(_ForwardHook):
-    """The hook after a forward pass, on a CPU only: a GPU's work is not over when its forward returns."""
+    """The hook after a forward pass, on a CPU only: a GPU still works when the forward returns."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Add the time of the pass."""
@@ -160,7 +160,7 @@ class AfterForward(_ForwardHook):
 
 
 _NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
-"""Unpickles without this package, into a function that takes anything and returns None."""
+"""Unpickled, without this package, as a function that takes any arguments and returns None."""
 
 
 def leading_size(batch: Any, depth: int = 3) -> int | None:
@@ -168,7 +168,7 @@ def leading_size(batch: Any, depth: int = 3) -> int | None:
     if isinstance(batch, Tensor):
         shape = batch.shape
         return shape[0] if shape else None
-    # Nothing else is looked into: to iterate a generator would empty it.
+    # No other type is looked into: iterating over a generator would empty it.
     values = batch if isinstance(batch, (tuple, list)) else batch.values() if isinstance(batch, Mapping) else ()
     for value in values if depth else ():
         size = leading_size(value, depth - 1)
@@ -178,7 +178,7 @@ def leading_size(batch: Any, depth: int = 3) -> int | None:
 
 
 def _sharded(model: nn.Module) -> str:
-    """The wrapper of a module whose class tells none: FSDP2 puts its own class before the module's."""
+    """Return FSDPModule for a module that FSDP2 shards, by the class that it puts before the module's; else none."""
     return "FSDPModule" if any(ancestor.__name__ == "FSDPModule" for ancestor in type(model).__mro__) else "none"
 
 

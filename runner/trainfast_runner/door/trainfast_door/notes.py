@@ -1,4 +1,4 @@
-"""Lines in the run directory, and the notes of what went wrong in the door itself."""
+"""Lines in the run directory, and the notes of errors of the door itself."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def never_raises(function: Function) -> Function:
         try:
             return function(*arguments, **keywords)
         except Exception as error:
-            # Many hooks have the same name: their module tells them apart. A partial has neither.
+            # Many hooks have the same name: their module tells them apart. A partial has no name.
             inner = getattr(function, "func", function)
             note_error(f"{inner.__module__.rpartition('.')[2]}.{inner.__name__}", error)
             return None

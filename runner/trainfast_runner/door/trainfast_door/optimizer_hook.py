@@ -68,7 +68,7 @@ class OptimizerHook:
         if has_closure:
             steps.unknown["optimizer_ms"] = "the step runs a closure, with forward and backward in it"
         elif steps.peaks.on_cpu:
-            # A GPU works behind the host's clock.
+            # A GPU still works when the host's call returns.
             steps.optimizer_ns = (steps.optimizer_ns or 0) + monotonic_ns() - self._begun_ns
         steps.lr = _finite(optimizer.param_groups[0].get("lr"))
         if steps.source == OPTIMIZER and steps.record_step():
@@ -76,7 +76,7 @@ class OptimizerHook:
             raise SystemExit(0)
 
     def _becomes_main(self, optimizer: Optimizer) -> bool:
-        """Return True if the optimizer has more parameters than the main one, and make it that."""
+        """Return True if the optimizer has more parameters than the main optimizer, and so becomes the main one."""
         if optimizer in self._smaller:
             return False
         parameters, size = _parameters(optimizer), _size(optimizer)
@@ -106,9 +106,9 @@ class OptimizerHook:
         return True
 
     def _is_skipped(self, size: int) -> bool:
-        """True for one of the first steps, while an optimizer of more than `size` parameters may still take its own."""
+        """True for one of the first steps, while a larger optimizer than `size` may still take its first."""
         if self._live is None:
-            # Once: 50 ms for half a million objects.
+            # Looked for once: 50 ms for half a million objects.
             self._live = weakref.WeakSet(live for live in gc.get_objects() if issubclass(type(live), Optimizer))
         if self._skipped == MAX_SKIPPED:
             return False
@@ -125,7 +125,7 @@ def _size(optimizer: Optimizer) -> int:
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
-    """True if `step` got a closure; Accelerate passes None for one."""
+    """True if `step` got a closure; Accelerate passes None without one."""
     return any(value is not None for value in (*args, *kwargs.values()))
 
 

@@ -23,13 +23,13 @@ class RankFiles:
         self.rank = int(os.environ.get("RANK") or 0)
         self.world_size = int(os.environ.get("WORLD_SIZE") or 1)
         self.is_claimed = steps_from_log
-        """True once it is known which process records this rank, or that none does."""
+        """True if a process records this rank, or if no process is to."""
         self.are_ours = False
-        """True if this process itself, and not the process that it was forked from, records the rank."""
+        """True if this process records the rank; False in a process forked from this one."""
         self._worker: LineFile | None = None
 
     def claim(self) -> LineFile | None:
-        """Claim this rank and return its new step file; None if another process records the rank, or did."""
+        """Claim this rank and return its new step file; None if another process records the rank or has recorded it."""
         group = sys.modules.get("torch.distributed")
         if group is not None and group.is_available() and group.is_initialized():
             # A script that spawns its ranks itself names none in the environment.

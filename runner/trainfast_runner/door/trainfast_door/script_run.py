@@ -29,14 +29,14 @@ class ScriptRun:
             recorded: dict[str, Any] = json.load(file)
         self.settings = settings_of(recorded["script"] or {})
         self.is_trial = self.settings.trial
-        """True in a search's trial, which leaves nothing behind."""
+        """True in a search's trial, which leaves no files."""
         limits_bytes = recorded.get("memory_limit_bytes") if self.is_trial else None
         self.memory_limit = MemoryLimit(limits_bytes or [], str(recorded.get("device")))
         self.suppressed: list[str] = []
         self.opened = False
         """True once the hooks are installed."""
         self.actual: dict[str, Any] = {}
-        """Facts read from live objects that are no knobs: wrapper, dtypes, device, number of parameters."""
+        """Facts read from live objects, apart from knobs: wrapper, dtypes, device, number of parameters."""
         self.ran: dict[str, Any] = {}
         """Knobs by the values that ran, read from live objects."""
         self.given_rate: float | None = None
@@ -50,7 +50,7 @@ class ScriptRun:
         self.steps = StepLog(self.files, self.settings, self.write_facts)
 
     def suppress(self, name: str) -> None:
-        """Note, once, that the trial does not do this."""
+        """Note, once, that the trial kept the script from doing `name`."""
         if name not in self.suppressed:
             self.suppressed.append(name)
 

@@ -24,11 +24,11 @@ class Settings(NamedTuple):
     loader_defaults: Mapping[str, Any] = {}
     """Defaults of DataLoader's arguments that the hooks set."""
     trial: bool = False
-    """True for a trial of a search: its memory is limited and it leaves nothing behind."""
+    """True for a trial of a search: its memory is limited, and the trial leaves no files."""
     trace: bool = False
-    """True for a trial whose step is traced after its last one."""
+    """True for a trial in which a step is traced after the last step."""
 
 
 def settings_of(recorded: Mapping[str, Any]) -> Settings:
-    """Return the settings with these values of `script` in `run.json`."""
+    """Return the settings in `recorded`, which is `script` of `run.json`."""
     return Settings(**{name: value for name, value in recorded.items() if name in Settings._fields})

@@ -46,13 +46,13 @@ class StepLog:
     """
 
     def __init__(self, files: RankFiles, settings: Settings, write_facts: Callable[[], None]) -> None:
-        """`write_facts` is called when two steps have shown what runs."""
+        """`write_facts` is called after step FACTS_AFTER."""
         self.source = OPTIMIZER
         """The reporter whose steps are counted."""
         self.framework: str | None = None
         """The framework that has reported steps; None without one."""
         self.begun_ns = monotonic_ns()
-        """The beginning of the step: the end of the last one, before the first the newest sign of its preparation."""
+        """Beginning of the step: the end of the last step, for the first one the newest sign of its preparation."""
         self.taken = 0
         self.is_stopping = False
         """True once the steps that `--steps` allows are taken."""

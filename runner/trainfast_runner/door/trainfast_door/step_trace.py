@@ -1,4 +1,4 @@
-"""The trace of a trial's step after its last one, when nothing is measured any more: its memory at any batch size."""
+"""The trace of a trial's step: its memory at any batch size. Made after the last step, when measuring is over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .rank_files import RankFiles
 
 TRACED_TORCH = "2.13."
-"""The versions of torch that traces of scripts are tested with begin so."""
+"""Beginning of the versions of torch that traces of scripts are tested with."""
 WORKER = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir, "worker")
 
 

@@ -83,7 +83,7 @@ def knobs_of(args: Any) -> dict[str, Any]:
         "seed": args.seed,
         "prefetch": args.dataloader_prefetch_factor,
         "lr_schedule": getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
-        # Under accumulation our max-autotune is their mode without CUDA graphs.
+        # With accumulation our max-autotune is the Trainer's mode without CUDA graphs.
         "compile": (args.torch_compile_mode or "default").replace("-no-cudagraphs", "")
         if args.torch_compile
         else "off",

@@ -1,4 +1,4 @@
-"""The step of a trial that is traced at its end: the shapes that its model got and gave, and the bytes of its loss."""
+"""The step that is traced at a trial's end: shapes of the model's inputs and outputs, and the bytes of the loss."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ TRACED_WRAPPERS = ("none", "DistributedDataParallel")
 class WatchedStep:
     """Watches the second step, the first in which the optimizer has its states.
 
-    `untraceable` is the reason that step cannot be traced, None once it can. Nothing of the script's is kept alive:
-    tensors are known by their shapes.
+    `untraceable` is the reason that the step cannot be traced; None once the whole step was seen. No object of the
+    script is kept alive: tensors are known by their shapes.
     """
 
     def __init__(self, run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
@@ -47,9 +47,9 @@ class WatchedStep:
         self._known: set[int] = set()
         """The addresses of the model's inputs and outputs."""
         self._outputs: list[tuple[weakref.ref[Tensor], Any, int]] = []
-        """Each output tensor, its node in the graph and its address; empty once the backward was seen."""
+        """Each output tensor with its node in the graph and its address; empty once the backward was seen."""
         self._backward: Any = torch.autograd.backward
-        """The function of torch, as it was before it was watched."""
+        """The function of torch that the watched one calls."""
         self._watched: Any = None
         self._handles = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
@@ -58,7 +58,7 @@ class WatchedStep:
         self._watch_backward()
 
     def __deepcopy__(self, memo: Any) -> WatchedStep:
-        """A copied model has the same hooks: this object itself."""
+        """Return this object: a copied model has the same hooks."""
         return self
 
     def remove(self) -> None:
@@ -155,7 +155,7 @@ def watch_step(run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def _without_memory(value: Any) -> Any:
-    """A tensor's shape and dtype as a tensor without memory; another value as it is."""
+    """Return a tensor without memory of the same shape and dtype; any other value unchanged."""
     if not isinstance(value, Tensor):
         return value
     return torch.empty(value.shape, dtype=value.dtype, device="meta", requires_grad=value.requires_grad)

@@ -42,7 +42,7 @@ def packages() -> tuple[str, ...]:
 
 
 def allows_warm_trials(strategy: str, engine: str, compile: str) -> bool:
-    """True if one process can train one setting after another with these.
+    """True if one process can train one setting after another with this strategy, engine and `compile`.
 
     Every compiled setting is another program, which warms nothing for the next.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class EngineEntry:
-    """An engine, which runs the loop. `what` and `speed` are the help a person reads."""
+    """An engine, which runs the loop. `what` and `speed` are its help."""
 
     name: str
     path: str
@@ -15,19 +15,20 @@ class EngineEntry:
     what: str
     speed: str = ""
     strategies: tuple[str, ...] = ()
-    """Strategies it can run; empty for all."""
+    """Strategies that the engine can run; empty for all."""
     compiles: bool = True
-    """True if it obeys the `compile` knob."""
+    """True if the engine obeys the `compile` knob."""
     allows_warm_trials: bool = False
-    """True if one process can train one setting after another with it."""
+    """True if one process can train one setting after another with the engine."""
     fp16_on_cpu: bool = True
-    """False if it silently trains in fp32 where fp16 is asked for on a CPU."""
+    """False if the engine silently trains in fp32 where fp16 is asked for on a CPU."""
     package: str | None = None
     """The package that has to be installed."""
     fallback: str = "native"
+    """The engine to take where this one cannot run."""
 
     def runs(self, strategy: str) -> bool:
-        """True if it can run a strategy of this name."""
+        """True if the engine can run the strategy of this name."""
         return not self.strategies or strategy in self.strategies
 
 

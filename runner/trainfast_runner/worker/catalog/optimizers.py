@@ -32,7 +32,7 @@ class OptimizerEntry:
     Used for estimates before a model is traced; a trace counts the states of the live optimizer.
     """
     eight_bit: bool = False
-    """True if their elements take a byte each."""
+    """True if an element of the states takes one byte."""
     loop_scratch: int = 2
     """Temporaries of a parameter's size that torch's loop holds at once; AdamW has two: the root of the second moment,
     and the quotient.
@@ -40,21 +40,21 @@ class OptimizerEntry:
     Used for the flat slices of ZeRO, which no trace sees.
     """
     refuses: tuple[tuple[str, str], ...] = ()
-    """Ways of being given parameters that it cannot work with, and why."""
+    """Forms of parameters that the optimizer cannot work with, each with the reason."""
     package: str | None = None
     """The package that has to be installed."""
     needs_gpus_because: str | None = None
-    """The reason it is no use on the CPU."""
+    """The reason the optimizer needs GPUs; None if it runs on a CPU too."""
     fallback: str = "adamw-fused"
-    """The optimizer to take where it cannot run."""
+    """The optimizer to take where this one cannot run."""
     trainer_name: str | None = None
-    """Its name in transformers' OptimizerNames.
+    """The optimizer's name in transformers' OptimizerNames.
 
     None: the Trainer gets the class itself, and exports say that the optimizer is left out.
     """
 
     def refusal(self, strategy: StrategyEntry) -> str | None:
-        """The reason it cannot work with a strategy; None when it can."""
+        """The reason the optimizer cannot work with a strategy; None if it can."""
         why = dict(self.refuses).get(strategy.parameter_form)
         if why is None:
             return None

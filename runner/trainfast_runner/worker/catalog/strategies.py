@@ -46,7 +46,7 @@ class StrategyEntry:
     fallback: str
     """The nearest strategy that asks for less."""
     one_process: bool = False
-    """True if all its devices belong to one process."""
+    """True if all devices belong to one process."""
     needs_gpus_because: str | None = None
     """Use of the GPUs, for a strategy that cannot run on the CPU."""
     no_nccl_because: str | None = None
@@ -55,34 +55,34 @@ class StrategyEntry:
     offloads: bool = False
     """True if optimizer states leave the device."""
     compiles: bool = False
-    """True if torch.compile works with it."""
+    """True if torch.compile works with the strategy."""
     batch_searchable: bool = False
     """True if a batch search can give its ranks another batch size while they run."""
     allows_warm_trials: bool = False
-    """True if one process can train one setting after another with it."""
+    """True if one process can train one setting after another with the strategy."""
     runs_in_trainer: bool = False
     """True if transformers' Trainer can be told to do the same."""
     accelerate_type: str | None = None
-    """Accelerate's distributed_type; None where it has none."""
+    """Accelerate's distributed_type; None if Accelerate has none for the strategy."""
 
     @property
     def copies_gradients(self) -> bool:
-        """True if its reduction buckets hold every gradient a second time, as DDP's do."""
+        """True if the reduction buckets hold every gradient a second time, as DDP's do."""
         return self.memory_rule == "Replicated"
 
     @property
     def one_device(self) -> bool:
-        """True if it uses one device only."""
+        """True if the strategy uses one device only."""
         return self.one_process and not self.axes
 
     @property
     def model_axis(self) -> str | None:
-        """The axis that cuts the model, tp or pp; None for a strategy without."""
+        """The axis that cuts the model, tp or pp; None without one."""
         return next((axis for axis in self.axes if axis in ("tp", "pp")), None)
 
     @property
     def is_tensor_parallel(self) -> bool:
-        """True if it cuts each matrix."""
+        """True if the strategy cuts each matrix."""
         return "tp" in self.axes
 
     @property
@@ -92,7 +92,7 @@ class StrategyEntry:
 
     @property
     def is_zero(self) -> bool:
-        """True if it is one of DeepSpeed's."""
+        """True if DeepSpeed runs the strategy."""
         return self.zero_stage is not None
 
 

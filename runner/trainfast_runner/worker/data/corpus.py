@@ -25,7 +25,7 @@ from ..invalid import InvalidInput, one_line
 FORMAT = 2
 """The version of an entry, a part of its key: entries of another version are made again."""
 TEXT_LIMIT_BYTES = 8_000_000
-"""Chosen, not measured: the most that is read of the standard library's sources."""
+"""Chosen, not measured: the most bytes that are read of the standard library's sources."""
 VOCAB_LIMIT = 8192
 """Chosen, not measured: the largest vocabulary of a tokenizer that is trained here."""
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -90,7 +90,7 @@ def open_corpus(request: CorpusRequest, cache_dir: Path, build: Callable[[Path],
 
 
 def make_once(folder: Path, last: str, make: Callable[[Path], None]) -> None:
-    """Have `make` fill the folder unless its file `last` is there. Other processes wait, and see none half made."""
+    """Have `make` fill the folder unless its file `last` is there. Other processes wait until the folder is whole."""
     if (folder / last).is_file():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Samples of packed text, which depend on their index alone.
 
-All have the same length, so the first batch takes as much memory as any.
+All samples have the same length, so the first batch takes as much memory as any.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Halves:
 
 @dataclass(eq=False)
 class TokenSamples(Dataset[Batch]):
-    """Samples cut from one array of ids. `classes` labels each sample; else `masking`; else the ids themselves."""
+    """Samples cut from one array of ids. Labels are `classes`, else those of `masking`, else the ids themselves."""
 
     ids: NDArray[np.unsignedinteger]
     seq_len: int

@@ -38,7 +38,7 @@ def pieces_of(texts: NDArray[np.int64], seq_len: int) -> Pieces:
 
 @dataclass(eq=False)
 class WholeTexts(Dataset[Batch]):
-    """Samples that are whole texts. `classes` labels each sample; else `masking`; else the ids themselves.
+    """Samples that are whole texts. Labels are `classes`, else those of `masking`, else the ids themselves.
 
     A batch is padded on the right to its longest sample, or to `width` if shapes must not change.
     """
@@ -54,7 +54,7 @@ class WholeTexts(Dataset[Batch]):
         return len(self.pieces.lengths)
 
     def __getitems__(self, draws: list[int]) -> Batch:
-        """A whole batch: `input_ids` and `attention_mask` of (batch, longest), `labels` alike or of (batch,).
+        """A whole batch: `input_ids`, `attention_mask` and `labels` of (batch, longest); `classes` are of (batch,).
 
         Padding has a mask of 0 and labels that do not count. `draws` are as in `GlobalOrder`.
         """

@@ -35,7 +35,7 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
         "activation_checkpointing" if "activation_checkpointing" in field_names else "gradient_checkpointing"
     )
     return TrainingArguments(
-        # It has to exist; nothing is written into it.
+        # The folder has to exist; nothing is written into it.
         output_dir=tempfile.gettempdir(),
         max_steps=knobs.steps,
         per_device_train_batch_size=knobs.batch_size,
@@ -87,7 +87,7 @@ class HfTrainer(Engine):
             args=training_arguments(self.knobs, device),
             optimizer_cls_and_kwargs=chosen,
         )
-        # The records have everything that it would print at the end.
+        # The records have everything that this callback would print at the end.
         self.trainer.remove_callback(PrinterCallback)
         self.trainer.add_callback(StepRecords(self.trainer))
         self.trainer.create_optimizer()
@@ -167,7 +167,7 @@ class StepRecords(TrainerCallback):  # type: ignore[misc]
         self._rate = 0.0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Record what runs before the first step: the model is wrapped now."""
+        """Write the `actual` record before the first step: the model is wrapped now."""
         self._trainer.recorder.write_actual()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:

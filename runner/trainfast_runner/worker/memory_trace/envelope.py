@@ -22,7 +22,7 @@ class TimelinesDiffer(Exception):
 def segment_lines(
     small: list[TracedSegment], large: list[TracedSegment], batches: tuple[int, int]
 ) -> list[dict[str, Any]]:
-    """Each segment's `lines` above its start, those that are the peak at some batch size, and its `delta` to its end.
+    """Return for each segment the `lines` above its start that are the peak at some batch size, and `delta` to its end.
 
     `work` is the segment's, fixed and for each sample. `small` and `large` are the timelines at the two `batches`.
     Raises TimelinesDiffer.
@@ -73,7 +73,7 @@ def _pairs_of_points(low: TracedSegment, high: TracedSegment) -> list[tuple[Byte
 def extrapolate_blocks(low: TracedSegment, high: TracedSegment, extra_blocks: int) -> tuple[list[int], list[int]]:
     """Live bytes at the start and at the peak with `extra_blocks` more blocks than `low`; `high` has one more.
 
-    Each block that is alike adds the same bytes to an operation on all blocks, and none to one on a single parameter.
+    Each identical block adds the same bytes to an operation on all blocks, and none to one on a single parameter.
     """
     pairs = [(low.start, high.start), *_pairs_of_points(low, high)]
     extended = [[a + extra_blocks * (b - a) for a, b in zip(few, many, strict=True)] for few, many in pairs]

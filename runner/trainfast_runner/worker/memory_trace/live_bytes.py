@@ -1,7 +1,7 @@
 """Live bytes by category while a training step runs on tensors without memory.
 
-A dispatch mode counts every storage from the operation that makes it until it is freed. It sees what torch's own
-`MemTracker` sees, and keeps the timeline of the live bytes rather than their peak, so that the timeline of a deeper
+A dispatch mode counts every storage from the operation that makes it until it is freed. The mode counts as torch's own
+`MemTracker` does, and keeps the timeline of the live bytes rather than their peak, so that the timeline of a deeper
 model or a larger batch can be computed from it.
 """
 
@@ -68,13 +68,13 @@ class _LiveStorage(weakref.ref[Any]):
     size: int
     category: int
     stack: str
-    """The stack whose repeated block made it; empty for a storage made elsewhere."""
+    """The stack whose repeated block made the storage; empty for a storage made elsewhere."""
     repeats: int
     """Number of blocks that this block stands for."""
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts storages on one kind of device. Enter it inside the FakeTensorMode whose tensors it counts."""
+    """Counts storages on one kind of device. Enter this mode inside the FakeTensorMode of the tensors."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -144,7 +144,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return live_storage.size > 0
 
     def count_all(self, tensors: Iterable[Tensor], category: int) -> None:
-        """As `count`; a storage that is counted already changes its category."""
+        """Count the storages of tensors; a storage that is counted already changes its category."""
         for tensor in tensors:
             if not self.count(tensor, category):
                 self.set_category(tensor, category)

@@ -8,14 +8,14 @@ from typing import Any
 from torch import nn
 
 KEPT_BLOCKS = 3
-"""Blocks kept of a stack: the first, the one that is repeated, the last."""
+"""Blocks kept of a stack: the first, one for all between, and the last."""
 NUMBERS = ("layer_idx", "layer_id", "layer_number", "layer_index", "block_idx")
 """Attributes in which blocks of one kind differ: their place."""
 
 
 @dataclass(frozen=True)
 class TracedStack:
-    """An outermost list of blocks: those that are kept, and the parameters of each that was there."""
+    """An outermost list of blocks: the kept ones, and the number of parameters of each block of the whole model."""
 
     name: str
     blocks: tuple[nn.Module, ...]
@@ -51,7 +51,7 @@ def shorten(model: nn.Module, config: Any, whole: bool, keep: int = KEPT_BLOCKS)
         inside |= {id(nested) for nested in module.modules()}
         blocks = list(module)
         sizes = tuple(sum(p.numel() for p in block.parameters()) for block in blocks)
-        if not whole and len(blocks) > keep and _all_alike(blocks, config):
+        if not whole and len(blocks) > keep and _all_identical(blocks, config):
             kept = [*blocks[: keep - 1], blocks[-1]]
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, nn.ModuleList(kept))
@@ -60,7 +60,7 @@ def shorten(model: nn.Module, config: Any, whole: bool, keep: int = KEPT_BLOCKS)
     return stacks
 
 
-def _all_alike(blocks: list[nn.Module], config: Any) -> bool:
+def _all_identical(blocks: list[nn.Module], config: Any) -> bool:
     for value in config.to_dict().values():
         # One entry a layer, such as `layer_types`, which the model's own forward may ask instead of the block.
         if isinstance(value, list) and len(value) == len(blocks) and len({repr(item) for item in value[1:]}) > 1:

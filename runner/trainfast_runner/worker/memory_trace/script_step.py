@@ -23,7 +23,7 @@ from .step_watch import StepWatch
 from .without_memory import choose_foreach, empty_like, replace_with_empty, tensors_of
 
 MAX_TRACE_S = 30.0
-"""A trace that takes longer is given up: a search is faster without it."""
+"""Seconds after which a trace is given up: a search is faster without a longer one."""
 UNTRACEABLE_OPERATIONS = ("mkldnn_rnn_layer", "_cudnn_rnn")
 """Operations that keep a workspace which torch leaves out of their form (torch/_meta_registrations.py)."""
 
@@ -32,9 +32,10 @@ UNTRACEABLE_OPERATIONS = ("mkldnn_rnn_layer", "_cudnn_rnn")
 class ScriptStep:
     """A step as the script took it: the model's inputs, on the meta device, with `rows` in their batch dimension.
 
-    `used` and `kept` are the places of outputs that the loss depends on, and that outlive the forward pass.
-    `loss_bytes` are those of the loss's own part of the graph, `autocast` is the dtype that the script casts to around
-    the model. With `holds_gradients` the forward pass begins with the gradients of the one before.
+    `used` are the places of the outputs that the loss depends on, `kept` the places of the outputs that outlive the
+    forward pass. `loss_bytes` are the bytes of the graph between outputs and loss, `autocast` is the dtype that the
+    script casts to around the model. With `holds_gradients` the gradients of an earlier backward are alive from the
+    start.
     """
 
     arguments: tuple[Any, ...]
@@ -58,7 +59,10 @@ def trace_peaks(model: nn.Module, optimizer: Any, step: ScriptStep) -> list[tupl
 
 
 class _LiveBytesInTime(LiveBytes):  # type: ignore[no-untyped-call]
-    """Raises TimeoutError for an operation after `latest` (`time.monotonic`), NotImplementedError for one untraced."""
+    """Raises TimeoutError for an operation after `latest` (`time.monotonic`).
+
+    Raises NotImplementedError for an operation of UNTRACEABLE_OPERATIONS.
+    """
 
     def __init__(self, device_type: str, latest: float) -> None:
         super().__init__(device_type)
@@ -112,7 +116,7 @@ def _forward(
 
 
 def _grown(value: Any, rows: int, share: int, device: torch.device) -> Any:
-    """An input with `share` times the rows; what has no such dimension keeps its own."""
+    """Return an input with `share` times the rows; a value without that dimension keeps its shape."""
     if not isinstance(value, Tensor):
         return value
     shape = list(value.shape)

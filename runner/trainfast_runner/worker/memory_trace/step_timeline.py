@@ -57,7 +57,7 @@ class TracedTraining:
 
 
 def trace_step(request: TraceRequest, size_index: int) -> dict[str, Any]:
-    """Trace forward and backward at `BATCHES[size_index]`: `segments`, and the facts about the model that they need.
+    """Trace forward and backward at `BATCHES[size_index]`: `segments`, and the facts about the model for a prediction.
 
     `library_bytes` are memory of torch's allocator that libraries never free, `unused` the names of the parameters
     without a gradient. Raises InvalidInput for a model that cannot be built, any error for one that cannot be traced.
@@ -114,7 +114,7 @@ def library_bytes(device_type: str) -> int:
 
 
 def _whole_model_names(stacks: list[TracedStack], names: list[str]) -> list[str]:
-    """Names in the whole model of these parameters of the shortened model."""
+    """Names in the whole model of parameters of the shortened model, given by `names`."""
     for stack in stacks:
         names = [whole for name in names for whole in stack.whole_model_names(name)]
     return names
@@ -124,7 +124,7 @@ def trace_optimizer(request: TraceRequest, size_index: int) -> dict[str, Any]:
     """Trace the optimizer's step with KEPT_BLOCKS + `size_index` blocks of each stack.
 
     `unused` parameters have no gradient. `segment` is the step, `left_out` the number of blocks of the model beyond
-    KEPT_BLOCKS: 0 if the whole model is traced, and then `size_index` 1 has no `segment`. Raises as `trace_step`.
+    KEPT_BLOCKS: 0 if the whole model is traced, and then `size_index` 1 has no `segment`. Raises the same errors.
     """
     knobs = request.knobs
     config = resolve_config(request.model)

@@ -1,6 +1,6 @@
 """Count the work of traced operations: calls, FLOPs of products and convolutions, bytes read and written.
 
-Multiplied by a device's measured speeds, these are the time of a step before any was run.
+Multiplied by a device's measured speeds, the counts predict the time of a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Work = tuple[float, float, float]
 BACKWARD_PRODUCTS = 2.5
 """An attention's backward has five products where its forward has two (FlashAttention-2, Dao 2023, section 3.1)."""
 UNTOUCHED = ("empty", "detach", "alias", "_local_scalar_dense")
-"""Operations whose names begin so neither read nor write their tensors."""
+"""Beginnings of the names of operations that neither read nor write their tensors."""
 
 
 def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Work:
@@ -40,7 +40,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
 
 @cache
 def _traits(func: Any) -> tuple[str, bool, tuple[int, ...]]:
-    """The operation's name, whether its result is a view of an argument, and the places of arguments it changes."""
+    """The operation's name, True if its result is a view of an argument, and the places of arguments that change."""
     schema = func._schema
     name = str(schema.name)
     is_view = any(returned.alias_info is not None and not returned.alias_info.is_write for returned in schema.returns)
@@ -68,7 +68,7 @@ def _flops(name: str, args: tuple[Any, ...], result: Any) -> float:
         case "convolution":
             multiplied = result.numel() * args[1].numel() / args[1].shape[0]
         case "convolution_backward":
-            # Of the input and of the weights, where these are wanted.
+            # The last argument says if the gradients of the input and of the weights are wanted.
             multiplied = sum(args[-1][:2]) * args[0].numel() * args[2].numel() / args[2].shape[0]
     return 2.0 * multiplied
 

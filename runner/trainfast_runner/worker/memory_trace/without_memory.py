@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 def replace_with_empty(model: nn.Module, device: torch.device | None = None) -> dict[int, Tensor]:
     """Replace parameters and buffers in place, on `device` or their own; tied ones stay tied.
 
-    Returns the new ones by the id of those that they replace.
+    Returns the new tensors by the ids of the replaced ones.
     """
     made: dict[int, Tensor] = {}
     for module in model.modules():
@@ -40,7 +40,7 @@ def tensors_of(values: Any) -> list[Tensor]:
 
 
 def choose_foreach(optimizer: Any, device_type: str) -> None:
-    """Make torch's own choice for tensors on a GPU, which it does not make for fake ones."""
+    """Choose foreach as torch does for tensors on a GPU; for fake tensors torch does not."""
     for group in optimizer.param_groups:
         if device_type == "cuda" and group.get("foreach", 0) is None and not group.get("fused"):
             group["foreach"] = True

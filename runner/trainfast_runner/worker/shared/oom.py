@@ -47,5 +47,5 @@ def is_out_of_memory(texts: Iterable[str], memory_is_low: bool = False) -> bool:
 
 
 def hints_at_memory(texts: Iterable[str]) -> bool:
-    """True if any of the texts may report an OOM, though it may have another reason."""
+    """True if any of the texts may report an OOM or another error."""
     return any(_HINT.search(text) for text in texts)

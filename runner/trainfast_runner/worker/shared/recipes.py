@@ -15,5 +15,5 @@ def split_tokens(seq_len: int) -> tuple[int, int]:
 
 
 def positions_needed(objective: str, seq_len: int) -> int:
-    """The positions that a model of text needs for `seq_len` tokens: of seq2seq each half has its own."""
+    """Positions that a text model needs for `seq_len` tokens; each half of a seq2seq sample has its own."""
     return max(split_tokens(seq_len)) if objective == "seq2seq" else seq_len

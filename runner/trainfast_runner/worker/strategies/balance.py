@@ -6,7 +6,7 @@ from __future__ import annotations
 def balance(costs: list[float], head: float, stages: int, entry: float = 0.0) -> tuple[int, ...]:
     """Bounds of `stages` runs of layers, none empty, with the smallest cost of the dearest stage.
 
-    `entry` adds to the first stage, `head` to the last. Of equal divisions the one with the smallest sum of squares.
+    `entry` adds to the first stage, `head` to the last. Among equal divisions the smallest sum of squares wins.
     """
     before = [0.0]
     for cost in costs:

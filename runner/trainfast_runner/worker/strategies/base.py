@@ -37,7 +37,7 @@ class Strategy:
     gradient_factor = 1.0
     """Factor on the loss that makes the gradients a sum over ranks; DDP and FSDP average them."""
     module: nn.Module
-    """The wrapped model, whose forward the loop calls; there after `prepare`, as the optimizer is."""
+    """The wrapped model, whose forward the loop calls; set by `prepare`, like the optimizer."""
     optimizer: Optimizer
     forward_backward: ForwardBackward | None = None
     """Replaces the loop's own forward and backward of the micro-batches; None in all strategies but pipelines."""
@@ -96,11 +96,11 @@ class Strategy:
         return value
 
     def all_reduce_async(self, value: Tensor) -> Any:
-        """As `all_reduce`, but return a handle whose `wait()` returns when `value` is ready; None if it already is."""
+        """Begin `all_reduce`; return a handle whose `wait()` returns when `value` is ready, or None if ready now."""
         return None
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """Return `wrapper`, and of NULL_UNLESS_READ (`actual_record.py`) what the live objects have."""
+        """Return `wrapper`, and the fields of NULL_UNLESS_READ (`actual_record.py`) that the live objects have."""
         return {"wrapper": next((kind.__name__ for kind in WRAPPERS if isinstance(module, kind)), "none")}
 
     def documents(self) -> dict[str, Any]:

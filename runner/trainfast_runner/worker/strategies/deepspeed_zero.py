@@ -164,7 +164,7 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
 
 
 def live_stage(optimizer: Any) -> int | None:
-    """ZeRO stage by the class of the engine's optimizer; None if it is none of ZeRO's."""
+    """ZeRO stage by the class of the engine's optimizer; None for another optimizer."""
     from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer

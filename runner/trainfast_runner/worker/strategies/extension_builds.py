@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def build_failure(builder: str) -> str | None:
-    """Build one of DeepSpeed's extensions, or load one built before; return why that failed, None if it did not."""
+    """Build or load one of DeepSpeed's extensions; return the reason for a failure, None on success."""
     from deepspeed.ops import op_builder
 
     # torch takes an empty CXX as it is.

@@ -48,7 +48,7 @@ class Layout:
     entry: dict[str, Replacement]
     exit: dict[str, Replacement]
     heads: tuple[str, ...]
-    """Endings of the names of the classes that can be cut so."""
+    """Endings of the names of the classes that have this layout."""
 
 
 _LLAMA = Layout(

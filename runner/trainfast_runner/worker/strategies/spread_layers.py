@@ -20,14 +20,14 @@ from .base import Strategy, visible_gpus
 
 
 class SpreadLayers(Strategy):
-    """About as many parameters on each GPU; activations move, and one GPU works at a time."""
+    """Layers with about as many parameters on each GPU; activations move, and one GPU works at a time."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
         self.devices = visible_gpus()
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Initialize each part on the first GPU and move it to its own before the next."""
+        """Initialize each part on the first GPU, and move it to its own GPU before the next part."""
         spread_parts(model, init_in_turn(model, self.knobs.seed, self.devices[0]), self.devices)
         return model
 

@@ -177,7 +177,7 @@ def _names_of(model: nn.Module, parameter: nn.Parameter) -> list[str]:
 def _unknown(name: str, style: str, config: Any) -> InvalidInput:
     return InvalidInput(
         f"the tensor-parallel plan of {getattr(config, 'model_type', 'this model')} cuts {name} as {style!r},"
-        " which this worker does not do",
+        " which this worker cannot do",
         key="strategy",
         allowed=["fsdp", "ddp"],
         nearest="fsdp",
