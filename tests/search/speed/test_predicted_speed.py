@@ -179,7 +179,14 @@ def test_a_run_whose_speed_is_not_that_of_its_settings_does_not_count(tmp_path: 
     recorded(home, 1, under="strict malloc thresholds")
     recorded(home, 2, throttle=Throttle(thermal_fraction=0.5))
     recorded(home, 3, role="trial")
+    recorded(home, 4, throttle=Throttle(brake_fraction=0.5))
     assert rates(home) == []
+
+
+def test_a_run_at_its_power_limit_counts(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    recorded(home, 1, throttle=Throttle(thermal_fraction=0.0, power_fraction=0.9))
+    assert rates(home) == [10.0]
 
 
 def test_a_run_beside_others_counts_less(tmp_path: Path) -> None:

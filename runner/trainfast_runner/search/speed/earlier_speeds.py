@@ -29,7 +29,7 @@ MAX_OF_MODEL, MAX_OF_OTHERS = 60, 10
 SLOW_SHARE = 0.5
 """The part of the deviation between steps that the next run has as a whole: slow and fast moments last for long."""
 MAX_THROTTLED = 0.05
-"""The speed of a run that was throttled for a larger share of its time does not count."""
+"""Largest share of the time that a run may be slowed by heat or a power brake and still count."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,13 @@ def _speeds_of_runs(home: Home, device: SpeedDevice) -> Iterator[EarlierSpeed]:
 
 
 def is_comparable(result: Result) -> bool:
-    """True if a run's speed is that of its settings: whole, unthrottled, and not measured under strict thresholds."""
+    """True if a run's speed is that of its settings.
+
+    The run finished, was not slowed by heat or a power brake, and was not measured under strict thresholds.
+    """
     if result.state != "finished" or result.role in WARM_ROLES or result.measured_under is not None:
         return False
-    throttled = (result.throttle.thermal_fraction or 0.0) + (result.throttle.power_fraction or 0.0)
+    throttled = (result.throttle.thermal_fraction or 0.0) + (result.throttle.brake_fraction or 0.0)
     return throttled <= MAX_THROTTLED and bool(result.throughput.samples_per_s.median)
 
 
