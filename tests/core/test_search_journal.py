@@ -53,7 +53,7 @@ from trainfast_runner.search.journal.lines import (
 )
 from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseFit
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.searches import new_search, newest_search, unfinished
+from trainfast_runner.search.searches import BATCH_KIND, new_search, newest_search, unfinished
 
 MIB = 1 << 20
 SECOND = 1_000_000_000
@@ -136,21 +136,21 @@ def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_
     journal.write(replace(asked(directory), schema=SCHEMA + 1))
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"dreamt","t_ns":1}\n')
-    assert unfinished(home, "k") is None
+    assert unfinished(home, "k", BATCH_KIND) is None
     seen = BatchFollower(directory).poll()
     assert (seen.state, seen.unreadable_lines) == ("interrupted", 1)
 
 
 def test_a_command_continues_what_has_no_answer(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    assert unfinished(home, "k") is None
+    assert unfinished(home, "k", BATCH_KIND) is None
     directory, journal = search(home)
-    assert unfinished(home, "k") == directory
-    assert unfinished(home, "another") is None
+    assert unfinished(home, "k", BATCH_KIND) == directory
+    assert unfinished(home, "another", BATCH_KIND) is None
     journal.write(BatchEnded(state="cancelled"))
-    assert unfinished(home, "k") == directory
+    assert unfinished(home, "k", BATCH_KIND) == directory
     journal.write(BatchEnded(state="answered", answer=BatchAnswer(max_batch=3, recommended_batch=2)))
-    assert unfinished(home, "k") is None
+    assert unfinished(home, "k", BATCH_KIND) is None
 
 
 def test_one_process_conducts_a_search(tmp_path: Path) -> None:
@@ -373,6 +373,6 @@ def test_searches_that_cannot_be_listed_are_printed_not_taken_for_none(tmp_path:
     home = Home(tmp_path)
     assert search_directories(home) == []
     (tmp_path / "searches").write_text("")
-    for ask in (search_directories, newest_search, lambda home: unfinished(home, "k")):
+    for ask in (search_directories, newest_search, lambda home: unfinished(home, "k", BATCH_KIND)):
         with pytest.raises(UserError, match="a part of this path is a file"):
             ask(home)

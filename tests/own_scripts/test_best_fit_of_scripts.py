@@ -160,11 +160,11 @@ def test_edited_script_begins_a_new_search(cli: Cli, tmp_path: Path) -> None:
     home = Home(cli.home)
     first = open_best(planned(cli), home, SearchOptions())
     assert open_best(planned(cli), home, SearchOptions()) == first, "the same script continues"
-    assert search_before_edit(home, first, read_best_journal) is None
+    assert search_before_edit(home, first) is None
     (tmp_path / "train.py").write_text(CLAMPED.replace("min(3", "min(5"))
     second = open_best(planned(cli), home, SearchOptions())
     assert second != first
-    assert search_before_edit(home, second, read_best_journal) == first
+    assert search_before_edit(home, second) == first
 
 
 def test_edited_file_of_the_command_begins_a_new_search(
@@ -182,7 +182,7 @@ def test_edited_file_of_the_command_begins_a_new_search(
     (tmp_path / "hyper.yaml").write_text("hidden: 16\n")
     second = open_best(planned(cli), home, SearchOptions())
     assert second != first
-    assert search_before_edit(home, second, read_best_journal) == first
+    assert search_before_edit(home, second) == first
     (tmp_path / "hyper.yaml").write_text("hidden: 8\n")
     assert open_best(planned(cli), home, SearchOptions()) == first, "the file is as it was"
 

@@ -20,101 +20,98 @@ from trainfast_runner.records.search_directories import (
     search_directories,
 )
 from trainfast_runner.records.search_states import ANSWERED_STATES
-from trainfast_runner.search.journal.batch import (
-    BatchEnded,
-    BatchLine,
-    BatchQuestion,
-    ConfirmationRun,
-    Probe,
-    read_batch_journal,
-)
-from trainfast_runner.search.journal.best import BestEnded, BestLine, BestQuestion, ColdRun, Trial
+from trainfast_runner.search.journal.batch import BatchEnded, BatchQuestion, ConfirmationRun, Probe
+from trainfast_runner.search.journal.best import BestEnded, BestQuestion, ColdRun, Trial
 from trainfast_runner.search.journal.lines import newest_conducted
 
-ReadJournal = Callable[[Path], Sequence[BatchLine | BestLine]]
-"""Reads the journal of a search."""
 BATCH_KIND, BEST_KIND = (str(question.__struct_config__.tag) for question in (BatchQuestion, BestQuestion))
 """Kinds of search, by the first line of their journals."""
-TRY_LINES = (Probe, ConfirmationRun, Trial, ColdRun)
-"""Lines of something that was tried."""
-TRY_KINDS = [line.__struct_config__.tag for line in TRY_LINES]
+TRY_KINDS = [line.__struct_config__.tag for line in (Probe, ConfirmationRun, Trial, ColdRun)]
+"""Tags of the lines of a probe, a trial or a run."""
 END_KINDS = [line.__struct_config__.tag for line in (BatchEnded, BestEnded)]
-"""Kinds of these lines, and of a search's last line."""
+"""Tags of the lines that end a search."""
 NEWEST_SEARCHES_READ = 20
 """Newest searches that are checked for a live one."""
 
 
+class FirstLine(msgspec.Struct, frozen=True):
+    """The first line of a journal, as far as it tells searches apart: `kind` is BATCH_KIND or BEST_KIND."""
+
+    kind: str = ""
+    key: str = ""
+    schema: int = SCHEMA
+
+
 class LineHead(msgspec.Struct, frozen=True):
-    """The kind of a journal's line, and the state that an end has."""
+    """The tag of a journal's line, and the end state of a search's last one."""
 
     kind: str = ""
     state: str = ""
 
 
-def unfinished(home: Home, key: str, read: ReadJournal = read_batch_journal) -> Path | None:
-    """Return the newest unanswered search of this key; None if the newest one that tried anything has an answer.
+def unfinished(home: Home, key: str, kind: str) -> Path | None:
+    """Return the newest unanswered search of this key and kind.
 
-    A search that ended before its first try is passed over. `read` reads one kind of journal; searches of the other
-    kind are skipped. Raises as `search_directories`.
+    None if the newest search that tried anything has an answer. A search that ended before its first try is passed
+    over. Raises as `search_directories`.
     """
-    search = _newest_open(search_directories(home), lambda own_key: own_key == key, read)
-    return None if search is None else search[0]
+    return _newest_open(search_directories(home), lambda line: (line.kind, line.key) == (kind, key))
 
 
-def search_before_edit(home: Home, directory: Path, read: ReadJournal = read_batch_journal) -> Path | None:
+def search_before_edit(home: Home, directory: Path) -> Path | None:
     """Return the unanswered search that asked this question before the script's files were edited; None without one.
 
-    `read` and errors as for `unfinished`.
+    Raises as `search_directories`.
     """
-    first = read(directory)[0]
-    key = first.key if isinstance(first, BatchQuestion | BestQuestion) else ""
-    question, dot, _ = key.partition(".")
+    first = first_line(directory)
+    question, dot, _ = first.key.partition(".")
     begun = directory.name[:STAMP_CHARACTERS]
     older = [path for path in search_directories(home) if path.name[:STAMP_CHARACTERS] <= begun and path != directory]
-    search = _newest_open(older, lambda own_key: bool(dot) and own_key.partition(".")[0] == question, read)
-    return None if search is None or search[1] == key else search[0]
+
+    def has_question(line: FirstLine) -> bool:
+        return bool(dot) and line.kind == first.kind and line.key.partition(".")[0] == question
+
+    search = _newest_open(older, has_question)
+    return None if search is None or first_line(search).key == first.key else search
 
 
-def _newest_open(
-    directories: Sequence[Path], is_ours: Callable[[str], bool], read: ReadJournal
-) -> tuple[Path, str] | None:
-    """Return the newest unanswered search whose key is ours, with its key.
+def _newest_open(directories: Sequence[Path], is_ours: Callable[[FirstLine], bool]) -> Path | None:
+    """Return the newest unanswered search whose first line is ours; None if there is none or a newer one was answered.
 
-    None if there is none or a newer one was answered.
+    Only journals whose first line is ours are read whole.
     """
-    empty: tuple[Path, str] | None = None
+    empty: Path | None = None
     for directory in reversed(directories):
-        lines = read(directory)
-        first = lines[0] if lines else None
+        first = first_line(directory)
         # A newer version's lines may mean something else.
-        if isinstance(first, BatchQuestion | BestQuestion) and is_ours(first.key) and first.schema <= SCHEMA:
-            ended = next((line for line in reversed(lines) if isinstance(line, BatchEnded | BestEnded)), None)
-            search = (directory, first.key)
-            is_open = ended is None or ended.state == "cancelled"
-            is_answered = ended is not None and ended.state in ANSWERED_STATES
-            if is_answered or any(isinstance(line, TRY_LINES) for line in lines) or is_conducted(directory):
-                return search if is_open else empty
-            if is_open and empty is None:
-                empty = search
+        if first.schema > SCHEMA or not is_ours(first):
+            continue
+        lines, _ = read_all(directory / JOURNAL_FILE, LineHead)
+        end = next((line.state for line in reversed(lines) if line.kind in END_KINDS), None)
+        is_open = end in (None, "cancelled")
+        if end in ANSWERED_STATES or any(line.kind in TRY_KINDS for line in lines) or is_conducted(directory):
+            return directory if is_open else empty
+        if is_open and empty is None:
+            empty = directory
     return empty
 
 
-def kind_of(directory: Path) -> str | None:
-    """The kind of the search: BATCH_KIND or BEST_KIND; None when its first line is unreadable."""
+def first_line(directory: Path) -> FirstLine:
+    """Return the first line of a search's journal; an empty kind and key if it is unreadable."""
     try:
         with (directory / JOURNAL_FILE).open("rb") as file:
-            return msgspec.json.decode(file.readline(), type=LineHead).kind
+            return msgspec.json.decode(file.readline(), type=FirstLine)
     except (OSError, *DAMAGE):
-        return None
+        return FirstLine()
 
 
 def newest_search(home: Home, kind: str = BATCH_KIND) -> Path | None:
-    """The newest live search of a kind, else the newest of this boot; None when there is neither.
+    """Return the newest live search of a kind, else the newest of this boot; None without either.
 
-    One that was cut short before it tried anything does not hide an older one. Raises UserError when they cannot be
-    listed.
+    A search that was cut short before it tried anything does not hide an older one. Raises as `search_directories`.
     """
-    searches = [path for path in newest_search_directories(home, NEWEST_SEARCHES_READ) if kind_of(path) == kind]
+    directories = newest_search_directories(home, NEWEST_SEARCHES_READ)
+    searches = [directory for directory in directories if first_line(directory).kind == kind]
     live = next((directory for directory in searches if is_conducted(directory)), None)
     if live is not None or not searches:
         return live

@@ -11,8 +11,10 @@ import pytest
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.search_directories import conductor_lock
+from trainfast_runner.search import searches
 from trainfast_runner.search.best.person_orders import give_order, read_orders, skip_candidate
 from trainfast_runner.search.best.question.earlier_effects import earlier_effects
 from trainfast_runner.search.journal.batch import BatchQuestion
@@ -23,10 +25,17 @@ from trainfast_runner.search.journal.best import (
     Effect,
     Interval,
     Trial,
-    read_best_journal,
 )
 from trainfast_runner.search.journal.lines import Conducted, SearchJournal
-from trainfast_runner.search.searches import BATCH_KIND, BEST_KIND, kind_of, new_search, newest_search, unfinished
+from trainfast_runner.search.searches import (
+    BATCH_KIND,
+    BEST_KIND,
+    LineHead,
+    first_line,
+    new_search,
+    newest_search,
+    unfinished,
+)
 
 CLOCK = ClockAnchor(monotonic_ns=0, wall_ns=time.time_ns())
 CONDUCTED = Conducted(pid=os.getpid(), start_ticks=0, boot_id=boot_id())
@@ -72,7 +81,7 @@ def batch_search(home: Home) -> Path:
 def test_a_screen_of_one_kind_does_not_show_a_search_of_the_other(tmp_path: Path) -> None:
     home = Home(tmp_path).create()
     batch, best = batch_search(home), best_search(home)
-    assert (kind_of(batch), kind_of(best)) == (BATCH_KIND, BEST_KIND)
+    assert (first_line(batch).kind, first_line(best).kind) == (BATCH_KIND, BEST_KIND)
     assert newest_search(home) == batch
     assert newest_search(home, BEST_KIND) == best
 
@@ -80,37 +89,53 @@ def test_a_screen_of_one_kind_does_not_show_a_search_of_the_other(tmp_path: Path
 def test_the_same_key_continues_a_search_of_its_own_kind(tmp_path: Path) -> None:
     home = Home(tmp_path).create()
     batch, best = batch_search(home), best_search(home)
-    assert unfinished(home, "k") == batch
-    assert unfinished(home, "k", read_best_journal) == best
+    assert unfinished(home, "k", BATCH_KIND) == batch
+    assert unfinished(home, "k", BEST_KIND) == best
+
+
+def test_only_the_journals_of_the_same_question_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path).create()
+    own, other = at_second(1, best_search(home, TRIED)), at_second(2, batch_search(home))
+    read_whole = []
+
+    def recorded_read(path: Path, kind: type[LineHead]) -> tuple[list[LineHead], int]:
+        read_whole.append(path.parent)
+        return read_all(path, kind)
+
+    monkeypatch.setattr(searches, "read_all", recorded_read)
+    assert unfinished(home, "k", BEST_KIND) == own
+    assert unfinished(home, "another", BATCH_KIND) is None
+    assert read_whole == [own]
+    assert first_line(other).kind == BATCH_KIND
 
 
 def test_a_search_with_an_answer_is_not_continued(tmp_path: Path) -> None:
     home = Home(tmp_path).create()
     best_search(home, BestEnded(state="answered"))
-    assert unfinished(home, "k", read_best_journal) is None
+    assert unfinished(home, "k", BEST_KIND) is None
 
 
 def test_a_refused_search_does_not_hide_an_older_one_that_measured_something(tmp_path: Path) -> None:
     home = Home(tmp_path).create()
     older = at_second(1, best_search(home, TRIED))
     refused = at_second(2, best_search(home, REFUSED))
-    assert unfinished(home, "k", read_best_journal) == older
+    assert unfinished(home, "k", BEST_KIND) == older
     assert newest_search(home, BEST_KIND) == older
     failed = at_second(3, best_search(home, BestEnded(state="failed", reason="no module")))
-    assert unfinished(home, "k", read_best_journal) == older
+    assert unfinished(home, "k", BEST_KIND) == older
     assert newest_search(home, BEST_KIND) == failed, "its reason is shown"
     with conductor_lock(refused):
         assert newest_search(home, BEST_KIND) == refused
-        assert unfinished(home, "k", read_best_journal) == refused, "another process has just begun it"
+        assert unfinished(home, "k", BEST_KIND) == refused, "another process has just begun it"
 
 
 def test_a_refused_search_is_continued_where_no_other_is_unfinished(tmp_path: Path) -> None:
     home = Home(tmp_path).create()
     at_second(1, best_search(home, TRIED, BestEnded(state="answered")))
     refused = at_second(2, best_search(home, REFUSED))
-    assert unfinished(home, "k", read_best_journal) == refused
+    assert unfinished(home, "k", BEST_KIND) == refused
     answered = at_second(3, best_search(home, TRIED, BestEnded(state="answered")))
-    assert unfinished(home, "k", read_best_journal) is None
+    assert unfinished(home, "k", BEST_KIND) is None
     assert newest_search(home, BEST_KIND) == answered
 
 

@@ -14,7 +14,7 @@ from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Resumed, Waiting
-from trainfast_runner.search.searches import ReadJournal, search_before_edit
+from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.units import counted
 from trainfast_tui.cli.follow_run import Signals
 from trainfast_tui.cli.progress import Progress
@@ -124,14 +124,12 @@ class JournalPrinter(ABC, Generic[LineT]):
         self._steps, self._step = None, 0
 
 
-def print_earlier_search(
-    progress: Progress, home: Home, directory: Path, tried: str, read_journal: ReadJournal
-) -> None:
+def print_earlier_search(progress: Progress, home: Home, directory: Path, tried: str) -> None:
     """Print that a search continues, or that a new one begins because a file of its command was edited.
 
     `tried` has the trials that it continues with, in words; empty for a new search.
     """
     if tried:
         progress.print_line(f"continuing {directory.name}, {tried}; --fresh starts over")
-    elif (edited := search_before_edit(home, directory, read_journal)) is not None:
+    elif (edited := search_before_edit(home, directory)) is not None:
         progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")

@@ -109,7 +109,7 @@ def _conduct(
             progress.print_line(f"{plain(setting)} is not used: a search sets it itself")
     sizes = ", ".join(str(line.batch_size) for line in read_batch_journal(directory) if isinstance(line, Probe))
     tried = f"which has tried {sizes}" if sizes else ""
-    print_earlier_search(progress, home, directory, tried, read_batch_journal)
+    print_earlier_search(progress, home, directory, tried)
     return BatchPrinter(progress, home).watch(conducting, signals, began_ns)
 
 

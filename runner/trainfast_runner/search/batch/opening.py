@@ -16,7 +16,7 @@ from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.question_key import key_of_question
-from trainfast_runner.search.searches import new_search, unfinished
+from trainfast_runner.search.searches import BATCH_KIND, new_search, unfinished
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 
 
@@ -24,7 +24,7 @@ def open_batch(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     """Return the directory of the search this plan continues, or of a new one with its first line written."""
     home.create()
     key = batch_key(plan)
-    earlier = None if options.fresh else unfinished(home, key)
+    earlier = None if options.fresh else unfinished(home, key, BATCH_KIND)
     # The processes of a search that is conducted hold part of the memory it began with.
     if earlier is not None and (is_conducted(earlier) or _limits_still_fit(plan, earlier)):
         return earlier

@@ -18,7 +18,7 @@ from trainfast_runner.records.search_directories import newest_search_directorie
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_journal
-from trainfast_runner.search.searches import BEST_KIND, kind_of
+from trainfast_runner.search.searches import BEST_KIND, first_line
 from trainfast_runner.search.speed.trial_rates import log_rate, measurements
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
@@ -118,7 +118,7 @@ def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
 def _speeds_of_trials(home: Home, spec: RunSpec, device: SpeedDevice) -> Iterator[EarlierSpeed]:
     """The newest trial of each candidate of best-fit searches of the same training."""
     for directory in newest_search_directories(home, NEWEST_SEARCHES_READ):
-        if kind_of(directory) != BEST_KIND:
+        if first_line(directory).kind != BEST_KIND:
             continue
         lines = read_best_journal(directory)
         question = newest(lines, BestQuestion)

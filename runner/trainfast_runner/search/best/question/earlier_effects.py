@@ -9,7 +9,7 @@ from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import newest_search_directories
 from trainfast_runner.search.journal.best import BestEnded, BestQuestion, EarlierEffect, read_best_journal
-from trainfast_runner.search.searches import BEST_KIND, kind_of
+from trainfast_runner.search.searches import BEST_KIND, first_line
 
 NEWEST_SEARCHES_READ = 50
 """Number of newest searches whose effects are read."""
@@ -26,7 +26,7 @@ def earlier_effects(home: Home, question: BestQuestion, own_directory: Path) -> 
         return []
     effects: dict[tuple[str, str], EarlierEffect] = {}
     for directory in newest_search_directories(home, NEWEST_SEARCHES_READ):
-        if directory == own_directory or kind_of(directory) != BEST_KIND:
+        if directory == own_directory or first_line(directory).kind != BEST_KIND:
             continue
         lines = read_best_journal(directory)
         ended = newest(lines, BestEnded)

@@ -12,11 +12,10 @@ from trainfast_runner.search.best.question.baseline_cost import check_budget
 from trainfast_runner.search.best.question.best_plan import BestPlan
 from trainfast_runner.search.best.question.earlier_effects import earlier_effects
 from trainfast_runner.search.candidate_spec import candidate_spec
-from trainfast_runner.search.journal.best import read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.question_key import key_of_question
-from trainfast_runner.search.searches import new_search, unfinished
+from trainfast_runner.search.searches import BEST_KIND, new_search, unfinished
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 
 
@@ -43,7 +42,7 @@ def open_best(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path:
 
 def find_unfinished(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path | None:
     """Return the directory of the unfinished search that this question continues; None for a new search."""
-    return None if options.fresh else unfinished(home, best_key(best_plan), read_best_journal)
+    return None if options.fresh else unfinished(home, best_key(best_plan), BEST_KIND)
 
 
 def check_new_budget(best_plan: BestPlan, home: Home) -> None:
