@@ -8,17 +8,22 @@ import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.records.result import Result, Spread, Throughput
 from trainfast_runner.records.result_conditions import Conditions, Throttle
+from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.warm_process import TrialLine, TrialOrder
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.results.start_time import start_s
 from trainfast_runner.search.best.disturbances import why_throttled
 from trainfast_runner.search.best.measure.cold_run_record import outcome_of
 from trainfast_runner.search.best.measure.gpu_conditions import joules_of
-from trainfast_runner.search.best.measure.trial import steps_to_add, why_other_than_asked
+from trainfast_runner.search.best.measure.trial import WantedTrial, steps_to_add, take_trial, why_other_than_asked
 from trainfast_runner.search.best.question.request import read_budget
 from trainfast_runner.search.best.step_rule import StepRule
+from trainfast_runner.search.warm_process import WarmProcess
+from trainfast_runner.worker.shared.search_runs import CONTROL_FILE
 
 RULE = StepRule(least=4, most=25, standard_error=0.012)
 FINISHED = Result(
@@ -31,6 +36,22 @@ def test_noisy_steps_ask_for_more_and_never_beyond_the_most() -> None:
     noisy = [100.0, 180.0, 60.0, 140.0]
     assert 2 <= steps_to_add(quiet, RULE) < steps_to_add(noisy, RULE) == 21
     assert steps_to_add(noisy * 6, RULE) == 1
+
+
+def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path: Path) -> None:
+    compiled = TrialLine(t_ns=1, kind="trial", number=1, outcome="measured", untimed_ms=[900.0] * 6)
+    timed = msgspec.structs.replace(compiled, number=2, step_ms=[100.0] * 8, losses=[1.0] * 8)
+    answers = Appender(rank_file(tmp_path, "worker", 0))
+    for line in (compiled, timed):
+        answers.write(line)
+    wanted = WantedTrial(
+        candidate_number=0, knobs={"compile": "default"}, samples_per_step=8, rule=RULE, keep_disturbed=True
+    )
+    ended = take_trial(WarmProcess(tmp_path, 1, lambda: None), (), wanted)
+    assert ended is not None
+    assert ended.trial.step_ms == timed.step_ms
+    orders, _ = read_all(tmp_path / CONTROL_FILE, TrialOrder)
+    assert [order.more for order in orders] == [False, True]
 
 
 def test_a_run_beside_busy_processes_is_void_unless_the_machine_is_always_like_that() -> None:

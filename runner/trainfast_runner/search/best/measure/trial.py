@@ -137,15 +137,16 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
     """
     rule = wanted.rule
     disturbance = CpuDisturbance()
-    count = rule.least
+    count, is_continued = rule.least, False
     while True:
-        replies = process.trial(wanted.knobs, UNTIMED_TRIAL_STEPS, count, more=bool(steps.step_ms))
+        replies = process.trial(wanted.knobs, UNTIMED_TRIAL_STEPS, count, more=is_continued)
         if replies is None:
             return None
         failed = next((line for line in replies.values() if line.outcome != "measured"), None)
         if failed is not None:
             return _ending_of(failed)
         steps.add(replies)
+        is_continued = True
         steps.why_disturbed = disturbance.why_void()
         if steps.why_disturbed is not None and not wanted.keep_disturbed:
             return _Ending()
