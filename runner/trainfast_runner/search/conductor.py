@@ -28,6 +28,7 @@ from trainfast_runner.search.cool_down import cool_down
 from trainfast_runner.search.journal.lines import (
     CANCELLED,
     Conducted,
+    EndState,
     Line,
     Paused,
     Resumed,
@@ -102,7 +103,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         """Decide and take one step; return the end after the last one."""
 
     @abstractmethod
-    def end_line(self, state: str, reason: str) -> EndedT:
+    def end_line(self, state: EndState, reason: str) -> EndedT:
         """Return the last line of a search that ends without a new answer."""
 
     def run(self) -> EndedT:

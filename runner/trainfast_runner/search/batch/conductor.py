@@ -28,7 +28,7 @@ from trainfast_runner.search.journal.batch import (
     RankPeaks,
     read_batch_journal,
 )
-from trainfast_runner.search.journal.lines import Conducted
+from trainfast_runner.search.journal.lines import Conducted, EndState
 from trainfast_runner.search.limits import with_limits
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import adopt_one, runs_of_search
@@ -103,12 +103,13 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         if step.action == CONFIRM_STEP and step.batch_size is not None:
             self._confirm(step.batch_size)
             return None
+        assert decision.end_state is not None, f"{step.action} is no step of this version"
         if decision.end_state == "nothing_fits":
             return self.nothing_fits(step.why)
         answer = answer_of(self._state()) if decision.end_state == "answered" else None
         return BatchEnded(state=decision.end_state, reason=step.why, answer=answer)
 
-    def end_line(self, state: str, reason: str) -> BatchEnded:
+    def end_line(self, state: EndState, reason: str) -> BatchEnded:
         """Return an end without an answer."""
         return BatchEnded(state=state, reason=reason)
 

@@ -13,7 +13,8 @@ import msgspec
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, memory_fits_by_rank, tightest
-from trainfast_runner.search.journal.batch import CONFIRM_STEP, BatchStep
+from trainfast_runner.search.journal.batch import CONFIRM_STEP, BatchAction, BatchStep
+from trainfast_runner.search.journal.lines import EndState
 from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_runner.units import mebibytes
 
@@ -34,8 +35,8 @@ class BatchDecision:
     """The next step as the journal gets it."""
 
     step: BatchStep
-    end_state: str = ""
-    """The state of a search whose step is its end: answered, nothing_fits or failed."""
+    end_state: EndState | None = None
+    """The state of a search whose step is its end; None for another step."""
 
 
 def decide(state: BatchState) -> BatchDecision:
@@ -63,15 +64,21 @@ def decide(state: BatchState) -> BatchDecision:
 
 
 def _probe(batch_size: int, why: str) -> BatchDecision:
-    return BatchDecision(BatchStep(action="probe", batch_size=batch_size, why=why))
+    return _decision("probe", batch_size, why)
 
 
 def _confirm(batch_size: int, why: str) -> BatchDecision:
-    return BatchDecision(BatchStep(action=CONFIRM_STEP, batch_size=batch_size, why=why))
+    return _decision(CONFIRM_STEP, batch_size, why)
 
 
-def _end(end_state: str, why: str, batch_size: int | None = None) -> BatchDecision:
-    return BatchDecision(BatchStep(action="end", batch_size=batch_size, why=why), end_state)
+def _end(end_state: EndState, why: str, batch_size: int | None = None) -> BatchDecision:
+    return _decision("end", batch_size, why, end_state)
+
+
+def _decision(
+    action: BatchAction, batch_size: int | None, why: str, end_state: EndState | None = None
+) -> BatchDecision:
+    return BatchDecision(BatchStep(action=action, batch_size=batch_size, why=why), end_state)
 
 
 def _first_probe(state: BatchState) -> BatchDecision:

@@ -27,6 +27,7 @@ from trainfast_runner.search.best.too_large import Failure, closest_to_fit
 from trainfast_runner.search.conductor import Conductor, SearchCallbacks
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
+    AttemptOutcome,
     BestEnded,
     BestLaunched,
     BestLine,
@@ -37,7 +38,7 @@ from trainfast_runner.search.journal.best import (
     Trial,
     read_best_journal,
 )
-from trainfast_runner.search.journal.lines import worked_seconds
+from trainfast_runner.search.journal.lines import EndState, worked_seconds
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 from trainfast_runner.settings.knob_values import KnobValue
@@ -78,7 +79,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def update_candidates(self) -> None:
         """Write the candidates again if trials changed what is known about them. Does nothing for a preset."""
 
-    def end_line(self, state: str, reason: str) -> BestEnded:
+    def end_line(self, state: EndState, reason: str) -> BestEnded:
         """Return an end with the best found so far, if anything was measured."""
         has_answer = state == "cancelled" and any(isinstance(line, Space) for line in self._lines)
         return BestEnded(state=state, reason=reason, answer=answer_so_far(self._lines) if has_answer else None)
@@ -128,6 +129,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _decided_end(self, decision: BestDecision) -> BestEnded:
         """Return the end: the answer, or the smallest excess where nothing fits."""
+        assert decision.end_state is not None, "a decision to end has its state"
         self._end_process()
         excess = [candidate.excess_bytes for candidate in self._space.candidates if candidate.excess_bytes is not None]
         reason = decision.step.why
@@ -190,7 +192,9 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         knobs = self._space.candidates[launched.candidate_number].knobs
         self._write(cold_run_of(launched, directory, result, knobs, keep_disturbed=keep_disturbed))
 
-    def _record_failure(self, number: int, run_id: str, outcome: str, failure: Failure, seconds: float = 0.0) -> None:
+    def _record_failure(
+        self, number: int, run_id: str, outcome: AttemptOutcome, failure: Failure, seconds: float = 0.0
+    ) -> None:
         self._write(
             Trial(
                 candidate_number=number,

@@ -11,13 +11,14 @@ from typing import Final, Literal
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import Appender, read_all
-from trainfast_runner.search.journal.best import Candidate, Ordered
+from trainfast_runner.search.journal.best import Candidate, Ordered, OrderWord
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 
 ORDERS_FILE = "orders.jsonl"
 SKIP: Final = "skip"
 PIN: Final = "pin"
 UNPIN: Final = "unpin"
+ORDER_WORDS: tuple[OrderWord, ...] = (SKIP, PIN, UNPIN)
 ValueOrder = Literal["pin", "skip"]
 """An order about one value of a knob."""
 
@@ -27,8 +28,8 @@ def give_order(directory: Path, do: str, name: str, value: object = None) -> Non
 
     Raises UserError for an unknown order, knob or value, and when the order cannot be written.
     """
-    if do not in (SKIP, PIN, UNPIN):
-        raise UserError(f"{do}: no such order", key=do, allowed=[SKIP, PIN, UNPIN])
+    if do not in ORDER_WORDS:
+        raise UserError(f"{do}: no such order", key=do, allowed=ORDER_WORDS)
     typed_value = knob(name).read(value) if do != UNPIN else None
     _append(directory, Ordered(do=do, knob=name, value=typed_value))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.candidate_spec import candidate_spec, takes_warm_trials
 from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.best import (
+    AttemptOutcome,
     BestLine,
     Trial,
     Visited,
@@ -34,6 +36,8 @@ from trainfast_runner.worker.shared.search_runs import TRIAL
 
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
+OUTCOMES: Mapping[str, AttemptOutcome] = {"oom": "oom", "lost": "void"}
+"""Outcome of a trial by the state in which its process ended without an answer; any other state is a failure."""
 
 
 class PresetBestConductor(BestConductor):
@@ -130,6 +134,6 @@ class PresetBestConductor(BestConductor):
     def _record_end(self, number: int, result: Result, seconds: float) -> None:
         """Record a trial whose process ended without an answer."""
         raise_if_stopped(result)
-        outcome = {"oom": "oom", "lost": "void"}.get(result.state, "failed")
+        outcome = OUTCOMES.get(result.state, "failed")
         failure = oom_failure(result) if outcome == "oom" else Failure(f"{result.state}: {result.reason}")
         self._record_failure(number, result.run_id, outcome, failure, seconds)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from trainfast_runner.memory.oom.explain import asked_and_free
 from trainfast_runner.records.result import Result
 from trainfast_runner.search.journal.best import Candidate, CandidateVerdict, ColdRun, Trial
 from trainfast_runner.units import mebibytes
 
-TOO_LARGE = "too_large"
+TOO_LARGE: Final = "too_large"
 
 
 @dataclass(frozen=True)

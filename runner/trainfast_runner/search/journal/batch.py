@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Final, Literal
 
 import msgspec
 
@@ -27,8 +28,12 @@ from trainfast_runner.search.journal.lines import (
 )
 from trainfast_runner.search.journal.memory_fit import MemoryFit
 
-CONFIRM_STEP = "prove"
+CONFIRM_STEP: Final = "prove"
 """The action of a step that starts a confirmation run; best-fit has its own role `CONFIRM`."""
+BatchAction = Literal["probe", "prove", "end"]
+"""The `action` of a `BatchStep`; a journal of another version may have other words."""
+ProbeOutcome = Literal["fits", "oom", "void"]
+"""The `outcome` of a `Probe`: it fits, ran out of memory, or does not count because another process took memory."""
 
 
 class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
@@ -68,7 +73,7 @@ class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
 
 
 class BatchStep(Line, frozen=True, kw_only=True, tag="next"):
-    """The next step and its reason. `action` is probe, prove or end.
+    """The next step and its reason. `action` is a `BatchAction`.
 
     `memory_fits` (JSON `fits`) has the current fit of each rank.
     """
@@ -107,7 +112,7 @@ class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(Line, frozen=True, kw_only=True, tag="probe"):
-    """A batch size that was tried. `outcome` is fits, oom, or void (another process took memory: to be repeated).
+    """A batch size that was tried. `outcome` is a `ProbeOutcome`; a void probe is repeated.
 
     `rank` is the rank that came closest to its limit, and the peaks are its own. After an oom, `rank` and `phase` are
     where memory ran out, and the peaks those reached by then. `samples_per_s` is summed over ranks. `fills_data` is

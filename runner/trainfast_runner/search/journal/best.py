@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Final, Literal
 
 import msgspec
 
@@ -32,10 +33,28 @@ from trainfast_runner.settings.knob_values import KnobValue
 
 UNNAMED = "no present value is named"
 """Why a knob of a script is left alone whose value neither the preset nor a setting names."""
-RACE, CONFIRM, TURN_BACK, UNDER_LIMIT = "race", "confirm", "turn_back", "limit"
-"""Roles of cold runs, and the actions that start them; one under `memory_limit` shows whether a candidate fits."""
-TIMED_OUTCOMES = ("measured", "slow")
+RACE: Final = "race"
+CONFIRM: Final = "confirm"
+TURN_BACK: Final = "turn_back"
+UNDER_LIMIT: Final = "limit"
+"""The role of a cold run under `memory_limit`, which shows whether a candidate fits."""
+ColdRole = Literal["race", "confirm", "turn_back", "limit"]
+"""The `role` of a `ColdRun`, and the action that starts one. A journal of another version may have other words here
+and in the four types below."""
+BestAction = Literal["trial", "end"] | ColdRole
+"""The `action` of a `BestStep`."""
+AttemptOutcome = Literal["measured", "slow", "oom", "failed", "void", "incompatible"]
+"""The `outcome` of a trial or a cold run.
+
+slow: a trial that ended early, far below the leader's pace; void: others took the machine, or a GPU was throttled;
+incompatible: the script overrode a knob.
+"""
+TIMED_OUTCOMES: tuple[AttemptOutcome, ...] = ("measured", "slow")
 """Outcomes of trials that have timed steps."""
+Verdict = Literal["measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried"]
+"""The `verdict` on a candidate at the end of a search."""
+OrderWord = Literal["skip", "pin", "unpin"]
+"""The `do` of an order: never try this value of the knob, try this value alone, or take the pin off the knob."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,8 +162,7 @@ class Attempt(Line, frozen=True, kw_only=True):
     candidate_number: int = msgspec.field(name="candidate")
     run_id: str
     outcome: str
-    """measured; slow: a trial that ended early, far below the leader's pace; oom; failed; void: others took the
-    machine, or a GPU was throttled; incompatible: the script overrode a knob."""
+    """An `AttemptOutcome`."""
     peak_allocated_bytes: int | None = None
     last_loss: float | None = None
     seconds: float
@@ -182,7 +200,7 @@ class ColdRun(Attempt, frozen=True, kw_only=True, tag="race"):
     """A run in a fresh process."""
 
     role: str
-    """race, confirm, limit (under the real memory_limit) or turn_back (of `knob`)."""
+    """A `ColdRole`; turn_back is of `knob`."""
     knob: str | None = None
     samples_per_s: float | None = None
     mad: float | None = None
@@ -194,7 +212,7 @@ class ColdRun(Attempt, frozen=True, kw_only=True, tag="race"):
 
 
 class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
-    """The next step and its reason. `action` is trial, race, confirm, limit, turn_back or end.
+    """The next step and its reason. `action` is a `BestAction`.
 
     The leader is the best candidate so far; `rate` and its 95 % interval from `low` to `high` are in samples/s, or in
     samples/J where that is the objective. `chance` is the probability that going on finds 2 % more, which is expected
@@ -226,8 +244,7 @@ class BestLaunched(Line, frozen=True, kw_only=True, tag="launched-best"):
 class Ordered(Line, frozen=True, kw_only=True, tag="ordered"):
     """A person's order, in `orders.jsonl` when it was given and in the journal when it was taken.
 
-    `do` is skip (never try this value of the knob), pin (try this value alone) or unpin (of the knob). A skip of a
-    candidate, by its number, is about that candidate alone and names no knob.
+    `do` is an `OrderWord`. A skip of a candidate, by its number, is about that candidate alone and names no knob.
     """
 
     do: str
@@ -251,7 +268,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one candidate: measured, beaten, bound, too_large, incompatible, failed or not_tried.
+    """The end of one candidate: its `Verdict` and the reason.
 
     `rate` is in samples/s, None for a candidate that was not measured. `excess_bytes` is how much one is too large: by
     its prediction, else at least, by the allocation that failed; None when unknown.

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from trainfast_runner.records.search_directories import JOURNAL_FILE, PAUSE_FILE
 
 CANCELLED = "the same command continues it"
 """The reason of an end that the user asked for; any other reason of `cancelled` is the error that ended the search."""
+EndState = Literal["answered", "nothing_fits", "failed", "cancelled"]
+"""The `state` of a `SearchEnded`; a journal of another version may have other words."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):

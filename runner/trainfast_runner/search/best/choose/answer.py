@@ -25,6 +25,7 @@ from trainfast_runner.search.journal.best import (
     Effect,
     Interval,
     Space,
+    Verdict,
 )
 from trainfast_runner.search.journal.lines import worked_seconds
 from trainfast_runner.search.speed.trial_rates import log_rate
@@ -95,22 +96,28 @@ def _verdict(ranking: ColdRanking, prospects: Prospects, number: int) -> Candida
     if number in state.ruled_out:
         return state.ruled_out[number]
     rate = _rate(ranking, number)
-    if rate is not None:
-        reason = _beside_best(ranking, number)
-        if number in ranking.unchecked:
-            reason += "; no time was left to run it under memory_limit"
-        return CandidateVerdict(candidate_number=number, verdict="measured", reason=reason, rate=rate)
+    verdict, reason = (
+        _verdict_unmeasured(state, prospects, number) if rate is None else _verdict_measured(ranking, number)
+    )
+    return CandidateVerdict(candidate_number=number, verdict=verdict, reason=reason, rate=rate)
+
+
+def _verdict_measured(ranking: ColdRanking, number: int) -> tuple[Verdict, str]:
+    reason = _beside_best(ranking, number)
+    if number in ranking.unchecked:
+        reason += "; no time was left to run it under memory_limit"
+    return "measured", reason
+
+
+def _verdict_unmeasured(state: BestState, prospects: Prospects, number: int) -> tuple[Verdict, str]:
     if number in state.excluded_by_orders:
-        return CandidateVerdict(candidate_number=number, verdict="not_tried", reason=state.excluded_by_orders[number])
+        return "not_tried", state.excluded_by_orders[number]
     least_s = state.candidates[number].least_s_per_sample
     if least_s and state.leader_number is not None and state.is_bound(number, state.leader_number):
-        reason = f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
-        return CandidateVerdict(candidate_number=number, verdict="bound", reason=reason)
+        return "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
     chance = prospects.chances.get(number, 0.0)
     words = f"{chance_text(chance, decimals=1)} chance to be 2 % better than the best"
-    if chance <= LIKELY_CHANCE:
-        return CandidateVerdict(candidate_number=number, verdict="beaten", reason=words)
-    return CandidateVerdict(candidate_number=number, verdict="not_tried", reason=f"no time left: {words}")
+    return ("beaten", words) if chance <= LIKELY_CHANCE else ("not_tried", f"no time left: {words}")
 
 
 def _beside_best(ranking: ColdRanking, number: int) -> str:

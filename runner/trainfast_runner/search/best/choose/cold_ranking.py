@@ -8,7 +8,15 @@ from functools import cached_property
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.choose.cold_runs import Difference, MeasuredRuns
 from trainfast_runner.search.best.choose.state import BestState
-from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestLaunched, ColdRun
+from trainfast_runner.search.journal.best import (
+    CONFIRM,
+    RACE,
+    TURN_BACK,
+    UNDER_LIMIT,
+    BestLaunched,
+    ColdRole,
+    ColdRun,
+)
 
 NEAR_LOG_GAIN = 0.03
 """Candidates within this of the leader, in ln of the objective, take part in the race."""
@@ -22,7 +30,7 @@ NEAR_LIMIT = 0.9
 """A candidate that needs more than this share of memory_limit gets a run under it."""
 EQUAL_MEMORY_SHARE = 0.05
 """Memory that differs by less than this share is the same."""
-SPEED_ROLES = (RACE, CONFIRM, TURN_BACK)
+SPEED_ROLES: tuple[ColdRole, ...] = (RACE, CONFIRM, TURN_BACK)
 
 
 class ColdRanking:
@@ -76,7 +84,7 @@ class ColdRanking:
                 values.append((value, number))
         return [number for _, number in sorted(values, key=lambda pair: (-pair[0], pair[1]))][:MAX_FINALISTS]
 
-    def count_runs(self, number: int, *roles: str) -> int:
+    def count_runs(self, number: int, *roles: ColdRole) -> int:
         """Number of runs of a candidate in these roles that are not void."""
         return sum(
             run.candidate_number == number and run.role in roles and run.outcome != "void"

@@ -17,7 +17,7 @@ from trainfast_runner.results.distributions import student_95
 from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR
 from trainfast_runner.search.best.choose.state import BestState
 from trainfast_runner.search.best.objective import log_objective
-from trainfast_runner.search.journal.best import ColdRun
+from trainfast_runner.search.journal.best import ColdRole, ColdRun
 
 PRIOR_RUNS = 4
 """The noise of the trials counts as this many repeated runs."""
@@ -46,7 +46,7 @@ class Noise(NamedTuple):
 class MeasuredRuns:
     """The cold runs in some roles that measured the objective, and the differences that they show."""
 
-    def __init__(self, state: BestState, *roles: str) -> None:
+    def __init__(self, state: BestState, *roles: ColdRole) -> None:
         self._state, self._roles = state, roles
 
     @cached_property

@@ -24,7 +24,8 @@ from trainfast_runner.search.best.choose.state import BestState
 from trainfast_runner.search.best.objective import seq_len_of
 from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, ORDINARY, StepRule
 from trainfast_runner.search.best.too_large import TOO_LARGE
-from trainfast_runner.search.journal.best import BestStep
+from trainfast_runner.search.journal.best import BestAction, BestStep
+from trainfast_runner.search.journal.lines import EndState
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
@@ -42,8 +43,8 @@ class BestDecision:
     """True for a trial that the warm process cannot take."""
     step_rule: StepRule = ORDINARY
     """The steps of a trial or a cold run."""
-    end_state: str = ""
-    """The state of a search whose step is its end."""
+    end_state: EndState | None = None
+    """The state of a search whose step is its end; None for another step."""
 
 
 def decide(state: BestState) -> BestDecision:
@@ -202,13 +203,13 @@ def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDeci
     ):
         return decision
     why = "the first setting measured in this process again: a change would be drift"
-    step = BestStep(action="trial", candidate_number=reference.candidate_number, why=why, repeats=True)
+    step = msgspec.structs.replace(_step("trial", why, reference.candidate_number), repeats=True)
     return BestDecision(step, step_rule=StepRule(least=max(MIN_TIMED_STEPS, len(reference.step_ms))))
 
 
 def _trial_of(state: BestState, number: int, why: str) -> BestDecision:
-    step = BestStep(action="trial", candidate_number=number, why=why)
     step_rule = StepRule(give_up_ms=_give_up_ms(state, number))
+    step = _step("trial", why, number)
     return BestDecision(step, needs_new_process=not state.is_warm(number), step_rule=step_rule)
 
 
@@ -230,8 +231,12 @@ def _give_up_ms(state: BestState, number: int) -> float | None:
     return 1000 * work / goal
 
 
-def _end(end_state: str, why: str) -> BestDecision:
-    return BestDecision(BestStep(action="end", why=why), end_state=end_state)
+def _end(end_state: EndState, why: str) -> BestDecision:
+    return BestDecision(_step("end", why), end_state=end_state)
+
+
+def _step(action: BestAction, why: str, number: int | None = None) -> BestStep:
+    return BestStep(action=action, candidate_number=number, why=why)
 
 
 def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects) -> BestDecision:

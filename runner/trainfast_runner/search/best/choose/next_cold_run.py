@@ -8,12 +8,12 @@ from __future__ import annotations
 from trainfast_runner.search.best.choose.cold_costs import ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import SPEED_ROLES, ColdRanking
 from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS
-from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestStep
+from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestStep, ColdRole
 
 MAX_BEFORE_TURN_BACK = 12
 """Runs in fresh processes that count, from which on no knob is turned back."""
 NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
-ROLES = (*SPEED_ROLES, UNDER_LIMIT)
+ROLES: tuple[ColdRole, ...] = (*SPEED_ROLES, UNDER_LIMIT)
 
 
 def next_cold_run(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:

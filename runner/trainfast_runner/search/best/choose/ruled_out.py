@@ -13,6 +13,7 @@ from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.journal.best import (
     TIMED_OUTCOMES,
     UNDER_LIMIT,
+    AttemptOutcome,
     Candidate,
     CandidateVerdict,
     ColdRun,
@@ -23,7 +24,7 @@ from trainfast_runner.search.speed.levels import Levels
 
 MAX_VOID_ATTEMPTS = 3
 """A candidate whose trials or runs were voided so often is given up."""
-UNUSABLE = ("failed", "incompatible")
+UNUSABLE: tuple[AttemptOutcome, ...] = ("failed", "incompatible")
 """Outcomes of a candidate that is never the answer; `incompatible` is one that a script overrode."""
 LOSS_SHARE = 0.05
 """A loss leaves the baseline's when it is further off than this share of the baseline's last or first loss.

@@ -9,7 +9,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.results.start_time import start_s
 from trainfast_runner.search.best.disturbances import why_run_void
 from trainfast_runner.search.best.too_large import Failure, oom_failure
-from trainfast_runner.search.journal.best import BestLaunched, ColdRun
+from trainfast_runner.search.journal.best import AttemptOutcome, BestLaunched, ColdRun
 from trainfast_runner.search.script_runs import why_incompatible
 
 UNTIMED_COLD_STEPS = 3
@@ -49,8 +49,8 @@ def cold_run_of(
     )
 
 
-def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: bool) -> tuple[str, str]:
-    """Outcome of an ended run and its reason: measured, oom, failed, void, or incompatible.
+def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: bool) -> tuple[AttemptOutcome, str]:
+    """Return the outcome of an ended run and its reason.
 
     A run is incompatible when its script overrode one of these knobs.
     """

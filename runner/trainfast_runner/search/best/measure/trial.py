@@ -20,7 +20,7 @@ from trainfast_runner.search.best.disturbances import CpuDisturbance, why_thrott
 from trainfast_runner.search.best.measure.gpu_conditions import gpu_conditions, joules_of
 from trainfast_runner.search.best.step_rule import UNTIMED_TRIAL_STEPS, StepRule
 from trainfast_runner.search.best.too_large import failure_in
-from trainfast_runner.search.journal.best import TIMED_OUTCOMES, Trial
+from trainfast_runner.search.journal.best import TIMED_OUTCOMES, AttemptOutcome, Trial
 from trainfast_runner.search.speed.trial_rates import relative_error
 from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.knob_type import KnobValues
@@ -79,7 +79,7 @@ class _StepsTaken:
 class _Ending(NamedTuple):
     """The outcome of a trial, and whether its process has ended."""
 
-    outcome: str = "measured"
+    outcome: AttemptOutcome = "measured"
     reason: str = ""
     missing_bytes: int | None = None
     ended_process: bool = False
@@ -166,7 +166,7 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
 def _ending_of(failed: TrialLine) -> _Ending:
     message = failed.message or ""
     if failed.outcome != "oom":
-        return _Ending(str(failed.outcome), message, ended_process=failed.ended_process)
+        return _Ending("failed", message, ended_process=failed.ended_process)
     failure = failure_in(message)
     return _Ending("oom", failure.reason, failure.missing_bytes, failed.ended_process)
 
