@@ -35,7 +35,7 @@ from benchmarks.budget import Row, at_most, print_table
 
 from trainfast_runner.search.best.choose.decide import decide
 from trainfast_runner.search.best.choose.state import state_of_best_journal
-from trainfast_runner.search.journal.best import BestLine, Candidate, Space, Trial, Visited
+from trainfast_runner.search.journal.best import BestLine, Candidate, ProcessReady, Space, Trial
 
 SEEDS = 200
 CLOSE = 0.02
@@ -189,7 +189,7 @@ def decision_s() -> tuple[float, float, float]:
     lines: list[BestLine] = [
         question(terrain.name, terrain.space),
         terrain.space,
-        Visited(run_id="one", process_knobs={}, start_s=5.0),
+        ProcessReady(run_id="one", process_knobs={}, start_s=5.0),
     ]
     draw, before = random.Random(0), None
     last, last_cpu = deque[float](maxlen=DECISIONS), deque[float](maxlen=DECISIONS)

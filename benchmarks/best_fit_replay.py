@@ -22,9 +22,9 @@ from trainfast_runner.search.journal.best import (
     BestQuestion,
     ColdRun,
     EarlierEffect,
+    ProcessReady,
     Space,
     Trial,
-    Visited,
 )
 from trainfast_runner.settings.knob_values import KnobValue
 
@@ -85,7 +85,7 @@ class FakeConductor:
         replayed.leader, replayed.seconds = self.latest.leader_number, self.spent_s
         replayed.best_answer = answer_of(self.latest)
         replayed.answer = replayed.best_answer.best_number if replayed.best_answer is not None else None
-        replayed.starts = sum(isinstance(line, Visited) for line in self.lines)
+        replayed.starts = sum(isinstance(line, ProcessReady) for line in self.lines)
         for line in self.lines:
             if isinstance(line, ColdRun):
                 replayed.cold[line.role] += 1
@@ -110,7 +110,7 @@ class FakeConductor:
             self.run_id = f"visit-{len(self.lines)}"
             self.lines.append(BestLaunched(run_id=self.run_id, role="trial", candidate_number=number))
             start_s = self._process.start_s
-            self.lines.append(Visited(run_id=self.run_id, process_knobs=candidate.process_knobs, start_s=start_s))
+            self.lines.append(ProcessReady(run_id=self.run_id, process_knobs=candidate.process_knobs, start_s=start_s))
             self.spent_s += self._process.start_s
         assert self.run_id is not None
         began_s = self.spent_s

@@ -25,9 +25,9 @@ from trainfast_runner.search.journal.best import (
     ColdRun,
     Effect,
     Interval,
+    ProcessReady,
     Space,
     Trial,
-    Visited,
 )
 from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.settings.spec import resolve
@@ -131,7 +131,7 @@ def best_going_on() -> list[Any]:
         CONDUCTED,
         SPACE,
         BestLaunched(t_ns=START_NS + 3 * S, run_id=WARM_ID, role=TRIAL, candidate_number=BASELINE),
-        Visited(t_ns=START_NS + 8 * S, run_id=WARM_ID, process_knobs={}, start_s=5.0),
+        ProcessReady(t_ns=START_NS + 8 * S, run_id=WARM_ID, process_knobs={}, start_s=5.0),
         chosen(8, "trial", BASELINE, "the baseline comes first"),
         a_trial(BASELINE, 42.0, 15, warm=False),
         chosen(15, "trial", 3, "checkpointing=full is untried", leader_number=2, rate=42.0, low=41.0, high=43.0),

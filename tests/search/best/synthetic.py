@@ -6,7 +6,7 @@ from benchmarks.best_fit_replay import question
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
-from trainfast_runner.search.journal.best import BestLaunched, BestLine, BestQuestion, ColdRun, Trial, Visited
+from trainfast_runner.search.journal.best import BestLaunched, BestLine, BestQuestion, ColdRun, ProcessReady, Trial
 
 
 def asking(terrain: Synthetic, *words: object, **fields: object) -> BestQuestion:
@@ -20,12 +20,12 @@ def trial(candidate: int, run_id: str = "one", ms: float = 100.0, **fields: obje
     return Trial(candidate_number=candidate, run_id=run_id, samples_per_step=8, **{"seconds": ms / 100, **given})  # type: ignore[arg-type]
 
 
-def visited(terrain: Synthetic, candidate: int, run_id: str = "one") -> list[BestLine]:
+def process_ready(terrain: Synthetic, candidate: int, run_id: str = "one") -> list[BestLine]:
     """The lines of a process that was started for a candidate."""
     process = terrain.space.candidates[candidate].process_knobs
     return [
         BestLaunched(run_id=run_id, role="trial", candidate_number=candidate),
-        Visited(run_id=run_id, process_knobs=process, start_s=5.0),
+        ProcessReady(run_id=run_id, process_knobs=process, start_s=5.0),
     ]
 
 

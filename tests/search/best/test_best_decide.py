@@ -23,12 +23,12 @@ from trainfast_runner.search.journal.best import (
     EarlierEffect,
     Interval,
     Ordered,
+    ProcessReady,
     Space,
     Trial,
-    Visited,
 )
 
-from .synthetic import asking, state_of, trial, visited
+from .synthetic import asking, process_ready, state_of, trial
 
 
 def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space: Synthetic) -> None:
@@ -38,7 +38,7 @@ def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space: 
         space.space.baseline_number,
         True,
     )
-    lines = [*visited(space, space.space.baseline_number), trial(space.space.baseline_number, warm=False)]
+    lines = [*process_ready(space, space.space.baseline_number), trial(space.space.baseline_number, warm=False)]
     second = decide(state_of(space, *lines, warm="one"))
     baseline = space.space.candidates[space.space.baseline_number].knobs
     assert second.step.candidate_number is not None
@@ -51,7 +51,7 @@ def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space: 
 
 def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space: Synthetic) -> None:
     base = space.space.baseline_number
-    lines: list[BestLine] = [*visited(space, base), trial(base, warm=False)]
+    lines: list[BestLine] = [*process_ready(space, base), trial(base, warm=False)]
     second = decide(state_of(space, *lines, warm="one")).step.candidate_number
     assert second is not None
     lines += [trial(second, outcome="oom", step_ms=[], reason="ran out of memory")]
@@ -101,7 +101,7 @@ def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: 
         for number in sorted(space.truth)
         if number != base and space.space.candidates[number].process_knobs == space.space.candidates[base].process_knobs
     )
-    lines = [*visited(space, base), trial(base, warm=False), trial(other)]
+    lines = [*process_ready(space, base), trial(base, warm=False), trial(other)]
     steady = state_of(space, *lines, trial(base, ms=101.0, repeats=True))
     assert set(steady.counted_trials) == {base, other}
     drifted = state_of(space, *lines, trial(base, ms=105.0, repeats=True))
@@ -121,10 +121,10 @@ def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space
     elsewhere = next(
         number for number in sorted(space.truth) if space.space.candidates[number].process_knobs != process
     )
-    lines = [*visited(space, base), trial(base, warm=False)]
+    lines = [*process_ready(space, base), trial(base, warm=False)]
     # As after a kill: a new process began with the setting that was under way.
     hopeless = trial(slow, run_id="two", outcome="slow", ms=15_000.0, warm=False)
-    lines += [*visited(space, slow, run_id="two"), hopeless]
+    lines += [*process_ready(space, slow, run_id="two"), hopeless]
     alone = state_of(space, *lines, warm="two", spent_s=130.0)
     assert fast in Prospects(alone, ColdCosts(alone)).affordable
     assert decide(alone).step.action == "trial"
@@ -144,7 +144,7 @@ def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthet
         if space.space.candidates[number].process_knobs
         == space.space.candidates[space.space.baseline_number].process_knobs
     ]
-    lines = [*visited(space, base), trial(base, warm=False), trial(others[0])]
+    lines = [*process_ready(space, base), trial(base, warm=False), trial(others[0])]
     steady = state_of(space, *lines, warm="one")
     assert steady.is_warm(base)
     drifted = state_of(space, *lines, trial(base, ms=105.0, repeats=True), warm="one")
@@ -156,7 +156,7 @@ def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthet
 def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_are_no_others(space: Synthetic) -> None:
     base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
-    lines = [asking(space), space.space, *visited(space, base), trial(base, warm=False)]
+    lines = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False)]
     measured = [*lines, trial(other), trial(base, ms=105.0, repeats=True)]
     assert answer_of(state_of_best_journal(measured, 0.0)) is None
     stopped = answer_so_far(measured)
@@ -172,7 +172,7 @@ def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_a
 def test_processes_that_drifted_count_once_the_budget_leaves_no_time_to_repeat_them(space: Synthetic) -> None:
     base = space.space.baseline_number
     first, second = [number for number in sorted(space.truth) if number != base][:2]
-    lines = [*visited(space, base), trial(base, warm=False), *visited(space, first, "two")]
+    lines = [*process_ready(space, base), trial(base, warm=False), *process_ready(space, first, "two")]
     lines += [trial(first, run_id="two", ms=80.0), trial(second, run_id="two"), trial(first, "two", 96.0, repeats=True)]
     early = state_of(space, *lines, spent_s=50.0)
     assert set(early.counted_trials) == {base}, "there is time to measure them again"
@@ -216,7 +216,7 @@ def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> 
 
 def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_trial(space: Synthetic) -> None:
     base = space.space.baseline_number
-    ran: list[BestLine] = [*visited(space, base), trial(base, warm=False)]
+    ran: list[BestLine] = [*process_ready(space, base), trial(base, warm=False)]
     decision = decide(state_of(space, *ran, Ordered(do="pin", knob="precision", value="bf16")))
     assert decision.step.why == "the baseline is left out (you pinned precision=bf16): the smallest setting first"
 
@@ -235,15 +235,15 @@ def test_orders_that_leave_no_setting_end_the_search_and_nothing_is_called_too_l
     base = space.space.baseline_number
     sizes = {one.knobs["batch_size"] for one in space.space.candidates}
     orders = [Ordered(do="skip", knob="batch_size", value=size) for size in sizes]
-    decision = decide(state_of(space, *visited(space, base), trial(base, warm=False), *orders))
+    decision = decide(state_of(space, *process_ready(space, base), trial(base, warm=False), *orders))
     assert (decision.end_state, decision.step.why) == ("failed", "your orders leave no setting that can be measured")
 
 
 def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -> None:
     base = space.space.baseline_number
     compiled = next(n for n in sorted(space.truth) if space.space.candidates[n].knobs["compile"] == "default")
-    slow = Visited(run_id="two", process_knobs=space.space.candidates[compiled].process_knobs, start_s=500.0)
-    lines = [*visited(space, base), trial(base, warm=False), slow]
+    slow = ProcessReady(run_id="two", process_knobs=space.space.candidates[compiled].process_knobs, start_s=500.0)
+    lines = [*process_ready(space, base), trial(base, warm=False), slow]
     asked = [asking(space, budget_s=600.0), space.space, *lines]
     late = state_of_best_journal(asked, 120.0)
     prospects = Prospects(late, ColdCosts(late))
@@ -310,7 +310,7 @@ def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_sl
 def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_same(space: Synthetic) -> None:
     base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
-    lines: list[BestLine] = [*visited(space, base), trial(base, warm=False), trial(other, ms=99.0)]
+    lines: list[BestLine] = [*process_ready(space, base), trial(base, warm=False), trial(other, ms=99.0)]
     asked = asking(space, budget_s=600.0)
     late = [decide(state_of_best_journal([asked, space.space, *lines], spent_s)) for spent_s in (599.0, 700.0)]
     assert [(decision.step.action, decision.step.candidate_number) for decision in late] == [
@@ -325,5 +325,5 @@ def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space: S
     for ms, steps in ((100.0, 60), (4800.0, 14), (60_000.0, COLD_LEAST)):
         slow = [ms * share * 8 / samples for share in (0.9, 1.1)]
         noisy = trial(base, warm=False, step_ms=slow * 5, seconds=1.0)
-        lines = [asking(space, budget_s=600.0), space.space, *visited(space, base), noisy]
+        lines = [asking(space, budget_s=600.0), space.space, *process_ready(space, base), noisy]
         assert ColdCosts(state_of_best_journal(lines, 0.0)).steps == steps

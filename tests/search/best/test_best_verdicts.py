@@ -9,7 +9,7 @@ from benchmarks.best_fit_spaces import Synthetic
 from trainfast_runner.search.best.choose.answer import answer_of
 from trainfast_runner.search.journal.best import BestLine, ColdRun
 
-from .synthetic import asking, confirmed, state_of, trial, visited
+from .synthetic import asking, confirmed, process_ready, state_of, trial
 
 
 def test_a_value_that_always_fails_is_given_up(space: Synthetic) -> None:
@@ -18,7 +18,7 @@ def test_a_value_that_always_fails_is_given_up(space: Synthetic) -> None:
     compiled = [n for n in sorted(space.truth) if knobs[n]["compile"] == "default"]
     smallest = [n for n in compiled if knobs[n]["batch_size"] == 1]
     other = next(n for n in compiled if knobs[n] == {**knobs[base], "compile": "default"})
-    lines = [*visited(space, base), trial(base, warm=False)]
+    lines = [*process_ready(space, base), trial(base, warm=False)]
     lines += [trial(one, outcome="failed", step_ms=[], reason="no compiler") for one in (smallest[0], other)]
     verdicts = state_of(space, *lines).ruled_out
     assert verdicts[compiled[-1]].verdict == "failed"
@@ -31,7 +31,7 @@ def test_of_two_values_that_failed_only_together_neither_is_given_up_alone(space
     compiled = [n for n in sorted(space.truth) if knobs[n]["compile"] == "default"]
     small = [n for n in sorted(space.truth) if knobs[n]["batch_size"] == 1]
     both = [n for n in compiled if n in small]
-    lines = [*visited(space, base), trial(base, warm=False)]
+    lines = [*process_ready(space, base), trial(base, warm=False)]
     lines += [trial(one, outcome="failed", step_ms=[], reason="it crashed") for one in both[:2]]
     state = state_of(space, *lines)
     assert "batch_size=1 with " in state.ruled_out[both[-1]].reason
@@ -65,7 +65,7 @@ def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space: Synthetic) 
         )
         for number, loss in ((base, 2.0), (other, 2.5))
     ]
-    verdict = state_of(space, *visited(space, base), trial(base), *runs).ruled_out[other]
+    verdict = state_of(space, *process_ready(space, base), trial(base), *runs).ruled_out[other]
     assert verdict.verdict == "failed"
     assert "2.5" in verdict.reason
 
@@ -96,14 +96,14 @@ def test_a_run_under_the_limit_has_fewer_steps_and_its_loss_is_not_compared(spac
             seconds=1.0,
         ),
     ]
-    verdicts = state_of(space, *visited(space, base), trial(base), *lines).ruled_out
+    verdicts = state_of(space, *process_ready(space, base), trial(base), *lines).ruled_out
     assert other not in verdicts, "0.3 is little of the way from 8 to 2"
 
 
 def test_a_baseline_that_wins_on_a_noisy_machine_says_within_how_much(space: Synthetic) -> None:
     base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
-    lines = [*visited(space, base), trial(base, warm=False), trial(other, ms=99.5)]
+    lines = [*process_ready(space, base), trial(base, warm=False), trial(other, ms=99.5)]
     noisy = state_of(space, *lines, *confirmed(other, (80.0, 74.0)), *confirmed(base, (77.0, 84.0)))
     answer = answer_of(noisy)
     assert answer is not None
@@ -120,7 +120,7 @@ def test_a_baseline_that_wins_on_a_noisy_machine_says_within_how_much(space: Syn
 def test_a_leader_that_loses_in_fresh_processes_is_not_within_the_noise_of_the_best(space: Synthetic) -> None:
     base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
-    lines = [*visited(space, base), trial(base, warm=False), trial(other, ms=90.0)]
+    lines = [*process_ready(space, base), trial(base, warm=False), trial(other, ms=90.0)]
     answer = answer_of(state_of(space, *lines, *confirmed(other, (50.0, 50.5)), *confirmed(base, (80.0, 80.5))))
     assert answer is not None
     assert answer.best_number == base
@@ -132,7 +132,7 @@ def test_the_losses_of_trials_compare_step_by_step(space: Synthetic) -> None:
         space.space.baseline_number,
         next(number for number in space.truth if number != space.space.baseline_number),
     )
-    lines = [*visited(space, base), trial(base, losses=[8.0, 7.0, 6.0])]
+    lines = [*process_ready(space, base), trial(base, losses=[8.0, 7.0, 6.0])]
     assert other not in state_of(space, *lines, trial(other, losses=[8.1, 6.9])).ruled_out
     verdict = state_of(space, *lines, trial(other, losses=[8.0, 7.9])).ruled_out[other]
     assert verdict.verdict == "failed"
@@ -141,7 +141,7 @@ def test_the_losses_of_trials_compare_step_by_step(space: Synthetic) -> None:
 
 def test_drift_on_a_machine_that_others_disturb_is_noise_and_voids_nothing(space: Synthetic) -> None:
     base = space.space.baseline_number
-    lines = [*visited(space, base), trial(base, warm=False, reason="other processes took 70% of the CPU")]
+    lines = [*process_ready(space, base), trial(base, warm=False, reason="other processes took 70% of the CPU")]
     other = next(number for number in sorted(space.truth) if number != base)
     noisy = state_of(space, *lines, trial(other, ms=95.0), trial(base, ms=130.0, repeats=True))
     assert set(noisy.counted_trials) == {base, other}

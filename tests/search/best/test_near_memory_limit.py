@@ -16,7 +16,7 @@ from trainfast_runner.search.best.choose.decide import decide
 from trainfast_runner.search.best.choose.state import state_of_best_journal
 from trainfast_runner.search.journal.best import BestAnswer, BestLaunched, BestLine, BestQuestion, ColdRun
 
-from .synthetic import asking, confirmed, trial, visited
+from .synthetic import asking, confirmed, process_ready, trial
 from .test_best_for_real import SMALL
 
 
@@ -81,7 +81,7 @@ def test_a_setting_that_does_not_fit_under_the_limit_is_too_large_and_the_answer
 def test_a_run_under_the_limit_is_no_speed(space: Synthetic) -> None:
     base = space.space.baseline_number
     slow = ColdRun(candidate_number=base, role="limit", run_id="l", outcome="measured", samples_per_s=1.0, seconds=1.0)
-    lines = [asking(space), space.space, *visited(space, base), trial(base, warm=False), slow]
+    lines = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False), slow]
     answer = answer_of(state_of_best_journal(lines, 0.0))
     assert answer is not None
     assert answer.best_rate.low > 50, "its trial took 100 ms for 8 samples"
@@ -94,7 +94,7 @@ def test_without_time_a_setting_near_the_limit_says_that_it_was_not_run_under_it
     limit = [needed(space, large)]
     asked = msgspec.structs.replace(asking(space, budget_s=600.0), limits_bytes=limit)
     under = ColdRun(candidate_number=small, role="limit", run_id="u", outcome="measured", seconds=1.0)
-    lines = [asked, space.space, *visited(space, base), trial(base, warm=False)]
+    lines = [asked, space.space, *process_ready(space, base), trial(base, warm=False)]
     lines += [trial(other, ms=100.0), *confirmed(small, (80.0, 80.1)), *confirmed(large, (60.0, 60.1)), under]
     late = state_of_best_journal(lines, 700.0)
     assert ColdRanking(late).answer_number == small
@@ -109,7 +109,7 @@ def test_a_baseline_that_does_not_fit_under_the_limit_is_not_the_answer(space: S
     other = next(number for number in sorted(space.truth) if number != base)
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
     end = ColdRun(candidate_number=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0)
-    lines = [asked, space.space, *visited(space, base), trial(base, warm=False), trial(other, ms=99.9)]
+    lines = [asked, space.space, *process_ready(space, base), trial(base, warm=False), trial(other, ms=99.9)]
     lines += [*confirmed(other, (80.0, 80.1)), *confirmed(base, (80.0, 80.1)), end]
     answer = answer_of(state_of_best_journal(lines, 0.0))
     assert answer is not None
@@ -122,11 +122,11 @@ def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(s
     base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
-    lines: list[BestLine] = [asked, space.space, *visited(space, base), trial(base, warm=False)]
+    lines: list[BestLine] = [asked, space.space, *process_ready(space, base), trial(base, warm=False)]
     lines += [
         BestLaunched(run_id="u", role="limit", candidate_number=base),
         ColdRun(candidate_number=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0),
-        *visited(space, other, "two"),
+        *process_ready(space, other, "two"),
         trial(other, "two", warm=False),
     ]
     assert decide(state_of_best_journal(lines, 0.0)).step.action == "trial", "one setting is no answer yet"

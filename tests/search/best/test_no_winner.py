@@ -15,7 +15,7 @@ from trainfast_runner.search.journal.best import BestEnded, BestLine, read_best_
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_tui.text.search.best_answer import answer_lines
 
-from .synthetic import asking, confirmed, trial, visited
+from .synthetic import asking, confirmed, process_ready, trial
 
 
 def searched(
@@ -24,7 +24,7 @@ def searched(
     """JSON and words of a search of two settings, another and the baseline, confirmed at these samples/s."""
     base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
-    lines: list[BestLine] = [asking(space), space.space, *visited(space, base), trial(base, warm=False)]
+    lines: list[BestLine] = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False)]
     lines += [trial(other, ms=99.5), *confirmed(other, rates[0]), *confirmed(base, rates[1])]
     answer = answer_of(state_of_best_journal(lines, spent_s))
     journal = SearchJournal(directory)

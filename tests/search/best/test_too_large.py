@@ -10,7 +10,7 @@ from trainfast_runner.records.result import OomExplanation, Result
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit, failure_in, oom_failure, verdict_of
 from trainfast_runner.search.journal.best import BestLaunched, Candidate, Trial
 
-from .synthetic import state_of, trial, visited
+from .synthetic import process_ready, state_of, trial
 
 MIB = 2**20
 ON_GPU = (
@@ -60,7 +60,7 @@ def test_a_larger_batch_lacks_at_least_as_much(space: Synthetic) -> None:
     base = space.space.baseline_number
     oom = trial(base, outcome="oom", step_ms=[], reason="an allocation of 64 MiB failed", missing_bytes=MIB)
     launched = BestLaunched(run_id="one", role="trial", candidate_number=base)
-    verdicts = state_of(space, launched, *visited(space, base), oom).ruled_out
+    verdicts = state_of(space, launched, *process_ready(space, base), oom).ruled_out
     larger = [one for one in verdicts.values() if one.reason.startswith("a smaller batch: an allocation of 64 MiB")]
     assert larger
     assert {one.excess_bytes for one in larger} == {MIB}
@@ -76,7 +76,7 @@ def test_a_larger_batch_that_was_measured_stays(space: Synthetic) -> None:
         and all(one.knobs[name] == own[name] for name in own if name not in ("batch_size", "grad_accum"))
     ]
     oom = trial(base, outcome="oom", step_ms=[], reason="an allocation of 64 MiB failed")
-    ruled_out = state_of(space, *visited(space, larger[0]), trial(larger[0]), oom).ruled_out
+    ruled_out = state_of(space, *process_ready(space, larger[0]), trial(larger[0]), oom).ruled_out
     assert base in ruled_out
     assert larger[0] not in ruled_out
     assert set(larger[1:]) <= set(ruled_out)

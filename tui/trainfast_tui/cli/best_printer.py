@@ -14,9 +14,9 @@ from trainfast_runner.search.journal.best import (
     BestStep,
     ColdRun,
     Ordered,
+    ProcessReady,
     Space,
     Trial,
-    Visited,
 )
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.search_runs import TRIAL
@@ -65,7 +65,7 @@ class BestPrinter(JournalPrinter[BestLine]):
         match line:
             case Space():
                 return self._space_words(line)
-            case Visited():
+            case ProcessReady():
                 return f"  process {line.run_id} ready after {duration(line.start_s)}"
             case BestStep(candidate_number=None):
                 return ""

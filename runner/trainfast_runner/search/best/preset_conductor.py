@@ -25,8 +25,8 @@ from trainfast_runner.search.conductor import SearchCallbacks
 from trainfast_runner.search.journal.best import (
     AttemptOutcome,
     BestLine,
+    ProcessReady,
     Trial,
-    Visited,
 )
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.run_ends import raise_if_stopped
@@ -128,7 +128,7 @@ class PresetBestConductor(BestConductor):
             self._record_end(number, self._wait_for_process_end(), self._clock_s() - began_s)
             return None
         start_s = self._clock_s() - began_s
-        self._write(Visited(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=start_s))
+        self._write(ProcessReady(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=start_s))
         return process
 
     def _record_end(self, number: int, result: Result, seconds: float) -> None:

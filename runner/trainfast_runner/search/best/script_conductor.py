@@ -9,7 +9,7 @@ from trainfast_runner.search.best.disturbances import is_usually_disturbed
 from trainfast_runner.search.best.measure.trial_record import trial_of_run
 from trainfast_runner.search.best.question.script_survey import ScriptSurvey
 from trainfast_runner.search.best.step_rule import UNTIMED_TRIAL_STEPS
-from trainfast_runner.search.journal.best import Trial, Visited
+from trainfast_runner.search.journal.best import ProcessReady, Trial
 from trainfast_runner.search.speed.trial_rates import steps_for
 from trainfast_runner.worker.shared.search_runs import TRIAL
 
@@ -54,7 +54,9 @@ class ScriptBestConductor(BestConductor):
             checks_samples=any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines),
         )
         if trial.step_ms:
-            self._write(Visited(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=process_start_s))
+            self._write(
+                ProcessReady(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=process_start_s)
+            )
         self._write(trial)
         self.update_candidates()
 

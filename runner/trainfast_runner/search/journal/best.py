@@ -145,10 +145,10 @@ class Space(Line, frozen=True, kw_only=True, tag="space"):
     dropped: int = 0
 
 
-class Visited(Line, frozen=True, kw_only=True, tag="visited"):
+class ProcessReady(Line, frozen=True, kw_only=True, tag="visited"):
     """A warm process was started for candidates of the same `process_knobs`; it was ready after `start_s` seconds.
 
-    A visit is the life of one such process: its trials share an offset, which the next process does not have.
+    The trials of one process share an offset, which the next process does not have.
     """
 
     run_id: str
@@ -322,7 +322,7 @@ BestLine = (
     BestQuestion
     | Conducted
     | Space
-    | Visited
+    | ProcessReady
     | Trial
     | ColdRun
     | BestStep
@@ -349,7 +349,7 @@ class BestJournal(JournalLines):
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """Every trial, void ones and those of voided visits included, in their order."""
+        """Every trial, void ones and those of voided processes included, in their order."""
         return self.all_of(Trial)
 
     @cached_property

@@ -34,13 +34,16 @@ MAX_THROTTLED = 0.05
 
 @dataclass(frozen=True)
 class EarlierSpeed:
-    """The ln samples/s that a run measured, or a trial. `variance` is that of its noise; a `visit` is one process."""
+    """The ln samples/s that a run or a trial measured, with the variance of its noise.
+
+    `process` is the run id of the process that measured.
+    """
 
     spec: RunSpec
     devices: int
     log_rate: float
     variance: float
-    visit: str
+    process: str
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The effects model: ln of the rate as a sum of knob effects, shrunk pairwise terms, a visit's effect and noise.
+"""The effects model: ln of the rate as a sum of knob effects, shrunk pairwise terms, a process's effect and noise.
 
 A Gaussian process whose covariance is that sum (Duvenaud, Nickisch and Rasmussen, "Additive Gaussian Processes", 2011).
 The posterior over all candidates is exact: for each candidate x the vector L^-1 k(x) is kept, where L is the Cholesky
@@ -24,24 +24,24 @@ RESIDUAL_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Scales:
-    """Prior standard deviations, in ln rate: of a knob's effect, of a pairwise term, between visits."""
+    """Prior standard deviations, in ln rate: of a knob's effect, of a pairwise term, between processes."""
 
     main: float = 0.3
     pair: float = 0.08
-    visit: float = 0.01
+    process: float = 0.01
 
 
 @dataclass(frozen=True)
 class Observation:
     """A measured ln rate (or a difference of two): `terms` are points with their weights.
 
-    `variance` is that of its noise. Observations of one `visit` share its effect; None is outside every visit.
+    `variance` is that of its noise. Observations of one `process` (a run id) share its effect; None is of no process.
     """
 
     terms: tuple[tuple[float, Point], ...]
     value: float
     variance: float
-    visit: str | None = None
+    process: str | None = None
 
     def centered_on(self, mean: float) -> float:
         """The value less that expected where every ln rate is `mean`."""
@@ -58,12 +58,12 @@ class CovarianceParts(NamedTuple):
     """Twice the sum of the products of these correlations, over pairs of knobs."""
     all_knobs: float
     """1 if every level is the same."""
-    visit: float
-    """1 if both are of one visit."""
+    process: float
+    """1 if both are of one process."""
 
 
 def covariance_parts(levels: Levels, observation: Observation, other: Observation) -> CovarianceParts:
-    """Return the parts of two observations: those of their points by weight, and the visit."""
+    """Return the parts of two observations: those of their points by weight, and 1 if both are of one process."""
     mean = knobs = pairs = all_knobs = 0.0
     for weight, point in observation.terms:
         for other_weight, other_point in other.terms:
@@ -73,8 +73,8 @@ def covariance_parts(levels: Levels, observation: Observation, other: Observatio
             knobs += product * parts.knobs
             pairs += product * parts.pairs
             all_knobs += product * parts.all_knobs
-    same_visit = observation.visit is not None and observation.visit == other.visit
-    return CovarianceParts(mean, knobs, pairs, all_knobs, 1.0 if same_visit else 0.0)
+    same_process = observation.process is not None and observation.process == other.process
+    return CovarianceParts(mean, knobs, pairs, all_knobs, 1.0 if same_process else 0.0)
 
 
 def _parts_of_points(levels: Levels, point: Point, other: Point) -> CovarianceParts:
@@ -92,7 +92,7 @@ class PriorCovariance:
         # `pairs` counts each pair twice.
         self._main, self._pair = scales.main**2, scales.pair**2 / 2
         self._residual = (RESIDUAL_SHARE * scales.pair) ** 2
-        self._visit = scales.visit**2
+        self._process = scales.process**2
 
     def between_points(self, point: Point, other: Point) -> float:
         """Return the covariance of two points."""
@@ -101,9 +101,9 @@ class PriorCovariance:
 
     def from_parts(self, pairs: Sequence[CovarianceParts]) -> list[float]:
         """Return the covariance of each two observations by its parts."""
-        main, pair, residual, visit = self._main, self._pair, self._residual, self._visit
+        main, pair, residual, process = self._main, self._pair, self._residual, self._process
         return [
-            MEAN_VARIANCE * mean + main * total + pair * products + residual * equal + visit * same
+            MEAN_VARIANCE * mean + main * total + pair * products + residual * equal + process * same
             for mean, total, products, equal, same in pairs
         ]
 

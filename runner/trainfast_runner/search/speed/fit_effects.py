@@ -9,12 +9,12 @@ from functools import cache
 
 from trainfast_runner.search.speed.effects import Likelihood, Observation, Posterior, Scales
 from trainfast_runner.search.speed.levels import Levels
-from trainfast_runner.search.speed.trial_rates import MAX_VOID_VISITS, VOID_LOG_DRIFT, Measurements
+from trainfast_runner.search.speed.trial_rates import MAX_VOID_PROCESSES, VOID_LOG_DRIFT, Measurements
 
 MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
 """Numbers of observations at which the scales of the effects are chosen again."""
-MAINS, PAIRS, VISITS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
-"""The scales among which it chooses."""
+MAINS, PAIRS, PROCESSES = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
+"""The `Scales` to choose from: of effects, of pairwise terms, between processes."""
 
 
 def fit_effects(
@@ -53,20 +53,20 @@ def fit_effects(
 
 def _scales(levels: Levels, center: float, seen: Sequence[Observation], measurements: Measurements) -> Scales:
     """Return the scales under which the `seen` observations are most likely."""
-    least_visit = _drift_deviation(measurements)
-    visits = [visit for visit in VISITS if visit >= least_visit] or [least_visit]
+    least_deviation = _drift_deviation(measurements)
+    deviations = [deviation for deviation in PROCESSES if deviation >= least_deviation] or [least_deviation]
     score = cache(Likelihood(levels, seen, center).log_likelihood)
-    best = Scales(visit=min(visits, key=lambda visit: abs(visit - Scales().visit)))
+    best = Scales(process=min(deviations, key=lambda deviation: abs(deviation - Scales().process)))
     for _ in range(2):
         best = max((replace(best, main=main) for main in MAINS), key=score)
         best = max((replace(best, pair=pair) for pair in PAIRS), key=score)
-        best = max((replace(best, visit=visit) for visit in visits), key=score)
+        best = max((replace(best, process=deviation) for deviation in deviations), key=score)
     return best
 
 
 def _drift_deviation(measurements: Measurements) -> float:
-    """The least deviation between visits: that within visits, where too many drifted for it to be an accident."""
-    if len(measurements.void) + len(measurements.drift_variance_by_run) < MAX_VOID_VISITS:
+    """Return the least deviation between processes: their drift if too many drifted for an accident, else 0."""
+    if len(measurements.void) + len(measurements.drift_variance_by_run) < MAX_VOID_PROCESSES:
         return 0.0
     square = sum(drift * drift for drift in measurements.drifts) / len(measurements.drifts)
     return math.sqrt(square / 2) if square > VOID_LOG_DRIFT * VOID_LOG_DRIFT else 0.0

@@ -58,9 +58,9 @@ KNOB_DEVIATIONS = {
     "model": 0.12,
 }
 """Prior deviations, in ln rate, of a knob's effect beyond the work it changes. Other knobs do not change the speed."""
-SCALES = Scales(main=0.1, pair=0.03, visit=0.04)
-VISITS = (0.04, 0.08, 0.16)
-"""Deviations between runs of the same settings: the most likely one, of `ENOUGH_RUNS` or more, else the first."""
+SCALES = Scales(main=0.1, pair=0.03, process=0.04)
+RUN_DEVIATIONS = (0.04, 0.08, 0.16)
+"""Deviations between runs of the same settings to choose from; with fewer than `ENOUGH_RUNS` runs the first."""
 ENOUGH_RUNS = 4
 WEIGHTS = {name: (deviation / SCALES.main) ** 2 for name, deviation in KNOB_DEVIATIONS.items()}
 REFERENCE: KnobValues = {
@@ -118,13 +118,13 @@ class SpeedModel:
         reference = levels.point(REFERENCE)
 
         def observed(
-            knobs: KnobValues, step: ExpectedStep, log_rate: float, variance: float, visit: str
+            knobs: KnobValues, step: ExpectedStep, log_rate: float, variance: float, process: str
         ) -> _ObservedRun:
             terms = ((1.0, levels.point(knobs)), (-1.0, reference))
-            return _ObservedRun(Observation(terms, log_rate - _log_rate(step), variance, visit), step.shares)
+            return _ObservedRun(Observation(terms, log_rate - _log_rate(step), variance, process), step.shares)
 
         runs = [
-            observed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.visit)
+            observed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.process)
             for number, (speed, expected) in ((number, self._measured[number]) for number in near)
         ]
         runs.append(observed(wanted, step, 0.0, self._noise, ""))
@@ -132,9 +132,9 @@ class SpeedModel:
             [self._work_covariance(run, other) for other in runs[: place + 1]] for place, run in enumerate(runs)
         ]
         likelihood = Likelihood(levels, [run.observation for run in runs], 0.0, fixed_covariances)
-        visits = VISITS if len(near) >= ENOUGH_RUNS else VISITS[:1]
+        deviations = RUN_DEVIATIONS if len(near) >= ENOUGH_RUNS else RUN_DEVIATIONS[:1]
         scales = max(
-            (replace(SCALES, visit=visit) for visit in visits),
+            (replace(SCALES, process=deviation) for deviation in deviations),
             key=lambda scales: likelihood.log_likelihood(scales, len(near)),
         )
         factor = likelihood.factor(scales)

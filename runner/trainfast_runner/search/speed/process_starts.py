@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from trainfast_runner.search.journal.best import BestLine, Trial, Visited
+from trainfast_runner.search.journal.best import BestLine, ProcessReady, Trial
 
 ProcessKey = tuple[tuple[str, object], ...]
 """The knobs that need a process of their own, as a key."""
@@ -29,7 +29,7 @@ class ProcessStarts:
                 untimed_s[line.run_id] = _untimed_s(line)
         starts_s: dict[ProcessKey, list[float]] = defaultdict(list)
         for line in lines:
-            if isinstance(line, Visited):
+            if isinstance(line, ProcessReady):
                 starts_s[process_key(line.process_knobs)].append(line.start_s + untimed_s.get(line.run_id, 0.0))
         self._measured_s = {key: statistics.median(seconds) for key, seconds in starts_s.items()}
         self._guessed_s: dict[ProcessKey, float] = {}

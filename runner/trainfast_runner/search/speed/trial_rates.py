@@ -1,4 +1,4 @@
-"""Read the trials of a best-fit search as observations: their rates and noise, without voided visits."""
+"""Read the trials of a best-fit search as observations: their rates and noise, without voided processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainfast_runner.settings.knob_type import KnobValues
 
 VOID_LOG_DRIFT = 0.02
 """A process whose first candidate is off by more than this at its end is void."""
-MAX_VOID_VISITS = 3
-"""After this many voided visits drift counts as noise of the machine, and voids no more visits."""
+MAX_VOID_PROCESSES = 3
+"""After this many voided processes drift counts as noise of the machine, and voids no more of them."""
 POOL_STEPS = 4
 """The pooled variance of a step weighs as much as this many steps of the trial itself."""
 NOISE_GRID_RATIO = 1.25
@@ -38,13 +38,13 @@ class Measurements:
     step_deviation: float
     """The deviation of ln step time, pooled over all trials."""
     void: frozenset[str]
-    """The run ids of voided visits."""
+    """The run ids of voided processes."""
     drifts: tuple[float, ...]
-    """The ln rate of each visit's reference at the end of the visit less that at its beginning."""
+    """The ln rate of each process's reference at its end less that at its beginning."""
     drift_variance: float = 0.0
-    """Variance of each trial by drift, where drift is noise and voids no visit."""
+    """Variance of each trial by drift, where drift is noise and voids no process."""
     drift_variance_by_run: Mapping[str, float] = field(default_factory=dict)
-    """Variance of a trial by the drift of its visit, by the run ids of visits that drifted and count all the same."""
+    """Variance of a trial by the drift of its process, by run id, for processes that drifted and count all the same."""
 
     def observations(self, levels: Levels, joules: bool) -> list[Observation]:
         """Return one observation a trial: ln samples/s, or ln samples a joule."""
@@ -67,10 +67,10 @@ class Measurements:
 
 
 def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Measurements:
-    """Return the trials that count: measured or slow, in no voided visit.
+    """Return the trials that count: measured or slow, in no voided process.
 
-    Without `voids_drifted` the trials of a visit that drifted count, with its drift as noise. Where trials count that
-    other processes disturbed, drift is noise in all visits.
+    Without `voids_drifted` the trials of a process that drifted count, with its drift as noise. If a counted trial was
+    disturbed, drift is noise in every process.
     """
     timed = [
         line
@@ -79,18 +79,19 @@ def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Me
     ]
     deviation = _pooled(timed)
     is_noise = any(trial.counts_disturbed for trial in timed)
-    visits: dict[str, list[Trial]] = defaultdict(list)
+    processes: dict[str, list[Trial]] = defaultdict(list)
     for trial in timed:
-        visits[trial.run_id].append(trial)
+        processes[trial.run_id].append(trial)
     drifted: dict[str, float] = {}
     drifts = []
-    for run_id, trials in visits.items():
+    for run_id, trials in processes.items():
         drift = _drift(trials)
         if drift is None:
             continue
         size, error = drift
         drifts.append(size)
-        if abs(size) > max(VOID_LOG_DRIFT, 3 * error * deviation) and len(drifted) < MAX_VOID_VISITS and not is_noise:
+        has_drifted = abs(size) > max(VOID_LOG_DRIFT, 3 * error * deviation)
+        if has_drifted and len(drifted) < MAX_VOID_PROCESSES and not is_noise:
             # Both ends of a process have an error.
             drifted[run_id] = size * size / 2
     noise = statistics.fmean(drift * drift for drift in drifts) / 2 if is_noise and drifts else 0.0
@@ -150,7 +151,7 @@ def steps_for(deviation: float, error: float, least: int, most: int) -> int:
 
 
 def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:
-    """The ln rate of a visit's reference at the end less that at the beginning; None if it was not repeated.
+    """The ln rate of a process's reference at the end less that at the beginning; None if it was not repeated.
 
     The second figure is the error of the first, in deviations of a step.
     """

@@ -152,7 +152,7 @@ def _log_rate(ranking: ColdRanking, number: int) -> tuple[float, float] | None:
     if state.question.objective == "samples_per_joule":
         logs = [value for trial in trials if (value := log_rate(trial)) is not None]
         variance = statistics.fmean(state.measured.variance(trial) for trial in trials) / len(trials)
-        return statistics.fmean(logs), NORMAL_95 * math.sqrt(variance + state.posterior.scales.visit**2)
+        return statistics.fmean(logs), NORMAL_95 * math.sqrt(variance + state.posterior.scales.process**2)
     return state.posterior.mean[number], NORMAL_95 * math.sqrt(max(state.posterior.variance[number], 0.0))
 
 

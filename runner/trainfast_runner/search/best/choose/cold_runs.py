@@ -70,7 +70,7 @@ class MeasuredRuns:
     @cached_property
     def noise(self) -> Noise:
         """The noise of a run, pooled over the repeated runs of each candidate."""
-        prior = self._state.posterior.scales.visit**2 + COLD_ERROR**2 + self._state.measured.drift_variance
+        prior = self._state.posterior.scales.process**2 + COLD_ERROR**2 + self._state.measured.drift_variance
         squares, freedom = PRIOR_RUNS * prior, PRIOR_RUNS
         for values in self.log_objectives.values():
             if len(values) > 1:

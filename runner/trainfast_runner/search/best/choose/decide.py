@@ -96,20 +96,20 @@ def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
     """The trials in the baseline's process, each with its reason."""
     levels, baseline_number = state.posterior.levels, state.space.baseline_number
     process_knobs = state.candidates[baseline_number].process_knobs
-    group = {number for number in state.remaining if state.candidates[number].process_knobs == process_knobs}
+    in_process = {number for number in state.remaining if state.candidates[number].process_knobs == process_knobs}
     trials: list[tuple[int, str]] = []
     largest_number = baseline_number
     if "batch_size" in levels.names:
         sizes = range(len(levels.values["batch_size"]))
         numbers = [levels.with_level(baseline_number, "batch_size", level) for level in sizes]
-        fitting = [number for number in numbers if number is not None and number in group]
+        fitting = [number for number in numbers if number is not None and number in in_process]
         largest_number = max(fitting, key=lambda number: state.candidates[number].batch_size, default=baseline_number)
         if largest_number != baseline_number:
             trials.append((largest_number, "the largest batch that fits"))
     for name in levels.names:
         for level, value in enumerate(levels.values[name]):
             number = levels.with_level(largest_number, name, level)
-            if number in group and number not in (None, largest_number) and name != "batch_size":
+            if number in in_process and number not in (None, largest_number) and name != "batch_size":
                 trials.append((number, f"{name}={_value_text(name, value)} at that batch"))
     return trials
 
@@ -122,7 +122,7 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
     unseen = [number for number in prospects.with_unseen_values if number in prospects.affordable]
     number = max(likely or unseen, key=prospects.improvement_per_s)
     if not state.is_warm(number):
-        # A value costs a second in the process that waits, and a start once it is gone.
+        # Trying a new value costs about a second in the warm process, and a process start once that has ended.
         number = max(filter(state.is_warm, unseen), key=prospects.improvement_per_s, default=number)
     if number in likely:
         gain = prospects.gains[number].mean
@@ -195,11 +195,11 @@ def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDeci
     """
     action, reference = decision.step.action, state.reference_trial
     stays = action == "end" or (action == "trial" and not decision.needs_new_process)
-    if stays or reference is None or not state.is_visit_open:
+    if stays or reference is None or not state.needs_repeat:
         return decision
-    repeated = [trial for trial in state.trials_of_visit if trial.repeats]
+    repeated = [trial for trial in state.warm_trials if trial.repeats]
     if len(repeated) >= MAX_VOID_ATTEMPTS or any(
-        trial.outcome in ("oom", "failed") for trial in state.trials_of_visit[-1:]
+        trial.outcome in ("oom", "failed") for trial in state.warm_trials[-1:]
     ):
         return decision
     why = "the first setting measured in this process again: a change would be drift"

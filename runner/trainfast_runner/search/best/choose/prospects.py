@@ -12,6 +12,7 @@ from typing import NamedTuple
 from trainfast_runner.search.best.choose.cold_costs import TRIALS_SHARE, ColdCosts
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
 from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, MAX_TIMED_STEPS, MIN_TIMED_STEPS, UNTIMED_TRIAL_STEPS
+from trainfast_runner.search.speed.process_starts import ProcessKey
 from trainfast_runner.search.speed.trial_rates import steps_for
 
 LIKELY_CHANCE = 0.05
@@ -111,7 +112,7 @@ class Prospects:
         return (mean * _above(ratio) + deviation * density) / self.cost_s(number)
 
     def cost_s(self, number: int) -> float:
-        """Expected seconds of a trial: the process if none waits for it, untimed and timed steps."""
+        """Expected seconds of a trial: the start of a process unless the warm one takes it, untimed and timed steps."""
         return self._costs_s[number]
 
     @cached_property
@@ -167,15 +168,15 @@ class Prospects:
     def outlook(self) -> Outlook:
         """The chance that going on finds 2 % more, and its price.
 
-        Candidates of one process have much in common, so the best of each counts, and these as independent.
+        Candidates that share a process have much in common: the best candidate of each process counts, independently.
         """
-        best_of_group: dict[object, int] = {}
+        best_of_process: dict[ProcessKey, int] = {}
         for number, chance in self.chances.items():
-            group = self._state.process_keys[number]
-            if chance > 0.01 and chance > self.chances.get(best_of_group.get(group, -1), 0.0):
-                best_of_group[group] = number
-        none = math.prod(1 - self.chances[number] for number in best_of_group.values())
-        return Outlook(1 - none, sum(self.cost_s(number) for number in best_of_group.values()))
+            process = self._state.process_keys[number]
+            if chance > 0.01 and chance > self.chances.get(best_of_process.get(process, -1), 0.0):
+                best_of_process[process] = number
+        none = math.prod(1 - self.chances[number] for number in best_of_process.values())
+        return Outlook(1 - none, sum(self.cost_s(number) for number in best_of_process.values()))
 
 
 def _above(ratio: float) -> float:

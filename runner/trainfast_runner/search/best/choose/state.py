@@ -21,9 +21,9 @@ from trainfast_runner.search.journal.best import (
     BestQuestion,
     Candidate,
     CandidateVerdict,
+    ProcessReady,
     Space,
     Trial,
-    Visited,
 )
 from trainfast_runner.search.speed.effects import Posterior
 from trainfast_runner.search.speed.fit_effects import fit_effects
@@ -43,7 +43,7 @@ WORTHWHILE_LOG_GAIN = math.log(1.02)
 
 @dataclass(frozen=True, kw_only=True)
 class BestState(BestJournal):
-    """The state of a search after `spent_s` seconds; `warm_run_id` is the process that waits for its next trial."""
+    """The state of a search after `spent_s` seconds; `warm_run_id` is the run of the warm process, None without one."""
 
     question: BestQuestion
     space: Space
@@ -135,18 +135,18 @@ class BestState(BestJournal):
 
     @cached_property
     def warm_process_key(self) -> ProcessKey | None:
-        """The knobs of the process that waits; None without one, or where its drift voids all that it measures."""
+        """The knobs of the warm process; None without one, or if its drift voids its trials."""
         if self.warm_run_id in self.measured.void:
             return None
         for line in reversed(self.lines):
-            if isinstance(line, Visited) and line.run_id == self.warm_run_id:
+            if isinstance(line, ProcessReady) and line.run_id == self.warm_run_id:
                 return process_key(line.process_knobs)
             if isinstance(line, BestLaunched) and line.run_id == self.warm_run_id:
                 return self.process_keys[line.candidate_number]
         return None
 
     def is_warm(self, number: int) -> bool:
-        """True if the process that waits can try this candidate."""
+        """True if the warm process can try this candidate."""
         return self.warm_process_key is not None and self.process_keys[number] == self.warm_process_key
 
     def start_s(self, number: int) -> float:
@@ -154,21 +154,21 @@ class BestState(BestJournal):
         return self.starts.seconds(self.process_keys[number])
 
     @cached_property
-    def trials_of_visit(self) -> list[Trial]:
-        """The trials in the process that waits."""
+    def warm_trials(self) -> list[Trial]:
+        """The trials in the warm process."""
         return [trial for trial in self.trials if trial.run_id == self.warm_run_id]
 
     @cached_property
     def reference_trial(self) -> Trial | None:
-        """The trial in the process that waits whose repeat shows drift: the first that was not given up as slow."""
-        return reference_of(self.trials_of_visit)
+        """The trial in the warm process whose repeat shows drift: the first that was not given up as slow."""
+        return reference_of(self.warm_trials)
 
     @cached_property
-    def is_visit_open(self) -> bool:
-        """True if the process that waits has timed several candidates since its reference, and not repeated that."""
+    def needs_repeat(self) -> bool:
+        """True if the warm process timed several candidates since its reference trial, which it has not repeated."""
         if self.reference_trial is None:
             return False
-        since = self.trials_of_visit[self.trials_of_visit.index(self.reference_trial) :]
+        since = self.warm_trials[self.warm_trials.index(self.reference_trial) :]
         timed = [trial for trial in since if trial.outcome in TIMED_OUTCOMES]
         return len({trial.candidate_number for trial in timed}) > 1 and not any(trial.repeats for trial in timed)
 
