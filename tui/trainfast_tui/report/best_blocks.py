@@ -162,7 +162,7 @@ def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterat
 
 
 def _attempt_blocks(so_far: BestSoFar) -> Iterator[Block]:
-    """Yield the trials and the runs in fresh processes, in their order."""
+    """Yield the trials and the cold runs, in their order."""
     yield Heading("Trials and runs")
     rows = [_attempt_row(so_far, attempt) for attempt in so_far.attempts]
     if not rows:

@@ -81,7 +81,7 @@ class BestSoFar(BestJournal):
     def rates(self) -> Mapping[int, Interval]:
         """Samples/s, or samples/J where that is the objective, of each trial and run by its index in `attempts`.
 
-        The 95 % interval of a trial is by its own and the pooled steps; a run in a fresh process has none of its own.
+        The 95 % interval of a trial is by its own and the pooled steps; a cold run has none of its own.
         """
         measured = measurements(self.lines)
         joules = self.objective == "samples_per_joule"

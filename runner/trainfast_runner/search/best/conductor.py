@@ -48,7 +48,7 @@ LIMIT_STEPS = 4
 
 
 class BestConductor(Conductor[BestLine, BestEnded]):
-    """Conducts a best-fit search: trials, then cold runs in fresh processes.
+    """Conducts a best-fit search: trials, then cold runs.
 
     The candidates of a preset and of a script are tried in different ways: `preset_conductor`, `script_conductor`.
     """
@@ -166,7 +166,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         return launched
 
     def _take_cold_run(self, decision: BestDecision, number: int) -> None:
-        """Measure a candidate in a fresh process, or take the same run of a killed conductor."""
+        """Measure a candidate in a cold run, or take the same run of a killed conductor."""
         self._end_process()
         step = decision.step
         if step.action == UNDER_LIMIT:

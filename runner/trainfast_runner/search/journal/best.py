@@ -197,7 +197,7 @@ class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
 
 
 class ColdRun(Attempt, frozen=True, kw_only=True, tag="race"):
-    """A run in a fresh process."""
+    """A cold run: a run in a fresh process."""
 
     role: str
     """A `ColdRole`; turn_back is of `knob`."""
@@ -344,7 +344,7 @@ class BestJournal(JournalLines):
 
     @cached_property
     def attempts(self) -> tuple[Trial | ColdRun, ...]:
-        """Every trial and every run in a fresh process, void ones included, in their order."""
+        """Every trial and every cold run, void ones included, in their order."""
         return tuple(line for line in self.lines if isinstance(line, Trial | ColdRun))
 
     @cached_property
@@ -354,7 +354,7 @@ class BestJournal(JournalLines):
 
     @cached_property
     def cold_runs(self) -> tuple[ColdRun, ...]:
-        """Every run in a fresh process, in their order."""
+        """Every cold run, in their order."""
         return self.all_of(ColdRun)
 
     @cached_property

@@ -32,7 +32,7 @@ from trainfast_runner.search.speed.trial_rates import log_rate
 from trainfast_runner.units import chance_text, counted
 
 NOTED_LOG_GAP = 0.03
-"""A difference between warm trials and fresh processes that the answer mentions."""
+"""A difference between trials and cold runs that the answer mentions, in ln of the objective."""
 CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
 
 
@@ -137,7 +137,7 @@ def _percent(difference: Difference) -> Interval:
 
 
 def _log_rate(ranking: ColdRanking, number: int) -> tuple[float, float] | None:
-    """The ln samples/s of a candidate and half of its interval: by fresh processes, else by trials; else None."""
+    """Return the ln samples/s of a candidate and half of its interval: by cold runs, else by trials; else None."""
     state = ranking.state
     # The real memory_limit slows every step of a CPU run.
     full = [run for run in state.cold_runs if run.role != UNDER_LIMIT]
@@ -183,7 +183,7 @@ def _value(ranking: ColdRanking, number: int) -> Interval | None:
 
 
 def _run_ids(state: BestState, number: int) -> list[str]:
-    """The runs in fresh processes that measured a candidate."""
+    """Return the ids of the cold runs that measured a candidate."""
     return [
         run.run_id
         for run in state.cold_runs

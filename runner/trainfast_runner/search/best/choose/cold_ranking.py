@@ -21,7 +21,7 @@ from trainfast_runner.search.journal.best import (
 NEAR_LOG_GAIN = 0.03
 """Candidates within this of the leader, in ln of the objective, take part in the race."""
 MAX_FINALISTS = 4
-"""Chosen, not measured: the most candidates in the race. Each one takes runs in fresh processes."""
+"""Chosen, not measured: the most candidates in the race. Each candidate takes cold runs."""
 SURELY_SLOWER = 0.01
 """A candidate with a smaller chance than this to be the fastest takes no part."""
 EQUAL_LOG_GAIN = 0.005

@@ -1,7 +1,7 @@
 """The objective that cold runs measured, its noise, and the difference between two candidates with its interval.
 
-A cold run is a run in a fresh process. Its noise is pooled over repeated runs of the same candidate, with the noise of
-the trials as four runs' worth of evidence; intervals are Student's.
+The noise is pooled over repeated runs of the same candidate, with the noise of the trials as four runs' worth of
+evidence; intervals are Student's.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS
 from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestStep, ColdRole
 
 MAX_BEFORE_TURN_BACK = 12
-"""Runs in fresh processes that count, from which on no knob is turned back."""
+"""From this number of counted cold runs on no knob is turned back."""
 NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
 ROLES: tuple[ColdRole, ...] = (*SPEED_ROLES, UNDER_LIMIT)
 
