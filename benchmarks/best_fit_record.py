@@ -184,7 +184,7 @@ def _begin(recipe: Recipe, space: Space) -> dict[str, Any]:
                 "knobs": candidate.knobs,
                 "process": candidate.process_knobs,
                 "samples_per_step": candidate.samples_per_step,
-                "ruled_out": candidate.ruled_out,
+                "ruled_out": candidate.excluded_as,
                 "reason": candidate.reason,
             }
             for candidate in space.candidates
@@ -208,7 +208,7 @@ class _Recorder:
         order.shuffle(visits)
         for place, (key, members) in enumerate(visits):
             process = dict(key)
-            settings = [member for member in members if self._space.candidates[member].ruled_out is None]
+            settings = [member for member in members if self._space.candidates[member].excluded_as is None]
             if not settings or _is_recorded(recorded, number, process):
                 continue
             order.shuffle(settings)

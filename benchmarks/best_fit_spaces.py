@@ -120,10 +120,10 @@ class Synthetic:
                 process_knobs=candidates[place].process_knobs,
                 samples_per_step=self._global_batch,
                 predicted_bytes=size,
-                ruled_out=out,
+                excluded_as=out,
             )
         self.truth: dict[int, float] = {
-            number: rate for number, rate in enumerate(truth) if candidates[number].ruled_out is None
+            number: rate for number, rate in enumerate(truth) if candidates[number].excluded_as is None
         }
         preset = {name: values[0] for name, values in vary.items()} | {"batch_size": min(8, self._global_batch)}
         baseline = next(
@@ -238,7 +238,7 @@ class Recorded:
                 knobs=fields["knobs"],
                 process_knobs=fields["process"],
                 samples_per_step=fields["samples_per_step"],
-                ruled_out=fields["ruled_out"],
+                excluded_as=fields["ruled_out"],
                 reason=fields["reason"],
             )
             for fields in stored["candidates"]

@@ -242,7 +242,7 @@ def test_memory_is_predicted_by_trials_of_two_sizes() -> None:
     assert with_fitted_memory(space, trials[:1], 1000 * mib, "cpu") == space, "one size has no line"
     found = with_fitted_memory(space, trials, 400 * mib, "cpu").candidates
     assert [one.predicted_bytes for one in found] == [None, None, 260 * mib, 740 * mib]
-    assert [one.ruled_out for one in found] == [None, None, None, "too_large"]
+    assert [one.excluded_as for one in found] == [None, None, None, "too_large"]
 
 
 def test_memory_is_predicted_by_the_traced_step_of_one_trial() -> None:
@@ -251,9 +251,11 @@ def test_memory_is_predicted_by_the_traced_step_of_one_trial() -> None:
     first = msgspec.structs.replace(measured(1, 64, 200 * mib), traced=traced)
     found = with_fitted_memory(space, [first], 400 * mib, "cpu").candidates
     assert [one.predicted_bytes for one in found] == [170 * mib, None, 280 * mib, 440 * mib, 760 * mib]
-    assert [one.ruled_out for one in found] == [None] * 5, "64 alone does not accumulate: its gradients die in between"
+    assert [one.excluded_as for one in found] == [None] * 5, (
+        "64 alone does not accumulate: its gradients die in between"
+    )
     found = with_fitted_memory(space, [first], 300 * mib, "cpu").candidates
-    assert [one.ruled_out for one in found] == [None, None, None, "too_large", None]
+    assert [one.excluded_as for one in found] == [None, None, None, "too_large", None]
     assert "the traced step of run-1; trials of two" in memory_basis_words([first])
     untraced = msgspec.structs.replace(first, traced=None, untraced="its model is compiled")
     assert memory_basis_words([untraced]).endswith("run-1 has no trace: its model is compiled")
@@ -274,7 +276,7 @@ def test_unknown_value_of_a_mapping_is_incompatible_from_the_beginning(cli: Cli)
     )
     asked = BestRequest(vary={"precision": ["fp32", "bf16", "fp16"]})
     best = plan_script_best(script_preset.load(path), (), asked, SearchOptions())
-    ruled_out = {one.knobs["precision"]: one.reason for one in best.space.candidates if one.ruled_out is not None}
+    ruled_out = {one.knobs["precision"]: one.reason for one in best.space.candidates if one.excluded_as is not None}
     assert list(ruled_out) == ["fp16"]
     assert "precision=fp16 has no words in [script.knobs]" in ruled_out["fp16"]
     with pytest.raises(UserError, match="strategy has no place in mine"):

@@ -86,7 +86,7 @@ def a_space(candidates: list[Candidate] | None = None) -> Space:
                 predicted_bytes=needed,
                 excess_bytes=excess if excess > 0 else None,
                 samples_per_step=16,
-                ruled_out="too_large" if excess > 0 else None,
+                excluded_as="too_large" if excess > 0 else None,
                 reason=f"{excess // MIB} MiB too large" if excess > 0 else "",
             )
         )

@@ -71,7 +71,7 @@ def test_each_strategy_cuts_the_global_batch_by_its_own_degree() -> None:
     assert {one.knobs["strategy"]: one.world_size for one in space.candidates}["single"] == 1
     single = candidate_spec(spec, {"strategy": "single", "batch_size": 8})
     assert single.knobs["devices"] == 1, "devices is a ceiling, of which single uses one"
-    assert space.candidates[0].ruled_out is None
+    assert space.candidates[0].excluded_as is None
     fsdp = next(one for one in space.candidates if one.knobs["strategy"] == "fsdp")
     assert fsdp.process_knobs == fsdp.knobs, "fsdp turns no knob in a running process"
 
@@ -79,8 +79,8 @@ def test_each_strategy_cuts_the_global_batch_by_its_own_degree() -> None:
 def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named() -> None:
     spec = resolve("tiny-llama")
     space = enumerate_space(spec, CPU, vary(spec, precision=["fp32", "tf32"]), None, refuse)
-    [wrong] = [one for one in space.candidates if one.ruled_out]
-    assert wrong.ruled_out == "incompatible"
+    [wrong] = [one for one in space.candidates if one.excluded_as]
+    assert wrong.excluded_as == "incompatible"
     assert "precision=tf32" in wrong.reason
     assert "CPU" in wrong.reason
 
@@ -124,12 +124,12 @@ def test_a_setting_that_needs_more_than_the_limit_says_how_much_more() -> None:
     spec = resolve("tiny-llama")
     space = enumerate_space(spec, CPU, vary(spec, batch_size=[8, 16]), 16, refuse)
     space = with_predictions(space, {0: GIB, 1: 3 * GIB}, 2 * GIB)
-    assert space.candidates[0].ruled_out is None
-    assert space.candidates[1].ruled_out == "too_large"
+    assert space.candidates[0].excluded_as is None
+    assert space.candidates[1].excluded_as == "too_large"
     assert space.candidates[1].excess_bytes == GIB
     assert "1024.0 MiB too large" in space.candidates[1].reason or "too large" in space.candidates[1].reason
     too_large = with_predictions(space, {0: 3 * GIB}, 2 * GIB)
-    assert too_large.candidates[0].ruled_out is None, "the baseline is run all the same"
+    assert too_large.candidates[0].excluded_as is None, "the baseline is run all the same"
 
 
 def test_without_asking_only_knobs_that_train_the_same_are_varied() -> None:

@@ -84,7 +84,7 @@ def test_nothing_fits_where_every_setting_is_too_large(space: Synthetic) -> None
     terrain = Synthetic(3)
     terrain.space = Space(
         candidates=[
-            one if number == terrain.space.baseline_number else msgspec.structs.replace(one, ruled_out="too_large")
+            one if number == terrain.space.baseline_number else msgspec.structs.replace(one, excluded_as="too_large")
             for number, one in enumerate(terrain.space.candidates)
         ],
         baseline_number=terrain.space.baseline_number,

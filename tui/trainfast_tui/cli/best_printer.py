@@ -82,8 +82,8 @@ class BestPrinter(JournalPrinter[BestLine]):
 
     @staticmethod
     def _space_words(space: Space) -> str:
-        out = [candidate for candidate in space.candidates if candidate.ruled_out is not None]
-        counts = {name: sum(candidate.ruled_out == name for candidate in out) for name in ("incompatible", "too_large")}
+        excluded_as = [candidate.excluded_as for candidate in space.candidates]
+        counts = {name: excluded_as.count(name) for name in ("incompatible", "too_large")}
         ruled_out = "".join(f", {count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
         dropped = f"; another global batch: {counted(space.dropped, 'combination')}" if space.dropped else ""
         return f"{counted(len(space.candidates), 'setting')}{ruled_out}{dropped}"

@@ -66,7 +66,7 @@ def _candidate(
         process_knobs=process_knobs(run_spec.knobs, knobs),
         world_size=processes_of(run_spec, machine) or 1,
         samples_per_step=batch * accumulation * global_batch.degree(knobs),
-        ruled_out=None if refusal is None else "incompatible",
+        excluded_as=None if refusal is None else "incompatible",
         reason="" if refusal is None else refusal.line(),
     )
 
@@ -95,12 +95,12 @@ def with_predictions(space: Space, bytes_of: Mapping[int, int | None], limit_byt
     for number, needed in bytes_of.items():
         candidate = candidates[number]
         predicted = msgspec.structs.replace(candidate, predicted_bytes=needed)
-        if candidate.ruled_out is None and needed is not None and limit_bytes is not None and needed > limit_bytes:
+        if candidate.excluded_as is None and needed is not None and limit_bytes is not None and needed > limit_bytes:
             excess = needed - limit_bytes
             predicted = msgspec.structs.replace(predicted, excess_bytes=excess)
             if number != space.baseline_number:
                 reason = excess_words(needed, limit_bytes)
-                predicted = msgspec.structs.replace(predicted, ruled_out=TOO_LARGE, reason=reason)
+                predicted = msgspec.structs.replace(predicted, excluded_as=TOO_LARGE, reason=reason)
         candidates[number] = predicted
     return msgspec.structs.replace(space, candidates=candidates)
 

@@ -93,7 +93,7 @@ def open_values(
         remaining = [
             candidate
             for number, candidate in enumerate(candidates)
-            if candidate.ruled_out is None and number not in out
+            if candidate.excluded_as is None and number not in out
         ]
         counts = Counter(KNOBS_BY_NAME[name].text_of(candidate.knobs[name]) for candidate in remaining)
         counts_by_value |= {
@@ -104,7 +104,7 @@ def open_values(
 
 def _has_several(candidates: Sequence[Candidate], name: str) -> bool:
     """True if the candidates that can run have more than one value of this knob."""
-    return len({repr(candidate.knobs[name]) for candidate in candidates if candidate.ruled_out is None}) > 1
+    return len({repr(candidate.knobs[name]) for candidate in candidates if candidate.excluded_as is None}) > 1
 
 
 def read_orders(directory: Path) -> list[Ordered]:

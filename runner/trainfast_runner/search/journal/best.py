@@ -119,8 +119,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 1
     samples_per_step: int = 1
     """The global batch."""
-    ruled_out: str | None = None
-    """Verdict of a candidate that is never tried: incompatible or too_large; None for the rest."""
+    excluded_as: str | None = msgspec.field(default=None, name="ruled_out")
+    """Verdict on a candidate that is never tried: incompatible or too_large; None for the others."""
     reason: str = ""
 
     @property

@@ -34,19 +34,19 @@ fp16 and bf16 stay within a few percent.
 Attempts = Sequence[Trial | ColdRun]
 
 
-def ruled_out(
+def verdicts_ruling_out(
     space: Space, attempts: Attempts, measured_numbers: Collection[int], levels: Levels
 ) -> dict[int, CandidateVerdict]:
     """Return the first verdict on each candidate that is ruled out; measured ones have a trial that counts."""
     verdicts = {
         number: CandidateVerdict(
             candidate_number=number,
-            verdict=candidate.ruled_out,
+            verdict=candidate.excluded_as,
             reason=candidate.reason,
             excess_bytes=candidate.excess_bytes,
         )
         for number, candidate in enumerate(space.candidates)
-        if candidate.ruled_out is not None
+        if candidate.excluded_as is not None
     }
     by_runs = (*_without_rate(space.candidates, attempts, measured_numbers), *_other_losses(space, attempts))
     for verdict in (*by_runs, *_failed_levels(attempts, measured_numbers, levels)):

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.search.best.candidates import changes_training
-from trainfast_runner.search.best.choose.ruled_out import ruled_out
+from trainfast_runner.search.best.choose.ruled_out import verdicts_ruling_out
 from trainfast_runner.search.best.objective import LogObjective, log_objective
 from trainfast_runner.search.best.person_orders import excluded_by_orders
 from trainfast_runner.search.journal.best import (
@@ -76,7 +76,7 @@ class BestState(BestJournal):
     @cached_property
     def ruled_out(self) -> dict[int, CandidateVerdict]:
         """The candidates that can no longer be the answer, each with its verdict."""
-        return ruled_out(self.space, self.attempts, self.counted_trials, self.posterior.levels)
+        return verdicts_ruling_out(self.space, self.attempts, self.counted_trials, self.posterior.levels)
 
     @cached_property
     def excluded_by_orders(self) -> dict[int, str]:
@@ -86,11 +86,10 @@ class BestState(BestJournal):
     @cached_property
     def remaining(self) -> list[int]:
         """Numbers of the candidates that may still be the answer."""
-        ruled_out, excluded_by_orders = self.ruled_out, self.excluded_by_orders
         return [
             number
             for number in range(len(self.candidates))
-            if number not in ruled_out and number not in excluded_by_orders
+            if number not in self.ruled_out and number not in self.excluded_by_orders
         ]
 
     @cached_property

@@ -49,7 +49,7 @@ def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimat
     if find_unfinished(best_plan, home, options) is None:
         check_new_budget(best_plan, home)
     question, space = best_plan.question, best_plan.space
-    legal = [candidate for candidate in space.candidates if candidate.ruled_out is None]
+    legal = [candidate for candidate in space.candidates if candidate.excluded_as is None]
     levels = {name: {repr(candidate.knobs[name]) for candidate in legal} for name in (legal[0].knobs if legal else ())}
     trials = 1 + sum(len(values) - 1 for values in levels.values())
     by_knob = [

@@ -36,7 +36,7 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
     too_large: dict[int, int | None] = {}
     for number, candidate in enumerate(space.candidates):
         alike = tried.get(_knobs_but_batch(candidate), {})
-        if candidate.batch_size in alike or candidate.ruled_out is not None:
+        if candidate.batch_size in alike or candidate.excluded_as is not None:
             continue
         predicted = _by_sizes(alike, candidate.batch_size, device) or _by_trace(space, alike, candidate, device)
         if predicted is None:

@@ -54,7 +54,7 @@ class Survey(ABC):
         return {
             number: candidate_spec(self.spec, candidate.knobs)
             for number, candidate in enumerate(space.candidates)
-            if candidate.ruled_out is None
+            if candidate.excluded_as is None
         }
 
 
