@@ -29,7 +29,7 @@ from trainfast_runner.search.batch.decide import BatchDecision
 from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.batch.report import batch_report
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
-from trainfast_runner.search.conductor import SearchCallbacks
+from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.journal.batch import (
     BatchAnswer,
@@ -317,7 +317,7 @@ def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
         raise AssertionError("it is measured a second time")
 
     confirming(monkeypatch, started)
-    conduct_batch(directory, PLAN, home, BatchSearchOptions(), SearchCallbacks())
+    conduct_batch(directory, PLAN, home, BatchSearchOptions(), SearchCaller())
     lines = read_batch_journal(directory)
     assert [line.run_id for line in lines if isinstance(line, ConfirmationRun)] == [left.name]
     assert [line.run_id for line in lines if isinstance(line, BatchLaunched)] == [left.name]
@@ -346,7 +346,7 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(
                 held.close()
             return False
 
-        conduct_batch(directory, PLAN, home, BatchSearchOptions(wait=True), SearchCallbacks(is_cancelled=is_cancelled))
+        conduct_batch(directory, PLAN, home, BatchSearchOptions(wait=True), SearchCaller(is_cancelled=is_cancelled))
     kinds = [type(line) for line in read_batch_journal(directory)]
     assert kinds[3:7] == [BatchStep, Waiting, Resumed, BatchLaunched]
     waiting = next(line for line in read_batch_journal(directory) if isinstance(line, Waiting))
@@ -363,7 +363,7 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
 
     monkeypatch.setattr(conductor, "decide", broken)
     with pytest.raises(ZeroDivisionError):
-        conduct_batch(directory, PLAN, home, BatchSearchOptions(), SearchCallbacks())
+        conduct_batch(directory, PLAN, home, BatchSearchOptions(), SearchCaller())
     seen = BatchFollower(directory).poll()
     assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
     assert not seen.is_live

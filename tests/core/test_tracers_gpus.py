@@ -18,7 +18,7 @@ from trainfast_runner.search.batch import preset_conductor
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.predicted_size import SizePrediction
-from trainfast_runner.search.conductor import SearchCallbacks
+from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.spec import resolve
 
@@ -115,5 +115,5 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
         env={},
     )
     with pytest.raises(UserError, match="enough"):
-        conduct_batch(open_batch(plan, home, BatchSearchOptions()), plan, home, BatchSearchOptions(), SearchCallbacks())
+        conduct_batch(open_batch(plan, home, BatchSearchOptions()), plan, home, BatchSearchOptions(), SearchCaller())
     assert order == ["traced", "started"]

@@ -27,7 +27,7 @@ from trainfast_runner.search.best.question.script_memory import (
     with_seen_samples,
 )
 from trainfast_runner.search.best.question.script_question import plan_script_best
-from trainfast_runner.search.conductor import SearchCallbacks
+from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.options import SearchOptions
@@ -199,7 +199,7 @@ def test_samples_that_a_trial_saw_are_learned_where_a_killed_search_had_not_writ
     for line in (best.space, measured(number, 4 * asked[number], None)):
         journal.write(line)
     journal.close()
-    conduct_best(directory, best, home, SearchOptions(), SearchCallbacks(is_cancelled=lambda: True))
+    conduct_best(directory, best, home, SearchOptions(), SearchCaller(is_cancelled=lambda: True))
     spaces = [line for line in read_best_journal(directory) if isinstance(line, Space)]
     assert [one.samples_per_step for one in spaces[-1].candidates] == [4 * one for one in asked]
 

@@ -17,7 +17,7 @@ from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.script_question import plan_script_batch
-from trainfast_runner.search.conductor import SearchCallbacks
+from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import end_if_live
 from trainfast_runner.settings.scripts import script_preset
@@ -193,7 +193,7 @@ def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli: Cli) -> None:
     left = plan_script((), preset=preset, steps=1000, trial=True)
     probe = launch.start(replace(left, role=PROBE, search_id=directory.name), home)
     try:
-        conduct_batch(directory, plan, home, options, SearchCallbacks(is_cancelled=lambda: True), plan_script_run)
+        conduct_batch(directory, plan, home, options, SearchCaller(is_cancelled=lambda: True), plan_script_run)
         assert not is_alive(probe)
     finally:
         end_if_live(probe)

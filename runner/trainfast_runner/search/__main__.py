@@ -25,7 +25,7 @@ from trainfast_runner.search.batch.spec_question import plan_spec_batch
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.question.opening import open_best
 from trainfast_runner.search.best.question.spec_question import plan_spec_best
-from trainfast_runner.search.conductor import AlreadyConducted, SearchCallbacks
+from trainfast_runner.search.conductor import AlreadyConducted, SearchCaller
 from trainfast_runner.search.control import SearchRequest
 from trainfast_runner.search.journal.batch import BatchLine
 from trainfast_runner.search.journal.best import BestLine
@@ -82,13 +82,13 @@ def conduct_request(
             best_options = SearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
             best_plan = plan_spec_best(spec, request.best, best_options, request.python)
             directory = open_best(best_plan, home, best_options)
-            conduct_best(directory, best_plan, home, best_options, SearchCallbacks(on_line, is_cancelled, began_ns))
+            conduct_best(directory, best_plan, home, best_options, SearchCaller(on_line, is_cancelled, began_ns))
         else:
             options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
             plan, plan_script_run = plan_spec_batch(spec, request.python, options)
             directory = open_batch(plan, home, options)
             conduct_batch(
-                directory, plan, home, options, SearchCallbacks(on_line, is_cancelled, began_ns), plan_script_run
+                directory, plan, home, options, SearchCaller(on_line, is_cancelled, began_ns), plan_script_run
             )
     except AlreadyConducted:
         report_held(directory)  # the starter follows it

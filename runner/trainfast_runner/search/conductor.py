@@ -49,10 +49,10 @@ EndedT = TypeVar("EndedT", bound=SearchEnded)
 
 
 @dataclass(frozen=True)
-class SearchCallbacks(Generic[LineT]):
-    """The callbacks of a conducted search: `on_line` gets every new line, `is_cancelled` ends the search.
+class SearchCaller(Generic[LineT]):
+    """The caller of a search: `on_line` gets every new line, `is_cancelled` ends the search.
 
-    The search's time counts from `began_ns` (CLOCK_MONOTONIC), when its plan was begun.
+    Time counts from `began_ns` (CLOCK_MONOTONIC); None for the start of the conductor.
     """
 
     on_line: Callable[[LineT], None] = lambda line: None
@@ -79,10 +79,10 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         home: Home,
         lines: list[LineT],
         options: SearchOptions,
-        callbacks: SearchCallbacks[LineT],
+        caller: SearchCaller[LineT],
     ) -> None:
         self._directory, self._home = directory, home
-        self._options, self._callbacks = options, callbacks
+        self._options, self._caller = options, caller
         self._plan = replace(plan, search_id=directory.name)
         self._lines = lines
         self._journal = SearchJournal(directory)
@@ -111,7 +111,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         (self._directory / PAUSE_FILE).unlink(missing_ok=True)
         conductor = identify(os.getpid())
         conducted = Conducted(
-            t_ns=self._callbacks.began_ns or time.monotonic_ns(),
+            t_ns=self._caller.began_ns or time.monotonic_ns(),
             pid=os.getpid(),
             start_ticks=conductor.start_ticks if conductor else -1,
             boot_id=boot_id(),
@@ -219,7 +219,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         self._write(Resumed())
 
     def _raise_if_cancelled(self) -> None:
-        if self._callbacks.is_cancelled():
+        if self._caller.is_cancelled():
             raise Interrupted
 
     def _write_end(self, ended: EndedT) -> EndedT:
@@ -237,7 +237,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             raise home_error(self._directory, error) from None
         own_line = cast(LineT, line)
         self._lines.append(own_line)
-        self._callbacks.on_line(own_line)
+        self._caller.on_line(own_line)
 
 
 def conduct_alone(directory: Path, make_conductor: Callable[[], Conductor[LineT, EndedT]]) -> EndedT:

@@ -12,7 +12,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.search.conductor import SearchCallbacks
+from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Resumed, Waiting
 from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.units import counted
@@ -58,7 +58,7 @@ class JournalPrinter(ABC, Generic[LineT]):
     def run_to_count(self, line: LineT) -> str | None:
         """Return the run that a line starts and whose steps are counted; None for any other line."""
 
-    def watch(self, conduct: Callable[[SearchCallbacks[LineT]], EndT], signals: Signals, began_ns: int) -> EndT:
+    def watch(self, conduct: Callable[[SearchCaller[LineT]], EndT], signals: Signals, began_ns: int) -> EndT:
         """Conduct a search and print each line of its journal; cancel it on Ctrl-C or when the terminal is closed.
 
         The search's time counts from `began_ns` (CLOCK_MONOTONIC).
@@ -70,7 +70,7 @@ class JournalPrinter(ABC, Generic[LineT]):
             return bool(signals.interrupts or signals.must_leave)
 
         try:
-            return conduct(SearchCallbacks(self.print_line, is_cancelled, began_ns))
+            return conduct(SearchCaller(self.print_line, is_cancelled, began_ns))
         finally:
             self._progress.close()
 

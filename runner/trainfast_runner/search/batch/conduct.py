@@ -9,7 +9,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.preset_conductor import PresetBatchConductor
 from trainfast_runner.search.batch.script_conductor import ScriptBatchConductor
-from trainfast_runner.search.conductor import SearchCallbacks, conduct_alone
+from trainfast_runner.search.conductor import SearchCaller, conduct_alone
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.script_runs import ScriptPlanner
@@ -20,7 +20,7 @@ def conduct_batch(
     plan: RunPlan,
     home: Home,
     options: BatchSearchOptions,
-    callbacks: SearchCallbacks[BatchLine],
+    caller: SearchCaller[BatchLine],
     plan_script_run: ScriptPlanner | None = None,
 ) -> BatchEnded:
     """Conduct the search in `directory` to its end, record that and return it.
@@ -31,7 +31,7 @@ def conduct_batch(
 
     def make_conductor() -> BatchConductor:
         if plan_script_run is None:
-            return PresetBatchConductor(directory, plan, home, options, callbacks)
-        return ScriptBatchConductor(directory, plan, home, options, callbacks, plan_script_run)
+            return PresetBatchConductor(directory, plan, home, options, caller)
+        return ScriptBatchConductor(directory, plan, home, options, caller, plan_script_run)
 
     return conduct_alone(directory, make_conductor)

@@ -15,7 +15,7 @@ from trainfast_runner.search.batch.answer import answer_of
 from trainfast_runner.search.batch.decide import decide
 from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
-from trainfast_runner.search.conductor import Conductor, SearchCallbacks
+from trainfast_runner.search.conductor import Conductor, SearchCaller
 from trainfast_runner.search.journal.batch import (
     CONFIRM_STEP,
     BatchEnded,
@@ -53,12 +53,12 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         plan: RunPlan,
         home: Home,
         options: BatchSearchOptions,
-        callbacks: SearchCallbacks[BatchLine],
+        caller: SearchCaller[BatchLine],
     ) -> None:
         lines = read_batch_journal(directory)
         question = next(line for line in lines if isinstance(line, BatchQuestion))
         plan = with_limits(on_gpus(plan, question.device_uuids), tuple(question.limits_bytes))
-        super().__init__(directory, plan, home, lines, options, callbacks)
+        super().__init__(directory, plan, home, lines, options, caller)
 
     @abstractmethod
     def predict(self) -> None:

@@ -24,7 +24,7 @@ from trainfast_runner.search.batch.script_probe_record import (
     why_not_usable,
 )
 from trainfast_runner.search.batch.script_question import SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS
-from trainfast_runner.search.conductor import SearchCallbacks
+from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
@@ -53,10 +53,10 @@ class ScriptBatchConductor(BatchConductor):
         plan: RunPlan,
         home: Home,
         options: BatchSearchOptions,
-        callbacks: SearchCallbacks[BatchLine],
+        caller: SearchCaller[BatchLine],
         plan_script_run: ScriptPlanner,
     ) -> None:
-        super().__init__(directory, plan, home, options, callbacks)
+        super().__init__(directory, plan, home, options, caller)
         self._plan_script_run = plan_script_run
         recorded = {line.run_id for line in self._lines if isinstance(line, Probe)}
         earlier_runs = runs_of_search(home, directory.name) if len(self._lines) > 1 else {}

@@ -9,13 +9,13 @@ from trainfast_runner.search.best.preset_conductor import PresetBestConductor
 from trainfast_runner.search.best.question.best_plan import BestPlan
 from trainfast_runner.search.best.question.survey import ModelSurvey
 from trainfast_runner.search.best.script_conductor import ScriptBestConductor
-from trainfast_runner.search.conductor import SearchCallbacks, conduct_alone
+from trainfast_runner.search.conductor import SearchCaller, conduct_alone
 from trainfast_runner.search.journal.best import BestEnded, BestLine
 from trainfast_runner.search.options import SearchOptions
 
 
 def conduct_best(
-    directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, callbacks: SearchCallbacks[BestLine]
+    directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: SearchCaller[BestLine]
 ) -> BestEnded:
     """Conduct the search in `directory` to its end, record that and return it.
 
@@ -23,4 +23,4 @@ def conduct_best(
     pay for the baseline.
     """
     conductor_class = PresetBestConductor if isinstance(best_plan.survey, ModelSurvey) else ScriptBestConductor
-    return conduct_alone(directory, lambda: conductor_class(directory, best_plan, home, options, callbacks))
+    return conduct_alone(directory, lambda: conductor_class(directory, best_plan, home, options, caller))

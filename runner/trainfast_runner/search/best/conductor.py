@@ -24,7 +24,7 @@ from trainfast_runner.search.best.orphaned_best_runs import OrphanedBestRuns
 from trainfast_runner.search.best.person_orders import read_orders
 from trainfast_runner.search.best.question.best_plan import BestPlan
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit
-from trainfast_runner.search.conductor import Conductor, SearchCallbacks
+from trainfast_runner.search.conductor import Conductor, SearchCaller
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
     AttemptOutcome,
@@ -59,9 +59,9 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         best_plan: BestPlan,
         home: Home,
         options: SearchOptions,
-        callbacks: SearchCallbacks[BestLine],
+        caller: SearchCaller[BestLine],
     ) -> None:
-        super().__init__(directory, best_plan.plan, home, read_best_journal(directory), options, callbacks)
+        super().__init__(directory, best_plan.plan, home, read_best_journal(directory), options, caller)
         self._question = next(line for line in self._lines if isinstance(line, BestQuestion))
         self._survey = best_plan.survey
         self._space = best_plan.space

@@ -21,7 +21,7 @@ from trainfast_runner.search.best.question.flops_bounds import ceiling_here, flo
 from trainfast_runner.search.best.question.survey import ModelSurvey
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.candidate_spec import candidate_spec, takes_warm_trials
-from trainfast_runner.search.conductor import SearchCallbacks
+from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.journal.best import (
     AttemptOutcome,
     BestLine,
@@ -51,9 +51,9 @@ class PresetBestConductor(BestConductor):
         best_plan: BestPlan,
         home: Home,
         options: SearchOptions,
-        callbacks: SearchCallbacks[BestLine],
+        caller: SearchCaller[BestLine],
     ) -> None:
-        super().__init__(directory, best_plan, home, options, callbacks)
+        super().__init__(directory, best_plan, home, options, caller)
         self._ceiling = ceiling_here(home, best_plan.plan)
         self._process_knobs: KnobValues = {}
         self._process_uuids: list[str] = []
