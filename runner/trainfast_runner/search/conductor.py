@@ -20,11 +20,9 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home, home_error
-from trainfast_runner.records.result import Result
 from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
-from trainfast_runner.running import busy_devices, launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.cool_down import cool_down
+from trainfast_runner.search.conducted_runs import SearchRuns
 from trainfast_runner.search.journal.lines import (
     CANCELLED,
     Conducted,
@@ -34,12 +32,10 @@ from trainfast_runner.search.journal.lines import (
     Resumed,
     SearchEnded,
     SearchJournal,
-    Waiting,
     worked_seconds,
 )
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.run_ends import POLL_S, Interrupted, end_run, raise_if_stopped, wait_for_result
-from trainfast_runner.search.warm_process import WarmProcess
+from trainfast_runner.search.run_ends import POLL_S, Interrupted
 
 PAUSE_POLL_S = 0.1
 
@@ -67,9 +63,8 @@ class AlreadyConducted(UserError):
 class Conductor(ABC, Generic[LineT, EndedT]):
     """One process's work on a search, until the search ends or is interrupted.
 
-    Subclasses read `_directory`, `_home`, `_options`, `_plan` and `_lines`, the journal so far, and set `_process`, the
-    warm process. They start and end processes with `_launch`, `_finished_run`, `_end_process` and
-    `_wait_for_process_end`, record with `_write`, and wait with `_wait_until`, `_raise_if_cancelled` and `_clock_s`.
+    A subclass takes the steps: it starts runs through `_runs`, and records with `_write` in `_lines`, the journal so
+    far.
     """
 
     def __init__(
@@ -86,9 +81,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         self._plan = replace(plan, search_id=directory.name)
         self._lines = lines
         self._journal = SearchJournal(directory)
-        self._process: WarmProcess | None = None
-        self._live_run: Path | None = None
-        self._waited_s = 0.0
+        self._runs = SearchRuns(home, options, self._write, self._raise_if_cancelled)
 
     def conducted_line(self, conducted: Conducted) -> Conducted:
         """Return this conductor's first line with the options of its search, if it has any."""
@@ -138,66 +131,8 @@ class Conductor(ABC, Generic[LineT, EndedT]):
 
     def close(self) -> None:
         """End the run that is still live, and close the journal."""
-        self._stop_live_run()
+        self._runs.stop()
         self._journal.close()
-
-    def _launch(self, plan: RunPlan, role: str) -> Path:
-        """Start a run of the search and return its directory."""
-        while True:
-            if self._options.wait:
-                self._wait_for_devices(plan)
-            cool_down(plan, self._options.cool_to_c, self._write, self._raise_if_cancelled)
-            try:
-                self._live_run = launch.start(replace(plan, role=role), self._home)
-            except busy_devices.DevicesBusy:
-                if not self._options.wait:
-                    raise
-                continue  # another waiting run was faster
-            return self._live_run
-
-    def _wait_for_devices(self, plan: RunPlan) -> None:
-        """Return when no other run uses the plan's devices; the search's clock stands still meanwhile."""
-        other = busy_devices.busy_with(plan, self._home)
-        if other is None:
-            return
-        began = time.monotonic()
-        self._write(Waiting(run_id=other.run_id))
-        busy_devices.wait_for_devices(plan, self._home, lambda run, seconds: self._raise_if_cancelled())
-        self._write(Resumed())
-        self._waited_s += time.monotonic() - began
-
-    def _clock_s(self) -> float:
-        """CLOCK_MONOTONIC in seconds, less the time spent waiting for other runs."""
-        return time.monotonic() - self._waited_s
-
-    def _finished_run(self, directory: Path) -> Result:
-        """Wait for the end of a run of the search. Raises Interrupted if it was stopped, which is not an outcome."""
-        self._live_run = directory
-        result = wait_for_result(directory, self._raise_if_cancelled)
-        self._live_run = None
-        raise_if_stopped(result)
-        return result
-
-    def _end_process(self) -> None:
-        """End the warm process, if there is one."""
-        if self._process is not None:
-            self._process.end()
-            self._live_run = self._process = None
-
-    def _stop_live_run(self) -> None:
-        """End the run that is still live, if there is one, without waiting for its replies."""
-        if self._live_run is not None:
-            end_run(self._live_run)
-        if self._process is not None:
-            self._process.close()
-        self._live_run = self._process = None
-
-    def _wait_for_process_end(self) -> Result:
-        """Wait for the end of the warm process, which ends by itself, and return its result."""
-        assert self._process is not None
-        result = self._process.wait_for_end()
-        self._live_run = self._process = None
-        return result
 
     def _wait_until(self, work: Future[Any], deadline: float) -> None:
         """Return when the work is done, at the deadline (time.monotonic) at the latest."""
@@ -211,7 +146,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         if not mark.exists():
             self._raise_if_cancelled()
             return
-        self._end_process()
+        self._runs.end_process()
         self._write(Paused())
         while mark.exists():
             self._raise_if_cancelled()
@@ -224,7 +159,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
 
     def _write_end(self, ended: EndedT) -> EndedT:
         """End the run that is still live, append the last line with the search's seconds, and return it."""
-        self._stop_live_run()
+        self._runs.stop()
         ended = msgspec.structs.replace(ended, seconds=worked_seconds([*self._lines, ended]))
         self._write(ended)
         return ended

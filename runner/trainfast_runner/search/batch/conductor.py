@@ -99,7 +99,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         self._write(step)
         if step.action == "probe" and step.batch_size is not None:
             return self.probe(step.batch_size)
-        self._end_process()
+        self._runs.end_process()
         if step.action == CONFIRM_STEP and step.batch_size is not None:
             self._confirm(step.batch_size)
             return None
@@ -115,16 +115,16 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def _confirm(self, batch_size: int) -> None:
         """Make the confirmation run, a normal run with data, or take the one of a killed conductor."""
-        began_s, steps = self._clock_s(), self._options.confirmation_steps
+        began_s, steps = self._runs.clock_s(), self._options.confirmation_steps
         plan = self.plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
         directory = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
-        result = self._finished_run(directory)
+        result = self._runs.wait_for_end(directory)
         ranks = self.confirmed_peaks(directory)
-        seconds = self._clock_s() - began_s
+        seconds = self._runs.clock_s() - began_s
         self._write(confirmation_record(self._state(), ranks, result, batch_size, seconds))
 
     def _start(self, plan: RunPlan, role: str) -> Path:
-        directory = self._launch(plan, role)
+        directory = self._runs.start(plan, role)
         self._write(BatchLaunched(run_id=directory.name, role=role))
         return directory
 

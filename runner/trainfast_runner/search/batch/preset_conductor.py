@@ -15,7 +15,7 @@ from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.nothing_fits import explain_nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
 from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, probe_of_ended_run, why_void_by_others
-from trainfast_runner.search.journal.batch import BatchEnded, RankPeaks
+from trainfast_runner.search.journal.batch import BatchEnded, BatchLaunched, RankPeaks
 from trainfast_runner.search.run_ends import raise_if_stopped
 from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.worker.shared.search_runs import PROBE
@@ -45,10 +45,10 @@ class PresetBatchConductor(BatchConductor):
                     self._wait_until(prediction, time.monotonic() + TRACE_WITHIN_S)
                     cancelled.set()
                     prediction.result()
-                began_s = self._clock_s()
+                began_s = self._runs.clock_s()
                 available = self._available_by_rank(self._warm_process())
                 # A prediction saves a few sizes: worth about as long a wait as the process was.
-                wait_s = self._clock_s() - began_s + EXTRA_WAIT_S
+                wait_s = self._runs.clock_s() - began_s + EXTRA_WAIT_S
                 if available is not None:
                     self._wait_until(prediction, time.monotonic() + wait_s)
             finally:
@@ -59,7 +59,7 @@ class PresetBatchConductor(BatchConductor):
 
     def probe(self, batch_size: int) -> BatchEnded | None:
         """Try one size in the warm process."""
-        process = self._process
+        process = self._runs.process
         if process is None:
             process = self._warm_process()
             if self._available_by_rank(process) is None:
@@ -71,7 +71,7 @@ class PresetBatchConductor(BatchConductor):
         seconds = (time.monotonic_ns() - began_ns) / 1e9
         if replies is None:
             # No rank answered: the kernel or somebody killed the run.
-            result = self._wait_for_process_end()
+            result = self._runs.wait_for_process_end()
             raise_if_stopped(result)
             if result.state != "oom":
                 return BatchEnded(state="failed", reason=_ended_words(result))
@@ -83,10 +83,10 @@ class PresetBatchConductor(BatchConductor):
             void = why_void_by_others(process.directory, replies, process.pids, uuids, began_ns)
         self._write(probe_of(self._state(), batch_size, process.directory.name, seconds, replies, void))
         if any(line.outcome == "oom" for line in replies.values()):
-            self._wait_for_process_end()
+            self._runs.wait_for_process_end()
         elif self._plan.spec.knobs["compile"] != "off":
             # A compiled step of another size is another program, with memory of its own.
-            self._end_process()
+            self._runs.end_process()
         return None
 
     def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
@@ -107,7 +107,7 @@ class PresetBatchConductor(BatchConductor):
         replies = process.ready()
         if replies is not None:
             return [line.available_bytes or 0 for _, line in sorted(replies.items())]
-        result = self._wait_for_process_end()
+        result = self._runs.wait_for_process_end()
         if result.state != "oom":
             raise UserError(_ended_words(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.
@@ -115,9 +115,9 @@ class PresetBatchConductor(BatchConductor):
         return None
 
     def _warm_process(self) -> WarmProcess:
-        directory = self._start(self._plan, PROBE)
-        self._process = WarmProcess(directory, self._plan.world_size, self._raise_if_cancelled)
-        return self._process
+        process = self._runs.start_process(self._plan, PROBE)
+        self._write(BatchLaunched(run_id=process.directory.name, role=PROBE))
+        return process
 
 
 def _ended_words(result: Result) -> str:

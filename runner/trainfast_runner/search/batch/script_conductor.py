@@ -81,15 +81,15 @@ class ScriptBatchConductor(BatchConductor):
 
     def probe(self, batch_size: int) -> BatchEnded | None:
         """Try one size in a process of its own, or take the ended probe that a killed conductor left."""
-        began_s = self._clock_s()
+        began_s = self._runs.clock_s()
         plan = self.plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
         is_first = self._state().largest_fitted == 0
         orphan = adopt_ended(self._left_probes, self._home, plan)
         if orphan is not None:
             self._write(BatchLaunched(run_id=orphan.name, role=PROBE))
         directory = orphan or self._start(with_trace(plan) if is_first else plan, PROBE)
-        result = self._finished_run(directory)
-        seconds = self._clock_s() - began_s if orphan is None else result.seconds or 0.0
+        result = self._runs.wait_for_end(directory)
+        seconds = self._runs.clock_s() - began_s if orphan is None else result.seconds or 0.0
         if result.state == "oom":
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None

@@ -130,7 +130,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _decided_end(self, decision: BestDecision) -> BestEnded:
         """Return the end: the answer, or the smallest excess where nothing fits."""
         assert decision.end_state is not None, "a decision to end has its state"
-        self._end_process()
+        self._runs.end_process()
         excess = [candidate.excess_bytes for candidate in self._space.candidates if candidate.excess_bytes is not None]
         reason = decision.step.why
         if decision.end_state == "nothing_fits" and not excess:
@@ -167,7 +167,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _take_cold_run(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in a cold run, or take the same run of a killed conductor."""
-        self._end_process()
+        self._runs.end_process()
         step = decision.step
         if step.action == UNDER_LIMIT:
             plan = self._plan_of(number, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)
@@ -175,7 +175,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             steps = self._cold_steps() or UNTIMED_COLD_STEPS + decision.step_rule.most
             plan = self._plan_of(number, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
             plan = with_predicted_speed(plan, self._home)
-        directory = self._orphans.adopt_cold_run(plan) or self._launch(plan, COLD)
+        directory = self._orphans.adopt_cold_run(plan) or self._runs.start(plan, COLD)
         self._follow(self._record_launch(directory, step.action, number, step.knob), directory)
 
     def _cold_steps(self) -> int | None:
@@ -186,7 +186,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _follow(self, launched: BestLaunched, directory: Path) -> None:
         """Wait for the end of a cold run and record it."""
-        result = self._finished_run(directory)
+        result = self._runs.wait_for_end(directory)
         # A run under memory_limit shows only whether the candidate fits: a disturbed one counts.
         keep_disturbed = launched.role == UNDER_LIMIT or is_usually_disturbed(self._lines, launched.candidate_number)
         knobs = self._space.candidates[launched.candidate_number].knobs
@@ -215,7 +215,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             self._write(msgspec.structs.replace(order, t_ns=time.monotonic_ns()))
 
     def _state(self) -> BestState:
-        warm = None if self._process is None else self._process.directory.name
+        warm = None if self._runs.process is None else self._runs.process.directory.name
         spent_s = worked_seconds(self._lines)
         self._previous_state = state_of_best_journal(self._lines, spent_s, warm, self._previous_state)
         return self._previous_state

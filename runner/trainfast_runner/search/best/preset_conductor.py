@@ -74,12 +74,12 @@ class PresetBestConductor(BestConductor):
     def try_candidate(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in the warm process of its process knobs, or in a new one."""
         if decision.needs_new_process:
-            self._end_process()
+            self._runs.end_process()
         process = self._process_for(number)
         if process is None:
             return
         candidate = self._space.candidates[number]
-        began_s = self._clock_s()
+        began_s = self._runs.clock_s()
         knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process_knobs}
         wanted = WantedTrial(
             candidate_number=number,
@@ -91,15 +91,15 @@ class PresetBestConductor(BestConductor):
         )
         ended = take_trial(process, self._process_uuids, wanted)
         if ended is None:
-            self._record_end(number, self._wait_for_process_end(), self._clock_s() - began_s)
+            self._record_end(number, self._runs.wait_for_process_end(), self._runs.clock_s() - began_s)
             return
         is_warm = any(isinstance(line, Trial) and line.run_id == ended.trial.run_id for line in self._lines)
         self._write(msgspec.structs.replace(ended.trial, warm=is_warm, repeats=decision.step.repeats))
         self._add_flops_bounds(process)
         if ended.ended_process:
-            self._wait_for_process_end()
+            self._runs.wait_for_process_end()
         elif not takes_warm_trials(candidate_spec(self._survey.spec, candidate.knobs).knobs):
-            self._end_process()
+            self._runs.end_process()
 
     def _add_flops_bounds(self, process: WarmProcess) -> None:
         """Add the bounds by FLOPs to the candidates, once a process has counted its model's."""
@@ -112,23 +112,22 @@ class PresetBestConductor(BestConductor):
     def _process_for(self, number: int) -> WarmProcess | None:
         """The warm process for a candidate, a new one if need be; None if it ended before it was ready."""
         candidate = self._space.candidates[number]
-        if self._process is not None and self._process_knobs == candidate.process_knobs:
-            return self._process
-        self._end_process()
+        if self._runs.process is not None and self._process_knobs == candidate.process_knobs:
+            return self._runs.process
+        self._runs.end_process()
         self._orphans.end_cold_runs()
-        began_s = self._clock_s()
+        began_s = self._runs.clock_s()
         plan = self._plan_trial_or_record(number)
         if plan is None:
             return None
-        directory = self._launch(plan, TRIAL)
-        self._record_launch(directory, TRIAL, number)
-        process = self._process = WarmProcess(directory, plan.world_size, self._raise_if_cancelled)
+        process = self._runs.start_process(plan, TRIAL)
+        self._record_launch(process.directory, TRIAL, number)
         self._process_knobs, self._process_uuids = candidate.process_knobs, plan.device_uuids
         if process.ready() is None:
-            self._record_end(number, self._wait_for_process_end(), self._clock_s() - began_s)
+            self._record_end(number, self._runs.wait_for_process_end(), self._runs.clock_s() - began_s)
             return None
-        start_s = self._clock_s() - began_s
-        self._write(ProcessReady(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=start_s))
+        start_s = self._runs.clock_s() - began_s
+        self._write(ProcessReady(run_id=process.directory.name, process_knobs=candidate.process_knobs, start_s=start_s))
         return process
 
     def _record_end(self, number: int, result: Result, seconds: float) -> None:

@@ -31,7 +31,7 @@ class ScriptBestConductor(BestConductor):
         self._orphans.end_cold_runs()
         candidate = self._space.candidates[number]
         rule = decision.step_rule
-        began_s = self._clock_s()
+        began_s = self._runs.clock_s()
         deviation = self._state().measured.step_deviation
         steps = UNTIMED_TRIAL_STEPS + steps_for(deviation, rule.standard_error, rule.least, rule.most)
         plan = self._plan_trial_or_record(number, steps=steps, timing_warmup=UNTIMED_TRIAL_STEPS)
@@ -39,11 +39,11 @@ class ScriptBestConductor(BestConductor):
             return
         orphan = self._orphans.adopt_trial(plan)
         plan = self._survey.with_trace_if_unknown(plan, self._space, number, self._lines)
-        directory = orphan or self._launch(plan, TRIAL)
+        directory = orphan or self._runs.start(plan, TRIAL)
         self._record_launch(directory, TRIAL, number)
-        result = self._finished_run(directory)
+        result = self._runs.wait_for_end(directory)
         process_start_s = start_s(directory)
-        seconds = self._clock_s() - began_s if orphan is None else result.seconds or 0.0
+        seconds = self._runs.clock_s() - began_s if orphan is None else result.seconds or 0.0
         trial = trial_of_run(
             number,
             candidate,
