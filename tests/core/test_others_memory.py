@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
-from trainfast_runner.search.batch.probe_record import why_others_grew
+from trainfast_runner.search.batch.disturbances import why_others_grew
 
 MIB = 1 << 20
 SECOND = 1_000_000_000

@@ -12,9 +12,10 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
+from trainfast_runner.search.batch.disturbances import why_void_by_others
 from trainfast_runner.search.batch.nothing_fits import explain_nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
-from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, probe_of_ended_run, why_void_by_others
+from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, probe_of_ended_run
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLaunched, RankPeaks
 from trainfast_runner.search.run_ends import raise_if_stopped
 from trainfast_runner.search.warm_process import WarmProcess

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import TELEMETRY_FILE
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.telemetry_lines import read_ticks
-from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import ProbeLine
 from trainfast_runner.search.batch.state import BatchState, memory_fits_by_rank, tightest
 from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, RankPeaks
-from trainfast_runner.units import highest, mebibytes
-
-TOO_MUCH_BYTES = 64 << 20
-"""Memory that another process must take for a probe to be void."""
+from trainfast_runner.units import highest
 
 
 def probe_of(
@@ -138,57 +131,3 @@ def highest_peaks(rank: int, steps: list[Step]) -> RankPeaks:
         alloc_retries=steps[-1].alloc_retries,
         step_ms=steps[-1].step_ms,
     )
-
-
-def why_void_by_others(
-    directory: Path,
-    replies: Mapping[int, ProbeLine],
-    own_pids: Collection[int],
-    devices: Collection[str],
-    begin_ns: int,
-) -> str | None:
-    """The reason that another process voids a probe by taking GPU memory meanwhile; None when none is known to.
-
-    Available memory shrinks when another process takes some, but also when a size loads its kernels. At the first size
-    of a process only the driver's list of processes tells the two apart; a later size has its kernels when repeated.
-    """
-    for rank, line in sorted(replies.items()):
-        if line.number == 1 or line.available_bytes is None or line.available_after_bytes is None:
-            continue
-        lost = line.available_bytes - line.available_after_bytes
-        if lost > TOO_MUCH_BYTES:
-            return (
-                f"rank {rank}'s GPU lost {mebibytes(lost)} of free memory during the probe: to another process, or to"
-                " kernels that this size was the first to load"
-            )
-    try:
-        ticks, _ = read_ticks(directory / TELEMETRY_FILE)
-    except OSError:
-        return None
-    return why_others_grew(ticks, own_pids, devices, begin_ns)
-
-
-def why_others_grew(
-    ticks: Iterable[Tick], own_pids: Collection[int], devices: Collection[str], begin_ns: int
-) -> str | None:
-    """The growth of another process on the run's devices since `begin_ns`, in words; None when none grew.
-
-    Also None when none of `own_pids` is listed: the driver's process ids are then not those of this container.
-    """
-    before: dict[str, dict[int, int]] = {}
-    for tick in ticks:
-        for device in tick.devices:
-            if device.uuid not in devices or device.uuid is None or device.processes is None:
-                continue
-            listed = {process.pid: process.memory_used_bytes or 0 for process in device.processes}
-            others = {pid: used for pid, used in listed.items() if pid not in own_pids}
-            if tick.t_ns < begin_ns or device.uuid not in before:
-                before[device.uuid] = others
-                continue
-            if len(others) == len(listed):
-                continue
-            for pid, used in others.items():
-                growth = used - before[device.uuid].get(pid, 0)
-                if growth > TOO_MUCH_BYTES:
-                    return f"process {pid} took {mebibytes(growth)} of GPU {device.index} meanwhile"
-    return None
