@@ -66,14 +66,14 @@ def excluded_by_orders(candidates: Sequence[Candidate], orders: Iterable[Ordered
 
 def orders_in_force(orders: Iterable[Ordered]) -> list[Ordered]:
     """Return the orders that no later one replaced."""
-    in_force: dict[tuple[str, object], Ordered] = {}
+    in_force: dict[tuple[str, str, str], Ordered] = {}
     for order in orders:
         if order.do == SKIP:
-            in_force[f"{SKIP} {order.knob}", repr((order.value, order.candidate_number))] = order
+            in_force[SKIP, order.knob, repr((order.value, order.candidate_number))] = order
             continue
-        in_force.pop((PIN, order.knob), None)
+        in_force.pop((PIN, order.knob, ""), None)
         if order.do == PIN:
-            in_force[PIN, order.knob] = order
+            in_force[PIN, order.knob, ""] = order
     return list(in_force.values())
 
 
