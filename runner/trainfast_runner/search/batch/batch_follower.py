@@ -110,14 +110,7 @@ class BatchFollower:
 
     def poll(self) -> BatchSnapshot:
         """Read the new lines and return a snapshot."""
-        conducted = self._journal.read()
+        is_conducted = self._journal.read()
         journal = BatchJournal(self._journal.lines)
-        state = state_of_search(
-            self.directory,
-            end=None if journal.ended is None else journal.ended.state,
-            is_conducted=conducted,
-            is_asked=journal.question is not None,
-            is_paused=journal.is_paused,
-            has_step=journal.newest_step is not None,
-        )
+        state = state_of_search(self.directory, journal, is_conducted=is_conducted)
         return BatchSnapshot(journal.lines, self.directory, state, self._journal.unreadable_lines)

@@ -44,19 +44,11 @@ class BestFollower:
 
     def poll(self) -> BestSnapshot:
         """Read the new lines and return a snapshot."""
-        conducted = self._journal.read()
+        is_conducted = self._journal.read()
         if len(self._journal.lines) > len(self._so_far.lines):
             self._so_far = BestSoFar(self._journal.lines)
-        so_far = self._so_far
         untaken_orders: list[Ordered] = []
         with suppress(OSError):  # unreadable for the moment
-            untaken_orders = read_orders(self.directory)[len(so_far.orders) :]
-        state = state_of_search(
-            self.directory,
-            end=None if so_far.ended is None else so_far.ended.state,
-            is_conducted=conducted,
-            is_asked=so_far.question is not None,
-            is_paused=so_far.is_paused,
-            has_step=so_far.newest_step is not None,
-        )
-        return BestSnapshot(self.directory, state, so_far, tuple(untaken_orders))
+            untaken_orders = read_orders(self.directory)[len(self._so_far.orders) :]
+        state = state_of_search(self.directory, self._so_far, is_conducted=is_conducted)
+        return BestSnapshot(self.directory, state, self._so_far, tuple(untaken_orders))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -135,22 +135,40 @@ def worked_seconds(lines: Iterable[Any]) -> float:
     return total_ns / 1e9
 
 
-def state_of_search(
-    directory: Path, *, end: str | None, is_conducted: bool, is_asked: bool, is_paused: bool, has_step: bool
-) -> str:
-    """Return the state of a search of either kind: that of its `end`, else by its journal and its lock.
+class JournalOfSearch(Protocol):
+    """The journal of a search of either kind, as far as it tells the state of the search."""
 
-    The state is `interrupted` if no process conducts it, and `starting` before its question and first step.
+    @property
+    def question(self) -> object | None:
+        """The first line; None while it is unwritten."""
+
+    @property
+    def newest_step(self) -> object | None:
+        """The newest decision; None before the first."""
+
+    @property
+    def is_paused(self) -> bool:
+        """True if the conductor waits for a pause to end."""
+
+    @property
+    def ended(self) -> SearchEnded | None:
+        """The end; None while the search goes on or was continued."""
+
+
+def state_of_search(directory: Path, journal: JournalOfSearch, *, is_conducted: bool) -> str:
+    """Return the state of a search of either kind: that of its end, else by its journal and its lock.
+
+    The state is `interrupted` if no process conducts the search, and `starting` before its question and first step.
     """
-    if end is not None:
-        return end
+    if journal.ended is not None:
+        return journal.ended.state
     if not is_conducted:
-        return "interrupted" if is_asked else "starting"
-    if is_paused:
+        return "starting" if journal.question is None else "interrupted"
+    if journal.is_paused:
         return "paused"
     if (directory / PAUSE_FILE).exists():
         return "pausing"
-    return "running" if has_step else "starting"
+    return "starting" if journal.newest_step is None else "running"
 
 
 class SearchJournal:
