@@ -18,8 +18,8 @@ PREDICTED_SHARE = 0.15
 """Error of a predicted slope, as a share."""
 CONSTANT_PHASE = "optimizer"
 """The phase whose peak does not grow with the batch: weights, gradients and states."""
-APART = 0.75
-"""Two sizes give a slope when the smaller is at most this share of the larger."""
+MAX_SIZE_RATIO = 0.75
+"""Two sizes give a slope if the smaller is at most this share of the larger."""
 
 
 def fit_memory(
@@ -35,7 +35,7 @@ def fit_memory(
     the slope is the predicted one; without a prediction all memory is taken to grow with the batch.
     """
     *smaller, last = sorted(points)
-    apart = [size for size in smaller if size <= APART * last] or smaller[:1]
+    apart = [size for size in smaller if size <= MAX_SIZE_RATIO * last] or smaller[:1]
     peaks = points[last]
     if apart:
         base = points[apart[-1]]

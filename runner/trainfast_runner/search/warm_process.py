@@ -25,7 +25,7 @@ from trainfast_runner.worker.shared.search_runs import CONTROL_FILE, PROBE, TRIA
 
 STATE_EVERY_S = 0.25
 """The state of a run without a result is read this often."""
-L = TypeVar("L", bound=WarmLine)
+LineT = TypeVar("LineT", bound=WarmLine)
 
 
 class WarmProcess:
@@ -82,7 +82,9 @@ class WarmProcess:
         """Close the file of orders."""
         self._control.close()
 
-    def _replies_to(self, order: ProbeOrder | TrialOrder, replies: dict[int, dict[int, L]]) -> dict[int, L] | None:
+    def _replies_to(
+        self, order: ProbeOrder | TrialOrder, replies: dict[int, dict[int, LineT]]
+    ) -> dict[int, LineT] | None:
         self._orders_written += 1
         number = self._orders_written
         self._control.write(order)

@@ -16,7 +16,7 @@ from trainfast_runner.settings.spec import from_preset
 from trainfast_runner.settings.vary import Vary, combinations_of, fewest_to_drop
 
 MAX_ROWS = 200
-"""Rows of a grid; as runs of a quarter of a minute each, 200 take 50 minutes."""
+"""The most rows of a grid; 200 runs of a quarter of a minute take 50 minutes."""
 Combination = Mapping[str, KnobValue]
 """A value for each varied knob."""
 
@@ -24,7 +24,7 @@ Combination = Mapping[str, KnobValue]
 def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale_batch: float = 1.0) -> Bench:
     """Return a row for each combination of the varied values, on top of PRESET or PRESET/VARIANT.
 
-    A PRESET with variants gets these rows for each of them. The baseline is the preset (or its baseline variant, or
+    A PRESET with variants gets these rows for every variant. The baseline is the preset (or its baseline variant, or
     VARIANT) at its own settings, a row of its own unless the grid has it. Raises UserError for too many rows.
     """
     preset, chosen = presets.load(reference)

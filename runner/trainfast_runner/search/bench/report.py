@@ -13,7 +13,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 
 FIGURE_COLUMNS = ("samples/s", "vs baseline", "95 % CI", "step ms", "peak MiB", "TFLOP/s", "notebook's TFLOP/s")
-ALWAYS = ("batch_size", "seq_len", "precision", "strategy")
+BASELINE_SETTINGS = ("batch_size", "seq_len", "precision", "strategy")
 """Settings shown for the baseline; other rows show the settings that differ."""
 
 
@@ -56,9 +56,8 @@ def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[st
     yield from (f"model.{name}={value}" for name, value in row_spec.model.items() if baseline.model.get(name) != value)
     # A script's row has only the knobs that were asked for.
     named = [name for name in KNOBS_BY_NAME if name in row_spec.knobs]
-    names = (
-        ALWAYS if row_spec is baseline else [name for name in named if row_spec.knobs[name] != baseline.knobs.get(name)]
-    )
+    differing = [name for name in named if row_spec.knobs[name] != baseline.knobs.get(name)]
+    names = BASELINE_SETTINGS if row_spec is baseline else differing
     yield from (
         f"{name}={KNOBS_BY_NAME[name].text_of(row_spec.knobs[name])}"
         for name in names
@@ -107,7 +106,7 @@ def _state(row: Row) -> str:
 
 
 def table_notes(table: Table) -> Iterator[str]:
-    """Yield the notes for the reader of the table, a sentence each."""
+    """Yield the notes for the reader of the table, one sentence at a time."""
     results = [row.result for row in table.rows if row.result is not None]
     if any(row.published for row in table.rows):
         yield "Published figures were measured on other hardware and software; they are facts to compare with."

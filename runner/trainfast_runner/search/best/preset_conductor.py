@@ -1,4 +1,4 @@
-"""Try the candidates of a preset: in warm processes, each for all candidates that need no other one."""
+"""Try the candidates of a preset in warm processes: one process for all candidates with the same process knobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Try the candidates of a user's own script: each in a run by itself, since a script has no warm process."""
+"""Try the candidates of a user's own script: every candidate in its own run, because a script has no warm process."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The lines of a search's journal: what both kinds share, and those of each."""
+"""The lines of a search's journal: those that both kinds share, then those of one kind."""

@@ -1,4 +1,4 @@
-"""The journal of a batch search: its question, steps, probes and answer, one line each. Sizes are bytes."""
+"""The journal of a batch search: its question, steps, probes and answer. Sizes are bytes."""
 
 from __future__ import annotations
 

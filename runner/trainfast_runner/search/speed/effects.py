@@ -49,7 +49,7 @@ class Observation:
 
 
 class CovarianceParts(NamedTuple):
-    """The parts of the prior covariance of two observations, each before `Scales` multiply it."""
+    """The parts of the prior covariance of two observations, before `Scales` multiply them."""
 
     mean: float
     knobs: float
@@ -100,7 +100,7 @@ class PriorCovariance:
         return covariance
 
     def from_parts(self, pairs: Sequence[CovarianceParts]) -> list[float]:
-        """Return the covariance of each two observations by its parts."""
+        """Return the covariance of every pair of observations by its parts."""
         main, pair, residual, process = self._main, self._pair, self._residual, self._process
         return [
             MEAN_VARIANCE * mean + main * total + pair * products + residual * equal + process * same

@@ -1,4 +1,4 @@
-"""The candidates as points: the level of each modelled knob, and how alike the effects of two levels are."""
+"""The candidates as points: the level of each modelled knob, and the correlation of the effects of two levels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH_SCALE_LOG2 = 1.4
 
 
 class Levels:
-    """The points of all candidates, and the correlation of each two levels of a knob.
+    """The points of all candidates, and the correlation of every two levels of a knob.
 
     `weights` scale the prior variance of a knob's effect; 1 for a knob without a weight.
     """
@@ -74,7 +74,7 @@ class Levels:
 class _Half:
     """Half of the knobs: the distinct points that the candidates have there, and the index of each candidate's.
 
-    Thousands of candidates have few distinct points of half the knobs, so the correlations of each are summed once.
+    Thousands of candidates have few distinct points of half the knobs, so the correlations of a point are summed once.
     """
 
     def __init__(self, levels: Levels, knobs: range) -> None:
@@ -85,7 +85,7 @@ class _Half:
         self.indices = [index_of[point] for point in points]
 
     def correlation_sums(self, point: Point) -> tuple[list[float], list[float]]:
-        """Return sum and sum of squares, over these knobs, of the correlations of a point with each distinct one."""
+        """Return, by distinct point, the sum over these knobs of correlations with `point`, and of their squares."""
         tables = [self._correlations[knob][point[knob]] for knob in self._knobs]
         rows = [[table[level] for table, level in zip(tables, distinct, strict=True)] for distinct in self._points]
         return [sum(row) for row in rows], [sum(map(mul, row, row)) for row in rows]
@@ -104,7 +104,7 @@ def _modelled_knobs(candidates: Sequence[KnobValues]) -> list[str]:
 
 
 def _correlations(name: str, values: Sequence[object], weight: float) -> list[list[float]]:
-    """The correlation of the effects of each two values, times the knob's weight.
+    """Return the correlation of the effects of every two values, times the knob's weight.
 
     Two numbers of a smooth knob correlate by their distance in log2, two values of another knob not at all.
     """

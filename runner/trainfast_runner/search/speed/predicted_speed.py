@@ -1,9 +1,9 @@
 """The samples/s of a run before it, with a 90 % interval: the calibrated time of its step, corrected by earlier runs.
 
-ln(measured rate x calibrated step time) is modelled as the parts of the step that take longer than calibrated, each by
-its share of the step, plus the speed of the machine since it was calibrated, plus the effects of knobs as in a best-fit
-search, relative to `REFERENCE`, plus a process's own effect and noise. The posterior is exact (Rasmussen and Williams,
-"Gaussian Processes for Machine Learning", 2.2).
+ln(measured rate x calibrated step time) is modelled as the parts of the step that take longer than calibrated, weighted
+by their shares of the step, plus the speed of the machine since it was calibrated, plus the effects of knobs as in a
+best-fit search, relative to `REFERENCE`, plus a process's own effect and noise. The posterior is exact (Rasmussen and
+Williams, "Gaussian Processes for Machine Learning", 2.2).
 """
 
 from __future__ import annotations

@@ -47,13 +47,13 @@ def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceili
     work = step_work(model, batch, accum)
     if not work.calls or not work.flops:
         return None  # a trace of an empty model
-    each = [
+    calibrated_s = (
         work.calls * ceiling.operation_us / 1e6,
         work.flops / tflops / 1e12,
         work.moved_bytes / ceiling.copy_gb_per_s / 1e9,
-    ]
+    )
     calls_s, flops_s, moved_s = (
-        slowdown * seconds for slowdown, seconds in zip(SLOWDOWN[model.device], each, strict=True)
+        slowdown * seconds for slowdown, seconds in zip(SLOWDOWN[model.device], calibrated_s, strict=True)
     )
     if model.device == "cpu":
         calls_s *= max(1.0, devices / cores)

@@ -141,8 +141,11 @@ def _log_rate(ranking: ColdRanking, number: int) -> tuple[float, float] | None:
     state = ranking.state
     # The real memory_limit slows every step of a CPU run.
     full = [run for run in state.cold_runs if run.role != UNDER_LIMIT]
-    runs = [run.samples_per_s for run in full if run.candidate_number == number and run.outcome == "measured"]
-    rates = [math.log(rate) for rate in runs if rate]
+    rates = [
+        math.log(run.samples_per_s)
+        for run in full
+        if run.candidate_number == number and run.outcome == "measured" and run.samples_per_s
+    ]
     if rates:
         deviation, quantile = ranking.speed_runs.noise
         return statistics.fmean(rates), quantile * deviation / math.sqrt(len(rates))

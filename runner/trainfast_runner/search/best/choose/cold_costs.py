@@ -31,8 +31,10 @@ class ColdCosts:
         """Timed steps of each run: enough for `COLD_ERROR`, as far as those that confirm take half of the budget."""
         state = self._state
         needed = steps_for(state.measured.step_deviation, COLD_ERROR, COLD_LEAST, COLD_MOST)
-        each_s = CONFIRMING_SHARE * state.question.budget_s / CONFIRMING_RUNS
-        affordable = min((each_s - state.start_s(number)) / state.step_s(number) for number in self._confirmed_numbers)
+        budget_per_run_s = CONFIRMING_SHARE * state.question.budget_s / CONFIRMING_RUNS
+        affordable = min(
+            (budget_per_run_s - state.start_s(number)) / state.step_s(number) for number in self._confirmed_numbers
+        )
         return max(COLD_LEAST, min(needed, int(affordable)))
 
     def run_s(self, number: int) -> float:
@@ -40,11 +42,11 @@ class ColdCosts:
         return self._state.start_s(number) + self.steps * self._state.step_s(number)
 
     def are_affordable(self, numbers: Sequence[int]) -> bool:
-        """True if the budget pays for a run of each of these candidates."""
+        """True if the budget pays for a run of every one of these candidates."""
         return self._state.spent_s + sum(map(self.run_s, numbers)) <= self._state.question.budget_s
 
     def reserve_s(self) -> float:
-        """Expected seconds of the runs that confirm: leader and baseline, twice each."""
+        """Expected seconds of the runs that confirm: two of the leader and two of the baseline."""
         return 2 * sum(map(self.run_s, self._confirmed_numbers))
 
     @property

@@ -50,7 +50,7 @@ class WantedTrial:
 
 @dataclass
 class _StepsTaken:
-    """The steps of a trial so far: the slowest rank's time of each, the losses, and the peak."""
+    """The steps of a trial so far: the slowest rank's times, the losses, and the peak."""
 
     step_ms: list[float] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)

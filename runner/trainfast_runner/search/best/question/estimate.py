@@ -15,7 +15,7 @@ from trainfast_runner.search.speed.process_starts import GUESSED_START_S, proces
 from trainfast_runner.settings.knob_values import KnobValue
 
 COLD_RUNS = 6
-"""Cold runs of a search: two each of the winner and the baseline, and about one for each of two of its knobs."""
+"""Cold runs of a search: two of the winner, two of the baseline, and about two with one of the winner's knobs reset."""
 TRIAL_S = 1.0
 """A warm trial beside its process's start, as tiny models take it."""
 

@@ -1,4 +1,4 @@
-"""Survey the candidates of a question before any is run: which this machine refuses, and the memory each needs."""
+"""Survey the candidates of a question before any run: which ones this machine refuses, and the memory of the others."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class ModelSurvey(Survey):
         plan = self.plan
         try:
             for _ in trace_models(specs, plan.device, plan.python, cancelled=cancelled, gpus=plan.device_uuids):
-                pass  # each is in the cache now, or cannot be traced
+                pass  # the model is in the cache now, or cannot be traced
         except (ProgramCancelled, UserError):
             return  # candidates without a model are tried unpredicted
 
