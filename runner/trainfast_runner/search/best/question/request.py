@@ -1,4 +1,4 @@
-"""The options of a best-fit search (knobs to vary, objective, budget), as typed and checked."""
+"""The question of a best-fit search (knobs to vary, objective, budget), as typed and checked."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ MAX_BUDGET_H = 365 * 24
 
 
 class BestRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `search best`. An empty `vary` leaves the choice of knobs to the search.
+    """The question of a best-fit search as asked: knobs to vary, objective, budget.
 
-    `global_batch` is None for the preset's own, or for any where `vary` names batch_size or grad_accum. `for_steps` is
-    the length of the training that the objective `time` is about.
+    Part of its key, unlike `SearchOptions`. An empty `vary` leaves the choice of knobs to the search. A
+    `global_batch` of None is the preset's own, or any if `vary` names batch_size or grad_accum. `for_steps` is the
+    length of the training for the objective `time`.
     """
 
     vary: dict[str, list[KnobValue]] = {}
