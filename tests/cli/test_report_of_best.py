@@ -86,7 +86,7 @@ def answer(**changes: Any) -> BestAnswer:
             CandidateVerdict(candidate_number=1, verdict="measured", reason=EVIL, rate=between(55.0)),
             CandidateVerdict(candidate_number=2, verdict="measured", reason="the best", rate=between(60.0)),
             CandidateVerdict(
-                candidate_number=3, verdict="beaten", reason="0.4 % chance to be 2 % better than the best"
+                candidate_number=3, verdict="beaten", reason="0.4 % chance of being 2 % better than the best"
             ),
             CandidateVerdict(candidate_number=4, verdict="too_large", reason="needs 300 MiB more"),
         ],

@@ -90,7 +90,7 @@ def _conduct(request: SearchRequest) -> dict[str, Any]:
         raise UserError(
             "the search process ended before it answered",
             key="search",
-            advice="the same search as a command, which prints its error",
+            advice="run the same search on the command line; it prints the error",
             exit_code=4,
         ) from None
 

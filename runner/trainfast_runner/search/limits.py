@@ -27,7 +27,7 @@ def limits_of(plan: RunPlan) -> Limits:
     if plan.device == "cuda":
         # A GPU allocates no more than it has: each rank reports its own limit.
         if limits_bytes is None:
-            return Limits((), "what the GPU has free without its context")
+            return Limits((), "the GPU's free memory, without its context")
         return Limits(limits_bytes, words)
     free = read_host_free_bytes()
     if limits_bytes is not None and sum(limits_bytes) <= free:

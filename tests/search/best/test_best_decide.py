@@ -162,7 +162,7 @@ def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_a
     stopped = answer_so_far(measured)
     assert stopped is not None
     assert any("1 process drifted" in note for note in stopped.notes)
-    assert any("going on measures" in note for note in stopped.notes)
+    assert any("continuing the search measures" in note for note in stopped.notes)
     rate = stopped.best_rate
     assert rate.high / rate.low > 1.05, "the interval is as wide as the drift"
     void = trial(base, outcome="void", step_ms=[], reason="another run took the machine")

@@ -24,7 +24,7 @@ BEST = ("search", "best", "tiny-llama", *SMALL)
         (("--objective", "sample_per_s"), ("no such objective", "did you mean samples_per_s?")),
         (("--vary", "seq_len=16,32"), ("seq_len", "--objective tokens_per_s")),
         (("--objective", "time"), ("--for-steps N",)),
-        (("--for-steps", "100"), ("--for-steps is about --objective time",)),
+        (("--for-steps", "100"), ("--for-steps needs --objective time",)),
         (("--objective", "time", "--for-steps", "9", "--vary", "batch_size=1,2"), ("needs --global-batch N",)),
         (("--objective", "samples_per_joule"), ("energy counter",)),
         (("--global-batch", "0"), ("must be a whole number from 1 on",)),

@@ -88,18 +88,20 @@ def _first_probe(state: BatchState) -> BatchDecision:
         return _end("nothing_fits", "a batch of 1 does not fit")
     if too_large is not None:
         smaller = max(1, too_large // 4)
-        return _probe(smaller, f"{too_large} does not fit, against the prediction: much smaller")
+        return _probe(smaller, f"{too_large} does not fit, contrary to the prediction: trying a much smaller size")
     prediction = state.prediction
     predicted_max = prediction.max_batch if prediction is not None else None
     if prediction is None or not predicted_max or predicted_max < 2:
         start = prediction.start if prediction is not None else 1
-        why = f"nothing is predicted: {'the smallest' if start == 1 else 'its own size'} first"
+        own = "a batch of 1" if start == 1 else "the script's own batch size"
+        why = f"no prediction: starting at {own}"
         if predicted_max is not None:
-            why = f"by the prediction {'nothing' if predicted_max == 0 else '1 and no more'} fits: the smallest first"
+            fitting = "no batch fits" if predicted_max == 0 else "only a batch of 1 fits"
+            why = f"predicted: {fitting}; trying {start} first"
         return _probe(start, why)
     predicted_max = min(predicted_max, LARGEST_BATCH)
     small = max(1, predicted_max // FIRST_SIZE_DIVISOR, min(prediction.linear_from, predicted_max // 2))
-    why = f"by the prediction {predicted_max} fits: a small size first, to check the prediction"
+    why = f"predicted: {predicted_max} fits; trying a small size first, to check the prediction"
     return _probe(small, why)
 
 
@@ -192,7 +194,7 @@ def _between(
         why = f"{too_large} does not fit: if {size} fits, the maximum is known within the tolerance"
     else:
         size = (largest_fitted + too_large) // 2
-        why = f"{too_large} does not fit either: half-way to {largest_fitted}, which does"
+        why = f"{too_large} does not fit either; trying half-way to {largest_fitted}, which fits"
     return _probe(min(max(size, largest_fitted + 1), too_large - 1), why)
 
 
@@ -208,7 +210,7 @@ def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -
     failed = min(last.batch_size, state.too_large or last.batch_size)
     if _is_refuted(state, memory_fits, failed):
         middle = (state.largest_fitted + failed) // 2
-        why = f"{failed} ran out of memory, against the fit: half-way to {state.largest_fitted}, which fits, first"
+        why = f"{failed} ran out of memory, contrary to the fit: trying half-way to {state.largest_fitted}, which fits"
         return _probe(middle, why)
     near = deciding_size(state, memory_fits, last.batch_size) - last.batch_size
     # Sizes that were tried since then may have set the fit right.

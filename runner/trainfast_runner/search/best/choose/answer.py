@@ -87,7 +87,7 @@ def answer_so_far(lines: Sequence[BestLine]) -> BestAnswer | None:
     if answer is not None:
         return answer
     answer = answer_of(state_of_best_journal(lines, spent_s, voids_drifted=False))
-    note = "going on measures the settings of processes that drifted again"
+    note = "continuing the search measures the settings of drifted processes again"
     return None if answer is None else msgspec.structs.replace(answer, notes=[*answer.notes, note])
 
 
@@ -116,7 +116,7 @@ def _verdict_unmeasured(state: BestState, prospects: Prospects, number: int) -> 
     if least_s and state.leader_number is not None and state.is_bound(number, state.leader_number):
         return "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
     chance = prospects.chances.get(number, 0.0)
-    words = f"{chance_text(chance, decimals=1)} chance to be 2 % better than the best"
+    words = f"{chance_text(chance, decimals=1)} chance of being 2 % better than the best"
     return ("beaten", words) if chance <= LIKELY_CHANCE else ("not_tried", f"no time left: {words}")
 
 

@@ -135,7 +135,7 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
 def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
     """The reason the trials end; None while they go on."""
     if not prospects.likely and not prospects.with_unseen_values:
-        return "no setting left has a chance above 5 % to be 2 % better, and every value was run"
+        return "no setting left has a chance above 5 % of being 2 % better, and every value was run"
     if prospects.is_budget_spent:
         return f"the budget of {state.question.budget_s:g} s: {_price_words(state, prospects)}"
     return None

@@ -76,7 +76,7 @@ def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
             gains.append((gain, knob, number))
     for _, knob, number in sorted(gains, reverse=True):
         if costs.are_affordable([number]):
-            why = f"the winner with {knob} turned back: the loss is its gain"
+            why = f"the winner with {knob} back at the baseline's value, to measure the gain of {knob}"
             return BestStep(action=TURN_BACK, candidate_number=number, why=why, knob=knob)
     return None
 

@@ -65,7 +65,7 @@ def check_request(request: BestRequest, plan: RunPlan) -> None:
     if request.objective == "time":
         _check_time(request)
     elif request.for_steps is not None:
-        raise UserError(f"--for-steps is about --objective time, not {request.objective}", key="--for-steps")
+        raise UserError(f"--for-steps needs --objective time, not {request.objective}", key="--for-steps")
     if request.objective == "samples_per_joule" and not any(_has_counter(gpu) for gpu in plan.watched):
         raise UserError(
             "--objective samples_per_joule needs a GPU with an energy counter, and this run watches none",
