@@ -63,8 +63,8 @@ def fit_memory(
 def _secant_error(device: str, apart: int, slope: float, predicted: float | None, *, is_first: bool) -> float:
     """Error of a slope between sizes `apart`, in bytes per sample.
 
-    On a CPU a prediction that agrees leaves a part of the scatter of the peaks. A clearly steeper one is the error
-    of the first secant: a peak is convex in the batch, and at a small size it may be at a point that grows less.
+    On a CPU a prediction that agrees leaves half of the scatter. If the prediction is clearly steeper, the first secant
+    may be too flat by the difference: a peak is convex in the batch.
     """
     scatter = NOISE_BYTES[device] / apart
     measured = 2 * scatter + SLOPE_SHARE[device] * slope

@@ -1,4 +1,4 @@
-"""The parts that the reports of both kinds of search have alike."""
+"""Fields shared by the reports of both kinds of search."""
 
 from __future__ import annotations
 

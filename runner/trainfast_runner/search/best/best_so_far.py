@@ -1,4 +1,4 @@
-"""The content of a best-fit search's journal as a screen and a report ask for it: the best so far, rates, memory."""
+"""A best-fit search's journal for screens and reports: the best candidate so far, rates, memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of a best-fit search that is alike for presets and scripts: steps, cold runs, orders and the end."""
+"""The parts that the best-fit searches of presets and scripts share: steps, cold runs, orders and the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts that the journals of both kinds of search have alike: `searches/SEARCH_ID/journal.jsonl`, a line each.
+"""The parts that the journals of both kinds of search share: `searches/SEARCH_ID/journal.jsonl`, one line each.
 
 A search continues from its journal, and a screen shows it. Sizes are bytes, times CLOCK_MONOTONIC nanoseconds, as in a
 run's records. The lines of one kind are in `batch` and `best` beside it.

@@ -27,7 +27,7 @@ NEWEST_RUNS_READ, NEWEST_SEARCHES_READ = 200, 20
 MAX_OF_MODEL, MAX_OF_OTHERS = 60, 10
 """Number of measured speeds that count: of the model asked about, and of other models."""
 SLOW_SHARE = 0.5
-"""The part of the deviation between steps that the next run has as a whole: slow and fast moments last for long."""
+"""Share of the step-to-step deviation that shifts a whole run: slow and fast spells outlast one run."""
 MAX_THROTTLED = 0.05
 """Largest share of the time that a run may be slowed by heat or a power brake and still count."""
 

@@ -31,7 +31,7 @@ WORK_DEVIATIONS = (0.3, 0.2, 0.3)
 UNCALIBRATED_WORK_DEVIATIONS = (1.5, 1.5, 1.5)
 """`WORK_DEVIATIONS` of a device that was not calibrated: nominal speeds stand in."""
 MACHINE_DEVIATION = 0.15
-"""Prior deviation, in ln seconds, of every step alike: other work, heat or a host's other guests change a machine."""
+"""Prior deviation, in ln seconds, shared by all steps on this machine: other work, heat, or a host's other guests."""
 KNOB_DEVIATIONS = {
     "precision": 0.15,
     "batch_size": 0.08,

@@ -17,10 +17,11 @@ SLOWDOWN = {"cpu": (1.6, 1.35, 0.6), "cuda": (1.0, 1.2, 1.0)}
 """Factors by which calls, FLOPs and moved bytes of a training step take longer than in the calibration.
 
 Products are smaller than the calibrated one. Tensors of a CPU's step are partly in its cache, where the calibrated copy
-is not, and its calls find less of their own code there. Of a CPU measured (docs/decisions.md), of a GPU assumed.
+is not, and its calls find less of their own code there. CPU factors are measured (docs/decisions.md), GPU factors
+assumed.
 """
 OVERLAP_EXPONENT = {"cpu": 1.0, "cuda": 4.0}
-"""Exponent by which the host's calls and the device's work add up: 1 one after the other, a large one side by side."""
+"""Exponent p of (calls^p + work^p)^(1/p): with 1 host calls and device work add up, with a large p they overlap."""
 
 
 @dataclass(frozen=True)

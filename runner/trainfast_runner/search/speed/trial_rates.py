@@ -92,7 +92,7 @@ def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Me
         drifts.append(size)
         has_drifted = abs(size) > max(VOID_LOG_DRIFT, 3 * error * deviation)
         if has_drifted and len(drifted) < MAX_VOID_PROCESSES and not is_noise:
-            # Both ends of a process have an error.
+            # Both ends have an error: half of the squared difference is the variance of one.
             drifted[run_id] = size * size / 2
     noise = statistics.fmean(drift * drift for drift in drifts) / 2 if is_noise and drifts else 0.0
     if not voids_drifted:
@@ -177,7 +177,10 @@ def _deviations(step_ms: Sequence[float]) -> list[float]:
 
 
 def _robust_variance(deviations: Sequence[float]) -> float:
-    """The variance by the median absolute deviation; a few values have lost about one to their own median."""
+    """Return the variance by the median absolute deviation.
+
+    The factor n / (n - 1) corrects for the median, which is taken from the same values.
+    """
     if not deviations:
         return 0.0
     deviation = MAD_TO_SIGMA * statistics.median(map(abs, deviations))

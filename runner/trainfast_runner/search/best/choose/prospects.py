@@ -100,7 +100,7 @@ class Prospects:
 
     @cached_property
     def is_budget_spent(self) -> bool:
-        """True if the budget pays for none of the candidates that are worth a trial, and there are some."""
+        """True if some candidate is worth a trial and the budget pays for none of those."""
         worth = {*self.likely, *self.with_unseen_values}
         return bool(worth) and self.affordable.isdisjoint(worth)
 

@@ -158,7 +158,7 @@ def _loss_verdict(
     """Verdict on a loss that leaves the baseline's, whose first is `first_loss`; None if it stays or one is unknown."""
     if loss is None or baseline_loss is None:
         return None
-    # A loss that has fallen far is compared by the way it came.
+    # After a large fall the tolerance is a share of the first loss, not of the small last one.
     if abs(loss - baseline_loss) > LOSS_SHARE * max(abs(baseline_loss), abs(first_loss or 0.0)):
         reason = f"its loss was {loss:.4g} where the baseline's was {baseline_loss:.4g}"
         return CandidateVerdict(candidate_number=number, verdict="failed", reason=reason)
@@ -166,9 +166,9 @@ def _loss_verdict(
 
 
 def _failed_levels(attempts: Attempts, measured_numbers: Collection[int], levels: Levels) -> list[CandidateVerdict]:
-    """Verdicts on candidates with a value of a knob that has failed in every candidate of two or more.
+    """Return verdicts on candidates with a knob value that failed in two or more candidates and was never measured.
 
-    Where these candidates share several values that were never measured, it is the candidates with all of them.
+    Where those candidates share several such values, only candidates with all of them are ruled out.
     """
     failed = {attempt.candidate_number: attempt for attempt in attempts if attempt.outcome in UNUSABLE}
     if len(failed) < 2:

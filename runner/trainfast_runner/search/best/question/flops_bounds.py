@@ -24,8 +24,8 @@ ABOVE_CEILING = 1.1
 def with_bounds(space: Space, survey: Survey, flops: float, ceiling: Ceiling) -> Space:
     """Return the space with the least seconds of a sample, for candidates of a calibrated precision.
 
-    `flops` are the model's of one sample, at the seq_len of the survey's spec. What checkpointing computes twice comes
-    on top, so the bound holds with it too.
+    `flops` are the model's of one sample, at the seq_len of the survey's spec. Recomputation under checkpointing only
+    adds FLOPs, so the bound still holds.
     """
     candidates = list(space.candidates)
     for number, spec in survey.legal_specs(space).items():

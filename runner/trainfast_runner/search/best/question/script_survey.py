@@ -42,7 +42,7 @@ class ScriptSurvey(Survey):
         self._preset, self._plan_script_run = preset, plan_script_run
 
     def refuse(self, spec: RunSpec) -> UserError | None:
-        """Return the error of a value that the mapping has no words for, or that nothing can show; None otherwise."""
+        """Return the error of a value that cannot be passed to the script, or that nothing can confirm; else None."""
         places = self._preset.places
         if spec.knobs["precision"] == "tf32" and "precision" not in places:
             return UserError("nothing in a script shows that tf32 ran", key="precision")

@@ -18,7 +18,7 @@ from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import STRATEGIES
 
 MutableVary = dict[str, list[KnobValue]]
-"""The values of each varied knob, to leave some out."""
+"""The values of each varied knob; illegal ones are removed."""
 NEVER_VARIED = {
     "devices": "it is a ceiling: vary strategy",
     "memory_limit": "it is the limit that every setting has to keep",
@@ -123,7 +123,7 @@ def _has_several_devices(spec: RunSpec, strategy: KnobValue, machine: Machine) -
     if STRATEGIES[str(strategy)].one_device:
         return True
     if machine.used_by(spec.knobs["devices"]).device == "cpu" and strategy_of(spec.knobs).one_device:
-        # Any number of processes runs on a CPU: only who asks for several has them.
+        # A CPU runs any number of processes, so several count only if asked for.
         devices = spec.knobs["devices"]
         count = devices if isinstance(devices, int) else cpu_processes(devices)
         return (count or 1) > 1
