@@ -1,7 +1,7 @@
 """The guides' decisions as code: strategy, learning rate, batch and shapes, each with its reason.
 
-Nothing here reads a file or asks a device: facts come in as a `Situation`, so advice may be asked for on every turn of
-a knob. An estimate is called an estimate, and a measurement of this home goes before it.
+Nothing here reads a file or asks a device: facts come in as a `Situation`, so advice may be asked for on every change
+of a knob. An estimate is called an estimate, and a measurement of this home replaces it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ USEFUL_BATCH = 1024
 
 
 def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation: Situation) -> tuple[Advice, ...]:
-    """All advice for this run on this machine, at most one for each knob and one for the model's shapes."""
+    """Return all advice for this run on this machine: at most one for a knob, and one for the model's shapes."""
     machine = machine.used_by(spec.knobs["devices"])
     possible_advice = (
         strategy_advice(spec, machine, situation),
@@ -33,7 +33,7 @@ def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation:
 
 
 def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advice | None:
-    """The linear rule (Goyal et al. 2017) whenever the global batch is not the preset's."""
+    """Advise a rate by the linear rule (Goyal et al. 2017); None if the global batch is the preset's or unknown."""
     now = total_batch(spec, spec.knobs, machine)
     before = total_batch(spec, preset_knobs, machine)
     rate = preset_knobs["lr"]
@@ -56,7 +56,7 @@ def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advi
 
 
 def precision_advice(spec: RunSpec, machine: Machine) -> Advice | None:
-    """fp16 on a CPU without fp16 instructions: torch emulates it tens of times slower than fp32."""
+    """Advise against fp16 on a CPU without fp16 instructions, where torch emulates fp16 far slower than fp32."""
     if spec.knobs["precision"] != "fp16" or machine.device != "cpu" or cpu_has_fp16():
         return None
     return Advice(
@@ -68,7 +68,7 @@ def precision_advice(spec: RunSpec, machine: Machine) -> Advice | None:
 
 
 def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:
-    """Alignment of the batch, and a warning of batches too large to be of use."""
+    """Advise an aligned batch, and warn of batches too large to be of use."""
     batch, texts, value = whole_number(spec.knobs, "batch_size"), [], None
     total = total_batch(spec, spec.knobs, machine)
     if _tensor_cores(spec, machine) and batch > 4 and batch % 8:
@@ -82,7 +82,7 @@ def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:
 
 
 def model_advice(situation: Situation) -> Advice | None:
-    """Model dimensions that are not multiples of 8 (tensor cores) or, for the vocabulary, of 64."""
+    """Advise dimensions of the model that are multiples of 8 (tensor cores) or, for the vocabulary, of 64."""
     hints = []
     for name, length in (situation.shapes or {}).items():
         if name == "vocab_size" and length % 64:
@@ -96,7 +96,7 @@ def model_advice(situation: Situation) -> Advice | None:
 
 
 def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
-    """Accumulation is of no use where the batch fits in one piece."""
+    """Advise against accumulation where the batch fits in one piece."""
     batch = whole_number(spec.knobs, "batch_size")
     pieces = whole_number(spec.knobs, "grad_accum")
     if pieces == 1:
@@ -120,7 +120,7 @@ def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
 
 
 def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:
-    """Alignment of the sequence, and the attention kernel for long ones."""
+    """Advise an aligned sequence, and the attention kernel for a long one."""
     length, texts, value = whole_number(spec.knobs, "seq_len"), [], None
     if length % 8 and _tensor_cores(spec, machine):
         value = str(_aligned(length, 8))
@@ -140,5 +140,5 @@ def _batch(run: EndedRun) -> int:
 
 
 def _aligned(value: int, multiple: int) -> int:
-    """The nearest multiple, at least one."""
+    """Return the nearest multiple of `multiple`, at least one."""
     return max(multiple, round(value / multiple) * multiple)

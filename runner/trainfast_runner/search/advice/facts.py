@@ -19,7 +19,7 @@ SAME_MEMORY = ("precision", "seq_len", "checkpointing", "optimizer", "attention"
 
 @dataclass(frozen=True)
 class EndedRun:
-    """One ended run of the same preset, model and data in this home, whatever its knobs.
+    """One ended run of the same preset, model and data in this home, with any knobs.
 
     `samples_per_s` is summed over data-parallel ranks; None if unknown, or if the speed must not rank.
     """
@@ -32,7 +32,7 @@ class EndedRun:
 
 @dataclass(frozen=True)
 class Situation:
-    """Facts about model and machine beside the knobs; None when unknown."""
+    """Facts about model and machine beside the knobs; None if unknown."""
 
     size: ModelSize | None = None
     shapes: Mapping[str, int] | None = None
@@ -43,7 +43,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Advice:
-    """One paragraph about a knob, and the advised value as it is typed; None for advice without a value."""
+    """One paragraph about a knob, and the advised value as typed; None for advice without a value."""
 
     knob: str
     text: str
@@ -51,7 +51,7 @@ class Advice:
 
 
 def total_batch(spec: RunSpec, knobs: KnobValues, machine: Machine) -> int | None:
-    """Samples a step with these knobs; None when there are not as many devices."""
+    """Return the samples of a step with these knobs; None if there are too few devices."""
     try:
         return global_batch(knobs, device_count(replace(spec, knobs=knobs), machine))
     except UserError:

@@ -15,12 +15,12 @@ from trainfast_runner.search.advice.facts import EndedRun, Situation
 from trainfast_runner.settings.spec import RunSpec
 
 NEWEST_RUNS_READ = 300
-"""Newest runs among which those of the same preset are looked for."""
+"""Number of newest runs that are searched for runs of the same preset."""
 SHAPES = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "vocab_size")
 
 
 def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = None) -> Situation:
-    """The situation of a run, in about a second the first time for a model; unavailable facts stay unknown."""
+    """Return the situation of a run, about a second the first time for a model; unavailable facts stay unknown."""
     try:
         config = training_python.inspect(python, spec.model, spec.data["objective"]).config
     except UserError:
@@ -34,7 +34,7 @@ def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = Non
 
 
 def _measured(spec: RunSpec, home: Home) -> tuple[EndedRun, ...]:
-    """This home's ended runs of the same preset and variant with the same model and data, newest first."""
+    """Return this home's ended runs of the same preset and variant with the same model and data, newest first."""
     sections = {"model": spec.model, "data": spec.data}
     fields = {key: sections[key.partition(".")[0]].get(key.partition(".")[2]) for key in spec.overrides if "." in key}
     try:

@@ -16,14 +16,14 @@ from trainfast_runner.units import gibibytes
 
 ZERO_ONLY_SLOWS = "DeepSpeed only slows a model that already fits with a reasonable batch."
 FITTING_SHARE = 0.9
-"""Share of a device's memory that states and context of a model that fits may take."""
+"""A model fits if states and context take at most this share of a device's memory."""
 GIB = 2**30
 SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
 """Knobs that must be equal for two strategies to be compared by their samples/s."""
 
 
 def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Advice:
-    """The fastest strategy measured here, else the one of the guides' decision tree on estimated memory."""
+    """Return the fastest strategy measured here, else the choice of the guides' decision tree on estimated memory."""
     value, why = _from_the_tree(spec, machine, situation)
     measured = [run for run in situation.measured if _same_work(run, spec, machine)]
     best = _fastest(measured)

@@ -25,11 +25,11 @@ from trainfast_runner.units import mebibytes
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
 """From this size on an aligned batch is a multiple of 64, which is best for large sizes (NVIDIA's matrix multiplication
-guide): it then costs an eighth of the batch at most."""
+guide): alignment then costs an eighth of the batch at most."""
 SPREAD_SHARE = TOLERANCE_SHARE
 """Share by which a long run's peak may exceed the confirmation run's: other samples, another order of blocks.
 
-As much as a maximum may be off and still be called exact."""
+A maximum may be off by the same share and still be called exact."""
 
 
 def answer_of(state: BatchState) -> BatchAnswer:
@@ -64,14 +64,14 @@ def answer_of(state: BatchState) -> BatchAnswer:
 
 
 def _too_large(state: BatchState, max_batch: int) -> int | None:
-    """The smallest size above the answer that ran out of memory, in a probe or a confirmation run; None if none did."""
+    """Return the smallest size above the answer that ran out of memory, probed or confirmed; None if none did."""
     tried = [probe.batch_size for probe in state.probes if probe.outcome == "oom"]
     confirmed = [confirmation.batch_size for confirmation in state.confirmations if confirmation.state == "oom"]
     return min((size for size in (*tried, *confirmed) if size > max_batch), default=None)
 
 
 def _certainty(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, too_large: int | None) -> str:
-    """The reason, in words, that no larger batch is the answer, and the sizes that were not tried."""
+    """Return the reason, in words, that no larger batch is the answer, and the sizes that were not tried."""
     if too_large is None:
         return why_no_more_sizes(state, max_batch) or _words_by_fit(tightest(memory_fits, max_batch), max_batch + 1)
     words = f"{too_large} ran out of memory"
@@ -86,13 +86,13 @@ def _certainty(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch:
 
 
 def _words_by_fit(tight: MemoryFit, batch_size: int) -> str:
-    """The memory that a batch size needs by the fit, and the fit's error, in words."""
+    """Return the memory that a batch size needs by the fit, and the fit's error, in words."""
     error = mebibytes(tight.error_at(batch_size))
     return f"by the fit {batch_size} needs {tight.need_text(batch_size)}, give or take {error}"
 
 
 def _why_untried(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, too_large: int) -> str:
-    """Why the sizes below the one that ran out were left out, as an aside; empty where a fresh process ran out."""
+    """Return why sizes below `too_large` were left out, as an aside; empty if that size ran out in a fresh process."""
     if too_large <= deciding_size(state, memory_fits, max_batch):
         if state.device == "cuda":
             return ", below the next multiple of 8,"
@@ -114,13 +114,13 @@ def _sizes_text(sizes: list[int]) -> str:
 
 
 def aligned(batch_size: int) -> int | None:
-    """The largest aligned batch within a batch size; None below 8."""
+    """Return the largest aligned batch within a batch size; None below 8."""
     unit = ALIGNED_MORE if batch_size >= ALIGNED_MORE_FROM else ALIGNED
     return batch_size // unit * unit or None
 
 
 def _margins(state: BatchState, tight: MemoryFit, max_batch: int) -> list[Margin]:
-    """Parts of the memory that the recommended batch leaves free; parts of 0 bytes are listed too."""
+    """Return the parts of the memory that the recommended batch leaves free; parts of 0 bytes are listed too."""
     margins = [
         Margin(
             margin_bytes=round(SPREAD_SHARE * tight.need_bytes(max_batch)),
@@ -142,7 +142,7 @@ def _margins(state: BatchState, tight: MemoryFit, max_batch: int) -> list[Margin
 
 
 def _recommended(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, margin_bytes: int) -> int:
-    """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
+    """Return the largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
     largest = largest_fitting(
         lambda size: all(fit.need_bytes(size) + margin_bytes <= fit.limit_bytes for fit in memory_fits),
         min(max_batch, LARGEST_BATCH),
@@ -167,7 +167,7 @@ def _recommended_why(
     left_bytes = tight.limit_bytes - tight.need_bytes(recommended)
     source = " by the fit"
     if recommended == max_batch:
-        # It was run: this is what it left.
+        # The batch was run, and its headroom measured.
         left_bytes, source = float(_headroom(state, tight, max_batch)), ""
     reasons = ", and for ".join(margin.why for margin in margins if margin.margin_bytes)
     words = f"leaves {mebibytes(left_bytes)}{source} for {reasons}"
@@ -180,7 +180,7 @@ def _recommended_why(
 
 
 def _fastest(state: BatchState) -> tuple[int | None, float | None]:
-    """The size of the highest rate and the rate, over probes and confirmation runs; None for both on a CPU.
+    """Return the size of the highest rate and the rate, over probes and confirmation runs; None for both on a CPU.
 
     A search measures memory in every step on a CPU, and such speeds do not rank.
     """
@@ -198,7 +198,7 @@ def _fastest(state: BatchState) -> tuple[int | None, float | None]:
 
 
 def _headroom(state: BatchState, tight: MemoryFit, max_batch: int) -> int:
-    """Bytes the tightest rank's limit had left: measured by a probe or the confirmation run, else by the fit."""
+    """Return the bytes that the tightest rank's limit had left: as measured at this batch, else by the fit."""
     for probe in state.probes_that_fit:
         if probe.batch_size == max_batch:
             for peaks in probe.ranks:
@@ -211,7 +211,7 @@ def _headroom(state: BatchState, tight: MemoryFit, max_batch: int) -> int:
 
 
 def _peak_in_confirmation(confirmation: ConfirmationRun, rank: int) -> int | None:
-    """The rank's own peak; the fullest rank's in a journal older than peaks by rank."""
+    """Return the rank's own peak; in a journal older than peaks by rank that of the fullest rank."""
     if not confirmation.ranks:
         return confirmation.peak_allocated_bytes
     return next((peaks.peak_allocated_bytes for peaks in confirmation.ranks if peaks.rank == rank), None)

@@ -34,8 +34,8 @@ from trainfast_runner.search.journal.memory_fit import MemoryFit
 class BatchSnapshot(BatchJournal):
     """The state of a batch search at one moment, and its journal's lines so far.
 
-    `state` is starting, running, pausing (it finishes its probe first), paused, interrupted (no conductor and no
-    recorded end: the same command continues it), answered, nothing_fits, failed or cancelled.
+    `state` is starting, running, pausing (finishing its probe first), paused, interrupted (no conductor and no
+    recorded end: the same command continues the search), answered, nothing_fits, failed or cancelled.
     """
 
     directory: Path
@@ -49,13 +49,13 @@ class BatchSnapshot(BatchJournal):
 
     @cached_property
     def is_decided(self) -> bool:
-        """False when the newest step is done and the one after it is not decided yet."""
+        """False if the newest step is done and the next is not decided yet."""
         steps = (line for line in reversed(self.lines) if isinstance(line, BatchStep | Probe | ConfirmationRun))
         return isinstance(next(steps, None), BatchStep | None)
 
     @property
     def memory_fits(self) -> tuple[MemoryFit, ...]:
-        """The newest fit, one of each rank; empty before the first probe."""
+        """The newest fits, one for each rank; empty before the first probe."""
         return () if self._fitted_step is None else tuple(self._fitted_step.memory_fits)
 
     @cached_property
@@ -81,7 +81,7 @@ class BatchSnapshot(BatchJournal):
 
     @cached_property
     def since_ns(self) -> int | None:
-        """CLOCK_MONOTONIC when the current step or wait began; before the first step, when the conductor did."""
+        """CLOCK_MONOTONIC when the current step or wait began; before the first step, when the conductor began."""
         for before, line in reversed([*zip((None, *self.lines), self.lines, strict=False)]):
             # A step that waited for the GPUs to cool begins with the line after the wait.
             follows_cooling = isinstance(before, CoolingDown) and not isinstance(line, CoolingDown)
@@ -97,7 +97,7 @@ class BatchSnapshot(BatchJournal):
 
     @property
     def answer(self) -> BatchAnswer | None:
-        """The answer; None before it."""
+        """The answer; None before the search has one."""
         return None if self.ended is None else self.ended.answer
 
 

@@ -23,9 +23,9 @@ def conduct_batch(
     caller: SearchCaller[BatchLine],
     plan_script_run: ScriptPlanner | None = None,
 ) -> BatchEnded:
-    """Conduct the search in `directory` to its end, record that and return it.
+    """Conduct the search in `directory` to its end; record and return the end.
 
-    `plan_script_run` plans the probes of a script; a preset has none. Raises UserError when another process
+    `plan_script_run` plans the probes of a script; None for a preset. Raises UserError when another process
     conducts the search, and when its device is in use.
     """
 

@@ -114,7 +114,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         return BatchEnded(state=state, reason=reason)
 
     def _confirm(self, batch_size: int) -> None:
-        """Make the confirmation run, a normal run with data, or take the one of a killed conductor."""
+        """Make the confirmation run, a normal run with data, or adopt that of a killed conductor."""
         began_s, steps = self._runs.clock_s(), self._options.confirmation_steps
         plan = self.plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
         directory = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
@@ -129,15 +129,15 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         return directory
 
     def _end_orphaned_process(self) -> None:
-        """End the probe of a conductor that died, recorded or not; its confirmation run goes on and is followed."""
+        """End the probe of a conductor that died, recorded or not; its confirmation run is adopted later."""
         for run in live_runs(self._home):
             if run.role == PROBE and run.search_id == self._directory.name:
                 end_run(self._home.directory(run.run_id))
 
     def _adopt_confirmation(self, plan: RunPlan) -> Path | None:
-        """Take the newest usable run of the plan that has no recorded end, and end all others; None without one.
+        """Return the newest usable run of the plan that has no recorded end, and end all others; None without one.
 
-        A killed conductor may not have recorded the launch either, which is recorded now.
+        If a killed conductor did not record the launch, it is recorded now.
         """
         ended = {line.run_id for line in self._lines if isinstance(line, ConfirmationRun)}
         runs = runs_of_search(self._home, self._directory.name).items()
@@ -153,9 +153,9 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
 
 def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:
-    """Return a preset's plan on these GPUs, whichever are the freest now; a script's plan unchanged.
+    """Return a preset's plan on these GPUs, even if others are freer now; a script's plan unchanged.
 
-    Raises UserError when one of them is gone.
+    Raises UserError if one of the GPUs is gone.
     """
     # A journal of an earlier version, or of a search on the CPU, names none.
     if plan.script is not None or not uuids or plan.device_uuids == uuids:

@@ -1,8 +1,8 @@
 """Decide the next step of a batch search from its journal, with the reason in words. Touches nothing.
 
-A small size and a second one give each phase's line (the secant; before that the prediction's slope stands in). The
-search then tries the size that should not fit, so memory runs out once, and a fresh process confirms the largest size
-that fits by the line. A size near the boundary is tried first only while the error of the line leaves the answer open.
+Two sizes give each phase's line (the secant); after the first size the prediction's slope stands in. The search then
+tries the size that should not fit, so memory runs out once, and a fresh process confirms the largest size that fits by
+the line. A size near the boundary is tried first only while the error of the line leaves the answer open.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST_SIZE_DIVISOR = 8
 
 @dataclass(frozen=True)
 class BatchDecision:
-    """The next step as the journal gets it."""
+    """The next step, for the journal."""
 
     step: BatchStep
     end_state: EndState | None = None
@@ -82,7 +82,7 @@ def _decision(
 
 
 def _first_probe(state: BatchState) -> BatchDecision:
-    """Probe the first size, or a smaller one after it did not fit."""
+    """Probe the first size, or a smaller size if the first did not fit."""
     too_large = state.too_large
     if too_large == 1:
         return _end("nothing_fits", "a batch of 1 does not fit")
@@ -106,7 +106,7 @@ def _first_probe(state: BatchState) -> BatchDecision:
 
 
 def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> BatchDecision:
-    """Something fitted: probe the next size, or confirm when the sizes on both sides are close enough."""
+    """After a size fitted: probe the next one, or confirm once the sizes on both sides are close enough."""
     largest_fitted = state.largest_fitted
     too_large = state.too_large
     points = len(state.probes_that_fit)
@@ -139,7 +139,7 @@ def why_no_more_sizes(state: BatchState, largest_fitted: int) -> str | None:
 def _at_boundary(
     state: BatchState, memory_fits: tuple[MemoryFit, ...], largest_fitted: int, likely: int, deciding: int
 ) -> BatchDecision:
-    """The fit leaves one question: confirm `likely`, or probe the size that decides whether it is the largest."""
+    """Confirm `likely`, or probe the `deciding` size, which shows whether `likely` is the largest."""
     points = len(state.probes_that_fit)
     tight = tightest(memory_fits, likely + 1)
     needs = tight.need_text(likely + 1)
@@ -156,21 +156,21 @@ def _at_boundary(
 
 
 def _largest_sure_size(memory_fits: tuple[MemoryFit, ...]) -> int:
-    """The largest size that fits on every rank even with the whole error of the fit against it."""
+    """Return the largest size that fits on every rank even if the fit is off by its whole error."""
     return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in memory_fits), LARGEST_BATCH)
 
 
 def _largest_likely_size(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> int:
-    """The largest size that fitted, or that surely fits by a fit of two sizes or more."""
-    # A single size has no slope of its own, and tells nothing certain of others.
+    """Return the largest size that fitted, or that surely fits by a fit of two sizes or more."""
+    # A fit of a single size has no measured slope, so no other size is sure.
     sure = _largest_sure_size(memory_fits) if len(state.probes_that_fit) > 1 else 0
     return max(state.largest_fitted, sure)
 
 
 def _should_run_out(state: BatchState, memory_fits: tuple[MemoryFit, ...], size: int) -> bool:
-    """True if trying `size` at once is the cheaper way to know, although it might fit within the error of the fit.
+    """True if `size` is worth trying at once, although the error of the fit leaves open whether it fits.
 
-    Running out of memory takes a part of a step; a size near the maximum, which would make the fit surer, two steps.
+    Running out of memory takes a part of a step. A size near the maximum would make the fit surer, but takes two steps.
     """
     if state.no_oom or len(state.probes_that_fit) < 2 or size > LARGEST_BATCH:
         return False
@@ -178,7 +178,7 @@ def _should_run_out(state: BatchState, memory_fits: tuple[MemoryFit, ...], size:
 
 
 def _second_size(state: BatchState) -> int:
-    """The largest second size: half-way to the predicted maximum is enough for a first slope, and is quick."""
+    """Return the largest second size: half-way to the predicted maximum is enough for a first slope, and quick."""
     predicted_max = state.prediction.max_batch if state.prediction is not None else None
     return (
         max(state.largest_fitted + 1, (state.largest_fitted + predicted_max) // 2) if predicted_max else LARGEST_BATCH
@@ -188,7 +188,7 @@ def _second_size(state: BatchState) -> int:
 def _between(
     state: BatchState, memory_fits: tuple[MemoryFit, ...], largest_fitted: int, too_large: int
 ) -> BatchDecision:
-    """Something fitted and something was too large, further apart than the tolerance."""
+    """Probe between a size that fitted and a size that was too large, further apart than the tolerance."""
     if sum(probe.outcome == "oom" for probe in state.probes) == 1:
         size = largest_fitting(lambda size: deciding_size(state, memory_fits, size) < too_large, too_large - 1) + 1
         why = f"{too_large} does not fit: if {size} fits, the maximum is known within the tolerance"
@@ -199,7 +199,7 @@ def _between(
 
 
 def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> BatchDecision:
-    """The last confirmation run decides: it finished, or memory ran out and a smaller size is confirmed."""
+    """End the search if the last confirmation run finished; if memory ran out, confirm or probe a smaller size."""
     last = state.confirmations[-1]
     if last.state == "finished":
         return _end("answered", f"a fresh process finished with {last.batch_size}", last.batch_size)
@@ -213,7 +213,7 @@ def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -
         why = f"{failed} ran out of memory, contrary to the fit: trying half-way to {state.largest_fitted}, which fits"
         return _probe(middle, why)
     near = deciding_size(state, memory_fits, last.batch_size) - last.batch_size
-    # Sizes that were tried since then may have set the fit right.
+    # Sizes that were tried since then may have corrected the fit.
     likely = _largest_likely_size(state, memory_fits)
     smaller = max(1, min(failed - 1, last.batch_size - max(1, near // 2), likely))
     where = "in a fresh process"
@@ -223,14 +223,14 @@ def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -
 
 
 def _is_refuted(state: BatchState, memory_fits: tuple[MemoryFit, ...], batch_size: int) -> bool:
-    """True if the fit is wrong altogether, not just by the little more that a fresh process needs.
+    """True if the fit is wrong by more than the little that a fresh process needs beyond a warm one.
 
-    The size that ran out should have left more than the tolerance, or is the second one to run out.
+    By the fit the size that ran out left more than the tolerance, or an earlier confirmation run ran out too.
     """
     if state.largest_fitted + 1 >= batch_size or state.counted_probes >= MAX_PROBES:
         return False
     if not all(fit.surely_fits(batch_size) for fit in memory_fits):
-        return False  # a size tried since then has set it right
+        return False  # a size tried since then has corrected the fit
     left_bytes = min(fit.limit_bytes - fit.need_bytes(batch_size) for fit in memory_fits)
     return left_bytes > TOLERANCE_BYTES or len(state.confirmations) > 1
 
@@ -238,7 +238,7 @@ def _is_refuted(state: BatchState, memory_fits: tuple[MemoryFit, ...], batch_siz
 def deciding_size(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int) -> int:
     """Return the smallest size that must run out of memory for `max_batch` to be the maximum.
 
-    On a GPU the next aligned size; on a CPU the one that needs 3 % more, or 48 MiB where that is more.
+    On a GPU the next aligned size; on a CPU the size that needs 3 % or 48 MiB more, whichever is more.
     """
     if state.device == "cuda":
         return (max_batch // ALIGNED + 1) * ALIGNED
@@ -246,7 +246,7 @@ def deciding_size(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_bat
     least_bytes = tight.need_bytes(max_batch) + tolerance_bytes(tight.need_bytes(max_batch))
 
     def is_near(size: int) -> bool:
-        """True if a size needs less, even if it grows as fast as the error of the fit lets it."""
+        """True if a size needs less, even with the steepest growth that the error of the fit allows."""
         return tight.need_bytes(size) + tight.error_per_sample * max(0, size - max_batch) < least_bytes
 
     return max(max_batch, largest_fitting(is_near, LARGEST_BATCH)) + 1

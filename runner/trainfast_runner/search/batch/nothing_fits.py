@@ -33,7 +33,7 @@ def explain_nothing_fits(
     if failed is None or run is None:
         return BatchEnded(state="nothing_fits", reason=why)
     phase = failed.phase if isinstance(failed, Probe) else None
-    # Without its role: a probe gets no changes, because its search goes on.
+    # Without the role of a probe, for which no changes are explained.
     run_of_one = msgspec.structs.replace(run, role=None, knobs={**run.knobs, "batch_size": 1}, predicted=None)
     result = read_result(home.directory(failed.run_id))
     rank = failed.rank if isinstance(failed, Probe) else None
@@ -62,7 +62,7 @@ def _trace_changes(oom_run: OutOfMemory, python: str, raise_if_cancelled: Callab
 
 
 def missing_bytes(explained: OomExplanation, failed: Probe | ConfirmationRun) -> int | None:
-    """Missing bytes by the prediction; else the peak beyond the limit, or the last request; None when unknown."""
+    """Return the missing bytes by the prediction, the peak beyond the limit, or the last request; None if unknown."""
     if explained.missing_bytes is not None:
         return explained.missing_bytes
     beyond = 0
@@ -72,7 +72,7 @@ def missing_bytes(explained: OomExplanation, failed: Probe | ConfirmationRun) ->
 
 
 def _smallest_failure(state: BatchState) -> Probe | ConfirmationRun | None:
-    """The smallest size that ran out of memory; None if none did."""
+    """Return the smallest size that ran out of memory; None if none did."""
     failed: list[Probe | ConfirmationRun] = [probe for probe in state.probes if probe.outcome == "oom"]
     failed += [confirmation for confirmation in state.confirmations if confirmation.state == "oom"]
     return min(failed, key=lambda probe: probe.batch_size, default=None)

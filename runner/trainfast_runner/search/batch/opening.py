@@ -25,7 +25,7 @@ def open_batch(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     home.create()
     key = batch_key(plan)
     earlier = None if options.fresh else unfinished(home, key, BATCH_KIND)
-    # The processes of a search that is conducted hold part of the memory it began with.
+    # The processes of a conducted search hold a part of the memory that was free when the search began.
     if earlier is not None and (is_conducted(earlier) or _limits_still_fit(plan, earlier)):
         return earlier
     directory = new_search(home, plan.spec.name)
@@ -62,7 +62,7 @@ def _limits_still_fit(plan: RunPlan, directory: Path) -> bool:
 def batch_key(plan: RunPlan) -> str:
     """Return the key of a batch search: of model, data or script, knobs, devices and versions.
 
-    Any visible GPU may be the search's: which ones were the freest at its beginning is in its journal.
+    All visible GPUs are in the key; the journal has those that the search took, the freest at its beginning.
     """
     visible: list[str | None] = []
     if plan.device == "cuda":

@@ -1,4 +1,4 @@
-"""The largest batch by the memory model, before the first size is tried, or the reason there is none."""
+"""Predict the largest batch by the memory model before the first size is tried."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trainfast_runner.search.traced_script import TracedPeak
 BATCH_PHASE = "forward_backward"
 """The phase that grows with the batch."""
 BEND_BYTES = 4 << 20
-"""A peak this far off the line is within the scatter of measured peaks."""
+"""A peak up to this far off the line is on the line: measured peaks scatter as much."""
 
 
 @dataclass(frozen=True)
 class SizePrediction:
-    """The memory model of a search's training; None, with the reason, when there is none."""
+    """The memory model of a search's training; None, with the reason, if there is none."""
 
     model: MemoryModel | None
     reason: str = ""

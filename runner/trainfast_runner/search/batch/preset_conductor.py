@@ -27,7 +27,7 @@ are slow."""
 LATER_STEPS = {"cpu": 1, "cuda": 4}
 """Optimizer steps of its later probes. A step under strict malloc thresholds is no faster the second time."""
 EXTRA_WAIT_S = 5.0
-"""Once its first process is ready, a search waits for its prediction as long as that took, and this much more."""
+"""Once its first process is ready, a search waits for its prediction as long as the process took, and this longer."""
 TRACE_WITHIN_S = 30.0
 """A search on a GPU waits at most this long for its prediction before its first process takes the GPU."""
 
@@ -48,7 +48,7 @@ class PresetBatchConductor(BatchConductor):
                     prediction.result()
                 began_s = self._runs.clock_s()
                 available = self._available_by_rank(self._warm_process())
-                # A prediction saves a few sizes: worth about as long a wait as the process was.
+                # A prediction saves a few sizes, so waiting about as long as for the process is worth it.
                 wait_s = self._runs.clock_s() - began_s + EXTRA_WAIT_S
                 if available is not None:
                     self._wait_until(prediction, time.monotonic() + wait_s)
@@ -104,7 +104,7 @@ class PresetBatchConductor(BatchConductor):
         return explain_nothing_fits(self._plan, self._home, self._state(), why, self._raise_if_cancelled)
 
     def _available_by_rank(self, process: WarmProcess) -> list[int] | None:
-        """Available memory of each rank, once all are ready; None when the process ended before, which is recorded."""
+        """Return the available memory of every rank once ready; record an earlier end of the process and return None."""
         replies = process.ready()
         if replies is not None:
             return [line.available_bytes or 0 for _, line in sorted(replies.items())]

@@ -78,8 +78,8 @@ def batch_report(directory: Path) -> dict[str, Any]:
 
 
 def measured_under(question: BatchQuestion) -> str | None:
-    """Return the condition under which the search measures speed; None for one that leaves speed as it is."""
-    # A script, which has no model of ours, keeps the thresholds that it has.
+    """Return the condition under which the search measures speed; None if the condition does not change speed."""
+    # A script has no model here and keeps its own malloc thresholds.
     return STRICT_SPEED if question.device == "cpu" and question.model else None
 
 

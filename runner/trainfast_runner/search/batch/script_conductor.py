@@ -1,7 +1,7 @@
 """The batch search of a user's own script: each size is tried in a process of its own, under the memory limit.
 
-A script has no warm process, so a probe is an ordinary run of a few steps. The step of the first that fits is traced
-for the memory of all other sizes; without a trace earlier probes predict it.
+A script has no warm process, so a probe is an ordinary run of a few steps. The step of the first probe that fits is
+traced to predict the memory of all other sizes; without a trace earlier probes predict it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_
 from trainfast_runner.worker.shared.search_runs import PROBE
 
 BARE_CONTEXT_BYTES = 512 << 20
-"""About what a CUDA context takes of a GPU's free memory. Chosen, not measured: without the kernels that are loaded as
-they are needed, which `memory.model_size` counts too."""
+"""About the GPU memory of a CUDA context. Chosen, not measured: without the kernels that are loaded on demand, which
+`memory.model_size` counts too."""
 
 
 class ScriptBatchConductor(BatchConductor):
@@ -104,7 +104,7 @@ class ScriptBatchConductor(BatchConductor):
         return None
 
     def _predicted(self, result: Result, probe: Probe) -> Predicted:
-        """The largest size by the trace of the first that fitted, or the reason there is no trace."""
+        """Return the largest size by the trace of the first probe that fitted, or the reason there is no trace."""
         traced = result.script.traced_memory if result.script is not None else None
         limit = min(self._plan.memory_limit_bytes or (), default=self._available_bytes())
         if traced is None or limit is None:

@@ -17,9 +17,9 @@ from trainfast_runner.units import highest
 
 
 def size_that_data_fills(result: Result, asked_size: int, largest_fitted: int) -> int | None:
-    """Return the batch that ran where the script's data is smaller than the one asked for; None if it ran as asked.
+    """Return the batch that ran if the script's data fills no batch of `asked_size`; None if that size ran.
 
-    A script that had run a size as asked (`largest_fitted`, 0 before any) does not ignore the batch size.
+    A script that ran a size as asked (`largest_fitted`, 0 before any) does not ignore the batch size.
     """
     for override in result.script.overridden if result.script is not None else ():
         if (
@@ -32,7 +32,7 @@ def size_that_data_fills(result: Result, asked_size: int, largest_fitted: int) -
 
 
 def why_not_usable(result: Result) -> str | None:
-    """Return why a probe gives no figures for its size: it failed, or took no step; None if it gives them."""
+    """Return why a probe has no figures for its size (it failed, or took no step); None if it has them."""
     if result.state != "finished":
         return f"{result.run_id} ended {result.state}: {result.reason}"
     if result.steps.measured == 0:

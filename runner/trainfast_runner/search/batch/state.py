@@ -82,7 +82,7 @@ def memory_fits_by_rank(state: BatchState) -> tuple[MemoryFit, ...]:
         and len(state.probes_that_fit) == 1
         and all(fit.surely_fits(too_large) for fit in memory_fits)
     ):
-        # The prediction said that this would fit.
+        # The prediction was wrong: by its slope the size that ran out would fit.
         memory_fits = _fits_with_slope(state, None)
     return memory_fits
 
@@ -108,7 +108,7 @@ def uncounted_bytes(state: BatchState, rank: int) -> int:
 
 
 class _CountedPeaks(NamedTuple):
-    """A rank's peaks as its limit counts them, by batch size and phase, and the part of the last that no peak shows."""
+    """A rank's peaks as its limit counts them, by batch size and phase, and the part that the phases do not show."""
 
     by_size: dict[int, dict[str, int]]
     uncounted_bytes: int

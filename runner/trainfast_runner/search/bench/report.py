@@ -1,4 +1,4 @@
-"""The table of a bench as text cells and as Markdown: ours and the published figures side by side."""
+"""The table of a bench as text cells and as Markdown: measured and published figures side by side."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[st
 
 
 def published_gain(row: Row) -> str:
-    """The source's gain over its own baseline, which unlike its figures compares across machines."""
+    """Return the published gain over the published baseline: it is comparable across machines, the figures are not."""
     gain = row.published_vs_baseline_percent
     return "" if gain is None else f"{gain:+.1f} %"
 
@@ -127,5 +127,5 @@ def _line(texts: list[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text that cannot end a cell or a line of a Markdown table."""
+    """Return text that cannot end a cell or a line of a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")

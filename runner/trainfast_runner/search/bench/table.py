@@ -19,9 +19,9 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.shared.search_runs import TRIAL
 
 REFUSED = "refused"
-"""State of a row that this machine or training Python cannot run at all."""
+"""State of a row that this machine or training Python cannot run."""
 NOT_RUN = "not_run"
-"""State of a row whose device another run had taken, or that the bench did not reach before it was stopped."""
+"""State of a row whose device was in use, or that a stopped bench did not reach."""
 RowResult = Result | UserError
 """The result of one run of a row, or the error that kept it from running."""
 
@@ -30,9 +30,9 @@ RowResult = Result | UserError
 class Row:
     """One row of the table. `result` is its middle run's, by throughput.
 
-    `vs_baseline_percent` is how much more samples a second than the baseline, for a row that trains the same model on
-    samples of the same length; `published_vs_baseline_percent` is that of the published figures. `ratio` is the
-    measured over the published samples a second; `samples_per_s` holds every finished run's.
+    `vs_baseline_percent` is the gain in samples/s over the baseline, for a row that trains the same model on samples of
+    the same length; `published_vs_baseline_percent` is the gain of the published figures. `ratio` is the measured over
+    the published samples/s; `samples_per_s` has those of every finished run.
     """
 
     id: str
@@ -51,7 +51,7 @@ class Row:
     knobs: KnobValues = field(default_factory=dict)
     """Every knob as asked for."""
     warm: bool | None = None
-    """True if it was trained in a process that trained other rows too; None without a result."""
+    """True if the row was trained in a process that trained other rows too; None without a result."""
 
     @property
     def rate(self) -> float | None:
@@ -155,7 +155,7 @@ def _compared(
         return None, None
     if not speeds_rank(baseline, result):
         return STRICT_THRESHOLDS, None
-    # The n-th result of every row is of the n-th repetition: they followed each other.
+    # The n-th results of all rows are of one repetition, whose runs followed each other.
     pairs = [
         (baseline_rate, rate)
         for baseline_run, run in zip(baseline_results, row_results, strict=False)

@@ -1,6 +1,6 @@
 """The rows of a bench: a preset's variants beside their baseline, and the order in which they are run.
 
-Runs interleave (A B A B), so that a machine that warms up or slows down does so for every row alike.
+Runs interleave (A B A B), so that a machine that warms up or slows down affects every row.
 """
 
 from __future__ import annotations

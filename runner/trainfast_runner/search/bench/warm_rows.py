@@ -1,4 +1,4 @@
-"""Rows of a bench that one warm process trains one after another: they differ only in knobs that it can turn."""
+"""Rows of a bench that one warm process trains in turn: they differ only in knobs that need no new process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _process_key(spec: RunSpec) -> str | None:
 
 
 class WarmRows:
-    """The warm process of one group of rows; `end` it before another group's starts.
+    """The warm process of one group of rows; call `end` before the process of another group starts.
 
     `raise_if_cancelled` is called while a row trains and may raise Interrupted.
     """
@@ -106,7 +106,7 @@ class WarmRows:
 
 @contextmanager
 def warm_rows(home: Home, raise_if_cancelled: Callable[[], None]) -> Iterator[WarmRows]:
-    """Make a place for warm processes, which end at the latest with this process: they watch the lock of a search."""
+    """Yield warm rows, whose processes end at the latest with this one: they watch the lock of a search."""
     with ExitStack() as locks:
         rows = WarmRows(home, locks, raise_if_cancelled)
         try:

@@ -17,7 +17,7 @@ from trainfast_runner.search.options import SearchOptions
 def conduct_best(
     directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: SearchCaller[BestLine]
 ) -> BestEnded:
-    """Conduct the search in `directory` to its end, record that and return it.
+    """Conduct the search in `directory` to its end; record and return the end.
 
     Raises UserError when another process conducts the search, when its device is in use, and when the budget does not
     pay for the baseline.

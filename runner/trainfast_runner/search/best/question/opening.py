@@ -22,7 +22,7 @@ from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 def open_best(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path:
     """Return the directory of the search this question continues, or of a new one with its first line written.
 
-    Raises UserError when the budget of a new one does not pay for the baseline, as far as earlier runs tell.
+    Raises UserError if the budget of a new search does not pay for the baseline by the figures of earlier runs.
     """
     home.create()
     key = best_key(best_plan)
@@ -32,9 +32,9 @@ def open_best(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path:
     check_new_budget(best_plan, home)
     directory = new_search(home, best_plan.question.name)
     journal = SearchJournal(directory)
-    # Scripts have no model by which their searches would be alike.
-    unlike = options.fresh or best_plan.plan.script is not None
-    earlier = [] if unlike else earlier_effects(home, best_plan.question, own_directory=directory)
+    # A script has no model by which its searches could be compared.
+    ignores_earlier = options.fresh or best_plan.plan.script is not None
+    earlier = [] if ignores_earlier else earlier_effects(home, best_plan.question, own_directory=directory)
     journal.write(msgspec.structs.replace(best_plan.question, search_id=directory.name, key=key, earlier=earlier))
     journal.close()
     return directory
@@ -46,9 +46,9 @@ def find_unfinished(best_plan: BestPlan, home: Home, options: SearchOptions) -> 
 
 
 def check_new_budget(best_plan: BestPlan, home: Home) -> None:
-    """Raise UserError when the budget does not pay for the baseline, as far as earlier runs tell."""
+    """Raise UserError if the budget does not pay for the baseline by the figures of earlier runs."""
     baseline = best_plan.space.candidates[best_plan.space.baseline_number]
-    # As in a trial, which runs without the limit.
+    # A trial runs without the limit.
     baseline_spec = candidate_spec(best_plan.survey.spec, baseline.knobs).with_overrides(memory_limit=None)
     check_budget(
         best_plan.question.budget_s, replace(best_plan.plan, spec=baseline_spec), baseline.samples_per_step, home
@@ -56,9 +56,9 @@ def check_new_budget(best_plan: BestPlan, home: Home) -> None:
 
 
 def best_key(best_plan: BestPlan) -> str:
-    """Return the key that tells questions apart: of model, data, knobs, varied values, devices and versions.
+    """Return the key of a question: of model, data, knobs, varied values, devices and versions.
 
-    Any visible GPU may be the search's: which ones were the freest at its beginning is in its journal.
+    All visible GPUs are in the key; the journal has those that the search took, the freest at its beginning.
     """
     question, plan = best_plan.question, best_plan.plan
     visible = [gpu.uuid for gpu in best_plan.survey.machine.gpus]
