@@ -18,9 +18,9 @@ from trainfast_runner.search.journal.lines import state_of_search
 class BestSnapshot:
     """The state of a best-fit search at one moment.
 
-    `state` is starting, running, pausing (it finishes its step first), paused, interrupted (no conductor and no
-    recorded end: the same question continues it), answered, nothing_fits, failed or cancelled. `untaken_orders` are
-    orders that the conductor has not taken yet.
+    `state` is starting, running, pausing (finishing its step first), paused, interrupted (no conductor and no
+    recorded end: the same question continues the search), answered, nothing_fits, failed or cancelled.
+    `untaken_orders` are orders that the conductor has not taken yet.
     """
 
     directory: Path

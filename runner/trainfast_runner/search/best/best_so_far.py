@@ -39,7 +39,7 @@ class Leader(NamedTuple):
 
 @dataclass(frozen=True)
 class BestSoFar(BestJournal):
-    """The content of a journal as far as it is written."""
+    """The content of a journal so far."""
 
     @cached_property
     def question(self) -> BestQuestion | None:
@@ -58,7 +58,7 @@ class BestSoFar(BestJournal):
 
     @cached_property
     def newest_step(self) -> BestStep | None:
-        """The newest step and its reason; None before the first."""
+        """The newest step, with its reason; None before the first."""
         return newest(self.lines, BestStep)
 
     @cached_property
@@ -79,7 +79,7 @@ class BestSoFar(BestJournal):
 
     @cached_property
     def rates(self) -> Mapping[int, Interval]:
-        """Samples/s, or samples/J where that is the objective, of each trial and run by its index in `attempts`.
+        """Samples/s of each trial and run by its index in `attempts`; samples/J if that is the objective.
 
         The 95 % interval of a trial is by its own and the pooled steps; a cold run has none of its own.
         """
@@ -109,7 +109,7 @@ class BestSoFar(BestJournal):
         return values
 
     def value_of(self, number: int, rate: Interval, start_s: float | None = None) -> Interval:
-        """Return the objective of a candidate at a rate, its start as it was or is expected."""
+        """Return the objective of a candidate at a rate; without `start_s` its process start is the expected one."""
         candidate = self.candidate(number)
         if start_s is None:
             start_s = self._starts.seconds(process_key(candidate.process_knobs))
@@ -122,7 +122,7 @@ class BestSoFar(BestJournal):
 
     @property
     def for_steps(self) -> int | None:
-        """The length of the training that the objective `time` is about, else None."""
+        """Steps of the training for the objective `time`; None for another objective."""
         return None if self.question is None else self.question.for_steps
 
     @cached_property
@@ -171,7 +171,7 @@ class BestSoFar(BestJournal):
         return self.candidate(number).predicted_bytes if peak is None else peak
 
     def spent_s(self, now_ns: int | None = None) -> float:
-        """Seconds that conductors worked on the search; with `now_ns` (CLOCK_MONOTONIC) until then."""
+        """Seconds that conductors worked on the search, until the last line or until `now_ns` (CLOCK_MONOTONIC)."""
         if self.ended is not None:
             return self.ended.seconds
         last = self.lines[-1] if self.lines else None

@@ -80,14 +80,14 @@ def processes_of(spec: RunSpec, machine: Machine) -> int | None:
 
 
 def process_knobs(run_knobs: KnobValues, knobs: KnobValues) -> KnobValues:
-    """Return those of a candidate's `knobs` that need a new process, in a run with all of `run_knobs`."""
+    """Return the knobs of a candidate that need a new process, in a run with all of `run_knobs`."""
     if not takes_warm_trials(run_knobs):
         return dict(knobs)
     return {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].needs_process(value)}
 
 
 def with_predictions(space: Space, bytes_of: Mapping[int, int | None], limit_bytes: int | None) -> Space:
-    """Return the space with the predicted bytes of these candidates (of the fullest rank); too large ones ruled out.
+    """Return the space with the predicted bytes of some candidates (of the fullest rank), and too large ones ruled out.
 
     The baseline is never ruled out: its run shows the error of the prediction.
     """
@@ -116,7 +116,7 @@ def changes_training(candidate: Candidate, baseline: Candidate) -> list[str]:
 
 
 def _too_many_error(count: int, vary: Vary) -> UserError:
-    """The error about too many candidates: their count, and the fewest knobs to leave out."""
+    """Return the error about too many candidates: their count, and the fewest knobs to leave out."""
     dropped, left_count = fewest_to_drop(vary, count, MAX_CANDIDATES)
     words = f"{count:,} candidates are more than {MAX_CANDIDATES:,}"
     return UserError(

@@ -70,22 +70,22 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     @abstractmethod
     def list_candidates(self) -> None:
-        """Write the candidates before the first trial, with all that is known of them."""
+        """Write the candidates before the first trial, with all their known figures."""
 
     @abstractmethod
     def try_candidate(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in a trial and write the outcome."""
 
     def update_candidates(self) -> None:
-        """Write the candidates again if trials changed what is known about them. Does nothing for a preset."""
+        """Write the candidates again if trials changed their known figures. Does nothing for a preset."""
 
     def end_line(self, state: EndState, reason: str) -> BestEnded:
-        """Return an end with the best found so far, if anything was measured."""
+        """Return an end with the best answer so far, if anything was measured."""
         has_answer = state == "cancelled" and any(isinstance(line, Space) for line in self._lines)
         return BestEnded(state=state, reason=reason, answer=answer_so_far(self._lines) if has_answer else None)
 
     def open(self) -> None:
-        """Take over what an earlier conductor left, and list the candidates with their predictions."""
+        """Take over the runs of an earlier conductor, and list the candidates with their predictions."""
         self._orphans.end_warm_processes()
         for launched, directory in self._orphans.cold_runs():
             self._follow(launched, directory)
@@ -128,7 +128,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             )
 
     def _decided_end(self, decision: BestDecision) -> BestEnded:
-        """Return the end: the answer, or the smallest excess where nothing fits."""
+        """Return the end: the answer, or the smallest excess if nothing fits."""
         assert decision.end_state is not None, "a decision to end has its state"
         self._runs.end_process()
         excess = [candidate.excess_bytes for candidate in self._space.candidates if candidate.excess_bytes is not None]
@@ -144,13 +144,13 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         )
 
     def _plan_of(self, number: int, *, under_memory_limit: bool = False, **knobs: KnobValue) -> RunPlan:
-        """The plan of a candidate's run, under its `memory_limit` or none. Raises UserError."""
+        """Return the plan of a candidate's run, under its `memory_limit` or none. Raises UserError."""
         candidate = self._space.candidates[number]
         plan = self._survey.plan_of(self._question, candidate, under_memory_limit=under_memory_limit, **knobs)
         return replace(plan, search_id=self._directory.name)
 
     def _plan_trial_or_record(self, number: int, **knobs: KnobValue) -> RunPlan | None:
-        """Plan a candidate's trial; None if that is refused, which is recorded. Raises UserError for the baseline's."""
+        """Return the plan of a candidate's trial, or record why it is refused. Raises UserError for the baseline."""
         try:
             return self._plan_of(number, under_memory_limit=False, **knobs)
         except UserError as error:

@@ -16,7 +16,7 @@ from trainfast_runner.search.journal.best import BestLine, ColdRun, Trial
 MAX_OTHERS = 0.15
 """Share of the cores from which the diagnosis of a run names other processes (the rule of `others_cpu_percent`)."""
 MAX_THROTTLED = 0.02
-"""Share of the time: as much as the gain that a search is about."""
+"""Largest share of the time that a GPU may be throttled: as much as the gain that a search looks for."""
 VOIDING_FRACTIONS = {"thermal": "thermal_fraction", "brake": "brake_fraction"}
 """Causes of throttling that void a measurement, with their fields in a run's `Throttle`."""
 USUALLY_DISTURBED, AMONG_LAST = 2, 8
@@ -25,19 +25,19 @@ disturbance is the machine's normal noise."""
 
 
 class CpuDisturbance:
-    """The CPU time of processes other than the search's own, from its making on."""
+    """The CPU time that processes other than the search's own take from now on."""
 
     def __init__(self) -> None:
         self._window = CpuWindow()
 
     def why_void(self) -> str | None:
-        """The share of the CPU that other processes took since, in words; None if it is small or unknown."""
+        """Return the share of the CPU that other processes took since, in words; None if small or unknown."""
         others = self._window.others_cores()
         return None if others is None else _others_words(others / len(os.sched_getaffinity(0)))
 
 
 def why_throttled(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: int) -> str | None:
-    """The GPU that was throttled for too much of the time, in words; None if none was."""
+    """Return the GPU that was throttled for too much of the time, in words; None if none was."""
     for device in devices:
         for cause in VOIDING_FRACTIONS:
             share = (device.throttled_ms.get(cause) or 0.0) * 1e6 / max(1, end_ns - begin_ns)
@@ -47,7 +47,7 @@ def why_throttled(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: in
 
 
 def why_run_void(result: Result) -> str | None:
-    """The reason that a finished run does not count, in words; None if it counts."""
+    """Return the reason that a finished run does not count, in words; None if it counts."""
     percent = result.conditions.others_cpu_percent
     if percent is not None and (words := _others_words(percent / 100)) is not None:
         return words
@@ -63,7 +63,7 @@ def _others_words(share: float) -> str | None:
 
 
 def is_usually_disturbed(lines: Sequence[BestLine], number: int) -> bool:
-    """Return True if enough of the last measurements, or of this candidate's, were disturbed that it is the rule."""
+    """True if so many of the last measurements, or of this candidate's, were disturbed that disturbance is normal."""
     attempts = [line for line in lines if isinstance(line, Trial | ColdRun)]
     of_candidate = [line for line in attempts if line.candidate_number == number]
     counts = [sum(map(_is_disturbed, attempts[-AMONG_LAST:])), sum(map(_is_disturbed, of_candidate))]
@@ -71,5 +71,5 @@ def is_usually_disturbed(lines: Sequence[BestLine], number: int) -> bool:
 
 
 def _is_disturbed(line: Trial | ColdRun) -> bool:
-    """True for a measurement that is void, or that counts although others disturbed it."""
+    """True if a measurement is void, or counts although it was disturbed."""
     return line.outcome == "void" or line.counts_disturbed

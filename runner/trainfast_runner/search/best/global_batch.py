@@ -18,7 +18,7 @@ from trainfast_runner.settings.vary import Vary, combinations_of
 MAX_CANDIDATES = 5000
 """A search has at most this many candidates."""
 MAX_COUNTED = 1_000_000
-"""Combinations of batch, accumulation and strategy that are looked at one by one to count the candidates."""
+"""Up to this many combinations of batch, accumulation and strategy are tested one by one to count candidates."""
 
 
 def default_global_batch(spec: RunSpec, machine: Machine) -> int:
@@ -54,7 +54,7 @@ class GlobalBatch:
         return self._degrees[key]
 
     def complete(self, values: KnobValues) -> KnobValues | None:
-        """Return a combination with the batch and accumulation that give the size; None if it gives another one."""
+        """Return a combination with the batch and accumulation of this size; None if it has another global batch."""
         if self.size is None:
             return values
         batch, accumulation = (
@@ -114,7 +114,7 @@ class GlobalBatch:
         return [knobs for knobs in combinations_of(self._deciding) if self.complete(knobs) is not None]
 
     def nearest_error(self) -> UserError:
-        """Return the error about a size that nothing varied gives, with the nearest sizes below and above it."""
+        """Return the error about a size that no combination has, with the nearest sizes below and above."""
         wanted = self.size or 0
         attainable: set[int] = set()
         for combination in combinations_of(self._deciding):
@@ -124,7 +124,7 @@ class GlobalBatch:
                 size *= whole_number(knobs, "batch_size")
             if "grad_accum" in self._deciding:
                 size *= whole_number(knobs, "grad_accum")
-            # With one of the two given, the other one makes any multiple.
+            # If batch_size or grad_accum is free, it makes any multiple.
             is_fixed = "batch_size" in self._deciding and "grad_accum" in self._deciding
             attainable |= {size} if is_fixed else {size * max(1, wanted // size), size * (wanted // size + 1)}
         below = max((size for size in attainable if size < wanted), default=None)

@@ -33,7 +33,7 @@ def log_objective(question: BestQuestion, candidate: Candidate, log_rate: float,
 def objective_at(question: BestQuestion, candidate: Candidate, rate: float, start_s: float) -> float:
     """Return tokens/s, seconds of a start and `for_steps` optimizer steps, or the rate itself.
 
-    `rate` is in samples/s, in samples/J where that is the objective; `start_s` is the time to the first timed step.
+    `rate` is in samples/s, or in samples/J if that is the objective; `start_s` is the time to the first timed step.
     """
     if question.objective == "tokens_per_s":
         return rate * seq_len_of(question, candidate)

@@ -1,4 +1,4 @@
-"""Runs that a killed conductor of a best-fit search left behind: to be ended, followed, or taken as measured."""
+"""Runs that a killed conductor of a best-fit search left behind: to be ended, followed or adopted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainfast_runner.worker.shared.search_runs import TRIAL
 
 
 class OrphanedBestRuns:
-    """The runs of a search, made before this conductor, that its journal has no outcome of."""
+    """The runs of earlier conductors of a search that have no outcome in its journal."""
 
     def __init__(self, home: Home, search_id: str, lines: Sequence[BestLine]) -> None:
         self._home = home
@@ -27,7 +27,7 @@ class OrphanedBestRuns:
         self._cold = {run_id: run for run_id, run in unrecorded.items() if run.role == COLD}
 
     def end_warm_processes(self) -> None:
-        """End the warm processes: a trial that was under way is not measured."""
+        """End the warm processes; a trial under way is lost."""
         for run_id in self._warm:
             end_if_live(self._home.directory(run_id))
 
@@ -49,7 +49,7 @@ class OrphanedBestRuns:
         return adopted
 
     def end_cold_runs(self) -> None:
-        """End the cold runs that nothing takes."""
+        """End the cold runs that were not adopted."""
         for run_id in self._cold:
             end_if_live(self._home.directory(run_id))
         self._cold = {}

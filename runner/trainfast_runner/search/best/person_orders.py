@@ -24,7 +24,7 @@ ValueOrder = Literal["pin", "skip"]
 
 
 def give_order(directory: Path, do: str, name: str, value: object = None) -> None:
-    """Order a live search to skip a value, or to pin or unpin a knob; it obeys before its next step.
+    """Order a live search to skip a value, or to pin or unpin a knob; the search obeys before its next step.
 
     Raises UserError for an unknown order, knob or value, and when the order cannot be written.
     """
@@ -35,12 +35,12 @@ def give_order(directory: Path, do: str, name: str, value: object = None) -> Non
 
 
 def skip_candidate(directory: Path, number: int) -> None:
-    """Order a live search never to try this candidate; it obeys before its next step."""
+    """Order a live search never to try this candidate; the search obeys before its next step."""
     _append(directory, Ordered(do=SKIP, candidate_number=number))
 
 
 def excluded_by_orders(candidates: Sequence[Candidate], orders: Iterable[Ordered]) -> dict[int, str]:
-    """The candidates that the orders leave out, by number, each with the order."""
+    """Return the candidates that the orders leave out, by number, with the order in words."""
     out: dict[int, str] = {}
     skipped: set[tuple[str, object]] = set()
     pinned: dict[str, object] = {}
@@ -80,9 +80,9 @@ def orders_in_force(orders: Iterable[Ordered]) -> list[Ordered]:
 def open_values(
     candidates: Sequence[Candidate], orders: Sequence[Ordered], do: ValueOrder
 ) -> dict[tuple[str, str], int]:
-    """Return the values that a knob can be pinned to, or that can be skipped, as typed, with their candidates' number.
+    """Return the number of candidates by knob and typed value, for values that can be pinned or skipped (`do`).
 
-    Only candidates that the orders so far leave count; an order that would leave none is not among them.
+    Candidates that earlier orders left out do not count. A value is left out if its order would leave no candidate.
     """
     names = [name for name in (candidates[0].knobs if candidates else ()) if _has_several(candidates, name)]
     counts_by_value: dict[tuple[str, str], int] = {}
@@ -108,7 +108,7 @@ def _has_several(candidates: Sequence[Candidate], name: str) -> bool:
 
 
 def read_orders(directory: Path) -> list[Ordered]:
-    """Every readable order, oldest first; empty when none was given."""
+    """Return every readable order, oldest first; empty if none was given."""
     orders, _ = read_all(directory / ORDERS_FILE, Ordered)
     return orders
 

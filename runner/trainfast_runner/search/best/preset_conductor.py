@@ -35,7 +35,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.worker.shared.search_runs import TRIAL
 
 TRACE_WITHIN_S = 30.0
-"""The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
+"""The first trial waits at most this long for predictions once its process is ready; no trace runs beside a trial."""
 OUTCOMES: Mapping[str, AttemptOutcome] = {"oom": "oom", "lost": "void"}
 """Outcome of a trial by the state in which its process ended without an answer; any other state is a failure."""
 
@@ -102,7 +102,7 @@ class PresetBestConductor(BestConductor):
             self._runs.end_process()
 
     def _add_flops_bounds(self, process: WarmProcess) -> None:
-        """Add the bounds by FLOPs to the candidates, once a process has counted its model's."""
+        """Add the bounds by FLOPs to the candidates, once a process has counted the FLOPs of its model."""
         if self._ceiling is None or any(candidate.least_s_per_sample for candidate in self._space.candidates):
             return
         if (flops := flops_of(process.directory)) is not None:
@@ -110,7 +110,7 @@ class PresetBestConductor(BestConductor):
             self._write(self._space)
 
     def _process_for(self, number: int) -> WarmProcess | None:
-        """The warm process for a candidate, a new one if need be; None if it ended before it was ready."""
+        """Return the warm process for a candidate, if need be a new one; None if that ended before it was ready."""
         candidate = self._space.candidates[number]
         if self._runs.process is not None and self._process_knobs == candidate.process_knobs:
             return self._runs.process

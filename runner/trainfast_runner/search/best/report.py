@@ -27,7 +27,7 @@ from trainfast_runner.search.journal.best import (
 from trainfast_runner.search.report_parts import fields_of, first_fields
 
 SCRIPT_MEMORY = "the memory of a script is predicted from its trials of like settings"
-"""Why `predicted_bytes` may be None for a script."""
+"""The reason that `predicted_bytes` may be None for a script."""
 
 
 def best_report(directory: Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def best_report(directory: Path) -> dict[str, Any]:
 
 
 def _answer(ended: BestEnded | None, so_far: BestSoFar) -> dict[str, Any]:
-    """The fields of the answer; None and empty lists before there is one. Where the noise decides, `winner` is None."""
+    """Return the fields of the answer; None and empty lists without one. `winner` is None if the noise is too large."""
     answer, space = ended.answer if ended is not None else None, so_far.space
     if ended is None or answer is None or space is None:
         names = ("winner", "best", "baseline", "gain", "within_percent", "tried_in_budget")
@@ -93,7 +93,7 @@ def _verdict(verdict: CandidateVerdict, space: Space) -> dict[str, Any]:
 
 
 def _side(candidate: Candidate, rate: Interval | None, value: Interval | None, run_ids: list[str]) -> dict[str, Any]:
-    """The winner or the baseline; `value` is by the objective."""
+    """Return the winner or the baseline; `value` is the objective."""
     return {
         "knobs": candidate.knobs,
         "samples_per_s": rate,
@@ -114,7 +114,7 @@ def _effect(effect: Effect | EarlierEffect, *more: str) -> dict[str, Any]:
 
 
 def _order(order: Ordered, space: Space | None) -> dict[str, Any]:
-    """An order; `knobs` are those of a skipped candidate, else None."""
+    """Return an order; `knobs` are those of a skipped candidate, else None."""
     knobs = None if order.candidate_number is None or space is None else space.candidates[order.candidate_number].knobs
     return {"do": order.do, "knob": order.knob or None, "value": order.value, "knobs": knobs}
 
@@ -140,7 +140,7 @@ def _cold_run(line: ColdRun, space: Space) -> dict[str, Any]:
 
 
 def _rate(line: Trial) -> dict[str, float] | None:
-    """Samples a second: median and median absolute deviation of its steps; None without a timed step."""
+    """Return the samples/s of a trial: median and median absolute deviation over steps; None without a timed step."""
     rates = [1000 * line.samples_per_step / ms for ms in line.step_ms if ms > 0]
     if not rates:
         return None
@@ -149,7 +149,7 @@ def _rate(line: Trial) -> dict[str, float] | None:
 
 
 def _pareto(number: int, answer: BestAnswer, so_far: BestSoFar) -> dict[str, Any]:
-    """A candidate that no other beats in both speed and memory; its peak is the highest that was measured."""
+    """Return a candidate that no other beats in both speed and memory, with its highest measured peak."""
     rate = next((verdict.rate for verdict in answer.verdicts if verdict.candidate_number == number), None)
     return {
         "knobs": so_far.candidate(number).knobs,

@@ -20,13 +20,13 @@ class ScriptBestConductor(BestConductor):
     _survey: ScriptSurvey
 
     def list_candidates(self) -> None:
-        """Write the candidates; nothing is known of their memory before the first trial."""
+        """Write the candidates; their memory is unknown before the first trial."""
         self._write(self._space)
 
     def try_candidate(self, decision: BestDecision, number: int) -> None:
-        """Measure a candidate in a run by itself, or take the ended run that a killed conductor left.
+        """Measure a candidate in its own run, or take the ended run that a killed conductor left.
 
-        A new run has as many steps as the noise so far asks for.
+        The noise so far decides the steps of a new run.
         """
         self._orphans.end_cold_runs()
         candidate = self._space.candidates[number]
@@ -61,7 +61,7 @@ class ScriptBestConductor(BestConductor):
         self.update_candidates()
 
     def update_candidates(self) -> None:
-        """Write the candidates again if the trials tell more of them; a killed conductor may not have written that."""
+        """Write the candidates again if trials changed their known figures, also trials of a killed conductor."""
         updated = self._survey.predict_from_trials(self._question, self._space, self._lines)
         if updated != self._space:
             self._space = updated

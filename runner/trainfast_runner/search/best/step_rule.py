@@ -39,4 +39,4 @@ class StepRule:
 
 
 ORDINARY = StepRule()
-"""The rule of a trial that nothing cuts short."""
+"""The rule of a trial that is never given up."""

@@ -17,14 +17,14 @@ TOO_LARGE: Final = "too_large"
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a candidate did not run. `missing_bytes` is the least memory that was missing; None when unknown."""
+    """The reason that a candidate did not run; `missing_bytes` are those missing at least, None if unknown."""
 
     reason: str
     missing_bytes: int | None = None
 
 
 def failure_in(message: str) -> Failure:
-    """Return the failure in an allocator's message; the message's first line where it names no size."""
+    """Return the failure in an allocator's message; the first line of a message without a size."""
     asked_bytes, free_bytes = asked_and_free(message)
     if asked_bytes is None:
         return Failure(message.partition("\n")[0])
@@ -69,5 +69,5 @@ def excess_words(needed_bytes: int, limit_bytes: int) -> str:
 
 
 def closest_to_fit(verdicts: Iterable[CandidateVerdict]) -> CandidateVerdict:
-    """Return the verdict of the smallest excess; one without a figure where none has one. There must be a verdict."""
+    """Return the verdict of the smallest excess, or any verdict if none has a figure; there must be a verdict."""
     return min(verdicts, key=lambda verdict: math.inf if verdict.excess_bytes is None else verdict.excess_bytes)

@@ -13,16 +13,16 @@ from trainfast_runner.search.journal.best import AttemptOutcome, BestLaunched, C
 from trainfast_runner.search.script_runs import why_incompatible
 
 UNTIMED_COLD_STEPS = 3
-"""Steps of a cold run that are not timed, as in any run; on a CPU its memory is measured in them."""
+"""Untimed steps of a cold run, as of any run; on a CPU its memory is measured in them."""
 
 
 def cold_run_of(
     launched: BestLaunched, directory: Path, result: Result, knobs: Collection[str], *, keep_disturbed: bool
 ) -> ColdRun:
-    """The line of an ended cold run of a candidate with these knobs.
+    """Return the line of an ended cold run of a candidate with these knobs.
 
-    With `keep_disturbed` one that other processes or heat disturbed is not void. A script has no losses here: nothing
-    says that its samples come in the same order.
+    With `keep_disturbed` a run that other processes or heat disturbed is not void. A script has no losses here: its
+    samples may come in another order.
     """
     rate = result.throughput.samples_per_s
     joules = result.energy.joules_per_sample
@@ -71,5 +71,5 @@ def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: b
 
 
 def _why_no_rate(result: Result) -> str:
-    """The reason that a script's samples are not known; empty for any other run."""
+    """Return the reason that a script's samples are unknown; empty for any other run."""
     return "" if result.script is None else result.script.unknown.get("samples", "")

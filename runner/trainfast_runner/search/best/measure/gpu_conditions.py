@@ -11,7 +11,7 @@ from trainfast_runner.results.device_conditions.step_conditions import join_of
 
 
 def gpu_conditions(directory: Path, uuids: Sequence[str], begin_ns: int, end_ns: int) -> list[DeviceConditions]:
-    """Throttling and energy of a run's GPUs between two moments (CLOCK_MONOTONIC); empty for a run on the CPU."""
+    """Return throttling and energy of a run's GPUs between two moments (CLOCK_MONOTONIC); empty on a CPU."""
     if not uuids:
         return []
     devices = read_records(directory).device_samples
@@ -19,7 +19,7 @@ def gpu_conditions(directory: Path, uuids: Sequence[str], begin_ns: int, end_ns:
 
 
 def joules_of(devices: Sequence[DeviceConditions]) -> float | None:
-    """Energy summed over the GPUs; None when one of them has no figure, and without any GPU."""
+    """Return the energy summed over the GPUs; None without a GPU, or if a GPU has no figure."""
     joules = [device.energy_joules for device in devices]
     known = [value for value in joules if value is not None]
     return sum(known) if joules and len(known) == len(joules) else None

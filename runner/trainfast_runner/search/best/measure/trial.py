@@ -1,4 +1,4 @@
-"""Measure one candidate in a warm process: order steps until their median is known well, or the pace is hopeless."""
+"""Measure one candidate in a warm process: order steps until their median is exact enough, or the pace is hopeless."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.units import highest
 
 MIN_MORE = 2
-"""Steps that are added at least."""
+"""The fewest steps that are added to a trial."""
 SAMPLED_S = 3.0
 """Timed steps of this length have two samples of a GPU's energy counter, which is read once a second."""
 
 
 @dataclass(frozen=True)
 class WantedTrial:
-    """A candidate to be measured in a warm process, and how.
+    """A candidate to be measured in a warm process, with the rules of the measurement.
 
     With `needs_energy` steps are added until the GPUs' energy counters were read twice. A trial that other processes
-    or heat disturb is void at once, but with `keep_disturbed` it is measured with that reason.
+    or heat disturb is void at once; with `keep_disturbed` it is measured, and the reason recorded.
     """
 
     candidate_number: int
@@ -58,7 +58,7 @@ class _StepsTaken:
     began_ns: int = 0
     ended_ns: int = 0
     why_disturbed: str | None = None
-    """Why other processes void the trial; None if they do not."""
+    """The reason that other processes void the trial; None if they do not."""
 
     @property
     def seconds(self) -> float:
@@ -66,7 +66,7 @@ class _StepsTaken:
         return (self.ended_ns - self.began_ns) / 1e9
 
     def add(self, replies: dict[int, TrialLine]) -> None:
-        """Add the replies of all ranks to one order."""
+        """Add all ranks' replies to one order."""
         lines = list(replies.values())
         self.step_ms += [max(times) for times in zip(*(line.step_ms for line in lines), strict=True)]
         self.losses += lines[0].losses
@@ -77,7 +77,7 @@ class _StepsTaken:
 
 
 class _Ending(NamedTuple):
-    """The outcome of a trial, and whether its process has ended."""
+    """The outcome of a trial; `ended_process` is True if the process ended with the trial."""
 
     outcome: AttemptOutcome = "measured"
     reason: str = ""
@@ -86,7 +86,7 @@ class _Ending(NamedTuple):
 
 
 class EndedTrial(NamedTuple):
-    """The line of a trial, and whether it ended its process."""
+    """The line of a trial; `ended_process` is True if the process ended with the trial."""
 
     trial: Trial
     ended_process: bool
@@ -95,7 +95,7 @@ class EndedTrial(NamedTuple):
 def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) -> EndedTrial | None:
     """Take a trial in a process on these GPUs; None when the process ended without an answer.
 
-    A trial that ran other settings than asked has failed.
+    A trial that ran other settings than the wanted ones has failed.
     """
     began, steps = time.monotonic(), _StepsTaken()
     ending = _take_steps(process, wanted, steps)
@@ -157,7 +157,7 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
         if judgement == "more":
             count = steps_to_add(steps.step_ms, rule)
         elif wanted.needs_energy and (missing_s := SAMPLED_S - steps.seconds) > 0:
-            # In one order: between two the GPU waits, and its energy would count.
+            # In one order: between two orders the GPU waits, and that energy would count.
             count = max(rule.least, math.ceil(1000 * missing_s / statistics.median(steps.step_ms)))
         else:
             return _Ending()
@@ -172,7 +172,7 @@ def _ending_of(failed: TrialLine) -> _Ending:
 
 
 def why_other_than_asked(directory: Path, knobs: KnobValues) -> str | None:
-    """The knob of a warm process's last trial that ran otherwise than in `knobs`; None if all ran as asked."""
+    """Return the knob of a warm process's last trial that ran otherwise than in `knobs`; None if all ran as asked."""
     run = read_run_file(directory)
     if run is None:
         return None
@@ -181,7 +181,7 @@ def why_other_than_asked(directory: Path, knobs: KnobValues) -> str | None:
 
 
 def steps_to_add(step_ms: Sequence[float], rule: StepRule) -> int:
-    """Return how many further steps bring the median's standard error to the rule's, within the rule's most."""
+    """Return the further steps that bring the median's standard error to the rule's, within the rule's most."""
     count, error = len(step_ms), relative_error(step_ms)
     needed = rule.most if math.isinf(error) else math.ceil(count * (error / rule.standard_error) ** 2)
     return min(rule.most - count, max(MIN_MORE, needed - count))

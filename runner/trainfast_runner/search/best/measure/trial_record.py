@@ -1,4 +1,4 @@
-"""The `Trial` line of an ended run, as each trial of a script is."""
+"""The `Trial` line of an ended run: every trial of a script is a run of its own."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def trial_of_run(
     keep_disturbed: bool,
     checks_samples: bool,
 ) -> Trial:
-    """Return the line of an ended run of candidate `number`; `seconds` leave its preparation out.
+    """Return the line of an ended run of candidate `number`; `seconds` are without the preparation of the run.
 
-    With `keep_disturbed` a run that other processes or heat disturbed is not void. With `checks_samples` one whose
-    steps took other than the candidate's samples is incompatible: a flag of the script's own is believed where nothing
-    else shows its value. Its losses are left out: nothing says that a script's samples come in the same order.
+    With `keep_disturbed` a run that other processes or heat disturbed is not void. With `checks_samples` a run whose
+    steps took other than the candidate's samples is incompatible: often nothing else shows the value of a script's own
+    flag. The losses are left out: a script's samples may come in another order.
     """
     outcome, reason = outcome_of(result, candidate.knobs, keep_disturbed=keep_disturbed)
     failure = oom_failure(result) if outcome == "oom" else Failure(reason)
@@ -58,7 +58,7 @@ def trial_of_run(
 
 
 def _timed_steps(directory: Path) -> tuple[list[float], int]:
-    """The slowest rank's time of each timed step in ms, and the samples of a step on all ranks; 0 where unknown."""
+    """Return the slowest rank's times of timed steps in ms, and the samples of a step on all ranks; 0 if unknown."""
     ranks = [[step for step in steps if not step.warmup] for steps in read_records(directory).steps.values()]
     steps = list(zip(*ranks, strict=False))  # a rank that was killed has fewer
     samples = [sum(line.samples or 0 for line in same) for same in steps]

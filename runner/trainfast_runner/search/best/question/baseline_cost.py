@@ -1,4 +1,4 @@
-"""Expect the cost of a search's first trial, the baseline's, from earlier runs, and refuse a budget below it."""
+"""Estimate the cost of the baseline's trial from earlier runs, and refuse a budget below that cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_KNOBS = ("strategy", "engine", "compile")
 
 
 def earlier_starts(home: Home, is_alike: Callable[[RunFile], bool]) -> list[float]:
-    """Start times in seconds of the newest runs that are alike, at most `ENOUGH_STARTS`; empty without one.
+    """Return the start times in seconds of the newest similar runs, at most `ENOUGH_STARTS`; empty without any.
 
     Raises UserError when the home cannot be listed.
     """
@@ -35,9 +35,9 @@ def earlier_starts(home: Home, is_alike: Callable[[RunFile], bool]) -> list[floa
 
 
 def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Home) -> None:
-    """Raise UserError if earlier runs of the baseline's `plan` started in more than the budget, with a trial's steps.
+    """Raise UserError if the start of the baseline's process and the steps of its trial take longer than the budget.
 
-    The shortest start counts, and the highest predicted speed. Where neither is known nothing is refused.
+    The shortest earlier start counts, and the highest predicted speed. Without an earlier start nothing is refused.
     """
     starts_s = earlier_starts(home, lambda run: _starts_alike(run, plan))
     if not starts_s:
@@ -56,7 +56,7 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
 
 
 def _starts_alike(run: RunFile, plan: RunPlan) -> bool:
-    """True for a run of the plan's model on its kind of device, whose process starts in the same way."""
+    """True if a run is of the plan's model and device, and its process starts in the same way."""
     knobs = plan.spec.knobs
     return (
         run.script is None

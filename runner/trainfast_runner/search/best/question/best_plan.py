@@ -26,13 +26,13 @@ class BestPlan:
 
 
 def global_batch_of(request: BestRequest, preset_batch: int) -> int | None:
-    """Samples of an optimizer step of every candidate: as requested, else `preset_batch`; None where free."""
+    """Return the samples of every candidate's optimizer step: as requested, else `preset_batch`; None if free."""
     is_free = request.global_batch is None and any(name in request.vary for name in BATCH_KNOBS)
     return None if is_free else request.global_batch or preset_batch
 
 
 def question_of(spec: RunSpec, plan: RunPlan, request: BestRequest, **fields: Any) -> BestQuestion:
-    """The first line of a search's journal, without its id and key; `fields` are further ones of the line."""
+    """Return the first line of a search's journal, without its id and key; `fields` are further fields of the line."""
     return BestQuestion(
         search_id="",
         key="",

@@ -1,4 +1,4 @@
-"""Effects that earlier searches of the same model found on the same device: where a new search begins to look."""
+"""Effects that earlier searches of the same model found on the same device: the start of a new search."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NEWEST_SEARCHES_READ = 50
 def earlier_effects(home: Home, question: BestQuestion, own_directory: Path) -> list[EarlierEffect]:
     """Return the newest effect of each value of a varied knob, by answered searches other than `own_directory`.
 
-    Only searches of the same model, data, objective and device names count, and gains that are also those of the rate,
-    in samples/s or samples/J: none of `time`, which includes process starts, and none of seq_len, which are in
-    tokens/s. Raises UserError when the searches cannot be listed.
+    Only searches of the same model, data, objective and device names count, and only gains of the rate in samples/s or
+    samples/J: not those of `time`, which includes process starts, nor of seq_len, which are in tokens/s.
+    Raises UserError when the searches cannot be listed.
     """
     if question.objective == "time":
         return []
@@ -49,7 +49,7 @@ def earlier_effects(home: Home, question: BestQuestion, own_directory: Path) -> 
 
 
 def _is_same_training(earlier: BestQuestion, question: BestQuestion) -> bool:
-    """True if effects of an earlier search are about the same training on the same device."""
+    """True if an earlier search was of the same training on the same device."""
     return earlier.schema <= SCHEMA and _training_on_device(earlier) == _training_on_device(question)
 
 

@@ -17,14 +17,14 @@ from trainfast_runner.settings.knob_values import KnobValue
 COLD_RUNS = 6
 """Cold runs of a search: two of the winner, two of the baseline, and about two with one of the winner's knobs reset."""
 TRIAL_S = 1.0
-"""A warm trial beside its process's start, as tiny models take it."""
+"""Seconds of a warm trial without the start of its process, as of tiny models."""
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Candidates and expected time. `processes` is the least number that runs every value of every knob once.
 
-    `grid_s` is the time of a process for each legal candidate; `basis` is where `start_s`, of one process, comes from.
+    `grid_s` is the time of a process for each legal candidate; `basis` is the source of `start_s`, the start of one.
     """
 
     vary: dict[str, list[KnobValue]]
@@ -42,7 +42,7 @@ class Estimate:
 
 
 def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimate:
-    """Return the candidates' count and the expected time; the trials end within the budget.
+    """Return the number of candidates and the expected time; the trials end within the budget.
 
     Raises UserError for a budget that the search itself would refuse.
     """
@@ -77,7 +77,7 @@ def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimat
 
 
 def _start(best_plan: BestPlan, home: Home) -> tuple[float, str]:
-    """Seconds that a process of this model or script takes to its steady steps, and where that is from."""
+    """Return the seconds from the start of a process of this model or script to its steady steps, and their source."""
     subject = "model" if best_plan.plan.script is None else "script"
     starts_s = earlier_starts(
         home, lambda run: run.device == best_plan.plan.device and _is_same_subject(run, best_plan)

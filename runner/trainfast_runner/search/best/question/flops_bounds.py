@@ -1,4 +1,4 @@
-"""Bound each candidate's speed by its FLOPs and the measured ceiling of the device, which labels those never run."""
+"""Bound the speed of candidates by their FLOPs and the device's measured ceiling, to label those that are never run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainfast_runner.settings.device_counts import device_count
 from trainfast_runner.settings.precisions import peak_precision
 
 ABOVE_CEILING = 1.1
-"""A training may be this much faster than the calibration: a boost clock, or a moment in which the CPU was shared."""
+"""A training may be faster than the calibration by this factor: a boost clock, or a CPU shared while calibrating."""
 
 
 def with_bounds(space: Space, survey: Survey, flops: float, ceiling: Ceiling) -> Space:
@@ -39,12 +39,12 @@ def with_bounds(space: Space, survey: Survey, flops: float, ceiling: Ceiling) ->
 
 
 def flops_of(directory: Path) -> float | None:
-    """The model's FLOPs of a sample as a run's first rank counted them; None before it has."""
+    """Return the model's FLOPs of a sample as counted by a run's first rank; None before the count."""
     lines = [line for line in worker_lines(directory).get(0, []) if isinstance(line, ActualLine)]
     return next((line.model_flops_per_sample for line in reversed(lines) if line.model_flops_per_sample), None)
 
 
 def ceiling_here(home: Home, plan: RunPlan) -> Ceiling | None:
-    """The ceiling of the plan's device; None without a calibration that was left undisturbed."""
+    """Return the ceiling of the plan's device; None without an undisturbed calibration."""
     ceiling = read(home).get(next(iter(plan.device_names), "") if plan.device == "cuda" else cpu_name())
     return None if ceiling is None or ceiling.disturbed else ceiling

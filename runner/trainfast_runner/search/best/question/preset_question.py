@@ -55,7 +55,7 @@ def plan_preset_best(
 
 
 def _gpus_of(survey: Survey, space: Space) -> list[str]:
-    """UUIDs of the GPUs of the candidate that uses most, for the whole search; empty on a CPU."""
+    """Return the UUIDs of the GPUs for the whole search: those of the candidate that uses most; empty on a CPU."""
     if survey.machine.device != "cuda":
         return []
     specs = [candidate_spec(survey.spec, {}), *survey.legal_specs(space).values()]

@@ -37,7 +37,7 @@ class BestRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_budget(text: str) -> float:
-    """Seconds of a time as typed: 90s, 10m, 1.5h. Raises UserError, also for more than a year."""
+    """Return the seconds of a time as typed: 90s, 10m, 1.5h. Raises UserError, also for more than a year."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in UNITS_S or float(match[1]) == 0:
         raise UserError(f"{text!r}: not a time", key="--budget", allowed=BUDGET_EXAMPLES)

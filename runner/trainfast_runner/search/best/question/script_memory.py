@@ -22,7 +22,7 @@ KnobsKey = tuple[tuple[str, object], ...]
 
 
 def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int | None, device: str) -> Space:
-    """Return the space with the memory of candidates that differ only in their batch from those that were tried.
+    """Return the space with the memory of candidates that differ from a tried candidate only in the batch.
 
     Two tried sizes or more give a line; with one size its traced step is used. Candidates that need more than the
     limit, with the error of the prediction for them, are ruled out.
@@ -49,7 +49,7 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
 
 
 def _by_sizes(trials: Mapping[int, Trial], batch_size: int, device: str) -> tuple[float, float] | None:
-    """Bytes that a batch needs by the line through two sizes or more, and their largest error."""
+    """Return the bytes that a batch needs by the line through two sizes or more, and their largest error."""
     if len(trials) < MIN_SIZES:
         return None
     peaks = {size: {SCRIPT_PHASE: trial.peak_allocated_bytes or 0} for size, trial in trials.items()}
@@ -60,9 +60,9 @@ def _by_sizes(trials: Mapping[int, Trial], batch_size: int, device: str) -> tupl
 def _by_trace(
     space: Space, trials: Mapping[int, Trial], candidate: Candidate, device: str
 ) -> tuple[float, float] | None:
-    """Bytes that a candidate needs by the traced step of one trial, and their largest error.
+    """Return the bytes that a candidate needs by the traced step of one trial, and their largest error.
 
-    The error is unknown where only one of both accumulates: gradients then live through a forward pass.
+    The error is unknown if only one of the two accumulates: gradients then live through a forward pass.
     """
     for size, trial in trials.items():
         if trial.traced is not None:
@@ -76,7 +76,7 @@ def _by_trace(
 
 
 def memory_basis_words(trials: Iterable[Trial]) -> str:
-    """The basis, in words, of the predicted memory of a script's candidates."""
+    """Return the basis, in words, of the predicted memory of a script's candidates."""
     with_trace = [trial for trial in trials if trial.traced is not None or trial.untraced]
     ids = [line.run_id for line in with_trace if line.traced is not None]
     reasons = [f"{line.run_id} has no trace: {line.untraced}" for line in with_trace if line.traced is None]
@@ -99,5 +99,5 @@ def with_seen_samples(space: Space, trial: Trial) -> Space:
 
 
 def _knobs_but_batch(candidate: Candidate) -> KnobsKey:
-    """The knobs beside batch and accumulation, as a key."""
+    """Return the knobs other than batch and accumulation, as a key."""
     return tuple((name, value) for name, value in candidate.knobs.items() if name not in BATCH_KNOBS)

@@ -1,4 +1,4 @@
-"""The question of a best-fit search about a script: the varied knobs are those whose present value its preset names."""
+"""The question of a best-fit search about a script, which varies the knobs whose present value the preset names."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _check_answerable(request: BestRequest, named: Sequence[str], preset: Script
 
 
 def _unnamed_knobs(preset: ScriptPreset, named: Sequence[str], has_batch: bool) -> dict[str, str]:
-    """The mapped knobs that are left alone because a present value is missing, each with the reason."""
+    """Return the mapped knobs that are left alone because a present value is missing, with the reasons."""
     unnamed = {name: UNNAMED for name in preset.places if name not in named and KNOBS_BY_NAME[name].search_values}
     if not has_batch:
         others = {"batch_size": "grad_accum", "grad_accum": "batch_size"}

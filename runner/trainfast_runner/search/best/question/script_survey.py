@@ -1,6 +1,6 @@
-"""The survey of a script's preset: every trial is a run by itself in a sandbox.
+"""The survey of a script's preset: every trial is a run of its own in a sandbox.
 
-Nothing is known of the script's memory before its first trial, whose step is traced, and nothing of its FLOPs.
+The script's memory is unknown before the first trial, whose step is traced; its FLOPs stay unknown.
 """
 
 from __future__ import annotations

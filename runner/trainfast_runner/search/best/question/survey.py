@@ -26,7 +26,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import lowest
 
 ASKS_THE_MODEL = ("sdpa", "flash")
-"""Values of `attention` about which only the model's class has the answer, which takes an import of torch."""
+"""Values of `attention` that only the model's class can confirm, which takes an import of torch."""
 
 
 class Survey(ABC):
@@ -81,7 +81,7 @@ class ModelSurvey(Survey):
         """Return the plan of a candidate's run with further knobs, its own limit or none. Raises UserError."""
         limit = self.spec.knobs["memory_limit"] if under_memory_limit else None
         spec = candidate_spec(self.spec, candidate.knobs).with_overrides(memory_limit=limit, **knobs)
-        # Every process takes the same GPUs, whichever has the most free memory by now.
+        # Every process takes the same GPUs, even if others have more free memory by now.
         uuids = question.device_uuids
         return planning.plan_run(spec, self.plan.python, uuids[: device_count(spec, self.machine)] if uuids else ())
 

@@ -28,7 +28,7 @@ NEVER_VARIED = {
 }
 """Knobs that cannot be varied, each with the reason."""
 LEFT_ALONE_FIRST = ("pin_memory", "workers", "attention", "optimizer", "checkpointing", "compile")
-"""Knobs that are left alone first where the product of all is too large."""
+"""Knobs that are left alone first if there are too many combinations."""
 
 
 def vary_of(
@@ -41,8 +41,8 @@ def vary_of(
 ) -> tuple[MutableVary, dict[str, str]]:
     """Return the values of each varied knob, and the knobs and values left alone, each with the reason.
 
-    Where none is requested, those of `entries` that keep the training the same are varied over their `search_values`,
-    as far as a run with them is legal here. Raises UserError for a knob or value that cannot be varied.
+    If none is requested, the knobs of `entries` that keep the training the same are varied over their legal
+    `search_values`. Raises UserError for a knob or value that cannot be varied.
     """
     if requested:
         return {name: _requested_values(name, values) for name, values in requested.items()}, {}
@@ -82,7 +82,7 @@ def _requested_values(name: str, values: Iterable[object]) -> list[KnobValue]:
 
 
 def _values(entry: Knob, now: KnobValue, global_batch: int) -> list[KnobValue]:
-    """The tried values and the present one, the present one first; batch sizes only up to the global batch."""
+    """Return the present value and the values to try; batch sizes only up to the global batch."""
     values = list(dict.fromkeys((now, *entry.search_values)))
     if entry.name == "batch_size":
         sizes = {size for size in (*values, global_batch) if isinstance(size, int)}
@@ -110,7 +110,7 @@ def _drop_illegal(
 
 
 def _why_not_here(spec: RunSpec, name: str, value: KnobValue, machine: Machine) -> str | None:
-    """The reason a legal value is not worth a trial on this machine; None if it may be."""
+    """Return the reason that a legal value is not worth a trial on this machine; None if it may be."""
     if name == "workers" and isinstance(value, int) and value > machine.cores:
         return f"there are {machine.cores} cores"
     if name == "strategy" and not _has_several_devices(spec, value, machine):
