@@ -104,7 +104,7 @@ class PresetBatchConductor(BatchConductor):
         return explain_nothing_fits(self._plan, self._home, self._state(), why, self._raise_if_cancelled)
 
     def _available_by_rank(self, process: WarmProcess) -> list[int] | None:
-        """Return every rank's available memory once all are ready; None, after recording the end, if the process ended."""
+        """Return every rank's available memory once all are ready; None if the process ended before, then recorded."""
         replies = process.ready()
         if replies is not None:
             return [line.available_bytes or 0 for _, line in sorted(replies.items())]

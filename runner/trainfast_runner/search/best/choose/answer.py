@@ -37,7 +37,7 @@ CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
 
 
 def answer_of(state: BestState) -> BestAnswer | None:
-    """Return the answer, or the best so far of a search that goes on; None before anything was measured."""
+    """Return the answer, or the best so far of a running search; None before anything was measured."""
     state = count_drifted_if_budget_spent(state)
     if state.leader_number is None:
         return None
@@ -80,7 +80,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
 def answer_so_far(lines: Sequence[BestLine]) -> BestAnswer | None:
     """Return the answer so far of a search that is stopped; None before anything was measured.
 
-    Where every process drifted, their trials count all the same.
+    If every process drifted, their trials count all the same.
     """
     spent_s = worked_seconds(lines)
     answer = answer_of(state_of_best_journal(lines, spent_s))
@@ -121,7 +121,7 @@ def _verdict_unmeasured(state: BestState, prospects: Prospects, number: int) -> 
 
 
 def _beside_best(ranking: ColdRanking, number: int) -> str:
-    """A measured candidate beside the best, in words."""
+    """Return a measured candidate beside the best, in words."""
     if number == ranking.answer_number:
         return "the best"
     difference = ranking.difference(number, ranking.answer_number)
@@ -160,7 +160,7 @@ def _log_rate(ranking: ColdRanking, number: int) -> tuple[float, float] | None:
 
 
 def _rate(ranking: ColdRanking, number: int) -> Interval | None:
-    """Samples/s of a candidate; None if it was not measured."""
+    """Return the samples/s of a candidate; None if it was not measured."""
     known_rate = _log_rate(ranking, number)
     return None if known_rate is None else _interval(*known_rate)
 
@@ -170,7 +170,7 @@ def _interval(middle: float, half: float) -> Interval:
 
 
 def _value(ranking: ColdRanking, number: int) -> Interval | None:
-    """The objective of a candidate in its unit: seconds for `time`; None if it was not measured."""
+    """Return the objective of a candidate in its unit (seconds for `time`); None if it was not measured."""
     state = ranking.state
     values = ranking.speed_runs.log_objectives.get(number)
     if values:
@@ -197,7 +197,7 @@ def _run_ids(state: BestState, number: int) -> list[str]:
 def _within_percent(ranking: ColdRanking, gain: Difference | None) -> float | None:
     """Return the smallest gain, in percent, that A B B A runs can show here.
 
-    None if it is below 2 % or the winner is clear.
+    None if that gain is below 2 % or the winner is clear.
     """
     deviation, quantile = ranking.speed_runs.noise
     half = quantile * deviation
@@ -205,7 +205,7 @@ def _within_percent(ranking: ColdRanking, gain: Difference | None) -> float | No
 
 
 def _is_open(ranking: ColdRanking, gain: Difference | None) -> bool:
-    """True if the gain may be none, a rival may be the best, or a measured candidate may beat the baseline."""
+    """True if the gain may be zero, a rival may be the best, or a measured candidate may beat the baseline."""
     state, best_number = ranking.state, ranking.answer_number
     if ranking.ties:
         return True
@@ -216,7 +216,7 @@ def _is_open(ranking: ColdRanking, gain: Difference | None) -> bool:
 
 
 def _effects(ranking: ColdRanking) -> Iterator[Effect]:
-    """Yield the gain of each value that was run, or that earlier searches know, over the baseline's.
+    """Yield the gain over the baseline's value of each value that was run or that earlier searches measured.
 
     The other knobs are as in the answer.
     """
@@ -245,7 +245,7 @@ def _effects(ranking: ColdRanking) -> Iterator[Effect]:
 
 
 def _pair_with_levels(ranking: ColdRanking, name: str, level: int, base_level: int) -> tuple[int, int] | None:
-    """The best candidate with the two levels of a knob, else the baseline with them; None if neither has both."""
+    """Return the best candidate with the two levels of a knob, else the baseline with them; None if neither exists."""
     levels = ranking.state.posterior.levels
     for number in (ranking.answer_number, ranking.baseline_number):
         with_value, with_base = (levels.with_level(number, name, other) for other in (level, base_level))
@@ -255,7 +255,7 @@ def _pair_with_levels(ranking: ColdRanking, name: str, level: int, base_level: i
 
 
 def _pareto_numbers(ranking: ColdRanking) -> list[int]:
-    """The measured candidates that no other one beats in both rate and memory, the fastest first."""
+    """Return the measured candidates that no other beats in both rate and memory, the fastest first."""
     state = ranking.state
     points: dict[int, tuple[float, float]] = {}
     for number in range(len(state.candidates)):
@@ -286,18 +286,18 @@ def _notes(ranking: ColdRanking) -> Iterator[str]:
                     yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its trial"
     if state.measured.drift_variance_by_run:
         drifted = counted(len(state.measured.drift_variance_by_run), "process", "processes")
-        yield f"{drifted} drifted by more than 2 %: the intervals of what ran there are as wide as the drift"
+        yield f"{drifted} drifted by more than 2 %: the intervals of their settings are as wide as the drift"
     if state.measured.void:
         drifted = counted(len(state.measured.void), "process", "processes")
-        yield f"{drifted} drifted by more than 2 %, and what ran there was measured again"
+        yield f"{drifted} drifted by more than 2 %; their settings were measured again"
     if state.question.earlier:
         yield "effects of earlier searches, with widened spread, chose the order of the trials"
 
 
 def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]:
-    """One verdict for every candidate, in their order, of a search that ended without an answer; empty before its end.
+    """Return one verdict for every candidate, in their order, of a search that ended without an answer.
 
-    A cancelled one has not ended: the same command continues it.
+    Empty before the end; a cancelled search has not ended, because the same command continues it.
     """
     ended = newest(lines, BestEnded)
     if ended is None or ended.state == "cancelled" or not any(isinstance(line, Space) for line in lines):

@@ -9,7 +9,7 @@ from trainfast_runner.search.best.choose.state import BestState
 from trainfast_runner.search.speed.trial_rates import steps_for
 
 COLD_ERROR = 0.007
-"""Standard error of a cold run's median, as a share of the median, at which the number of steps aims."""
+"""Wanted standard error of a cold run's median, as a share of the median."""
 COLD_LEAST, COLD_MOST = 8, 60
 """Timed steps of a cold run, at least and at most."""
 CONFIRMING_RUNS = 4
@@ -17,7 +17,7 @@ CONFIRMING_RUNS = 4
 CONFIRMING_SHARE = 0.5
 """Share of the budget that is kept for the runs that confirm."""
 TRIALS_SHARE = 1 - CONFIRMING_SHARE
-"""Share of the budget that the trials have in any case."""
+"""Share of the budget that the trials always have."""
 
 
 class ColdCosts:
@@ -28,7 +28,7 @@ class ColdCosts:
 
     @cached_property
     def steps(self) -> int:
-        """Timed steps of each run: enough for `COLD_ERROR`, as far as those that confirm take half of the budget."""
+        """Timed steps of each run: enough for `COLD_ERROR`, but confirming takes half of the budget at most."""
         state = self._state
         needed = steps_for(state.measured.step_deviation, COLD_ERROR, COLD_LEAST, COLD_MOST)
         budget_per_run_s = CONFIRMING_SHARE * state.question.budget_s / CONFIRMING_RUNS
@@ -42,7 +42,7 @@ class ColdCosts:
         return self._state.start_s(number) + self.steps * self._state.step_s(number)
 
     def are_affordable(self, numbers: Sequence[int]) -> bool:
-        """True if the budget pays for a run of every one of these candidates."""
+        """True if the budget pays for one run of every candidate in `numbers`."""
         return self._state.spent_s + sum(map(self.run_s, numbers)) <= self._state.question.budget_s
 
     def reserve_s(self) -> float:

@@ -27,7 +27,7 @@ SURELY_SLOWER = 0.01
 EQUAL_LOG_GAIN = 0.005
 """Candidates that differ by less than this, and by less than the noise, are equal: the simpler one wins."""
 NEAR_LIMIT = 0.9
-"""A candidate that needs more than this share of memory_limit gets a run under it."""
+"""A candidate that needs more than this share of memory_limit gets a run under the limit."""
 EQUAL_MEMORY_SHARE = 0.05
 """Memory that differs by less than this share is the same."""
 SPEED_ROLES: tuple[ColdRole, ...] = (RACE, CONFIRM, TURN_BACK)
@@ -43,11 +43,11 @@ class ColdRanking:
         self.speed_runs = MeasuredRuns(state, *SPEED_ROLES)
 
     def difference(self, number: int, other_number: int) -> Difference:
-        """The difference of two candidates: by cold runs where both had some, else by the trials."""
+        """Return the difference of two candidates: by cold runs if both had some, else by the trials."""
         return self.speed_runs.difference(number, other_number) or self.by_trials(number, other_number)
 
     def by_trials(self, number: int, other_number: int) -> Difference:
-        """The difference of two candidates by the trials and the effects alone."""
+        """Return the difference of two candidates by the trials and the effects alone."""
         (value, slope), (other_value, _) = self.state.log_objective(number), self.state.log_objective(other_number)
         _, variance = self.state.posterior.difference(number, other_number)
         return Difference(value - other_value, NORMAL_95 * slope * math.sqrt(variance))
@@ -56,7 +56,7 @@ class ColdRanking:
     def has_begun(self) -> bool:
         """True once a cold run was started for its speed: from then on there are no more trials.
 
-        A run under memory_limit does not count: it may rule out all that was measured.
+        A run under memory_limit does not count: such a run may rule out every measured candidate.
         """
         runs = (line for line in self.state.lines if isinstance(line, BestLaunched | ColdRun))
         return any(run.role in SPEED_ROLES for run in runs)
@@ -85,7 +85,7 @@ class ColdRanking:
         return [number for _, number in sorted(values, key=lambda pair: (-pair[0], pair[1]))][:MAX_FINALISTS]
 
     def count_runs(self, number: int, *roles: ColdRole) -> int:
-        """Number of runs of a candidate in these roles that are not void."""
+        """Return the number of runs of a candidate in these roles that are not void."""
         return sum(
             run.candidate_number == number and run.role in roles and run.outcome != "void"
             for run in self.state.cold_runs
@@ -123,7 +123,7 @@ class ColdRanking:
 
     @cached_property
     def winner_number(self) -> int:
-        """The fastest of the race; among equals the one of less memory, fewer overridden knobs, a cheaper start."""
+        """The fastest of the race; among equals that of less memory, of fewer overridden knobs, of a cheaper start."""
         return min(self.equally_fast, key=self._preference)
 
     @cached_property
@@ -151,7 +151,7 @@ class ColdRanking:
         return memory, len(self.overridden_knobs(number)), state.start_s(number)
 
     def memory_bytes(self, number: int) -> int | None:
-        """The measured peak of a candidate, or the predicted one."""
+        """Return the measured peak of a candidate, else the predicted one; None without either."""
         state = self.state
         runs = (*state.cold_runs, *state.counted_trials.get(number, ()))
         peaks = [
@@ -160,13 +160,13 @@ class ColdRanking:
         return max(peaks, default=state.candidates[number].predicted_bytes)
 
     def overridden_knobs(self, number: int) -> list[str]:
-        """The knobs that differ from the baseline's, without accumulation where the batch decides it."""
+        """Return the knobs that differ from the baseline's, without accumulation if the batch decides it."""
         levels = self.state.posterior.levels
         point, base = levels.points[number], levels.points[self.baseline_number]
         return [name for name, level, base_level in zip(levels.names, point, base, strict=True) if level != base_level]
 
     def without_override(self, number: int, knob: str) -> int | None:
-        """The candidate with one knob at the baseline's value; None where there is none that can run."""
+        """Return the candidate with one knob at the baseline's value; None if there is none that can run."""
         levels = self.state.posterior.levels
         base = levels.points[self.baseline_number][levels.names.index(knob)]
         reverted = levels.with_level(number, knob, base)
@@ -180,7 +180,7 @@ class ColdRanking:
 
     @cached_property
     def unchecked(self) -> list[int]:
-        """The measured candidates near memory_limit that had no run under it, the fastest first."""
+        """The measured candidates near memory_limit that had no run under the limit, the fastest first."""
         state = self.state
         measured = {*state.counted_trials, *self.speed_runs.log_objectives}
         unchecked = [

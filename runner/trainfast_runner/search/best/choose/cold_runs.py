@@ -59,7 +59,7 @@ class MeasuredRuns:
         return dict(by_candidate)
 
     def _log_objective(self, run: ColdRun) -> float | None:
-        """The ln of the objective of one run; None if it measured nothing."""
+        """Return the ln of the objective of one run; None if the run measured nothing."""
         question = self._state.question
         rate = run.samples_per_joule if question.objective == "samples_per_joule" else run.samples_per_s
         if run.outcome != "measured" or not rate:
@@ -79,7 +79,7 @@ class MeasuredRuns:
         return Noise(math.sqrt(squares / freedom), student_95(freedom))
 
     def difference(self, number: int, other_number: int) -> Difference | None:
-        """The ln of the objective of candidate `number` less that of the other; None unless both were run."""
+        """Return the ln of the objective of candidate `number` less that of the other; None unless both were run."""
         values = self.log_objectives.get(number)
         other_values = self.log_objectives.get(other_number)
         if not values or not other_values:
@@ -88,5 +88,5 @@ class MeasuredRuns:
         return Difference(statistics.fmean(values) - statistics.fmean(other_values), half_width)
 
     def mean(self, number: int) -> float:
-        """The mean ln of the objective of a candidate that was run."""
+        """Return the mean ln of the objective of a candidate that was run."""
         return statistics.fmean(self.log_objectives[number])

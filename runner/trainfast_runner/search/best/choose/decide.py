@@ -36,7 +36,7 @@ HOPELESS_SHARE = 0.7
 
 @dataclass(frozen=True)
 class BestDecision:
-    """The next step as the journal gets it, and further orders to the conductor."""
+    """The next step, for the journal, and further orders to the conductor."""
 
     step: BestStep
     needs_new_process: bool = False
@@ -60,13 +60,13 @@ def decide(state: BestState) -> BestDecision:
 
 
 def _next_trial(state: BestState, prospects: Prospects) -> BestDecision | None:
-    """The next trial, or the end of a search that measures nothing; None once the trials are over."""
+    """Return the next trial, or the end of a search that measures nothing; None once the trials are over."""
     first = _baseline_trial(state) or _without_leader(state) or _trial_in_first_process(state, prospects)
     return first or _most_promising_trial(state, prospects)
 
 
 def _baseline_trial(state: BestState) -> BestDecision | None:
-    """The first trial of all, until it was measured or does not fit."""
+    """Return the baseline's trial; None once it was measured or does not fit."""
     number = state.space.baseline_number
     if number in state.counted_trials:
         return None
@@ -79,7 +79,7 @@ def _baseline_trial(state: BestState) -> BestDecision | None:
 
 
 def _trial_in_first_process(state: BestState, prospects: Prospects) -> BestDecision | None:
-    """In the baseline's process: the largest batch that fits, then each warm knob's other values there."""
+    """Return a trial in the baseline's process: the largest batch that fits, then each warm knob's other values."""
     process_knobs = state.candidates[state.space.baseline_number].process_knobs
     if any(state.candidates[trial.candidate_number].process_knobs != process_knobs for trial in state.trials):
         return None
@@ -93,7 +93,7 @@ def _trial_in_first_process(state: BestState, prospects: Prospects) -> BestDecis
 
 
 def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
-    """The trials in the baseline's process, each with its reason."""
+    """Return the candidates to try in the baseline's process, with the reasons."""
     levels, baseline_number = state.posterior.levels, state.space.baseline_number
     process_knobs = state.candidates[baseline_number].process_knobs
     in_process = {number for number in state.remaining if state.candidates[number].process_knobs == process_knobs}
@@ -115,7 +115,7 @@ def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
 
 
 def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecision | None:
-    """The trial of the greatest expected improvement a second; None when the trials end."""
+    """Return the trial of the greatest expected improvement a second; None when the trials end."""
     if _why_trials_end(state, prospects):
         return None
     likely = [number for number in prospects.likely if number in prospects.affordable]
@@ -133,7 +133,7 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
 
 
 def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
-    """The reason the trials end; None while they go on."""
+    """Return the reason that the trials end; None if they do not."""
     if not prospects.likely and not prospects.with_unseen_values:
         return "no setting left has a chance above 5 % of being 2 % better, and every value was run"
     if prospects.is_budget_spent:
@@ -142,7 +142,7 @@ def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
 
 
 def _price_words(state: BestState, prospects: Prospects) -> str:
-    """The gain to expect beyond the search's budget and its seconds, or the values never tried, in words."""
+    """Return, in words, the chance of a gain beyond the budget and its seconds, or the values never tried."""
     outlook = prospects.outlook
     if round(100 * outlook.chance) > 0:
         return f"going on for {outlook.price_s:.0f} s finds 2 % more with a chance of {chance_text(outlook.chance)}"
@@ -151,7 +151,7 @@ def _price_words(state: BestState, prospects: Prospects) -> str:
 
 
 def _without_leader(state: BestState) -> BestDecision | None:
-    """The smallest candidate, where the baseline was tried and nothing was measured; None once something was."""
+    """Return the trial of the smallest candidate if the baseline has no figure; None once a candidate was measured."""
     if state.leader_number is not None:
         return None
     untried = [number for number in state.remaining if number not in state.counted_trials]
@@ -170,7 +170,7 @@ def _without_leader(state: BestState) -> BestDecision | None:
 
 
 def _why_no_baseline(state: BestState) -> str:
-    """The reason the baseline does not lead."""
+    """Return the reason that the baseline has no figure."""
     number = state.space.baseline_number
     verdict = state.ruled_out.get(number)
     if verdict is not None and verdict.verdict != TOO_LARGE:
@@ -181,7 +181,7 @@ def _why_no_baseline(state: BestState) -> str:
 
 
 def _next_cold_run(ranking: ColdRanking, costs: ColdCosts, prospects: Prospects) -> BestDecision:
-    """The next cold run, or the end."""
+    """Return the next cold run, or the end."""
     step = next_cold_run(ranking, costs)
     if step is None:
         return _end("answered", _why_trials_end(ranking.state, prospects) or "the runs that confirm had begun")
@@ -191,7 +191,7 @@ def _next_cold_run(ranking: ColdRanking, costs: ColdCosts, prospects: Prospects)
 def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDecision:
     """Return the decision, or a repeat of the process's first trial instead.
 
-    The repeat comes before the decision leaves a process whose drift is unknown.
+    A process of unknown drift repeats its first trial before the search leaves the process.
     """
     action, reference = decision.step.action, state.reference_trial
     stays = action == "end" or (action == "trial" and not decision.needs_new_process)
@@ -214,9 +214,9 @@ def _trial_of(state: BestState, number: int, why: str) -> BestDecision:
 
 
 def _give_up_ms(state: BestState, number: int) -> float | None:
-    """The step in ms that makes the objective of a candidate `HOPELESS_SHARE` of the leader's.
+    """Return the step in ms that makes the objective of a candidate `HOPELESS_SHARE` of the leader's.
 
-    None without a leader, for joules, and where the start alone takes longer.
+    None without a leader, for joules, and if the start alone takes longer.
     """
     objective = state.question.objective
     if state.leader_number is None or objective == "samples_per_joule":
@@ -240,7 +240,7 @@ def _step(action: BestAction, why: str, number: int | None = None) -> BestStep:
 
 
 def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects) -> BestDecision:
-    """The decision with the leader's figures and the price of going on."""
+    """Return the decision with the leader's figures, and the chance and price of finding more."""
     leader_number = prospects.leader_number
     if leader_number is None:
         return decision

@@ -1,6 +1,6 @@
 """Choose the next cold run: a race among the leaders, the winner beside the baseline, each knob turned back alone.
 
-Runs follow each other as A B B A, so that a machine that warms up or slows down does so for all alike.
+Runs follow each other as A B B A, so that a machine that warms up or slows down affects all of them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ ROLES: tuple[ColdRole, ...] = (*SPEED_ROLES, UNDER_LIMIT)
 
 
 def next_cold_run(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
-    """Return the next cold run; None when the answer is confirmed."""
+    """Return the next cold run; None when the answer is confirmed, or after too many void runs."""
     if sum(run.outcome == "void" for run in ranking.state.cold_runs) >= 2 * MAX_VOID_ATTEMPTS:
         return None
     return _race(ranking, costs) or _confirm(ranking) or _turn_back(ranking, costs) or _under_limit(ranking, costs)
 
 
 def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
-    """The next run of the race, those under memory_limit first; None when it is decided."""
+    """Return the next run of the race, runs under memory_limit first; None when the race is decided."""
     for number in ranking.finalists:
         if ranking.is_near_limit(number) and not ranking.count_runs(number, UNDER_LIMIT):
             return BestStep(action=UNDER_LIMIT, candidate_number=number, why=NEARLY_ALL)
@@ -46,7 +46,7 @@ def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
 
 
 def _confirm(ranking: ColdRanking) -> BestStep | None:
-    """The next run of winner, baseline, baseline, winner; None when both have two runs."""
+    """Return the next run of winner, baseline, baseline, winner; None when both have two runs."""
     winner_number, baseline_number = ranking.winner_number, ranking.baseline_number
     if ranking.state.untested_limits and not ranking.count_runs(winner_number, UNDER_LIMIT):
         return BestStep(action=UNDER_LIMIT, candidate_number=winner_number, why="the winner, under memory_limit")
@@ -63,7 +63,7 @@ def _confirm(ranking: ColdRanking) -> BestStep | None:
 
 
 def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
-    """The run of the answer with one knob turned back, that of the greatest gain, as long as runs and budget allow."""
+    """Return the run of the answer with one knob turned back, greatest gain first; None if runs or budget are spent."""
     state, answer_number = ranking.state, ranking.answer_number
     overridden = ranking.overridden_knobs(answer_number)
     if len(overridden) < 2 or ranking.run_count >= MAX_BEFORE_TURN_BACK:
@@ -82,7 +82,7 @@ def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
 
 
 def _under_limit(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
-    """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
+    """Return the run under memory_limit of the answer, then of candidates near the limit that the budget pays for."""
     answer_number = ranking.answer_number
     if ranking.state.untested_limits and not ranking.count_runs(answer_number, UNDER_LIMIT):
         return BestStep(action=UNDER_LIMIT, candidate_number=answer_number, why="the answer, under memory_limit")

@@ -16,7 +16,7 @@ from trainfast_runner.search.speed.process_starts import ProcessKey
 from trainfast_runner.search.speed.trial_rates import steps_for
 
 LIKELY_CHANCE = 0.05
-"""The search goes on while some candidate has this chance to be 2 % better than the leader."""
+"""Trials continue while some candidate has this chance of being 2 % better than the leader."""
 
 
 class Gain(NamedTuple):
@@ -27,7 +27,7 @@ class Gain(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """The chance that going on finds 2 % more, and the seconds that takes."""
+    """The chance that further trials find 2 % more, and their seconds."""
 
     chance: float
     price_s: float
@@ -44,7 +44,7 @@ def count_drifted_if_budget_spent(state: BestState) -> BestState:
 
 
 class Prospects:
-    """The expected improvement on the leader of each candidate that is left, its chance and its cost."""
+    """The expected improvement of each remaining candidate over the leader, its chance and its cost."""
 
     def __init__(self, state: BestState, costs: ColdCosts) -> None:
         self._state, self._cold_costs = state, costs
@@ -77,7 +77,7 @@ class Prospects:
 
     @cached_property
     def chances(self) -> dict[int, float]:
-        """The probability of each open candidate to be 2 % better than the leader."""
+        """The probability that each open candidate is 2 % better than the leader."""
         return {
             number: _above((mean - WORTHWHILE_LOG_GAIN) / deviation) for number, (mean, deviation) in self.gains.items()
         }
@@ -105,21 +105,21 @@ class Prospects:
         return bool(worth) and self.affordable.isdisjoint(worth)
 
     def improvement_per_s(self, number: int) -> float:
-        """The expected improvement in ln of the objective, per second of its cost."""
+        """Return the expected improvement in ln of the objective, per second of its cost."""
         mean, deviation = self.gains[number]
         ratio = mean / deviation
         density = math.exp(-0.5 * ratio * ratio) / math.sqrt(2 * math.pi)
         return (mean * _above(ratio) + deviation * density) / self.cost_s(number)
 
     def cost_s(self, number: int) -> float:
-        """Expected seconds of a trial: the start of a process unless the warm one takes it, untimed and timed steps."""
+        """Return the expected seconds of a trial: its steps, and the start of a process if it needs a new one."""
         return self._costs_s[number]
 
     @cached_property
     def _costs_s(self) -> dict[int, float]:
         state, steps = self._state, UNTIMED_TRIAL_STEPS + self.steps
-        # A new process also costs a repeat in the one it replaces. Counted even without a repeat: fewer processes are
-        # started (docs/decisions.md).
+        # A new process also costs a repeat in the process that it replaces. The repeat is counted even if that process
+        # repeats nothing, so that fewer processes are started (docs/decisions.md).
         before_s = {
             process: 0.0 if process == state.warm_process_key else self._closing_s + state.starts.seconds(process)
             for process in set(state.process_keys)
@@ -166,7 +166,7 @@ class Prospects:
 
     @cached_property
     def outlook(self) -> Outlook:
-        """The chance that going on finds 2 % more, and its price.
+        """The chance that further trials find 2 % more, and their price.
 
         Candidates that share a process have much in common: the best candidate of each process counts, independently.
         """
@@ -180,5 +180,5 @@ class Prospects:
 
 
 def _above(ratio: float) -> float:
-    """The probability that a normal value exceeds -ratio deviations."""
+    """Return the probability that a normal value exceeds -ratio deviations."""
     return 0.5 * math.erfc(-ratio / math.sqrt(2))

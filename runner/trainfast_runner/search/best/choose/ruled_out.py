@@ -1,4 +1,4 @@
-"""The candidates that can no longer be the answer of a best-fit search, each with its verdict."""
+"""Find the candidates that can no longer be the answer of a best-fit search, with their verdicts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from trainfast_runner.search.journal.best import (
 from trainfast_runner.search.speed.levels import Levels
 
 MAX_VOID_ATTEMPTS = 3
-"""A candidate whose trials or runs were voided so often is given up."""
+"""A candidate with this many void trials or runs is given up."""
 UNUSABLE: tuple[AttemptOutcome, ...] = ("failed", "incompatible")
-"""Outcomes of a candidate that is never the answer; `incompatible` is one that a script overrode."""
+"""Outcomes of a candidate that is never the answer."""
 LOSS_SHARE = 0.05
-"""A loss leaves the baseline's when it is further off than this share of the baseline's last or first loss.
+"""A loss leaves the baseline's if the difference is over this share of the baseline's last or first loss.
 
 fp16 and bf16 stay within a few percent.
 """
@@ -37,7 +37,7 @@ Attempts = Sequence[Trial | ColdRun]
 def verdicts_ruling_out(
     space: Space, attempts: Attempts, measured_numbers: Collection[int], levels: Levels
 ) -> dict[int, CandidateVerdict]:
-    """Return the first verdict on each candidate that is ruled out; measured ones have a trial that counts."""
+    """Return the first verdict on each candidate that is ruled out; `measured_numbers` have a trial that counts."""
     verdicts = {
         number: CandidateVerdict(
             candidate_number=number,
@@ -57,7 +57,7 @@ def verdicts_ruling_out(
 def _without_rate(
     candidates: Sequence[Candidate], attempts: Attempts, measured_numbers: Collection[int]
 ) -> list[CandidateVerdict]:
-    """Verdicts on candidates that ran out of memory, failed, or were voided too often."""
+    """Return verdicts on candidates that ran out of memory, failed, or were void too often."""
     verdicts = []
     void: dict[int, int] = defaultdict(int)
     for attempt in attempts:
@@ -76,9 +76,9 @@ def _without_rate(
 
 
 def _too_large(failed: Trial | ColdRun, candidates: Sequence[Candidate], attempts: Attempts) -> list[CandidateVerdict]:
-    """Verdicts on a candidate that ran out of memory, and on larger batches that did not fit under its limit."""
+    """Return verdicts on a candidate that ran out of memory, and on larger batches that did not fit under its limit."""
     verdict = verdict_of(failed, candidates[failed.candidate_number])
-    # Trials are not under memory_limit: that one fitted says nothing of a run that is.
+    # Trials are not under memory_limit: a trial that fitted is no evidence for a run under the limit.
     comparable = [attempt for attempt in attempts if _is_under_limit(attempt) or not _is_under_limit(failed)]
     fitted = {attempt.candidate_number for attempt in comparable if attempt.outcome in TIMED_OUTCOMES}
     larger = [number for number in _larger_batches(failed.candidate_number, candidates) if number not in fitted]
@@ -91,7 +91,7 @@ def _is_under_limit(line: Trial | ColdRun) -> bool:
 
 
 def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
-    """Candidates that differ from one only by a larger batch."""
+    """Return the candidates that differ from candidate `number` only by a larger batch."""
     knobs = candidates[number].knobs
     if "batch_size" not in knobs:
         return []
@@ -106,7 +106,7 @@ def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
 
 
 def _other_losses(space: Space, attempts: Attempts) -> list[CandidateVerdict]:
-    """Verdicts on candidates that train the same as the baseline and reach another loss on the same samples."""
+    """Return verdicts on candidates that train the same as the baseline and reach another loss on the same samples."""
     baseline_number = space.baseline_number
 
     def is_comparable(attempt: Trial | ColdRun) -> bool:
@@ -129,7 +129,7 @@ def _other_losses(space: Space, attempts: Attempts) -> list[CandidateVerdict]:
 
 
 def _other_trial_losses(trials: Sequence[Trial], baseline_trial: Trial | None) -> list[CandidateVerdict]:
-    """Verdicts on trials whose loss leaves the baseline's at the last step that both took."""
+    """Return verdicts on trials whose loss leaves the baseline's at the last step that both took."""
     if baseline_trial is None:
         return []
     baseline_losses = baseline_trial.losses
@@ -142,7 +142,7 @@ def _other_trial_losses(trials: Sequence[Trial], baseline_trial: Trial | None) -
 
 
 def _other_run_losses(runs: Sequence[ColdRun], baseline_run: ColdRun | None) -> list[CandidateVerdict]:
-    """Verdicts on runs whose last loss leaves the baseline's."""
+    """Return verdicts on runs whose last loss leaves the baseline's."""
     if baseline_run is None:
         return []
     verdicts = [
@@ -155,7 +155,7 @@ def _other_run_losses(runs: Sequence[ColdRun], baseline_run: ColdRun | None) -> 
 def _loss_verdict(
     number: int, loss: float | None, baseline_loss: float | None, first_loss: float | None
 ) -> CandidateVerdict | None:
-    """Verdict on a loss that leaves the baseline's, whose first is `first_loss`; None if it stays or one is unknown."""
+    """Return the verdict on a loss that leaves the baseline's; None if it stays, or if a loss is unknown."""
     if loss is None or baseline_loss is None:
         return None
     # After a large fall the tolerance is a share of the first loss, not of the small last one.

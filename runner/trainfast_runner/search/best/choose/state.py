@@ -1,4 +1,4 @@
-"""The state of a best-fit search, from its journal: the candidates that are left, their rates and costs."""
+"""The state of a best-fit search, from its journal: the remaining candidates, their rates and costs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from trainfast_runner.search.speed.trial_rates import (
 )
 
 WORTHWHILE_LOG_GAIN = math.log(1.02)
-"""A gain that is worth going on for, in ln rate."""
+"""The least gain that is worth further trials, in ln rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class BestState(BestJournal):
 
     @property
     def untested_limits(self) -> list[int]:
-        """Bytes of each rank under `memory_limit`; empty without one, and where every trial is under it."""
+        """Bytes of each rank under `memory_limit`; empty without a limit, and if every trial is under it."""
         return [] if self.question.limits_trials else self.question.limits_bytes
 
     @cached_property
@@ -75,12 +75,12 @@ class BestState(BestJournal):
 
     @cached_property
     def ruled_out(self) -> dict[int, CandidateVerdict]:
-        """The candidates that can no longer be the answer, each with its verdict."""
+        """The candidates that can no longer be the answer, by number, with their verdicts."""
         return verdicts_ruling_out(self.space, self.attempts, self.counted_trials, self.posterior.levels)
 
     @cached_property
     def excluded_by_orders(self) -> dict[int, str]:
-        """The candidates that the person's orders leave out, each with the order. The baseline is always measured."""
+        """The candidates that orders leave out, by number, with the order; the baseline is measured anyway."""
         return excluded_by_orders(self.candidates, self.orders)
 
     @cached_property
@@ -99,7 +99,7 @@ class BestState(BestJournal):
         return max(measured, key=lambda number: self.log_objective(number).value, default=None)
 
     def log_objective(self, number: int) -> LogObjective:
-        """The ln of the objective of a candidate by the effects model."""
+        """Return the ln of the objective of a candidate by the effects model."""
         return self._log_objective_at(number, self.posterior.mean[number])
 
     def _log_objective_at(self, number: int, candidate_log_rate: float) -> LogObjective:
@@ -115,7 +115,7 @@ class BestState(BestJournal):
         return self._log_objective_at(number, -math.log(least_s)).value < self.log_objective(leader_number).value
 
     def step_s(self, number: int) -> float:
-        """Expected seconds of an optimizer step; at the highest measured rate where the model is of joules."""
+        """Return the expected seconds of an optimizer step; at the highest measured rate if the model is of joules."""
         candidate_log_rate = self.posterior.mean[number] if self._highest_log_rate is None else self._highest_log_rate
         return self.candidates[number].samples_per_step / math.exp(candidate_log_rate)
 
@@ -149,7 +149,7 @@ class BestState(BestJournal):
         return self.warm_process_key is not None and self.process_keys[number] == self.warm_process_key
 
     def start_s(self, number: int) -> float:
-        """Expected seconds until a process of a candidate takes its first timed step."""
+        """Return the expected seconds until a process of a candidate takes its first timed step."""
         return self.starts.seconds(self.process_keys[number])
 
     @cached_property
@@ -172,7 +172,7 @@ class BestState(BestJournal):
         return len({trial.candidate_number for trial in timed}) > 1 and not any(trial.repeats for trial in timed)
 
     def changes_training(self, number: int) -> list[str]:
-        """The knobs by which a candidate trains differently from the baseline."""
+        """Return the knobs by which a candidate trains differently from the baseline."""
         return changes_training(self.candidates[number], self.candidates[self.space.baseline_number])
 
 
