@@ -1,4 +1,4 @@
-"""The run of a candidate: the spec of its search with the knobs of the candidate, in a warm process or its own."""
+"""The run of a candidate: the spec of its search with the candidate's knobs, in a warm process or a fresh one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MESH_KNOBS = ("strategy", "tp_degree", "pp_degree")
 
 
 def with_knobs(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
-    """Return `spec` with these knobs, of which those that differ are overrides."""
+    """Return `spec` with these knobs; those that differ are overrides."""
     return spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
 
 
 def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
-    """Return the run of a candidate: `spec` with its knobs. `devices` is a ceiling, of which `single` uses one."""
+    """Return the run of a candidate: `spec` with its knobs. `devices` is a ceiling; a one-device strategy uses one."""
     run_spec = with_knobs(spec, knobs)
     devices = run_spec.knobs["devices"]
     if not strategy_of(run_spec.knobs).one_device or devices is None:

@@ -84,7 +84,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         self._runs = SearchRuns(home, options, self._write, self._raise_if_cancelled)
 
     def conducted_line(self, conducted: Conducted) -> Conducted:
-        """Return this conductor's first line with the options of its search, if it has any."""
+        """Return this conductor's first line; a subclass adds the options of its search."""
         return conducted
 
     @abstractmethod
@@ -158,7 +158,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             raise Interrupted
 
     def _write_end(self, ended: EndedT) -> EndedT:
-        """End the run that is still live, append the last line with the search's seconds, and return it."""
+        """End the live run, append the last line with the search's seconds, and return the line."""
         self._runs.stop()
         ended = msgspec.structs.replace(ended, seconds=worked_seconds([*self._lines, ended]))
         self._write(ended)

@@ -48,9 +48,9 @@ def start_search(
 ) -> Path:
     """Start, or continue, the batch search of `spec`, or the best-fit search that `best` asks for.
 
-    The conductor is a session of its own and outlives the caller. Returns the search's directory once it holds the
-    search, or another process does, which takes as long as checking the spec against the training Python: seconds.
-    Raises its UserError.
+    The conductor has a session of its own and outlives the caller. Returns the search's directory once the conductor or
+    another process holds the search: after some seconds, in which the spec is checked against the training Python.
+    Raises the conductor's UserError.
     """
     request = SearchRequest(
         home=str(home.path),
@@ -108,7 +108,7 @@ def resume(directory: Path) -> None:
 def cancel(directory: Path, timeout_s: float = 0.0) -> bool:
     """Ask the conductor to stop its run and end; the journal stays, and the same command continues it.
 
-    Returns False when there is no conductor to ask. Waits at most `timeout_s` for the conductor to be gone.
+    Returns False without a conductor. Waits at most `timeout_s` for the conductor to end.
     """
     conductor = conductor_of(directory)
     was_asked = conductor is not None and send(conductor, signal.SIGTERM)
@@ -119,7 +119,7 @@ def cancel(directory: Path, timeout_s: float = 0.0) -> bool:
 
 
 def conductor_of(directory: Path) -> Identity | None:
-    """The process that conducts the search now; None when none does, or since another boot."""
+    """Return the process that conducts the search; None without one, or if its line is of another boot."""
     if not is_conducted(directory):
         return None
     line = newest_conducted(directory)

@@ -15,7 +15,7 @@ CHECK_EVERY_S = 0.1
 
 
 def check_coolable(plan: RunPlan, below_c: float | None) -> None:
-    """Raise UserError if the watched GPUs read no temperature, or `below_c` is none to wait for."""
+    """Raise UserError if the watched GPUs have no temperature reading, or cannot cool below `below_c`."""
     if below_c is not None:
         with closing(cooling.cooling(plan.watched_uuids, below_c)) as polls:
             next(polls, None)
@@ -27,7 +27,7 @@ def cool_down(
     """Return when every watched GPU is below `below_c`; at once when that is None.
 
     `write` gets a line at the first poll, at each new whole degree of the hottest GPU, and once when it stops falling.
-    `raise_if_cancelled` is called all the while and may raise. Raises UserError when the GPUs cool no further.
+    `raise_if_cancelled` is called throughout the wait and may raise. Raises UserError when the GPUs cool no further.
     """
     if below_c is None:
         return

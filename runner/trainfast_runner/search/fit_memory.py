@@ -32,7 +32,7 @@ def fit_memory(
     """Fit a line per phase to a rank's peaks, `points`: bytes by phase, by batch size.
 
     Each line goes through the largest size; its slope is the secant from the largest size well below. With one size
-    the slope is the predicted one; without a prediction all memory is taken to grow with the batch.
+    the slope is the predicted one; without a prediction all memory is assumed to grow with the batch.
     """
     *smaller, last = sorted(points)
     apart = [size for size in smaller if size <= MAX_SIZE_RATIO * last] or smaller[:1]

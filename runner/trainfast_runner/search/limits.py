@@ -21,11 +21,11 @@ class Limits:
 
 
 def limits_of(plan: RunPlan) -> Limits:
-    """Return the limits of a search of this plan: never beyond what is free, or the machine would swap."""
+    """Return the limits of a search of this plan: never beyond the free memory, or the machine would swap."""
     limits_bytes, ranks = plan.memory_limit_bytes, plan.world_size
     words = f"memory_limit={plan.spec.knobs.get('memory_limit')}"
     if plan.device == "cuda":
-        # A GPU allocates no more than it has: each rank reports its own limit.
+        # A GPU allocates no more than its memory: each rank reports its own limit.
         if limits_bytes is None:
             return Limits((), "the GPU's free memory, without its context")
         return Limits(limits_bytes, words)
@@ -39,7 +39,7 @@ def limits_of(plan: RunPlan) -> Limits:
 
 
 def share_of_free(free_bytes: int, ranks: int) -> int:
-    """Each rank's limit in a search without `memory_limit`, in bytes, a whole number of MiB."""
+    """Return each rank's limit in a search without `memory_limit`, in bytes, a whole number of MiB."""
     return int(FREE_SHARE * free_bytes / max(1, ranks)) >> 20 << 20
 
 

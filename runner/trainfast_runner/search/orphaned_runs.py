@@ -1,4 +1,4 @@
-"""Runs that a killed conductor left behind: which they are, and whether their figures can still be taken."""
+"""Runs that a killed conductor left behind: find them, adopt those with usable figures, end the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainfast_runner.search.run_ends import end_run
 
 
 def runs_of_search(home: Home, search_id: str) -> dict[str, RunFile]:
-    """The search's runs, by id, oldest first. Ids begin with their time, and no run is older than its search."""
+    """Return the search's runs, by id, oldest first. Ids begin with their time, and no run is older than its search."""
     since = search_id[:STAMP_CHARACTERS]
     runs = {run_id: read_run_file(home.directory(run_id)) for run_id in home.run_ids() if run_id >= since}
     return {run_id: run for run_id, run in runs.items() if run is not None and run.search_id == search_id}
@@ -25,15 +25,15 @@ def has_settings(run: RunFile, plan: RunPlan) -> bool:
 
 
 def is_usable(directory: Path) -> bool:
-    """True if the run lives, or ended by itself: one that was stopped has no figures."""
+    """True if the run lives, or ended by itself: a stopped run has no figures."""
     result = read_result(directory)
     return is_alive(directory) if result is None else result.state in ("finished", "oom", "failed")
 
 
 def adopt_ended(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | None:
-    """Take the run of the plan's settings that ended by itself with figures out of `runs`; None without one.
+    """Remove a run of the plan's settings that ended by itself with figures from `runs`, and return it; else None.
 
-    A failure is not taken: whatever killed the conductor may have killed a process of the run.
+    A failed run is not adopted: the conductor's end may have killed a process of the run.
     """
     for run_id, run in runs.items():
         result = read_result(home.directory(run_id))
@@ -56,6 +56,6 @@ def adopt_one(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | Non
 
 
 def end_if_live(directory: Path) -> None:
-    """End a run; do nothing for one that has ended."""
+    """End a run if it is still live."""
     if read_result(directory) is None and is_alive(directory):
         end_run(directory)

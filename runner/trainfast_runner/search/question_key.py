@@ -13,7 +13,7 @@ import msgspec
 from trainfast_runner.running.planning import RunPlan
 
 MAX_HASHED_BYTES = 1 << 20
-"""Size of a file of a script's command from which its content is left out: an interpreter, or data."""
+"""The content of a file this large is left out of the hash of a script's command: an interpreter, or data."""
 
 
 def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:
@@ -25,7 +25,7 @@ def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:
 
 
 def _hash_of_files(words: Sequence[str], cwd: str) -> str:
-    """8 hex digits of the contents of a command's files: its script, and configurations named alone or after `=`."""
+    """Return 8 hex digits of the contents of a command's files: its script, and files named alone or after `=`."""
     contents = hashlib.sha256()
     for name in (name for word in words for name in (word, word.partition("=")[2])):
         path = os.path.join(cwd, name)
@@ -36,5 +36,5 @@ def _hash_of_files(words: Sequence[str], cwd: str) -> str:
 
 
 def _hash_of(value: object) -> str:
-    """16 hex digits that differ for different values."""
+    """Return 16 hex digits that differ for different values."""
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]

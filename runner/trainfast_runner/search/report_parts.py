@@ -10,11 +10,11 @@ from trainfast_runner.records.run_file import SCHEMA
 
 
 def first_fields(question: msgspec.Struct, ended: msgspec.Struct | None) -> dict[str, Any]:
-    """Return the first fields of a report, by the first line of a journal and its last one, None before the end."""
+    """Return the first fields of a report, from a journal's first line and its end; `ended` is None before that."""
     end = {"state": None, "reason": ""} if ended is None else fields_of(ended, "state", "reason")
     return {"schema": SCHEMA, **fields_of(question, "search_id"), **end, **fields_of(question, "preset", "variant")}
 
 
 def fields_of(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:
-    """Return these fields of `struct` by name; all None when there is no struct."""
+    """Return these fields of `struct` by name; every value is None without a struct."""
     return {name: None if struct is None else getattr(struct, name) for name in names}

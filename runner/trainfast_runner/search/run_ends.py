@@ -1,4 +1,4 @@
-"""The ends of a search's runs: waiting for a result, telling a stop by somebody apart, ending a run."""
+"""The ends of a search's runs: wait for a result, detect a run that was stopped, end a run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsup
 
 POLL_S = 0.02
 STOPS_WITHIN_S = 10.0
-"""A run that was asked to stop is killed after this."""
+"""A run that was asked to stop is killed after this time."""
 RESULT_WITHIN_S = 5.0
-"""A run that is gone has no readable result if none is there after this."""
+"""A run that is gone has no readable result if none appears within this time."""
 
 
 class Interrupted(Exception):
@@ -25,7 +25,7 @@ class Interrupted(Exception):
 
 
 def raise_if_stopped(result: Result) -> None:
-    """Raise Interrupted if the run was stopped or killed by somebody, which says nothing of its settings."""
+    """Raise Interrupted if the run was stopped or killed from outside, which is no outcome of its settings."""
     if result.state in ("stopped", "killed"):
         raise Interrupted
 
@@ -47,7 +47,7 @@ class ResultWatch:
         self._gone_since: float | None = None
 
     def result(self) -> Result | None:
-        """The result; None while there is none. Raises UserError when the run is gone and left none to read."""
+        """Return the result; None before it. Raises UserError if the run is gone without a readable result."""
         alive = is_alive(self._directory)
         result = read_result(self._directory) if alive else recover_result(self._directory)
         if result is not None or alive:
@@ -72,4 +72,4 @@ def end_run(directory: Path) -> None:
                 deadline = float("inf")
             time.sleep(POLL_S)
     except UserError:
-        return  # it ended by itself meanwhile
+        return  # the run ended by itself meanwhile

@@ -1,4 +1,4 @@
-"""Plan the probes and trials of a script's searches, and name the knobs that the script overrode in one."""
+"""Plan the probes and trials of a script's searches, and name the knobs that the script overrode."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def with_trace(plan: RunPlan) -> RunPlan:
 
 
 def why_incompatible(result: Result, knobs: Collection[str]) -> str | None:
-    """Return the reason a run was not of the settings asked for: an override of these knobs; None without one."""
+    """Return the reason that a run did not have its settings: the script overrode one of these knobs; else None."""
     for override in result.script.overridden if result.script is not None else ():
         if override.knob in knobs:
             ran = "nothing shows what ran" if override.ran is None else f"{override.ran} ran"

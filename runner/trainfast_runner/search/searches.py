@@ -1,4 +1,4 @@
-"""The searches of a home: the one a command continues, the one a screen shows, and a new one's directory."""
+"""The searches of a home: those that a command continues or a screen shows, and the directory of a new one."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ TRY_KINDS = [line.__struct_config__.tag for line in (Probe, ConfirmationRun, Tri
 END_KINDS = [line.__struct_config__.tag for line in (BatchEnded, BestEnded)]
 """Tags of the lines that end a search."""
 NEWEST_SEARCHES_READ = 20
-"""Newest searches that are checked for a live one."""
+"""Number of newest searches that are checked for a live one."""
 
 
 class FirstLine(msgspec.Struct, frozen=True):
-    """The first line of a journal, as far as it tells searches apart: `kind` is BATCH_KIND or BEST_KIND."""
+    """The parts of a journal's first line that identify a search: `kind` is BATCH_KIND or BEST_KIND."""
 
     kind: str = ""
     key: str = ""

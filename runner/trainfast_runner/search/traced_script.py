@@ -1,4 +1,4 @@
-"""Predict the memory of a script's batch sizes from the trace of one trial, set by the peak that it measured."""
+"""Predict the memory of a script's batch sizes from the trace of one trial, scaled to its measured peak."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ tensors was 0.6 to 1.4 of the traced one."""
 SCRIPT_PHASE = "step"
 """The phase of a script's peak: its hooks see no phases of memory."""
 TRACED_MEMORY_FIELD = "traced_memory"
-"""The field of `script.unknown` that says why a run has no trace."""
+"""The field of `script.unknown` with the reason that a run has no trace."""
 
 
 class TracedPeak(msgspec.Struct, frozen=True, kw_only=True):
-    """The traced memory of a trial, and its measured peak, which has libraries and what malloc keeps as well."""
+    """The traced memory of a trial, and its measured peak, which includes libraries and blocks that malloc keeps."""
 
     traced: TracedMemory
     batch_size: int
     measured_bytes: int
 
     def need_bytes(self, batch_size: int) -> float:
-        """Bytes at the peak with another batch: the measured ones, and by how much the traced ones differ."""
+        """Return the bytes at the peak with another batch: the measured peak plus the difference of traced peaks."""
         return self.measured_bytes + self.traced.at(batch_size / self.batch_size) - self.traced.at(1.0)
 
 
 def why_untraced(script: ScriptFigures | None) -> str:
-    """Return the reason a run that was asked for a trace has none."""
+    """Return the reason that a run has no trace although it was asked for one."""
     unknown = {} if script is None else script.unknown
     return unknown.get(TRACED_MEMORY_FIELD, "the run recorded none")

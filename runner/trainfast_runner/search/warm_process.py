@@ -1,4 +1,4 @@
-"""The warm process of a search, which tries sizes or candidates one after another."""
+"""The warm process of a search, which tries batch sizes or candidates one after another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainfast_runner.search.run_ends import POLL_S, ResultWatch
 from trainfast_runner.worker.shared.search_runs import CONTROL_FILE, PROBE, TRIAL
 
 STATE_EVERY_S = 0.25
-"""The state of a run without a result is read this often."""
+"""Seconds between readings of the state of a run without a result."""
 LineT = TypeVar("LineT", bound=WarmLine)
 
 
@@ -72,7 +72,7 @@ class WarmProcess:
         self.close()
 
     def wait_for_end(self) -> Result:
-        """Wait for the run's result, and return it; then no order can be given."""
+        """Wait for the run's result and return it; no order can be given afterwards."""
         self._wait(lambda: False)
         assert self.result is not None
         self.close()
@@ -99,7 +99,7 @@ class WarmProcess:
         """Wait until `over`; False when the run ended before."""
         looked, watch = 0.0, ResultWatch(self.directory)
         while True:
-            # The result is looked at before the lines: all lines of an ended run are then there.
+            # The result is read before the lines: all lines of an ended run are then there.
             if (self.directory / RESULT_FILE).exists() or time.monotonic() - looked > STATE_EVERY_S:
                 looked = time.monotonic()
                 self.result = watch.result()

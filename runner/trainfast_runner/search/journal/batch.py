@@ -37,7 +37,7 @@ ProbeOutcome = Literal["fits", "oom", "void"]
 
 
 class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
-    """The first line: the question. The same command has the same `key`; `limit_words` name the source of the limit.
+    """The first line: the question. The same command has the same `key`; `limit_words` names the source of the limit.
 
     `limits_bytes` has one figure per rank; empty on a GPU without `memory_limit`, where each rank reports its own.
     `device_uuids` are the GPUs that a preset's search takes; empty on a CPU.
@@ -58,8 +58,8 @@ class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", t
 class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
     """The memory model's line for the fullest rank: `fixed_bytes + batch_size * bytes_per_sample`.
 
-    `linear_from` is the batch size from which that line holds: below it the peak is at another point of the step, where
-    less or nothing grows with the batch. Without a prediction all figures are None, `reason` says why, and the search
+    `linear_from` is the batch size from which that line holds: below it the peak is at a point of the step where less
+    or nothing grows with the batch. Without a prediction all figures are None, `reason` says why, and the search
     starts from `start`.
     """
 
@@ -203,7 +203,7 @@ class Change(OomChange, frozen=True, kw_only=True):
 
 
 class BatchEnded(SearchEnded, frozen=True, kw_only=True, tag="ended"):
-    """The end of a batch search; where nothing fits with the missing bytes, and what would make it fit."""
+    """The end of a batch search; if nothing fits, with the missing bytes and the changes that would help."""
 
     answer: BatchAnswer | None = None
     missing_bytes: int | None = None
@@ -240,7 +240,7 @@ def refuted_by(probe: Probe, confirmations: Iterable[ConfirmationRun]) -> Confir
 
 @dataclass(frozen=True)
 class BatchJournal(JournalLines):
-    """The lines of a batch search's journal, oldest first, and what they hold."""
+    """The lines of a batch search's journal, oldest first, by kind."""
 
     lines: tuple[BatchLine, ...]
 

@@ -1,7 +1,7 @@
 """The lines of a best-fit search in `searches/SEARCH_ID/journal.jsonl`: its question, trials, runs and answer.
 
-A search continues from its journal, and a screen shows it. Sizes are bytes, times CLOCK_MONOTONIC nanoseconds, as in a
-run's records. Candidates are numbered from 0 in the order of the `Space` line.
+A search continues from its journal, and a screen shows the journal. Sizes are bytes, times CLOCK_MONOTONIC nanoseconds,
+as in a run's records. Candidates are numbered from 0 in the order of the `Space` line.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import KnobValue
 
 UNNAMED = "no present value is named"
-"""Why a knob of a script is left alone whose value neither the preset nor a setting names."""
+"""The reason that a script's knob is left alone if neither the preset nor a setting names its value."""
+# The fields with these words are strings, because a journal of another version may have other words.
 RACE: Final = "race"
 CONFIRM: Final = "confirm"
 TURN_BACK: Final = "turn_back"
 UNDER_LIMIT: Final = "limit"
 """The role of a cold run under `memory_limit`, which shows whether a candidate fits."""
 ColdRole = Literal["race", "confirm", "turn_back", "limit"]
-"""The `role` of a `ColdRun`, and the action that starts one. A journal of another version may have other words here
-and in the four types below."""
+"""The `role` of a `ColdRun`, and the action that starts the run."""
 BestAction = Literal["trial", "end"] | ColdRole
 """The `action` of a `BestStep`."""
 AttemptOutcome = Literal["measured", "slow", "oom", "failed", "void", "incompatible"]
@@ -125,7 +125,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch_size(self) -> int:
-        """The candidate's batch_size; 1 where the search gives it none."""
+        """The candidate's batch_size; 1 if the search does not set it."""
         return whole_number(self.knobs, "batch_size") if "batch_size" in self.knobs else 1
 
     @property
@@ -215,8 +215,8 @@ class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
     """The next step and its reason. `action` is a `BestAction`.
 
     The leader is the best candidate so far; `rate` and its 95 % interval from `low` to `high` are in samples/s, or in
-    samples/J where that is the objective. `chance` is the probability that going on finds 2 % more, which is expected
-    to take `price_s` seconds. `repeats` marks a trial that repeats the first of its process.
+    samples/J where that is the objective. `chance` is the probability that further trials find 2 % more, in an
+    expected `price_s` seconds. `repeats` marks a trial that repeats the first of its process.
     """
 
     action: str
@@ -254,7 +254,7 @@ class Ordered(Line, frozen=True, kw_only=True, tag="ordered"):
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """Gain of one value of a knob over the baseline's, in percent of the objective; `measured` by a run turned back.
+    """Gain of one value of a knob over the baseline's, in percent of the objective; `measured` by a turn_back run.
 
     `earlier` is True if the value was not tried and its gain is that of earlier searches.
     """
@@ -270,8 +270,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one candidate: its `Verdict` and the reason.
 
-    `rate` is in samples/s, None for a candidate that was not measured. `excess_bytes` is how much one is too large: by
-    its prediction, else at least, by the allocation that failed; None when unknown.
+    `rate` is in samples/s, None for a candidate that was not measured. `excess_bytes` are the bytes beyond the
+    limit: by the prediction, else at least, by the allocation that failed; None if unknown.
     """
 
     candidate_number: int = msgspec.field(name="candidate")
@@ -282,13 +282,13 @@ class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer. `within_percent` is the noise of the machine where it cannot carry the claim, else None.
+    """The answer. `within_percent` is the noise of the machine if it is too large for the claim, else None.
 
     Rates are in samples/s (None for a baseline that does not fit), values in the unit of the objective (seconds for
     time), the gain is by the objective.
     `tried_in_budget` is the number of candidates tried when the budget ended; None if nothing was left to try.
     The runs could not tell the tied candidates from the winner; those of `pareto_numbers` are beaten by no other in
-    both speed and memory. `notes` are sentences on what limits the claim.
+    both speed and memory. `notes` are sentences on the limits of the claim.
     """
 
     best_number: int = msgspec.field(name="best")
@@ -338,7 +338,7 @@ BestLine = (
 
 @dataclass(frozen=True)
 class BestJournal(JournalLines):
-    """The lines of a journal, oldest first, and those of them that tried a candidate."""
+    """The lines of a journal, oldest first, and its trials and cold runs."""
 
     lines: tuple[BestLine, ...]
 

@@ -1,7 +1,7 @@
 """The parts that the journals of both kinds of search share: `searches/SEARCH_ID/journal.jsonl`, one line each.
 
-A search continues from its journal, and a screen shows it. Sizes are bytes, times CLOCK_MONOTONIC nanoseconds, as in a
-run's records. The lines of one kind are in `batch` and `best` beside it.
+A search continues from its journal, and a screen shows the journal. Sizes are bytes, times CLOCK_MONOTONIC nanoseconds,
+as in a run's records. The lines of one kind are in `batch` and `best`.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Waiting(Line, frozen=True, kw_only=True, tag="waiting"):
 
 
 class Resumed(Line, frozen=True, kw_only=True, tag="resumed"):
-    """The search was resumed after a pause, or the device it waited for is free."""
+    """The search was resumed after a pause, or after a wait for the device."""
 
 
 class SearchEnded(Line, frozen=True, kw_only=True):
     """The end of a search: `state` is answered, nothing_fits, failed or cancelled, with the reason in words.
 
-    `seconds` is the time all conductors worked on it, without pauses and waits for another run. After `cancelled` the
-    same command continues.
+    `seconds` is the time that all conductors worked on the search, without pauses and waits for another run. After
+    `cancelled` the same command continues the search.
     """
 
     state: str
@@ -90,7 +90,7 @@ def current_end(lines: Sequence[object], kind: type[EndedT]) -> EndedT | None:
 
 @dataclass(frozen=True)
 class JournalLines:
-    """The lines of a journal of either kind, oldest first, and what its conductor waits for."""
+    """The lines of a journal of either kind, oldest first, and the waits of its conductor."""
 
     lines: tuple[Any, ...]
 
@@ -136,7 +136,7 @@ def worked_seconds(lines: Iterable[Any]) -> float:
 
 
 class JournalOfSearch(Protocol):
-    """The journal of a search of either kind, as far as it tells the state of the search."""
+    """The part of a journal of either kind that decides the state of its search."""
 
     @property
     def question(self) -> object | None:

@@ -15,15 +15,15 @@ class PhaseFit(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_sample: float
 
     def at(self, batch_size: float) -> float:
-        """Bytes at the peak of this phase."""
+        """Return the bytes at the peak of this phase."""
         return self.fixed_bytes + batch_size * self.bytes_per_sample
 
 
 class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory one rank needs by batch size, as its limit counts it.
+    """Memory that one rank needs by batch size, as its limit counts memory.
 
     The error is `error_bytes` at the batch size `anchor`, the largest that was measured, and grows by
-    `error_per_sample` for each sample away from it.
+    `error_per_sample` with every sample away from that size.
     """
 
     rank: int
@@ -34,17 +34,17 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     anchor: int = 0
 
     def need_bytes(self, batch_size: float) -> float:
-        """Peak of the step: that of the highest phase at this batch size."""
+        """Return the peak of the step: that of the highest phase at this batch size."""
         return max(line.at(batch_size) for line in self.lines)
 
     def need_text(self, batch_size: int) -> str:
-        """The need at this batch size and the limit: `60 MiB of 64 MiB`."""
+        """Return the need at this batch size and the limit: `60 MiB of 64 MiB`."""
         return f"{mebibytes(self.need_bytes(batch_size))} of {mebibytes(self.limit_bytes)}"
 
     def error_at(self, batch_size: float) -> float:
-        """Largest error of `need_bytes`, in bytes."""
+        """Return the largest error of `need_bytes`, in bytes."""
         return self.error_bytes + self.error_per_sample * abs(batch_size - self.anchor)
 
     def surely_fits(self, batch_size: int) -> bool:
-        """True if the batch fits with the whole error against it."""
+        """True if the batch fits even if the need is too low by its whole error."""
         return self.need_bytes(batch_size) + self.error_at(batch_size) <= self.limit_bytes

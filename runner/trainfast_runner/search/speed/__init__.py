@@ -1,1 +1,1 @@
-"""The speed of candidates nobody has run: what each knob gives, from measured trials or from the step's work."""
+"""The speed of candidates that were never run: effects of knobs, from measured trials or from the step's work."""

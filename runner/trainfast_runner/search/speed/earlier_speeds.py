@@ -25,7 +25,7 @@ from trainfast_runner.settings.spec import RunSpec, spec_of_record
 NEWEST_RUNS_READ, NEWEST_SEARCHES_READ = 200, 20
 """Number of newest runs and searches that are read."""
 MAX_OF_MODEL, MAX_OF_OTHERS = 60, 10
-"""Number of measured speeds that count: of the model asked about, and of other models."""
+"""Largest number of measured speeds that count: of the spec's model, and of other models."""
 SLOW_SHARE = 0.5
 """Share of the step-to-step deviation that shifts a whole run: slow and fast spells outlast one run."""
 MAX_THROTTLED = 0.05
@@ -112,14 +112,14 @@ def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
         return None  # knobs of another version
     assert rate.median
     deviation = MAD_TO_SIGMA * (rate.mad or 0.0) / rate.median
-    # Cores that others took slow a run by about as much.
+    # Other processes slow a run by about the share of the cores that they take.
     others_share = (result.conditions.others_cpu_percent or 0.0) / 100
     variance = (MEDIAN_VARIANCE / max(1, result.steps.measured) + SLOW_SHARE**2) * deviation**2 + others_share**2
     return EarlierSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.median), variance, run.run_id)
 
 
 def _speeds_of_trials(home: Home, spec: RunSpec, device: SpeedDevice) -> Iterator[EarlierSpeed]:
-    """The newest trial of each candidate of best-fit searches of the same training."""
+    """Yield the newest trial of each candidate in best-fit searches of the same training."""
     for directory in newest_search_directories(home, NEWEST_SEARCHES_READ):
         if first_line(directory).kind != BEST_KIND:
             continue

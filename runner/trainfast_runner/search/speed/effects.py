@@ -17,7 +17,7 @@ from typing import NamedTuple
 from trainfast_runner.search.speed.levels import Levels, Point
 
 MEAN_VARIANCE = 4.0
-"""The mean of ln rate is as good as unknown."""
+"""Prior variance of the mean of ln rate, large because the mean is unknown."""
 RESIDUAL_SHARE = 0.5
 """Standard deviation of the residual, as a share of that of the pairwise terms."""
 
@@ -44,7 +44,7 @@ class Observation:
     process: str | None = None
 
     def centered_on(self, mean: float) -> float:
-        """The value less that expected where every ln rate is `mean`."""
+        """Return the value less the value expected if every ln rate is `mean`."""
         return self.value - mean * sum(weight for weight, _ in self.terms)
 
 
@@ -63,7 +63,7 @@ class CovarianceParts(NamedTuple):
 
 
 def covariance_parts(levels: Levels, observation: Observation, other: Observation) -> CovarianceParts:
-    """Return the parts of two observations: those of their points by weight, and 1 if both are of one process."""
+    """Return the parts of two observations: those of their points, weighted, and 1 if both are of one process."""
     mean = knobs = pairs = all_knobs = 0.0
     for weight, point in observation.terms:
         for other_weight, other_point in other.terms:
@@ -136,7 +136,7 @@ class Factor:
         self.whitened: list[float] = []
 
     def add(self, covariances: Sequence[float], own_variance: float, value: float) -> FactorRow:
-        """Add a value with its covariances with those before and its own variance; return what it adds."""
+        """Add a value by its covariances with the earlier values and its own variance; return the new row."""
         row: list[float] = []
         for covariance, known, diagonal in zip(covariances, self.rows, self.diagonal, strict=True):
             row.append((covariance - sum(map(mul, known, row))) / diagonal)
@@ -162,14 +162,14 @@ class Posterior:
         self.observations: list[Observation] = []
         self._prior, self._factor = PriorCovariance(levels, scales), Factor()
         self.mean = [center] * len(levels.points)
-        # Every point is equally near to itself.
+        # Every point has the same covariance with itself.
         self.variance = [self._prior.between_points(point, point) for point in levels.points[:1]] * len(levels.points)
         self._vectors: list[list[float]] = [[] for _ in levels.points]
         self._cached_number: int | None = None
         self._cached_covariances: list[float] = []
 
     def add(self, observation: Observation) -> None:
-        """Take one more observation into account: every candidate's vector, mean and variance get one component."""
+        """Add an observation: every candidate's vector gets one component, and its mean and variance change."""
         self.observations.append(observation)
         parts = [covariance_parts(self.levels, observation, other) for other in self.observations]
         *covariances, own_variance = self._prior.from_parts(parts)
@@ -193,7 +193,7 @@ class Posterior:
             ]
 
     def _with_candidates(self, observation: Observation) -> list[float]:
-        """The prior covariance of an observation with every candidate."""
+        """Return the prior covariance of an observation with every candidate."""
         (weight, point), *others = observation.terms
         covariances = [weight * covariance for covariance in self._prior.with_candidates(point)]
         for weight, point in others:
@@ -202,7 +202,7 @@ class Posterior:
         return covariances
 
     def covariances(self, number: int) -> list[float]:
-        """Return the posterior covariance of a candidate with every candidate; kept for the one of the last call."""
+        """Return the posterior covariance of a candidate with every candidate; the last call's is cached."""
         if number != self._cached_number:
             vector = self._vectors[number]
             prior = self._prior.with_candidates(self.levels.points[number])
@@ -224,7 +224,8 @@ class Posterior:
 class Likelihood:
     """The likelihood of observations under other scales; their parts are computed once.
 
-    `fixed_covariances` are covariances that no scale changes: a row an observation, with those before it and its own.
+    `fixed_covariances` are covariances that no scale changes: one row per observation, with every earlier observation
+    and with itself.
     """
 
     def __init__(

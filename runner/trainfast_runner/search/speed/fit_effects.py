@@ -12,7 +12,7 @@ from trainfast_runner.search.speed.levels import Levels
 from trainfast_runner.search.speed.trial_rates import MAX_VOID_PROCESSES, VOID_LOG_DRIFT, Measurements
 
 MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
-"""Numbers of observations at which the scales of the effects are chosen again."""
+"""Numbers of own observations at which the scales of the effects are chosen anew."""
 MAINS, PAIRS, PROCESSES = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
 """The `Scales` to choose from: of effects, of pairwise terms, between processes."""
 
@@ -26,8 +26,8 @@ def fit_effects(
 ) -> Posterior:
     """Return the posterior after the observations of `earlier` searches and the `own` ones of this search.
 
-    `before` is a posterior of the same search. It is used up: it is extended in place where it lacks only the last
-    observations.
+    `before` is an earlier posterior of the same search; do not use it afterwards, because it is extended in place if it
+    lacks only the last observations.
     """
     observations = [*earlier, *own]
     center = own[0].value if own else 0.0

@@ -12,7 +12,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 Point = tuple[int, ...]
 """The level of each modelled knob: the index of its value among the values that the candidates have."""
 SMOOTH = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
-"""Numeric knobs whose near values have near effects."""
+"""Numeric knobs whose similar values have similar effects."""
 LENGTH_SCALE_LOG2 = 1.4
 """Two values of a smooth knob a factor of 2**LENGTH_SCALE_LOG2 apart share exp(-1/2) of their effect."""
 
@@ -46,7 +46,7 @@ class Levels:
         return tuple(self._level_of[name][_typed_key(knobs[name])] for name in self.names)
 
     def with_level(self, number: int, name: str, level: int) -> int | None:
-        """Return the candidate that differs only by a knob's level, and by knobs that this level decides, or None."""
+        """Return the candidate that differs only by a knob's level and the knobs decided by it; None without one."""
         point = list(self.points[number])
         point[self.names.index(name)] = level
         return self.numbers.get(tuple(point))
@@ -54,7 +54,7 @@ class Levels:
     def correlation_sums(self, point: Point) -> tuple[list[float], list[float]]:
         """Return each candidate's correlation with a point: its sum over knobs, and twice that over pairs of knobs.
 
-        Kept for each point asked for, because new scales need them again.
+        The sums of every point are cached, because new scales need them again.
         """
         if point not in self._sums:
             (left_sums, left_squares), (right_sums, right_squares) = (
@@ -72,7 +72,7 @@ class Levels:
 
 
 class _Half:
-    """Half of the knobs: the distinct points that the candidates have there, and the index of each candidate's.
+    """Half of the knobs: the distinct points of the candidates in that half, and each candidate's index among them.
 
     Thousands of candidates have few distinct points of half the knobs, so the correlations of a point are summed once.
     """
@@ -92,7 +92,7 @@ class _Half:
 
 
 def _modelled_knobs(candidates: Sequence[KnobValues]) -> list[str]:
-    """The knobs that have several values, without accumulation or batch where the other one and strategy decide it."""
+    """Return the knobs that have several values, without a batch or accumulation that the other knobs decide."""
     names = [name for name in candidates[0] if len({_typed_key(candidate[name]) for candidate in candidates}) > 1]
     for derived in reversed(BATCH_KNOBS):
         others = [name for name in names if name in (*BATCH_KNOBS, *MESH_KNOBS) and name != derived]
@@ -106,15 +106,15 @@ def _modelled_knobs(candidates: Sequence[KnobValues]) -> list[str]:
 def _correlations(name: str, values: Sequence[object], weight: float) -> list[list[float]]:
     """Return the correlation of the effects of every two values, times the knob's weight.
 
-    Two numbers of a smooth knob correlate by their distance in log2, two values of another knob not at all.
+    Two numbers of a smooth knob correlate by their distance in log2, two values of another knob do not correlate.
     """
     if name not in SMOOTH or not all(isinstance(value, int | float) for value in values):
         return [[weight if column == row else 0.0 for column in range(len(values))] for row in range(len(values))]
-    # Zero, as of loader processes, is as far from one as one is from two.
+    # Zero loader processes are as far from one as one is from two.
     logs = [math.log2(max(float(str(value)), 0.5)) for value in values]
     return [[weight * math.exp(-0.5 * ((log - other) / LENGTH_SCALE_LOG2) ** 2) for other in logs] for log in logs]
 
 
 def _typed_key(value: object) -> tuple[str, object]:
-    """A key that is equal only for equal values of the same type: 1 is not 1.0, nor True."""
+    """Return a key that is equal only for equal values of the same type: 1 is not 1.0, nor True."""
     return type(value).__name__, value

@@ -1,4 +1,4 @@
-"""The samples/s of a run before it, with a 90 % interval: the calibrated time of its step, corrected by earlier runs.
+"""Predict the samples/s of a run with a 90 % interval: the calibrated time of its step, corrected by earlier runs.
 
 ln(measured rate x calibrated step time) is modelled as the parts of the step that take longer than calibrated, weighted
 by their shares of the step, plus the speed of the machine since it was calibrated, plus the effects of knobs as in a
@@ -29,7 +29,7 @@ MAX_SHOWN_RATIO = 3.0
 WORK_DEVIATIONS = (0.3, 0.2, 0.3)
 """Prior deviations, in ln seconds, of how much longer calls, FLOPs and moved bytes take than calibrated."""
 UNCALIBRATED_WORK_DEVIATIONS = (1.5, 1.5, 1.5)
-"""`WORK_DEVIATIONS` of a device that was not calibrated: nominal speeds stand in."""
+"""`WORK_DEVIATIONS` of a device that was not calibrated, where nominal speeds stand in."""
 MACHINE_DEVIATION = 0.15
 """Prior deviation, in ln seconds, shared by all steps on this machine: other work, heat, or a host's other guests."""
 KNOB_DEVIATIONS = {
@@ -69,11 +69,11 @@ REFERENCE: KnobValues = {
     "devices": 1,
     "model": "",
 }
-"""Knobs whose time is their work alone; the effect of any other value is relative to these."""
+"""Knobs without an effect beyond their work; the effects of other values are relative to these knobs."""
 NEAREST = 16
-"""Number of earlier speeds behind a prediction: those that differ least."""
+"""Number of earlier speeds behind a prediction: those with the most similar settings."""
 NOISE = 1e-4
-"""Variance of the ln rate that a run measures, before any run was measured."""
+"""Assumed variance of the ln rate that a run measures, before the first run."""
 
 SpeedAndStep = tuple[EarlierSpeed, ExpectedStep]
 """An earlier speed, and the step that the calibration expects of its settings."""
@@ -103,12 +103,12 @@ class SpeedModel:
         self._work_deviations = WORK_DEVIATIONS if calibrated else UNCALIBRATED_WORK_DEVIATIONS
         self._measured_knobs = [self._speed_knobs(speed.spec, speed.devices) for speed, _ in measured]
         self.own_count = sum(training_of(speed.spec) == self._training for speed, _ in measured)
-        # The next run is as noisy as those before.
+        # The next run is as noisy as the earlier ones.
         self._noise = statistics.median(speed.variance for speed, _ in measured) if measured else NOISE
         self._calibrated = calibrated
 
     def predict(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | UnknownSpeed:
-        """Predict the speed of a run of the same training; a few milliseconds."""
+        """Predict the speed of a run of the same training; takes a few milliseconds."""
         wanted = self._speed_knobs(spec, devices)
         near = sorted(
             range(len(self._measured_knobs)),
@@ -138,7 +138,7 @@ class SpeedModel:
             key=lambda scales: likelihood.log_likelihood(scales, len(near)),
         )
         factor = likelihood.factor(scales)
-        # The last row is that of the run to predict: its mean rests on the measured ones before it.
+        # The last row is of the run to predict: its mean rests on the measured runs in the rows before.
         mean, deviation = sum(map(mul, factor.rows[-1], factor.whitened)), factor.diagonal[-1]
         return self._interval(_log_rate(step) + mean, deviation)
 
@@ -146,7 +146,7 @@ class SpeedModel:
         factor = math.exp(NORMAL_90 * deviation)
         if factor * factor >= MAX_SHOWN_RATIO:
             if not self._calibrated:
-                return UnknownSpeed("this device is not calibrated; doctor --calibrate does it")
+                return UnknownSpeed("this device is not calibrated; run doctor --calibrate")
             return UnknownSpeed(f"known only within a factor of {factor * factor:.1f}; a run tells more")
         median = math.exp(log_rate)
         return PredictedSpeed(median=median, low=median / factor, high=median * factor, basis=self._basis())
@@ -160,22 +160,22 @@ class SpeedModel:
         return f"{peaks} and measured runs: {', '.join(runs)}"
 
     def _speed_knobs(self, spec: RunSpec, devices: int) -> KnobValues:
-        """The knobs that speed depends on, the number of devices, and which model is trained."""
+        """Return the knobs that speed depends on, the number of devices, and the model."""
         knobs = {name: value for name, value in spec.knobs.items() if name in KNOB_DEVIATIONS}
         training = training_of(spec)
         return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
 
     def _work_covariance(self, run: _ObservedRun, other: _ObservedRun) -> float:
-        """The prior covariance of two runs by the parts of their work, and by the machine's speed."""
+        """Return the prior covariance of two runs by the parts of their work, and by the machine's speed."""
         parts = zip(run.shares, other.shares, self._work_deviations, strict=True)
         return MACHINE_DEVIATION**2 + sum(a * b * deviation**2 for a, b, deviation in parts)
 
 
 def _prior_variance_between(knobs: KnobValues, other_knobs: KnobValues) -> float:
-    """Prior variance of the knobs in which two runs differ."""
+    """Return the prior variance of the knobs in which two runs differ."""
     return sum(WEIGHTS[name] for name, value in knobs.items() if other_knobs[name] != value)
 
 
 def _log_rate(step: ExpectedStep) -> float:
-    """The ln samples/s of a step that takes as long as calibrated."""
+    """Return the ln samples/s of a step that takes as long as calibrated."""
     return math.log(step.samples / step.seconds)

@@ -1,4 +1,4 @@
-"""The expected start of a process, and seconds of a warm trial beside its steps, from a best-fit search's journal."""
+"""The expected start of a process, and the untimed seconds of a warm trial, from a best-fit search's journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainfast_runner.search.journal.best import BestLine, ProcessReady, Trial
 ProcessKey = tuple[tuple[str, object], ...]
 """The knobs that need a process of their own, as a key."""
 GUESSED_START_S, GUESSED_COMPILATION_S, GUESSED_SWITCH_S = 10.0, 40.0, 0.3
-"""Assumed before any process was started, any was compiled, and any warm trial was taken."""
+"""Assumed before the first process start, the first compilation and the first warm trial."""
 
 
 def process_key(process_knobs: Mapping[str, object]) -> ProcessKey:
@@ -46,13 +46,13 @@ class ProcessStarts:
         compilation_s = GUESSED_COMPILATION_S if _compiles(key) else 0.0
         if not self._measured_s:
             return GUESSED_START_S + compilation_s
-        alike = [other for other in self._measured_s if _compiles(other) == _compiles(key)]
+        similar = [other for other in self._measured_s if _compiles(other) == _compiles(key)]
         knobs = dict(key)
         _, start_s = max(
             (sum(knobs.get(name) == value for name, value in other), self._measured_s[other])
-            for other in alike or self._measured_s
+            for other in similar or self._measured_s
         )
-        return start_s if alike else start_s + compilation_s
+        return start_s if similar else start_s + compilation_s
 
 
 def _compiles(key: ProcessKey) -> bool:
@@ -60,7 +60,7 @@ def _compiles(key: ProcessKey) -> bool:
 
 
 def switch_seconds(trials: Iterable[Trial]) -> float:
-    """Return the median seconds that a warm trial takes beside its timed steps."""
+    """Return the median seconds of a warm trial without its timed steps."""
     return statistics.median([_untimed_s(trial) for trial in trials if trial.warm] or [GUESSED_SWITCH_S])
 
 

@@ -34,7 +34,7 @@ NOMINAL = {
         operation_us=10.0,
     ),
 }
-"""Round speeds of a device that was not calibrated; runs there correct them."""
+"""Round speeds for a device that was not calibrated; measured runs correct them."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def speed_model_on(home: Home, spec: RunSpec, device: SpeedDevice, python: str |
         try:
             traced = model_of(speed.spec)
         except UserError:
-            continue  # of a model that was never traced, or is gone
+            continue  # the model was never traced, or is gone
         step = None if traced is None else step_time(speed.spec, traced, speed.devices, cores, ceiling)
         if step is not None:
             measured.append((speed, step))

@@ -1,4 +1,4 @@
-"""The time of a step before any was run: its work by the calibrated speeds of the device."""
+"""The expected time of a step: its work at the calibrated speeds of the device."""
 
 from __future__ import annotations
 

@@ -15,15 +15,15 @@ from trainfast_runner.search.speed.levels import Levels
 from trainfast_runner.settings.knob_type import KnobValues
 
 VOID_LOG_DRIFT = 0.02
-"""A process whose first candidate is off by more than this at its end is void."""
+"""A process is void if the ln rate of its first candidate changed by more than this until its end."""
 MAX_VOID_PROCESSES = 3
 """After this many voided processes drift counts as noise of the machine, and voids no more of them."""
 POOL_STEPS = 4
 """The pooled variance of a step weighs as much as this many steps of the trial itself."""
 NOISE_GRID_RATIO = 1.25
-"""The pooled noise is rounded to powers of this, so that one more trial seldom changes that of all others."""
+"""The pooled noise is rounded to powers of this ratio, so that a new trial seldom changes the noise of all others."""
 MIN_NOISE = 0.001
-"""Chosen, not measured: the least deviation of a trial in ln rate, however alike its few steps are."""
+"""Chosen, not measured: the least deviation of a trial in ln rate, even if its few steps are equal."""
 EARLIER_SPREAD, EARLIER_LEAST = 2.0, 0.03
 """Factor on the spread of an earlier search's effect, and the deviation added to it, in ln rate."""
 DEFAULT_NOISE = 0.02
@@ -104,7 +104,7 @@ def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Me
 def reference_of(trials: Sequence[Trial]) -> Trial | None:
     """Return the first trial of a process that was measured to its end; None without one.
 
-    Its repeat at the end of the process shows drift. A candidate given up as slow would take long a second time.
+    The repeat of that trial at the end of the process shows drift. A slow candidate would take long to repeat.
     """
     return next((trial for trial in trials if trial.outcome == "measured"), None)
 
@@ -151,7 +151,7 @@ def steps_for(deviation: float, error: float, least: int, most: int) -> int:
 
 
 def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:
-    """The ln rate of a process's reference at the end less that at the beginning; None if it was not repeated.
+    """Return the ln rate of a process's reference at the end less that at the beginning; None without a repeat.
 
     The second figure is the error of the first, in deviations of a step.
     """
@@ -169,7 +169,7 @@ def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:
 
 
 def _deviations(step_ms: Sequence[float]) -> list[float]:
-    """The ln of each step less that of the median one; empty below three steps, too few for a spread."""
+    """Return the ln of each step less that of the median step; empty below three steps, too few for a spread."""
     if len(step_ms) < 3:
         return []
     middle = math.log(statistics.median(step_ms))
@@ -188,7 +188,7 @@ def _robust_variance(deviations: Sequence[float]) -> float:
 
 
 def _pooled(trials: Sequence[Trial]) -> float:
-    """The deviation of ln step time, pooled over all trials, on a grid."""
+    """Return the deviation of ln step time, pooled over all trials and rounded to a grid."""
     residuals = [
         abs(deviation) * math.sqrt(len(trial.step_ms) / (len(trial.step_ms) - 1))
         for trial in trials
