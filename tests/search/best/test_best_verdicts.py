@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import msgspec
-from benchmarks.best_fit_replay import FakeConductor
+from benchmarks.best_fit_replay import FakeConductor, question
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.choose.answer import answer_of
-from trainfast_runner.search.journal.best import BestLine, ColdRun
+from trainfast_runner.search.best.choose.state import state_of_best_journal
+from trainfast_runner.search.journal.best import BestLine, Candidate, ColdRun, EarlierEffect, Interval, Space
 
 from .synthetic import asking, confirmed, process_ready, state_of, trial
 
@@ -52,6 +53,19 @@ def test_a_bound_by_flops_labels_candidates_that_are_never_run(space: Synthetic)
     verdict = result.best_answer.verdicts[bounded]
     assert verdict.verdict == "bound"
     assert "at most 1 samples/s" in verdict.reason
+
+
+def test_earlier_searches_are_credited_with_the_values_that_they_measured_alone() -> None:
+    knobs = ({"optimizer": value} for value in ("adamw", "adamw-fused", "sgd"))
+    candidates = Space(candidates=[Candidate(knobs=one, samples_per_step=8) for one in knobs], baseline_number=0)
+    gain = Interval(median=10.0, low=8.0, high=12.0)
+    earlier = EarlierEffect(
+        knob="optimizer", value="adamw-fused", before="adamw", gain_percent=gain, search_id="before"
+    )
+    lines = [question("earlier", candidates, earlier=(earlier,)), candidates, trial(0)]
+    answer = answer_of(state_of_best_journal(lines, 0.0))
+    assert answer is not None
+    assert [(effect.value, effect.earlier) for effect in answer.effects] == [("adamw-fused", True)]
 
 
 def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space: Synthetic) -> None:

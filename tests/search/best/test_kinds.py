@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
@@ -173,6 +174,16 @@ def test_effects_of_an_answered_search_of_the_same_model_are_where_the_next_begi
     asked = best_search(home)
     known = earlier_effects(home, question(asked), own_directory=asked)
     assert [(one.knob, one.value, one.search_id) for one in known] == [("precision", "bf16", answered.name)]
+
+
+def test_an_effect_that_a_search_only_passed_on_does_not_hide_the_search_that_measured_it(tmp_path: Path) -> None:
+    home = Home(tmp_path).create()
+    measured = at_second(1, best_search(home, BestEnded(state="answered", answer=answer_with(OF_PRECISION))))
+    passed_on = msgspec.structs.replace(OF_PRECISION, earlier=True)
+    at_second(2, best_search(home, BestEnded(state="answered", answer=answer_with(passed_on))))
+    asked = at_second(3, best_search(home))
+    known = earlier_effects(home, question(asked), own_directory=asked)
+    assert [one.search_id for one in known] == [measured.name]
 
 
 @pytest.mark.parametrize(("objective", "knobs"), [("tokens_per_s", ["precision"]), ("time", [])])

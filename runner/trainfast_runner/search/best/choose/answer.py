@@ -222,7 +222,7 @@ def _effects(ranking: ColdRanking) -> Iterator[Effect]:
     """
     state = ranking.state
     levels = state.posterior.levels
-    earlier = {effect.knob for effect in state.question.earlier}
+    earlier = {(effect.knob, repr(effect.value)) for effect in state.question.earlier}
     for knob, name in enumerate(levels.names):
         base_level = levels.points[ranking.baseline_number][knob]
         levels_run = {levels.points[number][knob] for number in state.counted_trials}
@@ -232,7 +232,8 @@ def _effects(ranking: ColdRanking) -> Iterator[Effect]:
                 continue
             measured = ranking.speed_runs.difference(*pair)
             was_run = {level, base_level} <= levels_run
-            if measured is None and not was_run and name not in earlier:
+            is_earlier = (name, repr(value)) in earlier
+            if measured is None and not was_run and not is_earlier:
                 continue
             yield Effect(
                 knob=name,
@@ -240,7 +241,7 @@ def _effects(ranking: ColdRanking) -> Iterator[Effect]:
                 before=levels.values[name][base_level],
                 gain_percent=_percent(measured or ranking.by_trials(*pair)),
                 measured=measured is not None,
-                earlier=name in earlier and level not in levels_run,
+                earlier=is_earlier and level not in levels_run,
             )
 
 

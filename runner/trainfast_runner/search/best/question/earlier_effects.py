@@ -36,6 +36,9 @@ def earlier_effects(home: Home, question: BestQuestion, own_directory: Path) -> 
         if ended is None or ended.state != "answered" or ended.answer is None:
             continue
         for effect in ended.answer.effects:
+            # That search passed the effect on and measured nothing.
+            if effect.earlier:
+                continue
             if effect.knob != "seq_len" and effect.value in question.vary.get(effect.knob, ()):
                 earlier = EarlierEffect(
                     knob=effect.knob,
