@@ -186,6 +186,17 @@ def test_a_batch_of_one_that_does_not_fit_ends_the_search() -> None:
     assert decide(state).end_state == "nothing_fits"
 
 
+@pytest.mark.parametrize(
+    ("prediction", "contrary"),
+    [(Predicted(start=8), ""), (Predicted(max_batch=64), ", contrary to the prediction")],
+    ids=["a script", "a preset"],
+)
+def test_a_first_size_too_large_is_contrary_to_a_prediction_alone(prediction: Predicted, contrary: str) -> None:
+    too_large = Probe(batch_size=8, outcome="oom", run_id="r", seconds=1.0)
+    state = BatchState(device="cpu", world_size=1, limits_bytes=(MIB,), prediction=prediction, probes=(too_large,))
+    assert decide(state).step.why == f"8 does not fit{contrary}: trying a much smaller size"
+
+
 def test_a_void_probe_is_repeated() -> None:
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
     state = BatchState(device="cpu", world_size=1, limits_bytes=device.limits)

@@ -88,7 +88,9 @@ def _first_probe(state: BatchState) -> BatchDecision:
         return _end("nothing_fits", "a batch of 1 does not fit")
     if too_large is not None:
         smaller = max(1, too_large // 4)
-        return _probe(smaller, f"{too_large} does not fit, contrary to the prediction: trying a much smaller size")
+        is_predicted = state.prediction is not None and state.prediction.max_batch
+        contrary = ", contrary to the prediction" if is_predicted else ""
+        return _probe(smaller, f"{too_large} does not fit{contrary}: trying a much smaller size")
     prediction = state.prediction
     predicted_max = prediction.max_batch if prediction is not None else None
     if prediction is None or not predicted_max or predicted_max < 2:
