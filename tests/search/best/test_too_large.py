@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.records.result import OomExplanation, Result
+from trainfast_runner.search.best.question import survey
+from trainfast_runner.search.best.question.preset_question import plan_preset_best
+from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit, failure_in, oom_failure, verdict_of
 from trainfast_runner.search.journal.best import BestLaunched, Candidate, Trial
+from trainfast_runner.search.options import SearchOptions
+from trainfast_runner.settings.spec import resolve
 
 from .synthetic import process_ready, state_of, trial
 
@@ -40,6 +48,20 @@ def test_a_run_under_a_limit_tells_what_it_held() -> None:
     held = "an allocation of 64 MiB failed with 400 MiB of 450 MiB held"
     assert oom_failure(result) == Failure(held, 14 * MIB)
     assert oom_failure(msgspec.structs.replace(result, oom=None)) == Failure("an allocation of 64 MiB failed")
+
+
+def test_each_candidate_on_a_cpu_has_its_own_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = BestRequest(vary={"strategy": ["single", "ddp"]})
+    best = plan_preset_best(resolve("tiny-llama", ["devices=2"]), ranks, SearchOptions())
+    predicted = SimpleNamespace(total_bytes=600 * MIB, context_bytes=None)
+    model = SimpleNamespace(predict=lambda spec, ranks: predicted)
+    monkeypatch.setattr(survey, "trace_models", lambda *words, **options: iter(()))
+    monkeypatch.setattr(survey, "cached_models", lambda *words: lambda spec: model)
+    monkeypatch.setattr(survey, "read_host_free_bytes", lambda: 1000 * MIB)
+    assert isinstance(best.survey, survey.ModelSurvey)
+    space = best.survey.predict_candidates(best.question, threading.Event())
+    verdicts = {one.world_size: (one.excluded_as, one.excess_bytes) for one in space.candidates}
+    assert verdicts == {1: (None, None), 2: ("too_large", 150 * MIB)}
 
 
 def test_a_verdict_says_by_how_much_by_the_prediction_else_as_measured() -> None:

@@ -32,8 +32,9 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
         candidate = space.candidates[trial.candidate_number]
         if trial.peak_allocated_bytes is not None and "batch_size" in candidate.knobs:
             tried[_knobs_but_batch(candidate)].setdefault(candidate.batch_size, trial)
-    expected: dict[int, int | None] = {}
-    too_large: dict[int, int | None] = {}
+    expected: dict[int, int] = {}
+    too_large: dict[int, int] = {}
+    limits: dict[int, int] = {}
     for number, candidate in enumerate(space.candidates):
         alike = tried.get(_knobs_but_batch(candidate), {})
         if candidate.batch_size in alike or candidate.excluded_as is not None:
@@ -45,7 +46,8 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
         expected[number] = round(need)
         if limit_bytes is not None and need - error > limit_bytes:
             too_large[number] = round(need)
-    return with_predictions(with_predictions(space, expected, None), too_large, limit_bytes)
+            limits[number] = limit_bytes
+    return with_predictions(with_predictions(space, expected, {}), too_large, limits)
 
 
 def _by_sizes(trials: Mapping[int, Trial], batch_size: int, device: str) -> tuple[float, float] | None:

@@ -10,6 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.worker_programs import ProgramCancelled
+from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.memory.sharding import PREDICTED
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.running import planning
@@ -17,7 +18,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.candidates import enumerate_space, with_predictions
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import BestQuestion, Candidate, Space
-from trainfast_runner.search.limits import limits_of
+from trainfast_runner.search.limits import limits_of, share_of_free
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.device_counts import device_count
@@ -113,17 +114,28 @@ class ModelSurvey(Survey):
     def _predicted(self, space: Space) -> Space:
         """Return the space with the memory that cached models predict, and without the candidates too large for it."""
         model_of = cached_models(self.plan.device, self.plan.python, next(iter(self.plan.device_names), None))
-        needed: dict[int, int | None] = {}
+        needed: dict[int, int] = {}
         for number, spec in self.legal_specs(space).items():
             model = model_of(spec) if spec.knobs["strategy"] in PREDICTED else None
             if model is not None:
                 predicted = model.predict(spec, space.candidates[number].world_size)
                 needed[number] = predicted.total_bytes + (predicted.context_bytes or 0)
-        return with_predictions(space, needed, self._available_bytes())
+        return with_predictions(space, needed, self._limits(space))
 
-    def _available_bytes(self) -> int | None:
-        """Bytes that each rank may take: `memory_limit`, else the free memory; None if unknown."""
+    def _limits(self, space: Space) -> dict[int, int]:
+        """Return the bytes that each rank of a candidate may take, by its number; empty if unknown.
+
+        They are `memory_limit`, else the free memory, which the ranks of a candidate share on a CPU.
+        """
         plan = self.plan
-        if plan.device == "cpu" or plan.memory_limit_bytes is not None:
-            return min(limits_of(plan).by_rank, default=None)
-        return lowest(gpu.memory_free_bytes for gpu in plan.gpus)
+        if plan.memory_limit_bytes is not None:
+            limit_bytes = min(limits_of(plan).by_rank, default=None)
+        elif plan.device == "cpu":
+            free_bytes = read_host_free_bytes()
+            return {
+                number: share_of_free(free_bytes, candidate.world_size)
+                for number, candidate in enumerate(space.candidates)
+            }
+        else:
+            limit_bytes = lowest(gpu.memory_free_bytes for gpu in plan.gpus)
+        return {} if limit_bytes is None else dict.fromkeys(range(len(space.candidates)), limit_bytes)
