@@ -1,4 +1,4 @@
-"""The guides' decisions: which strategy for which model on which machine, and what else there is to say."""
+"""The advice: which strategy for which model on which machine, and what else there is to say."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def test_what_was_measured_goes_before_the_tree() -> None:
     advice = advice_on(gpus(2), Situation(size=SMALL, measured=measured))["strategy"]
     assert advice.value == "zero2"
     compared = "the fastest of ddp, single and zero2 measured here, 44 samples/s (run-zero2)."
-    assert advice.text.startswith(f"zero2: {compared} By the guides ddp: the model fits each of 2 GPUs")
+    assert advice.text.startswith(
+        f"zero2: {compared} Hugging Face's guide would take ddp: the model fits each of 2 GPUs"
+    )
     without_zero = (measured[0], measured[2])
     alike = advice_on(gpus(2), Situation(size=SMALL, measured=without_zero))["strategy"]
     assert alike.text == "ddp: the fastest of ddp and single measured here, 40 samples/s (run-ddp)."

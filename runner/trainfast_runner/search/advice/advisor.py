@@ -1,4 +1,4 @@
-"""The guides' decisions as code: strategy, learning rate, batch and shapes, each with its reason.
+"""Advise strategy, learning rate, batch and shapes for a run on this machine, each with its reason.
 
 Nothing here reads a file or asks a device: facts come in as a `Situation`, so advice may be asked for on every change
 of a knob. An estimate is called an estimate, and a measurement of this home replaces it.
@@ -15,6 +15,7 @@ from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.spec import RunSpec
 
 USEFUL_BATCH = 1024
+"""Chosen, not measured: a larger global batch seldom trains better."""
 
 
 def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation: Situation) -> tuple[Advice, ...]:

@@ -1,4 +1,5 @@
-"""The advised parallel strategy: the fastest one measured here, else the guides' decision tree on estimated memory."""
+"""The advised parallel strategy: the fastest one measured here, else that of the decision tree in Hugging Face's
+multi-GPU guide, on estimated memory."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
 
 
 def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Advice:
-    """Return the fastest strategy measured here, else the choice of the guides' decision tree on estimated memory."""
+    """Return the fastest strategy measured here, else the choice of the decision tree on estimated memory."""
     value, why = _from_the_tree(spec, machine, situation)
     measured = [run for run in situation.measured if _same_work(run, spec, machine)]
     best = _fastest(measured)
@@ -31,11 +32,11 @@ def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Ad
         fastest = str(best.knobs.get("strategy"))
         compared = {str(run.knobs.get("strategy")) for run in measured if run.samples_per_s}
         if len(compared) > 1:
-            guides = "" if fastest == value else f" By the guides {value}: {why}"
+            guide = "" if fastest == value else f" Hugging Face's guide would take {value}: {why}"
             return Advice(
                 "strategy",
                 f"{fastest}: the fastest of {_joined_names(sorted(compared))} measured here,"
-                f" {best.samples_per_s:.3g} samples/s ({best.run_id}).{guides}",
+                f" {best.samples_per_s:.3g} samples/s ({best.run_id}).{guide}",
                 fastest,
             )
         if fastest != value:

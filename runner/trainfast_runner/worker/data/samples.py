@@ -18,11 +18,15 @@ from ..invalid import InvalidInput
 from .corpus import Corpus
 
 IGNORED = -100
+"""cross_entropy's default ignore_index."""
 MASKED_FRACTION = 0.15
+"""Share of the tokens that masked-lm predicts (Devlin et al. 2018, 3.1)."""
 RANDOM_SAMPLES = 512
-# Range of the random ids in the published guide.
+"""Number of random samples in Hugging Face's single-GPU guide (presets/guide-single-gpu.toml)."""
 RANDOM_IDS = (100, 30_000)
+"""Range of random ids in Hugging Face's single-GPU guide (presets/guide-single-gpu.toml)."""
 BERT_MASK_ID = 103
+"""[MASK] in the vocabulary of bert-base-uncased."""
 
 Batch = dict[str, Tensor]
 

@@ -1,4 +1,4 @@
-"""The guides' short Accelerate loop: `Accelerator`, `prepare`, `accumulate`, `backward`."""
+"""The Accelerate loop of Hugging Face's single-GPU guide: `Accelerator`, `prepare`, `accumulate`, `backward`."""
 
 from __future__ import annotations
 
