@@ -48,7 +48,7 @@ def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch: pytest.Mon
     counters.start(None)
     counters.end_phase("forward_backward")
     counters.end_phase("optimizer")
-    assert counters.read()["phase_peaks"] == {"forward_backward": 200, "optimizer": 200}
+    assert counters.end_step_fields()["phase_peaks"] == {"forward_backward": 200, "optimizer": 200}
     assert limits == [(1400, -1)]
 
 
@@ -68,7 +68,7 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
     memory = SimpleNamespace(
         free_reserve=lambda: None,
         end_phase=lambda name: None,
-        read=lambda: {"phase_peaks": dict.fromkeys(MEMORY_PHASES, 7), "peak_allocated_bytes": 7},
+        end_step_fields=lambda: {"phase_peaks": dict.fromkeys(MEMORY_PHASES, 7), "peak_allocated_bytes": 7},
     )
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
     state = SimpleNamespace(strategy=SimpleNamespace(devices=[torch.device("cpu")]))
@@ -107,7 +107,7 @@ def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch: pytest.M
     prober(state=SimpleNamespace(strategy=SimpleNamespace(device=gpu)), memory=memory).forget_last_probe()
     for phase in MEMORY_PHASES:
         memory.end_phase(phase)
-    assert memory.read()["peak_reserved_bytes"] == 100
+    assert memory.end_step_fields()["peak_reserved_bytes"] == 100
 
 
 def probe_in_fp16(gradient: float) -> tuple[Strategy, ProbeSteps]:
@@ -126,7 +126,7 @@ def probe_in_fp16(gradient: float) -> tuple[Strategy, ProbeSteps]:
             recorder.end_step(loss, None, None, 0.0)
 
     steps = ProbeSteps()
-    memory, log = SimpleNamespace(read=dict), SimpleNamespace(step=0)
+    memory, log = SimpleNamespace(end_step_fields=dict), SimpleNamespace(step=0)
     engine = SimpleNamespace(train=train)
     state = SimpleNamespace(knobs=knobs, strategy=strategy, engine=engine, write_actual=lambda log: None)
     prober(state=state, memory=memory, log=log).take_steps(8, 2, steps, is_first=True)

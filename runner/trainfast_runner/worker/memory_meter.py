@@ -11,6 +11,7 @@ from .allocator import Allocator
 from .shared.phases import MEMORY_PHASES
 
 RESERVE_BYTES = 16 << 20
+"""Chosen, not measured: kept free for the last records after out of memory."""
 
 
 def make_memory_meter(devices: list[torch.device], limit_bytes: int | None, allocator: Allocator) -> MemoryMeter:
@@ -58,7 +59,7 @@ class HostMemoryMeter:
         self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
         self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._clear_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-        # Counted before the limit, never touched: freed to write the last records after an OOM.
+        # Counted before the limit, never touched.
         self._reserve: bytearray | None = bytearray(RESERVE_BYTES)
 
     def start(self, strict_steps: int | None) -> None:
@@ -101,10 +102,10 @@ class HostMemoryMeter:
         read_since = max(0, figures["RssFile"] - self._baseline_file_bytes)
         return max(0, figures["VmHWM"] - self._baseline_bytes - read_since)
 
-    def read(self) -> dict[str, object]:
-        """Return the fields; reserved equals allocated, because freed blocks go back to the kernel.
+    def end_step_fields(self) -> dict[str, object]:
+        """End the step's measurement and return its fields; after the last strict step set the ordinary thresholds.
 
-        Ends the last strict step.
+        Reserved equals allocated, because freed blocks go back to the kernel.
         """
         if self._strict_steps_left == 0:
             return NOT_MEASURED
@@ -147,7 +148,7 @@ class CudaMemoryMeter:
         self._retries = 0
 
     def start(self, strict_steps: int | None) -> None:
-        """Cap the allocator and reset its peaks."""
+        """Cap the allocator and reset its peaks. A GPU has no strict steps."""
         torch.cuda.set_device(self._devices[0])
         for device in self._devices:
             if self._limit_bytes is not None:
@@ -170,8 +171,8 @@ class CudaMemoryMeter:
         for device in self._devices:
             torch.cuda.reset_peak_memory_stats(device)
 
-    def read(self) -> dict[str, object]:
-        """Return the fields; `alloc_retries` counts from the start of the process."""
+    def end_step_fields(self) -> dict[str, object]:
+        """End the step's measurement and return its fields; `alloc_retries` counts from the start of the process."""
         fields = step_fields(self._peaks, self._reserved, self._retries)
         self._reserved = 0
         return fields
@@ -191,6 +192,7 @@ MemoryMeter = HostMemoryMeter | CudaMemoryMeter
 """Measures the peak of each phase of a step.
 
 `start` takes the baseline and sets the limit, when everything but the training is in memory, and before each setting of
-a process that trains several. `read` returns the memory fields of the phases that have ended since the last read.
+a process that trains several. `end_step_fields` returns the memory fields of the phases that have ended since its last
+call.
 `free_reserve` frees memory for the last records, also after an error.
 """

@@ -137,7 +137,7 @@ class ProbeRunner:
             self.memory.return_freed()
         for phase in MEMORY_PHASES:
             self.memory.end_phase(phase)
-        self.memory.read()
+        self.memory.end_step_fields()
 
     def record_if_oom(self, error: BaseException, probe_fields: dict[str, Any], reached: tuple[str, ...]) -> None:
         """Write the `probe` record of a size that ran out of memory; nothing for another error. Asks no other rank.
@@ -154,7 +154,7 @@ class ProbeRunner:
             available_after = self.gauge.available_bytes()
             in_optimizer = self.log.phase == "optimizer"
             self.memory.end_phase("optimizer" if in_optimizer else "forward_backward")
-            fields = dict(self.memory.read())
+            fields = dict(self.memory.end_step_fields())
             # The peak of a phase that was not reached is that of before the step.
             seen = {"forward_backward", *reached, *(["optimizer"] if in_optimizer else [])}
             peaks = fields["phase_peaks"]

@@ -69,7 +69,7 @@ class StepRecorder:
     def end_step(self, loss: Tensor, reduced: Any, scale: Tensor | None, rate: float) -> None:
         """End the step. `scale` is fp16's loss scale, `rate` the learning rate; the others are as in `EndedStep`."""
         times = self._clock.end_step()
-        fields = {"lr": rate, **self._memory.read()}
+        fields = {"lr": rate, **self._memory.end_step_fields()}
         self._step_sink.add(EndedStep(self._step, times, loss, reduced, scale, fields))
         if self._step == 1:
             self.write_actual()
