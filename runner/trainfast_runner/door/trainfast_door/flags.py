@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MAX_TEXT = 200
+"""Chosen, not measured: the most characters kept of a text."""
 MAX_ITEMS = 200
+"""Chosen, not measured: the most items kept of a list."""
 MAX_CHOICES = 100
 """Choices listed for a flag; `choices=range(...)` may have millions."""
 CLICK_TYPES = {"integer": "int", "float": "float", "boolean": "bool"}

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 VARIABLE = "TRAINFAST_RUN"
 """Names the run directory, in the environment of the command and all it starts."""
 MAX_NOTES = 20
+"""Chosen, not measured: the most problems that one process notes."""
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode

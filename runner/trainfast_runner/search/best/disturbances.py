@@ -21,7 +21,7 @@ VOIDING_FRACTIONS = {"thermal": "thermal_fraction", "brake": "brake_fraction"}
 """Causes of throttling that void a measurement, with their fields in a run's `Throttle`."""
 USUALLY_DISTURBED, AMONG_LAST = 2, 8
 """With this many disturbed measurements of a candidate, or among the last `AMONG_LAST`, the next counts: the
-disturbance is the machine's normal noise."""
+disturbance is the machine's normal noise. Chosen, not measured."""
 
 
 class CpuDisturbance:

@@ -19,13 +19,14 @@ VOID_LOG_DRIFT = 0.02
 MAX_VOID_PROCESSES = 3
 """After this many voided processes drift counts as noise of the machine, and voids no more of them."""
 POOL_STEPS = 4
-"""The pooled variance of a step weighs as much as this many steps of the trial itself."""
+"""The pooled variance of a step weighs as much as this many steps of the trial itself. Chosen, not measured."""
 NOISE_GRID_RATIO = 1.25
 """The pooled noise is rounded to powers of this ratio, so that a new trial seldom changes the noise of all others."""
 MIN_NOISE = 0.001
 """Chosen, not measured: the least deviation of a trial in ln rate, even if its few steps are equal."""
 EARLIER_SPREAD, EARLIER_LEAST = 2.0, 0.03
-"""Factor on the spread of an earlier search's effect, and the deviation added to it, in ln rate."""
+"""Factor on the spread of an earlier search's effect, and the deviation added to it, in ln rate. Chosen, not
+measured."""
 DEFAULT_NOISE = 0.02
 """The deviation of a step before three steps of one candidate were measured."""
 

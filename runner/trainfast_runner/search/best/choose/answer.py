@@ -32,7 +32,7 @@ from trainfast_runner.search.speed.trial_rates import log_rate
 from trainfast_runner.units import chance_text, counted
 
 NOTED_LOG_GAP = 0.03
-"""A difference between trials and cold runs that the answer mentions, in ln of the objective."""
+"""A difference between trials and cold runs that the answer mentions, in ln of the objective. Chosen, not measured."""
 CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
 
 
