@@ -79,8 +79,9 @@ def scaled(spec: RunSpec, factor: float) -> RunSpec:
 def run_order(bench: Bench, repeat: int, groups: Mapping[str, str]) -> Iterator[Entry]:
     """Yield the row of every run: the baseline first in each repetition, rows of one group after each other."""
     rows = sorted(bench.entries, key=lambda entry: entry.id != bench.baseline_id)
-    first = {groups.get(entry.id, entry.id): -index for index, entry in enumerate(reversed(rows))}
-    rows.sort(key=lambda entry: first[groups.get(entry.id, entry.id)])
+    # A group stands where its first row stands.
+    order = list(dict.fromkeys(groups.get(entry.id, entry.id) for entry in rows))
+    rows.sort(key=lambda entry: order.index(groups.get(entry.id, entry.id)))
     for _ in range(repeat):
         yield from rows
 
