@@ -103,6 +103,7 @@ def import_for(requests: list[TraceRequest]) -> None:
 
 def _trace_all(requests: list[TraceRequest]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the answers as they come; earlier requests are traced first."""
+    requests = list(requests)
     ready = [
         Task(number, index) for number, request in enumerate(requests) if request.after is None for index in (0, 1)
     ]
@@ -146,7 +147,10 @@ class InProcess(Executor):
 
 
 def _pool_for(requests: list[TraceRequest]) -> Executor:
-    """Forks; for a GPU this process, because a fork cannot use a GPU that its parent has asked about."""
+    """Return a pool of forks; for a GPU an executor in this process.
+
+    A fork cannot use a GPU that its parent has touched.
+    """
     if any(request.device == "cuda" for request in requests):
         return InProcess()
     try:

@@ -36,7 +36,7 @@ from trainfast_runner.worker.shared.search_runs import TRIAL
 
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready; no trace runs beside a trial."""
-OUTCOMES: Mapping[str, AttemptOutcome] = {"oom": "oom", "lost": "void"}
+OUTCOME_OF_END_STATE: Mapping[str, AttemptOutcome] = {"oom": "oom", "lost": "void"}
 """Outcome of a trial by the state in which its process ended without an answer; any other state is a failure."""
 
 
@@ -133,6 +133,6 @@ class PresetBestConductor(BestConductor):
     def _record_end(self, number: int, result: Result, seconds: float) -> None:
         """Record a trial whose process ended without an answer."""
         raise_if_stopped(result)
-        outcome = OUTCOMES.get(result.state, "failed")
+        outcome = OUTCOME_OF_END_STATE.get(result.state, "failed")
         failure = oom_failure(result) if outcome == "oom" else Failure(f"{result.state}: {result.reason}")
         self._record_failure(number, result.run_id, outcome, failure, seconds)

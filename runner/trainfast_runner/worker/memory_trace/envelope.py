@@ -1,4 +1,4 @@
-"""Lines through the timelines of two batch sizes: live bytes at any batch size, where they can be the peak."""
+"""Straight lines through the traces of two batch sizes, which give the live bytes at any batch size."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class TimelinesDiffer(Exception):
 def segment_lines(
     small: list[TracedSegment], large: list[TracedSegment], batches: tuple[int, int]
 ) -> list[dict[str, Any]]:
-    """Return for each segment the `lines` above its start that are the peak at some batch size, and `delta` to its end.
+    """Return one row for each segment.
 
-    `work` is the segment's, fixed and for each sample. `small` and `large` are the timelines at the two `batches`.
-    Raises TimelinesDiffer.
+    `lines` are the highest live bytes above its start, and `delta` is the change from its start to its end. `work` is
+    the segment's, fixed and for each sample. `small` and `large` are the timelines at the two `batches`. Raises
+    TimelinesDiffer.
     """
     _check_same_segments(small, large)
     rows = []
@@ -50,7 +51,8 @@ def peak_lines(
 ) -> list[tuple[float, float]]:
     """The lines of all live bytes, fixed and for each sample, that are the step's peak at some batch size.
 
-    `small` and `large` are the timelines at the two `batches`. Raises TimelinesDiffer.
+    `small` and `large` are the timelines at the two `batches`. Raises
+    TimelinesDiffer.
     """
     _check_same_segments(small, large)
     pairs = [pair for low, high in zip(small, large, strict=True) for pair in _pairs_of_points(low, high)]

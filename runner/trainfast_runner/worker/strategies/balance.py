@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def balance(costs: list[float], head: float, stages: int, entry: float = 0.0) -> tuple[int, ...]:
-    """Bounds of `stages` runs of layers, none empty, with the smallest cost of the dearest stage.
+    """Return the bounds of `stages` non-empty runs of layers that make the most expensive stage as cheap as possible.
 
     `entry` adds to the first stage, `head` to the last. Among equal divisions the smallest sum of squares wins.
     """
@@ -12,17 +12,17 @@ def balance(costs: list[float], head: float, stages: int, entry: float = 0.0) ->
     for cost in costs:
         before.append(before[-1] + cost)
     count = len(costs)
-    # best[end] for the first s stages covering `end` layers: (dearest, squares, bounds).
+    # best[end] for the first s stages covering `end` layers: (highest, squares, bounds).
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, (0,))}
     for stage in range(1, stages + 1):
         extra = (entry if stage == 1 else 0.0) + (head if stage == stages else 0.0)
         following: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         for end in range(stage, count - (stages - stage) + 1):
             options = []
-            for begin, (dearest, squares, bounds) in best.items():
+            for begin, (highest, squares, bounds) in best.items():
                 if begin < end:
                     cost = before[end] - before[begin] + extra
-                    options.append((max(dearest, cost), squares + cost * cost, (*bounds, end)))
+                    options.append((max(highest, cost), squares + cost * cost, (*bounds, end)))
             following[end] = min(options)
         best = following
     return best[count][2]

@@ -131,7 +131,7 @@ class Prospects:
 
     @cached_property
     def _closing_s(self) -> float:
-        """Expected seconds of the repeat that closes the process."""
+        """Expected seconds of repeating the warm process's first trial, before the search leaves that process."""
         reference = self._state.reference_trial
         return (
             0.0

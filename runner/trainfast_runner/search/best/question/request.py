@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import msgspec
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
@@ -86,5 +86,5 @@ def _check_time(request: BestRequest) -> None:
         )
 
 
-def _has_counter(gpu: Any) -> bool:
+def _has_counter(gpu: DeviceReading) -> bool:
     return gpu.energy_mj is not None or gpu.power_w is not None

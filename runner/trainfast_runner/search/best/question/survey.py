@@ -31,7 +31,10 @@ ASKS_THE_MODEL = ("sdpa", "flash")
 
 
 class Survey(ABC):
-    """The rules of this machine and training Python for runs like `plan`, whose search varies knobs of `spec`."""
+    """Checks and plans the candidates of one search on this machine.
+
+    `plan` is the baseline's run, `spec` the settings that the search varies.
+    """
 
     def __init__(self, spec: RunSpec, plan: RunPlan, machine: Machine) -> None:
         self.spec, self.plan, self.machine = spec, plan, machine
