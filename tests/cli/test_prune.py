@@ -15,7 +15,7 @@ from cli.history import result, write, write_lost
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import STAMP
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.worker.shared.search_runs import PROBE
+from trainfast_runner.worker.shared.search_roles import PROBE
 
 DAY_S = 86400.0
 OLD, MIDDLE, NEW = (f"2025110{n}-100000-tiny-llama-aaaa" for n in (1, 2, 3))

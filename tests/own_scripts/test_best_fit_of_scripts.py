@@ -34,7 +34,7 @@ from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.run_ends import end_run
 from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings.scripts import script_preset
-from trainfast_runner.worker.shared.search_runs import TRIAL
+from trainfast_runner.worker.shared.search_roles import TRIAL
 
 CLAMPED = (
     "import argparse, torch\nparser = argparse.ArgumentParser()\n"

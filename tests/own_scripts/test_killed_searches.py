@@ -17,7 +17,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.search.journal.batch import BatchLaunched, ConfirmationRun, Probe, read_batch_journal
 from trainfast_runner.search.journal.best import BestLaunched, ColdRun, Trial, read_best_journal
-from trainfast_runner.worker.shared.search_runs import TRIAL
+from trainfast_runner.worker.shared.search_roles import TRIAL
 
 pytestmark = pytest.mark.long
 KILLS = 6

@@ -21,7 +21,7 @@ from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import end_if_live
 from trainfast_runner.settings.scripts import script_preset
-from trainfast_runner.worker.shared.search_runs import PROBE
+from trainfast_runner.worker.shared.search_roles import PROBE
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from trainfast_runner.search.run_ends import wait_for_result
 from trainfast_runner.search.script_runs import script_planner, with_trace
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak
 from trainfast_runner.settings.scripts import script_preset
-from trainfast_runner.worker.shared.search_runs import PROBE
+from trainfast_runner.worker.shared.search_roles import PROBE
 
 STRICT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
 """A C library under this gives every tensor's memory back at once; else it keeps blocks below 32 MiB for later ones."""

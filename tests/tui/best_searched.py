@@ -31,7 +31,7 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.worker.shared.search_runs import TRIAL
+from trainfast_runner.worker.shared.search_roles import TRIAL
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.best import BestScreen
 

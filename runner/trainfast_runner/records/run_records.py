@@ -24,7 +24,7 @@ from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.warm_process import knobs_tried
 from trainfast_runner.records.worker_lines import WorkerLine, WorkerTail
 from trainfast_runner.units import highest
-from trainfast_runner.worker.shared.search_runs import CONTROL_FILE
+from trainfast_runner.worker.shared.search_roles import CONTROL_FILE
 
 T = TypeVar("T")
 

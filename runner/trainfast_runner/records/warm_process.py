@@ -12,7 +12,7 @@ from trainfast_runner.records.json_lines import Tail, read_all
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_file import RecordedKnobs, RunFile
 from trainfast_runner.records.run_lines import Count
-from trainfast_runner.worker.shared.search_runs import PROBE, TRIAL
+from trainfast_runner.worker.shared.search_roles import PROBE, TRIAL
 
 
 class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):

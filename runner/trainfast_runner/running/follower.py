@@ -51,7 +51,7 @@ from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.run_processes import StateEvents
 from trainfast_runner.running.run_state import is_whole, run_state
 from trainfast_runner.settings.device_counts import ranks_with_samples
-from trainfast_runner.worker.shared.search_runs import CONTROL_FILE
+from trainfast_runner.worker.shared.search_roles import CONTROL_FILE
 
 STEPS_KEPT = 4000
 TICKS_KEPT = 1800

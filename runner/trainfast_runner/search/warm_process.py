@@ -21,7 +21,7 @@ from trainfast_runner.records.warm_process import (
     WarmTail,
 )
 from trainfast_runner.search.run_ends import POLL_S, ResultWatch
-from trainfast_runner.worker.shared.search_runs import CONTROL_FILE, PROBE, TRIAL
+from trainfast_runner.worker.shared.search_roles import CONTROL_FILE, PROBE, TRIAL
 
 STATE_EVERY_S = 0.25
 """Seconds between readings of the state of a run without a result."""

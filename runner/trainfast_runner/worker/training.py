@@ -25,7 +25,7 @@ from .probing import ProbeRunner
 from .record_file import RecordFile, rank_suffix
 from .recorder import StepRecorder
 from .shared.malloc_thresholds import KEPT, ORDINARY, STRICT, STRICT_IN_WARMUP
-from .shared.search_runs import CONTROL_FILE, PROBE, TRIAL, search_lock
+from .shared.search_roles import CONTROL_FILE, PROBE, TRIAL, search_lock
 from .shared.threads import openmp_libraries, wait_policy
 from .sigterm import STEP_LOG_TIMEOUT_S, keep_last_step_on_sigterm
 from .spec import RankSpec

@@ -23,7 +23,7 @@ from trainfast_runner.search.best.measure.trial import WantedTrial, steps_to_add
 from trainfast_runner.search.best.question.request import read_budget
 from trainfast_runner.search.best.step_rule import StepRule
 from trainfast_runner.search.warm_process import WarmProcess
-from trainfast_runner.worker.shared.search_runs import CONTROL_FILE
+from trainfast_runner.worker.shared.search_roles import CONTROL_FILE
 
 RULE = StepRule(least=4, most=25, standard_error=0.012)
 FINISHED = Result(

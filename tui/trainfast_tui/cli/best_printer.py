@@ -19,7 +19,7 @@ from trainfast_runner.search.journal.best import (
     Trial,
 )
 from trainfast_runner.units import counted
-from trainfast_runner.worker.shared.search_runs import TRIAL
+from trainfast_runner.worker.shared.search_roles import TRIAL
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.format import duration, plain, size, with_sizes

@@ -17,7 +17,7 @@ from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import Way, reach_of
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.spec import RunSpec, resolve, spec_of_record
-from trainfast_runner.worker.shared.search_runs import CONFIRMATION
+from trainfast_runner.worker.shared.search_roles import CONFIRMATION
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.preset_next_run import PresetNextRun
 from trainfast_tui.next_run.script_next_run import ScriptNextRun

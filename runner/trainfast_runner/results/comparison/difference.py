@@ -41,7 +41,7 @@ from trainfast_runner.results.comparison.significance import (
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.phases import STEP_PHASES
-from trainfast_runner.worker.shared.search_runs import PROBE
+from trainfast_runner.worker.shared.search_roles import PROBE
 
 BETTER, WORSE = "better", "worse"
 NOISE = "no significant difference"

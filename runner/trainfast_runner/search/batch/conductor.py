@@ -33,7 +33,7 @@ from trainfast_runner.search.limits import with_limits
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import adopt_one, runs_of_search
 from trainfast_runner.search.run_ends import end_run
-from trainfast_runner.worker.shared.search_runs import CONFIRMATION, PROBE
+from trainfast_runner.worker.shared.search_roles import CONFIRMATION, PROBE
 
 UNTIMED_CONFIRMATION_STEPS = 3
 """Steps of a confirmation run before the timed ones; fewer where that would leave none."""

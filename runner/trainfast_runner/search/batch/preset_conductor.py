@@ -19,7 +19,7 @@ from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, p
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLaunched, RankPeaks
 from trainfast_runner.search.run_ends import raise_if_stopped
 from trainfast_runner.search.warm_process import WarmProcess
-from trainfast_runner.worker.shared.search_runs import PROBE
+from trainfast_runner.worker.shared.search_roles import PROBE
 
 FIRST_PROBE_STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps

@@ -37,7 +37,7 @@ from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import adopt_ended, runs_of_search
 from trainfast_runner.search.script_runs import ScriptPlanner, why_incompatible, with_trace
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
-from trainfast_runner.worker.shared.search_runs import PROBE
+from trainfast_runner.worker.shared.search_roles import PROBE
 
 BARE_CONTEXT_BYTES = 512 << 20
 """About the GPU memory of a CUDA context. Chosen, not measured: without the kernels that are loaded on demand, which

@@ -16,7 +16,7 @@ from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.search.bench.variants import Bench, Entry
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.worker.shared.search_runs import TRIAL
+from trainfast_runner.worker.shared.search_roles import TRIAL
 
 REFUSED = "refused"
 """State of a row that this machine or training Python cannot run."""

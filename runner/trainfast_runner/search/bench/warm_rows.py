@@ -24,7 +24,7 @@ from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.worker.shared.search_runs import TRIAL
+from trainfast_runner.worker.shared.search_roles import TRIAL
 
 WARM_KNOBS = tuple(name for name, entry in KNOBS_BY_NAME.items() if entry.changes_in_warm_process)
 

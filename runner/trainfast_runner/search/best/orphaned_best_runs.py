@@ -10,7 +10,7 @@ from trainfast_runner.records.roles import COLD
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.journal.best import BestLaunched, BestLine, ColdRun, Trial
 from trainfast_runner.search.orphaned_runs import adopt_ended, adopt_one, end_if_live, is_usable, runs_of_search
-from trainfast_runner.worker.shared.search_runs import TRIAL
+from trainfast_runner.worker.shared.search_roles import TRIAL
 
 
 class OrphanedBestRuns:

@@ -32,7 +32,7 @@ from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.run_ends import raise_if_stopped
 from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.worker.shared.search_runs import TRIAL
+from trainfast_runner.worker.shared.search_roles import TRIAL
 
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready; no trace runs beside a trial."""

@@ -11,7 +11,7 @@ from trainfast_runner.search.best.question.script_survey import ScriptSurvey
 from trainfast_runner.search.best.step_rule import UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.journal.best import ProcessReady, Trial
 from trainfast_runner.search.speed.trial_rates import steps_for
-from trainfast_runner.worker.shared.search_runs import TRIAL
+from trainfast_runner.worker.shared.search_roles import TRIAL
 
 
 class ScriptBestConductor(BestConductor):
