@@ -51,7 +51,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def servers_of(pid: int) -> list[psutil.Process]:
     """The tracer processes that this process started."""
     found = psutil.Process(pid).children()
-    return [one for one in found if any(word.endswith("serve_traces.py") for word in one.cmdline())]
+    return [one for one in found if any(word.endswith("memory_trace/serve.py") for word in one.cmdline())]
 
 
 @pytest.fixture(scope="module")

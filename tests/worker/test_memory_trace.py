@@ -16,15 +16,15 @@ from worker_knobs import knob_values
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import trace_uncached
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.worker import trace_memory
 from trainfast_runner.worker.catalog import OPTIMIZERS
+from trainfast_runner.worker.memory_trace import answers
+from trainfast_runner.worker.memory_trace.answers import InProcess
 from trainfast_runner.worker.memory_trace.envelope import envelope, extrapolate_blocks
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
 from trainfast_runner.worker.memory_trace.repeated_blocks import TracedStack, shorten
 from trainfast_runner.worker.memory_trace.step_timeline import keep_pages_aside, library_bytes, trace_optimizer
 from trainfast_runner.worker.memory_trace.trace_request import read_request
 from trainfast_runner.worker.shared.traced import GRADS, OPTIMIZER, PARAMS
-from trainfast_runner.worker.trace_memory import InProcess
 
 Train = Callable[..., Any]
 SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]
@@ -81,7 +81,7 @@ def test_only_lines_that_can_be_the_peak_are_kept() -> None:
 
 
 def test_without_forks_requests_are_traced_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_memory, "_pool_for", lambda _requests: InProcess())
+    monkeypatch.setattr(answers, "_pool_for", lambda _requests: InProcess())
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 9, **sizes}
     asked = {"model": model, "objective": "causal-lm", "device": "cpu"}
@@ -90,7 +90,7 @@ def test_without_forks_requests_are_traced_in_turn(monkeypatch: pytest.MonkeyPat
         {**asked, "part": "step", "knobs": knob_values(seq_len=8)},
         {**asked, "part": "step", "knobs": knob_values(seq_len=8), "model": {**model, "vocab_size": 0}},
     ]
-    found = dict(trace_memory._trace_all([read_request(fields) for fields in requests]))
+    found = dict(answers._trace_all([read_request(fields) for fields in requests]))
     assert found[1]["stacks"][0]["kept"] == 3
     whole = sum(found[1]["parameter_sizes"])
     assert found[0]["before_optimizer"][:2] == [4 * whole + 4 * 8, 4 * whole], "weights and rotary table; gradients"

@@ -60,7 +60,7 @@ class WarmTracer:
         cancelled: threading.Event,
         environment: Mapping[str, str] | None = None,
     ) -> Generator[dict[str, Any]]:
-        """Yield the answer to each request of the worker's trace_memory.py, as soon as it arrives.
+        """Yield the answer to each request of the worker's memory_trace/answers.py, as soon as it arrives.
 
         A new process first yields `{"imported": true}`. Closing the iterator or setting `cancelled` ends the trace, not
         the process. Raises UserError when an answer fails to come, ProgramCancelled.
@@ -114,7 +114,7 @@ class _Server:
         """Number of the newest batch that is over."""
         self._stderr = TemporaryFile()  # noqa: SIM115 - open as long as the process
         try:
-            command = [executable, str(WORKER / "serve_traces.py")]
+            command = [executable, str(WORKER / "memory_trace" / "serve.py")]
             self._process = start_worker_program(executable, command, self._stderr, variables, stdin=subprocess.PIPE)
         except UserError:
             self._stderr.close()

@@ -16,7 +16,7 @@ def register() -> None:
     """Make this folder importable as `trainfast_worker`, and keep its files from shadowing other modules."""
     if "trainfast_worker" in sys.modules:
         return
-    if sys.path and Path(sys.path[0] or ".").resolve() == FOLDER:
+    if sys.path and Path(sys.path[0] or ".").resolve().is_relative_to(FOLDER):
         del sys.path[0]
     spec = importlib.util.spec_from_file_location(
         "trainfast_worker", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]

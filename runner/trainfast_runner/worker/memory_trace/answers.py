@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .memory_trace.trace_request import TraceRequest
+from .trace_request import TraceRequest
 
 PR_SET_PDEATHSIG = 1  # sys/prctl.h
 FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transformers.generation.utils")
@@ -75,15 +75,15 @@ def answers(requests: list[TraceRequest]) -> Iterator[dict[str, Any]]:
 
 def import_for(requests: list[TraceRequest]) -> None:
     """Import everything that tracing needs, once for all its processes. Raises the error of a failed import."""
-    from .hidden_packages import hide
+    from ..hidden_packages import hide
 
     gc.disable()
     hide(HIDDEN_PACKAGES)
     import torch
 
-    from .build import import_model_code
-    from .memory_trace import step_timeline
-    from .model_config import resolve_config
+    from ..build import import_model_code
+    from ..model_config import resolve_config
+    from . import step_timeline
 
     assert step_timeline
     for name in FIRST_TRACE_IMPORTS:
@@ -163,10 +163,10 @@ def _pool_for(requests: list[TraceRequest]) -> Executor:
 
 def _trace(request: TraceRequest, size_index: int) -> dict[str, Any]:
     """Run one trace."""
-    from .invalid import InvalidInput
+    from ..invalid import InvalidInput
 
     try:
-        from .memory_trace.step_timeline import trace_optimizer, trace_step
+        from .step_timeline import trace_optimizer, trace_step
 
         trace = trace_step if request.part == "step" else trace_optimizer
         return trace(request, size_index)
@@ -178,7 +178,7 @@ def _trace(request: TraceRequest, size_index: int) -> dict[str, Any]:
 
 def _join(small: dict[str, Any], large: dict[str, Any]) -> dict[str, Any]:
     """Join the traces at both sizes into one answer; the first failure if one failed."""
-    from .memory_trace.envelope import BATCHES, extrapolate_blocks, extrapolate_work, segment_lines
+    from .envelope import BATCHES, extrapolate_blocks, extrapolate_work, segment_lines
 
     for traced in (small, large):
         if "error" in traced or "untraceable" in traced:

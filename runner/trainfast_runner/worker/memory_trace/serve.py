@@ -60,8 +60,8 @@ class RequestLines:
 def main() -> None:
     """Import the libraries that the first batch needs, then trace batch after batch."""
     logging.disable(logging.WARNING)
-    from .memory_trace.trace_request import read_request
-    from .trace_memory import import_for
+    from .answers import import_for
+    from .trace_request import read_request
 
     requests = RequestLines()
     batch = requests.next()
@@ -133,8 +133,8 @@ def _choose_gpus(devices: dict[str, str | None]) -> None:
 
 def _answer(batch: int, requests: list[dict[str, Any]], server: int) -> None:
     """Trace and answer in the child, as a process group of its own, so that one signal ends the child and its forks."""
-    from .memory_trace.trace_request import read_request
-    from .trace_memory import answers, die_with_parent
+    from .answers import answers, die_with_parent
+    from .trace_request import read_request
 
     try:
         os.setpgid(0, 0)
@@ -157,6 +157,6 @@ def _print(line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    runpy.run_path(str(Path(__file__).with_name("bootstrap.py")))
-    importlib.import_module("trainfast_worker.serve_traces").main()
+    runpy.run_path(str(Path(__file__).parents[1] / "bootstrap.py"))
+    importlib.import_module("trainfast_worker.memory_trace.serve").main()
     os._exit(0)
