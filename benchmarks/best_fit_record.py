@@ -34,7 +34,7 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
 from trainfast_runner.search.best.candidates import enumerate_space
 from trainfast_runner.search.best.global_batch import default_global_batch
-from trainfast_runner.search.best.question.varied import vary_of
+from trainfast_runner.search.best.planning.varied import vary_of
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import Space
 from trainfast_runner.search.searches import new_search

@@ -18,15 +18,15 @@ from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.best.conduct import conduct_best
-from trainfast_runner.search.best.question.best_plan import BestPlan
-from trainfast_runner.search.best.question.opening import open_best
-from trainfast_runner.search.best.question.request import BestRequest
-from trainfast_runner.search.best.question.script_memory import (
+from trainfast_runner.search.best.planning.best_plan import BestPlan
+from trainfast_runner.search.best.planning.opening import open_best
+from trainfast_runner.search.best.planning.request import BestRequest
+from trainfast_runner.search.best.planning.script_memory import (
     memory_basis_words,
     with_fitted_memory,
     with_seen_samples,
 )
-from trainfast_runner.search.best.question.script_question import plan_script_best
+from trainfast_runner.search.best.planning.script_question import plan_script_best
 from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal

@@ -15,7 +15,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.batch.batch_follower import BatchFollower, BatchSnapshot
-from trainfast_runner.search.best.question.request import BestRequest
+from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.search.journal.batch import (
     BatchAnswer,
     BatchEnded,

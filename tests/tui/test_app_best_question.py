@@ -26,7 +26,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.search import control
-from trainfast_runner.search.best.question.request import BestRequest
+from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.search.journal.best import UNNAMED, BestEnded
 from trainfast_runner.search.journal.lines import CANCELLED
 from trainfast_runner.settings.knob_values import KnobValue

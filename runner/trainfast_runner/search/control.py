@@ -17,7 +17,7 @@ from trainfast_runner.machine.processes.identity import Identity, boot_id, send
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RecordedSpec
 from trainfast_runner.records.search_directories import PAUSE_FILE, is_conducted
-from trainfast_runner.search.best.question.request import BestRequest
+from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.search.journal.lines import newest_conducted
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec

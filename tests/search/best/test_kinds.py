@@ -17,7 +17,7 @@ from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.search_directories import conductor_lock
 from trainfast_runner.search import searches
 from trainfast_runner.search.best.person_orders import give_order, read_orders, skip_candidate
-from trainfast_runner.search.best.question.earlier_effects import earlier_effects
+from trainfast_runner.search.best.planning.earlier_effects import earlier_effects
 from trainfast_runner.search.journal.batch import BatchQuestion
 from trainfast_runner.search.journal.best import (
     BestAnswer,

@@ -21,7 +21,7 @@ from trainfast_tui.text.lines import Piece
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
-    from trainfast_runner.search.best.question.request import BestRequest
+    from trainfast_runner.search.best.planning.request import BestRequest
     from trainfast_runner.search.journal.best import BestQuestion
     from trainfast_runner.settings.knob_values import KnobValue
 
@@ -93,14 +93,14 @@ class BestControl(SearchControl["BestSnapshot"]):
     @property
     def request(self) -> BestRequest:
         """The next search's request; the default before one is typed."""
-        from trainfast_runner.search.best.question.request import BestRequest
+        from trainfast_runner.search.best.planning.request import BestRequest
 
         return self.options.request or BestRequest()
 
     def _plan(self, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
-        from trainfast_runner.search.best.question.estimate import estimate
-        from trainfast_runner.search.best.question.request import BestRequest
-        from trainfast_runner.search.best.question.spec_question import plan_spec_best
+        from trainfast_runner.search.best.planning.estimate import estimate
+        from trainfast_runner.search.best.planning.request import BestRequest
+        from trainfast_runner.search.best.planning.spec_question import plan_spec_best
         from trainfast_runner.search.options import SearchOptions
         from trainfast_tui.text.format import plain
         from trainfast_tui.text.search.best_question import BY_KEYS, estimate_lines, left_alone_lines, varied_line
@@ -117,7 +117,7 @@ class BestControl(SearchControl["BestSnapshot"]):
 
 def request_of(question: BestQuestion) -> BestRequest:
     """Return the request that would ask this question again."""
-    from trainfast_runner.search.best.question.request import BestRequest
+    from trainfast_runner.search.best.planning.request import BestRequest
 
     return BestRequest(
         vary=question.vary,

@@ -19,7 +19,7 @@ from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import SearchSnapshot
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.question.request import BestRequest
+    from trainfast_runner.search.best.planning.request import BestRequest
 
 SearchSnapshotT = TypeVar("SearchSnapshotT", bound=SearchSnapshot)
 NOT_LIVE = Notified("There is no live search.", "warning")

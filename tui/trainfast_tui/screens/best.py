@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.search_states import UNFINISHED_STATES
-from trainfast_runner.search.best.question.request import BestRequest
+from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.best_control import BestControl, BestOptions, BestPlanned, request_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.best.question.request import BestRequest, read_budget
+from trainfast_runner.search.best.planning.request import BestRequest, read_budget
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.text.search.best_figures import OBJECTIVES

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.best.planning.best_plan import BestPlan
+from trainfast_runner.search.best.planning.survey import ModelSurvey
 from trainfast_runner.search.best.preset_conductor import PresetBestConductor
-from trainfast_runner.search.best.question.best_plan import BestPlan
-from trainfast_runner.search.best.question.survey import ModelSurvey
 from trainfast_runner.search.best.script_conductor import ScriptBestConductor
 from trainfast_runner.search.conductor import SearchCaller, conduct_alone
 from trainfast_runner.search.journal.best import BestEnded, BestLine

@@ -22,7 +22,7 @@ from trainfast_runner.search.best.disturbances import is_usually_disturbed
 from trainfast_runner.search.best.measure.cold_run_record import UNTIMED_COLD_STEPS, cold_run_of
 from trainfast_runner.search.best.orphaned_best_runs import OrphanedBestRuns
 from trainfast_runner.search.best.person_orders import read_orders
-from trainfast_runner.search.best.question.best_plan import BestPlan
+from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit
 from trainfast_runner.search.conductor import Conductor, SearchCaller
 from trainfast_runner.search.journal.best import (

@@ -14,8 +14,8 @@ from trainfast_tui.text.search.best_figures import OBJECTIVES
 from trainfast_tui.text.tables import pairs
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.question.estimate import Estimate
-    from trainfast_runner.search.best.question.request import BestRequest
+    from trainfast_runner.search.best.planning.estimate import Estimate
+    from trainfast_runner.search.best.planning.request import BestRequest
 
 ABOUT = (
     "Finds the fastest settings that fit, by short trials of real steps in warm processes; the best and your own"

@@ -1,4 +1,4 @@
-"""The question of a best-fit search as planned: the first line of its journal, and the candidates unpredicted."""
+"""The plan of a best-fit search: its first journal line, and its candidates without predictions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.question.request import BestRequest
-from trainfast_runner.search.best.question.survey import Survey
+from trainfast_runner.search.best.planning.request import BestRequest
+from trainfast_runner.search.best.planning.survey import Survey
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.journal.best import BestQuestion, Space
 from trainfast_runner.settings.spec import RunSpec
@@ -17,7 +17,7 @@ from trainfast_runner.settings.spec import RunSpec
 
 @dataclass(frozen=True)
 class BestPlan:
-    """A question that this machine can answer: the plan of the preset's own run, and the candidates unpredicted."""
+    """A checked best-fit search: the plan of the baseline's run, and the candidates without predictions."""
 
     question: BestQuestion
     plan: RunPlan

@@ -1,4 +1,4 @@
-"""The question of a best-fit search (knobs to vary, objective, budget), as typed and checked."""
+"""Requests for a best-fit search, read from text and checked against this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_BUDGET_H = 365 * 24
 
 
 class BestRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The question of a best-fit search as asked: knobs to vary, objective, budget.
+    """A request for a best-fit search: knobs to vary, objective, budget.
 
     Part of its key, unlike `SearchOptions`. An empty `vary` leaves the choice of knobs to the search. A
     `global_batch` of None is the preset's own, or any if `vary` names batch_size or grad_accum. `for_steps` is the

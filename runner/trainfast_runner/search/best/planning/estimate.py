@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.search.best.question.baseline_cost import earlier_starts
-from trainfast_runner.search.best.question.best_plan import BestPlan
-from trainfast_runner.search.best.question.opening import check_new_budget, find_unfinished
+from trainfast_runner.search.best.planning.baseline_cost import earlier_starts
+from trainfast_runner.search.best.planning.best_plan import BestPlan
+from trainfast_runner.search.best.planning.opening import check_new_budget, find_unfinished
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.speed.process_starts import GUESSED_START_S, process_key
 from trainfast_runner.settings.knob_values import KnobValue

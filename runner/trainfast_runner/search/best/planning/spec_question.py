@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trainfast_runner.search.best.question.best_plan import BestPlan
-from trainfast_runner.search.best.question.preset_question import plan_preset_best
-from trainfast_runner.search.best.question.request import BestRequest
-from trainfast_runner.search.best.question.script_question import plan_script_best
+from trainfast_runner.search.best.planning.best_plan import BestPlan
+from trainfast_runner.search.best.planning.preset_question import plan_preset_best
+from trainfast_runner.search.best.planning.request import BestRequest
+from trainfast_runner.search.best.planning.script_question import plan_script_best
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.typed_settings import settings_of

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.search.best.global_batch import default_global_batch
-from trainfast_runner.search.best.question.best_plan import BestPlan, global_batch_of, question_of
-from trainfast_runner.search.best.question.request import BestRequest, check_request
-from trainfast_runner.search.best.question.script_survey import ScriptSurvey
-from trainfast_runner.search.best.question.varied import vary_of
+from trainfast_runner.search.best.planning.best_plan import BestPlan, global_batch_of, question_of
+from trainfast_runner.search.best.planning.request import BestRequest, check_request
+from trainfast_runner.search.best.planning.script_survey import ScriptSurvey
+from trainfast_runner.search.best.planning.varied import vary_of
 from trainfast_runner.search.best.step_rule import LEAST_TRIAL_STEPS, UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.cool_down import check_coolable

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.best.question.baseline_cost import check_budget
-from trainfast_runner.search.best.question.best_plan import BestPlan
-from trainfast_runner.search.best.question.earlier_effects import earlier_effects
+from trainfast_runner.search.best.planning.baseline_cost import check_budget
+from trainfast_runner.search.best.planning.best_plan import BestPlan
+from trainfast_runner.search.best.planning.earlier_effects import earlier_effects
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.options import SearchOptions

@@ -1,1 +1,0 @@
-"""A best-fit search before its first trial: its candidates, their known figures, and its cost."""
