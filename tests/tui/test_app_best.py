@@ -27,8 +27,8 @@ from still import FULL, SMALL, StillApp, screen_text, until_true
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import PAUSE_FILE
 from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.best.person_orders import read_orders
-from trainfast_runner.search.journal.best import ColdRun, Ordered, Trial
+from trainfast_runner.search.best.person_instructions import read_instructions
+from trainfast_runner.search.journal.best import ColdRun, Instruction, Trial
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Waiting
 from trainfast_tui.text.search.best_state import chance_words
 
@@ -231,24 +231,24 @@ async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> No
         await pilot.press("p")
         assert "checkpointing=full  6 settings" in screen_text(app)
         await pilot.press(*"bf16", "enter")
-        await until_true(pilot, lambda: len(read_orders(live_best)) == 1, "the pin")
+        await until_true(pilot, lambda: len(read_instructions(live_best)) == 1, "the pin")
         await show_best(pilot, live_best)
         await pilot.press("x")
         assert "precision=bf16  6 settings" not in screen_text(app), "without the pinned value there is none"
         await pilot.press(*"full 3 settings", "enter")
-        await until_true(pilot, lambda: len(read_orders(live_best)) == 2, "the skip")
-        assert [(one.do, one.knob, one.value) for one in read_orders(live_best)] == [
+        await until_true(pilot, lambda: len(read_instructions(live_best)) == 2, "the skip")
+        assert [(one.do, one.knob, one.value) for one in read_instructions(live_best)] == [
             ("pin", "precision", "bf16"),
             ("skip", "checkpointing", "full"),
         ]
         text = await show_best(pilot, live_best)
         assert "your orders: pin precision=bf16 (before the next step), skip checkpointing=full" in text
-        taken = Ordered(t_ns=START_NS + 36 * S, do="pin", knob="precision", value="bf16")
+        taken = Instruction(t_ns=START_NS + 36 * S, do="pin", knob="precision", value="bf16")
         write_lines(live_best / "journal.jsonl", [*best_going_on(), taken])
         assert "your orders: pin precision=bf16, skip" in await show_best(pilot, live_best)
         await pilot.press("p", *"unpin", "enter")
-        await until_true(pilot, lambda: len(read_orders(live_best)) == 3, "the unpin")
-        assert read_orders(live_best)[-1].do == "unpin"
+        await until_true(pilot, lambda: len(read_instructions(live_best)) == 3, "the unpin")
+        assert read_instructions(live_best)[-1].do == "unpin"
 
 
 async def test_x_skips_the_setting_under_way(home: Home, live_best: Path) -> None:
@@ -257,8 +257,8 @@ async def test_x_skips_the_setting_under_way(home: Home, live_best: Path) -> Non
         await pilot.press("x")
         assert "setting 11" in screen_text(pilot.app)  # type: ignore[arg-type]
         await pilot.press(*"under way", "enter")
-        await until_true(pilot, lambda: len(read_orders(live_best)) == 1, "the skip")
-        assert (read_orders(live_best)[0].do, read_orders(live_best)[0].candidate_number) == ("skip", 11)
+        await until_true(pilot, lambda: len(read_instructions(live_best)) == 1, "the skip")
+        assert (read_instructions(live_best)[0].do, read_instructions(live_best)[0].candidate_number) == ("skip", 11)
         words = " ".join((await show_best(pilot, live_best)).split())
     assert "your orders: skip the setting batch_size=16 grad_accum=1 precision=bf16 checkpointing=full" in words
 

@@ -21,8 +21,8 @@ from trainfast_runner.search.journal.best import (
     BestLine,
     ColdRun,
     EarlierEffect,
+    Instruction,
     Interval,
-    Ordered,
     ProcessReady,
     Space,
     Trial,
@@ -197,11 +197,11 @@ def test_void_trials_count_for_nothing(space: Synthetic) -> None:
 
 
 def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> None:
-    orders: list[BestLine] = [
-        Ordered(do="pin", knob="precision", value="bf16"),
-        Ordered(do="skip", knob="checkpointing", value="full"),
+    instructions: list[BestLine] = [
+        Instruction(do="pin", knob="precision", value="bf16"),
+        Instruction(do="skip", knob="checkpointing", value="full"),
     ]
-    lines: list[BestLine] = [asking(space), space.space, *orders]
+    lines: list[BestLine] = [asking(space), space.space, *instructions]
     result = FakeConductor(space, asking(space), 1, lines).run()
     base = space.space.baseline_number
     for line in lines:
@@ -217,25 +217,25 @@ def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> 
 def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_trial(space: Synthetic) -> None:
     base = space.space.baseline_number
     ran: list[BestLine] = [*process_ready(space, base), trial(base, warm=False)]
-    decision = decide(state_of(space, *ran, Ordered(do="pin", knob="precision", value="bf16")))
+    decision = decide(state_of(space, *ran, Instruction(do="pin", knob="precision", value="bf16")))
     assert decision.step.why == "the baseline is left out (you pinned precision=bf16): the smallest setting first"
 
 
 def test_a_skipped_setting_alone_is_left_out(space: Synthetic) -> None:
     first = decide(state_of(space, trial(space.space.baseline_number))).step.candidate_number
     assert first is not None
-    order = Ordered(do="skip", candidate_number=first)
-    result = FakeConductor(space, asking(space), 1, [asking(space), space.space, order]).run()
+    instruction = Instruction(do="skip", candidate_number=first)
+    result = FakeConductor(space, asking(space), 1, [asking(space), space.space, instruction]).run()
     assert result.best_answer is not None
     skipped = [one.candidate_number for one in result.best_answer.verdicts if one.reason == "you skipped it"]
     assert skipped == [first]
 
 
-def test_orders_that_leave_no_setting_end_the_search_and_nothing_is_called_too_large(space: Synthetic) -> None:
+def test_instructions_that_leave_no_setting_end_the_search_and_nothing_is_called_too_large(space: Synthetic) -> None:
     base = space.space.baseline_number
     sizes = {one.knobs["batch_size"] for one in space.space.candidates}
-    orders = [Ordered(do="skip", knob="batch_size", value=size) for size in sizes]
-    decision = decide(state_of(space, *process_ready(space, base), trial(base, warm=False), *orders))
+    instructions = [Instruction(do="skip", knob="batch_size", value=size) for size in sizes]
+    decision = decide(state_of(space, *process_ready(space, base), trial(base, warm=False), *instructions))
     assert (decision.end_state, decision.step.why) == ("failed", "your orders leave no setting that can be measured")
 
 

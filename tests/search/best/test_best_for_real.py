@@ -14,7 +14,7 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.search_directories import is_conducted
-from trainfast_runner.search.best.person_orders import give_order
+from trainfast_runner.search.best.person_instructions import give_instruction
 from trainfast_runner.search.journal.best import BestLaunched, ColdRun, Trial, read_best_journal
 
 SMALL = [
@@ -142,8 +142,8 @@ def test_ctrl_c_prints_the_best_so_far_and_the_same_command_goes_on(cli: Cli) ->
 def test_a_skipped_value_and_a_pinned_knob_are_obeyed(cli: Cli) -> None:
     started = Started(cli, ("search", "best", "tiny-llama", *SMALL, *GRID, "--budget", "2m", "--json"))
     until_measured(cli, started, 1)
-    give_order(directory_of(cli), "skip", "optimizer", "sgd")
-    give_order(directory_of(cli), "pin", "precision", "fp32")
+    give_instruction(directory_of(cli), "skip", "optimizer", "sgd")
+    give_instruction(directory_of(cli), "pin", "precision", "fp32")
     done = started.end()
     assert done.code == 0, done.err
     best = done.json["best"]["knobs"]

@@ -16,7 +16,7 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.search_directories import conductor_lock
 from trainfast_runner.search import searches
-from trainfast_runner.search.best.person_orders import give_order, read_orders, skip_candidate
+from trainfast_runner.search.best.person_instructions import give_instruction, read_instructions, skip_candidate
 from trainfast_runner.search.best.planning.earlier_effects import earlier_effects
 from trainfast_runner.search.journal.batch import BatchQuestion
 from trainfast_runner.search.journal.best import (
@@ -140,20 +140,20 @@ def test_a_refused_search_is_continued_where_no_other_is_unfinished(tmp_path: Pa
     assert newest_search(home, BEST_KIND) == answered
 
 
-def test_orders_reach_the_conductor_in_their_order(tmp_path: Path) -> None:
-    assert read_orders(tmp_path) == []
-    give_order(tmp_path, "pin", "precision", "bf16")
-    give_order(tmp_path, "unpin", "precision")
-    assert [(order.do, order.knob, order.value) for order in read_orders(tmp_path)] == [
+def test_instructions_reach_the_conductor_in_their_order(tmp_path: Path) -> None:
+    assert read_instructions(tmp_path) == []
+    give_instruction(tmp_path, "pin", "precision", "bf16")
+    give_instruction(tmp_path, "unpin", "precision")
+    assert [(one.do, one.knob, one.value) for one in read_instructions(tmp_path)] == [
         ("pin", "precision", "bf16"),
         ("unpin", "precision", None),
     ]
     skip_candidate(tmp_path, 3)
-    assert (read_orders(tmp_path)[-1].do, read_orders(tmp_path)[-1].candidate_number) == ("skip", 3)
+    assert (read_instructions(tmp_path)[-1].do, read_instructions(tmp_path)[-1].candidate_number) == ("skip", 3)
     with pytest.raises(UserError, match="bf16"):
-        give_order(tmp_path, "skip", "precision", "bf17")
+        give_instruction(tmp_path, "skip", "precision", "bf17")
     with pytest.raises(UserError, match="no such order"):
-        give_order(tmp_path, "forget", "precision")
+        give_instruction(tmp_path, "forget", "precision")
 
 
 def answer_with(*effects: Effect) -> BestAnswer:

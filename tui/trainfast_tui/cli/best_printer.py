@@ -13,7 +13,7 @@ from trainfast_runner.search.journal.best import (
     BestQuestion,
     BestStep,
     ColdRun,
-    Ordered,
+    Instruction,
     ProcessReady,
     Space,
     Trial,
@@ -76,7 +76,7 @@ class BestPrinter(JournalPrinter[BestLine]):
                 return f"  {self._outcome(line)}"
             case ColdRun():
                 return f"  {self._outcome(line)}: {line.run_id}"
-            case Ordered():
+            case Instruction():
                 return f"as you ordered: {order_words(line, self._so_far.space)}"
         return ""
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainfast_runner.search.best.person_orders import (
+from trainfast_runner.search.best.person_instructions import (
     PIN,
     SKIP,
     UNPIN,
-    ValueOrder,
-    give_order,
+    ValueInstruction,
+    give_instruction,
+    instructions_in_force,
     open_values,
-    orders_in_force,
     skip_candidate,
 )
 from trainfast_runner.units import counted
@@ -38,8 +38,8 @@ Orders = dict[str, OrderChoice]
 
 def pin_orders(search: BestSnapshot) -> Orders:
     """Return the orders to unpin a knob, and those to pin one to a value."""
-    pinned = [order.knob for order in orders_in_force(search.so_far.orders) if order.do == PIN]
-    unpin = partial(give_order, search.directory, UNPIN)
+    pinned = [order.knob for order in instructions_in_force(search.so_far.instructions) if order.do == PIN]
+    unpin = partial(give_instruction, search.directory, UNPIN)
     orders: Orders = {f"unpin {name}": OrderChoice("try all its values again", partial(unpin, name)) for name in pinned}
     return orders | _value_orders(search, PIN)
 
@@ -55,11 +55,11 @@ def skip_orders(search: BestSnapshot) -> Orders:
     return orders | _value_orders(search, SKIP)
 
 
-def _value_orders(search: BestSnapshot, do: ValueOrder) -> Orders:
+def _value_orders(search: BestSnapshot, do: ValueInstruction) -> Orders:
     """Return the orders to pin or skip (`do`) each value that is open to it, with the number of its candidates."""
     so_far = search.so_far
-    values = open_values(so_far.candidates, [*so_far.orders, *search.untaken_orders], do)
-    give = partial(give_order, search.directory, do)
+    values = open_values(so_far.candidates, [*so_far.instructions, *search.untaken_instructions], do)
+    give = partial(give_instruction, search.directory, do)
     return {
         f"{name}={value}": OrderChoice(counted(count, "setting"), partial(give, name, value))
         for (name, value), count in values.items()

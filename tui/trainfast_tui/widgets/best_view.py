@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainfast_runner.search.best.person_orders import orders_in_force
+from trainfast_runner.search.best.person_instructions import instructions_in_force
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter import Spot, front_of, scatter
 from trainfast_tui.text import format as fmt
@@ -185,8 +185,8 @@ def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
 def _order_lines(search: BestSnapshot, width: int) -> list[Line]:
     """Return the orders in force, and the given orders that wait for the next step."""
     space = search.so_far.space
-    words = [order_words(order, space) for order in orders_in_force(search.so_far.orders)]
-    waiting = [f"{order_words(order, space)} (before the next step)" for order in search.untaken_orders]
+    words = [order_words(order, space) for order in instructions_in_force(search.so_far.instructions)]
+    waiting = [f"{order_words(order, space)} (before the next step)" for order in search.untaken_instructions]
     if not words and not waiting:
         return []
     return paragraph(f"your orders: {', '.join([*words, *waiting])}", width, "secondary", 2)

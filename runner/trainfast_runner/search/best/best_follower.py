@@ -8,8 +8,8 @@ from pathlib import Path
 
 from trainfast_runner.records.search_states import LIVE_STATES
 from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.best.person_orders import read_orders
-from trainfast_runner.search.journal.best import BestLine, Ordered
+from trainfast_runner.search.best.person_instructions import read_instructions
+from trainfast_runner.search.journal.best import BestLine, Instruction
 from trainfast_runner.search.journal.followed import FollowedJournal
 from trainfast_runner.search.journal.lines import state_of_search
 
@@ -20,13 +20,13 @@ class BestSnapshot:
 
     `state` is starting, running, pausing (finishing its step first), paused, interrupted (no conductor and no
     recorded end: the same question continues the search), answered, nothing_fits, failed or cancelled.
-    `untaken_orders` are orders that the conductor has not taken yet.
+    `untaken_instructions` are those that the conductor has not taken yet.
     """
 
     directory: Path
     state: str
     so_far: BestSoFar
-    untaken_orders: tuple[Ordered, ...] = ()
+    untaken_instructions: tuple[Instruction, ...] = ()
 
     @property
     def is_live(self) -> bool:
@@ -47,8 +47,8 @@ class BestFollower:
         is_conducted = self._journal.read()
         if len(self._journal.lines) > len(self._so_far.lines):
             self._so_far = BestSoFar(self._journal.lines)
-        untaken_orders: list[Ordered] = []
+        untaken_instructions: list[Instruction] = []
         with suppress(OSError):  # unreadable for the moment
-            untaken_orders = read_orders(self.directory)[len(self._so_far.orders) :]
+            untaken_instructions = read_instructions(self.directory)[len(self._so_far.instructions) :]
         state = state_of_search(self.directory, self._so_far, is_conducted=is_conducted)
-        return BestSnapshot(self.directory, state, self._so_far, tuple(untaken_orders))
+        return BestSnapshot(self.directory, state, self._so_far, tuple(untaken_instructions))

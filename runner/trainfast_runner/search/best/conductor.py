@@ -1,4 +1,4 @@
-"""The parts that the best-fit searches of presets and scripts share: steps, cold runs, orders and the end."""
+"""The parts that the best-fit searches of presets and scripts share: steps, cold runs, instructions and the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainfast_runner.search.best.choose.state import BestState, state_of_best_j
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
 from trainfast_runner.search.best.measure.cold_run_record import UNTIMED_COLD_STEPS, cold_run_of
 from trainfast_runner.search.best.orphaned_best_runs import OrphanedBestRuns
-from trainfast_runner.search.best.person_orders import read_orders
+from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit
 from trainfast_runner.search.conductor import Conductor, SearchCaller
@@ -33,7 +33,7 @@ from trainfast_runner.search.journal.best import (
     BestLine,
     BestQuestion,
     ColdRun,
-    Ordered,
+    Instruction,
     Space,
     Trial,
     read_best_journal,
@@ -99,7 +99,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def step(self) -> BestEnded | None:
         """Decide and take one step."""
         self._check_budget()
-        self._record_orders()
+        self._record_instructions()
         decision = decide(self._state())
         step = decision.step
         self._write(step)
@@ -208,11 +208,11 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             )
         )
 
-    def _record_orders(self) -> None:
-        """Record the orders that a person gave since the last step."""
-        recorded = sum(isinstance(line, Ordered) for line in self._lines)
-        for order in read_orders(self._directory)[recorded:]:
-            self._write(msgspec.structs.replace(order, t_ns=time.monotonic_ns()))
+    def _record_instructions(self) -> None:
+        """Record the instructions that a person gave since the last step."""
+        recorded = sum(isinstance(line, Instruction) for line in self._lines)
+        for instruction in read_instructions(self._directory)[recorded:]:
+            self._write(msgspec.structs.replace(instruction, t_ns=time.monotonic_ns()))
 
     def _state(self) -> BestState:
         warm = None if self._runs.process is None else self._runs.process.directory.name

@@ -18,8 +18,8 @@ from trainfast_runner.search.journal.best import (
     ColdRun,
     EarlierEffect,
     Effect,
+    Instruction,
     Interval,
-    Ordered,
     Space,
     Trial,
     read_best_journal,
@@ -47,7 +47,7 @@ def best_report(directory: Path) -> dict[str, Any]:
         "trials": [_trial(trial, space) for trial in so_far.trials] if space is not None else [],
         "races": [_cold_run(run, space) for run in so_far.cold_runs] if space is not None else [],
         "disturbed": so_far.disturbed_count,
-        "orders": [_order(order, space) for order in so_far.orders],
+        "orders": [_instruction(instruction, space) for instruction in so_far.instructions],
         "earlier": [_effect(effect, "search_id") for effect in question.earlier],
         **fields_of(ended, "missing_bytes", "stopped_because", "seconds"),
     }
@@ -113,10 +113,11 @@ def _effect(effect: Effect | EarlierEffect, *more: str) -> dict[str, Any]:
     return {**fields_of(effect, "knob", "value"), **gain, **fields_of(effect, *more)}
 
 
-def _order(order: Ordered, space: Space | None) -> dict[str, Any]:
-    """Return an order; `knobs` are those of a skipped candidate, else None."""
-    knobs = None if order.candidate_number is None or space is None else space.candidates[order.candidate_number].knobs
-    return {"do": order.do, "knob": order.knob or None, "value": order.value, "knobs": knobs}
+def _instruction(instruction: Instruction, space: Space | None) -> dict[str, Any]:
+    """Return an instruction; `knobs` are those of a skipped candidate, else None."""
+    number = instruction.candidate_number
+    knobs = None if number is None or space is None else space.candidates[number].knobs
+    return {"do": instruction.do, "knob": instruction.knob or None, "value": instruction.value, "knobs": knobs}
 
 
 def _trial(line: Trial, space: Space) -> dict[str, Any]:

@@ -53,8 +53,8 @@ TIMED_OUTCOMES: tuple[AttemptOutcome, ...] = ("measured", "slow")
 """Outcomes of trials that have timed steps."""
 Verdict = Literal["measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried"]
 """The `verdict` on a candidate at the end of a search."""
-OrderWord = Literal["skip", "pin", "unpin"]
-"""The `do` of an order: never try this value of the knob, try this value alone, or take the pin off the knob."""
+InstructionWord = Literal["skip", "pin", "unpin"]
+"""The `do` of an instruction: never try this value of the knob, try this value alone, or take the pin off the knob."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,10 +241,10 @@ class BestLaunched(Line, frozen=True, kw_only=True, tag="launched-best"):
     knob: str | None = None
 
 
-class Ordered(Line, frozen=True, kw_only=True, tag="ordered"):
-    """A person's order, in `orders.jsonl` when it was given and in the journal when it was taken.
+class Instruction(Line, frozen=True, kw_only=True, tag="ordered"):
+    """A person's instruction, in `orders.jsonl` when it was given and in the journal when it was taken.
 
-    `do` is an `OrderWord`. A skip of a candidate, by its number, is about that candidate alone and names no knob.
+    `do` is an `InstructionWord`. A skip of a candidate, by its number, is about that candidate alone and names no knob.
     """
 
     do: str
@@ -327,7 +327,7 @@ BestLine = (
     | ColdRun
     | BestStep
     | BestLaunched
-    | Ordered
+    | Instruction
     | CoolingDown
     | Paused
     | Waiting
@@ -358,9 +358,9 @@ class BestJournal(JournalLines):
         return self.all_of(ColdRun)
 
     @cached_property
-    def orders(self) -> tuple[Ordered, ...]:
-        """The person's orders that the conductor has taken."""
-        return self.all_of(Ordered)
+    def instructions(self) -> tuple[Instruction, ...]:
+        """The person's instructions that the conductor has taken."""
+        return self.all_of(Instruction)
 
 
 def read_best_journal(directory: Path) -> list[BestLine]:

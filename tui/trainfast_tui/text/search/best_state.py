@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.search.best.person_orders import UNPIN
+from trainfast_runner.search.best.person_instructions import UNPIN
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
 from trainfast_tui.text import format as fmt
@@ -14,7 +14,7 @@ from trainfast_tui.text.starting import wait_words
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.best_so_far import BestSoFar
-    from trainfast_runner.search.journal.best import Ordered, Space
+    from trainfast_runner.search.journal.best import Instruction, Space
 
 VERBS = {
     "trial": "trying",
@@ -101,7 +101,7 @@ def _answer_words(so_far: BestSoFar) -> str:
     return budget + words
 
 
-def order_words(order: Ordered, space: Space | None) -> str:
+def order_words(order: Instruction, space: Space | None) -> str:
     """Return an order in words: `pin precision=bf16`, `unpin precision`, `skip the setting batch_size=8`."""
     number = order.candidate_number
     if number is not None:

@@ -110,8 +110,8 @@ def _verdict_measured(ranking: ColdRanking, number: int) -> tuple[Verdict, str]:
 
 
 def _verdict_unmeasured(state: BestState, prospects: Prospects, number: int) -> tuple[Verdict, str]:
-    if number in state.excluded_by_orders:
-        return "not_tried", state.excluded_by_orders[number]
+    if number in state.excluded_by_instructions:
+        return "not_tried", state.excluded_by_instructions[number]
     least_s = state.candidates[number].least_s_per_sample
     if least_s and state.leader_number is not None and state.is_bound(number, state.leader_number):
         return "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
@@ -304,7 +304,9 @@ def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]
     if ended is None or ended.state == "cancelled" or not any(isinstance(line, Space) for line in lines):
         return []
     state = state_of_best_journal(lines, ended.seconds)
-    reasons = {number: state.excluded_by_orders.get(number, ended.reason) for number in range(len(state.candidates))}
+    reasons = {
+        number: state.excluded_by_instructions.get(number, ended.reason) for number in range(len(state.candidates))
+    }
     return [
         state.ruled_out.get(number, CandidateVerdict(candidate_number=number, verdict="not_tried", reason=reason))
         for number, reason in reasons.items()

@@ -36,7 +36,7 @@ HOPELESS_SHARE = 0.7
 
 @dataclass(frozen=True)
 class BestDecision:
-    """The next step, for the journal, and further orders to the conductor."""
+    """The next step, for the journal, and the steps and process that it needs."""
 
     step: BestStep
     needs_new_process: bool = False
@@ -156,7 +156,7 @@ def _without_leader(state: BestState) -> BestDecision | None:
         return None
     untried = [number for number in state.remaining if number not in state.counted_trials]
     if not untried:
-        if state.excluded_by_orders.keys() - state.ruled_out.keys():
+        if state.excluded_by_instructions.keys() - state.ruled_out.keys():
             return _end("failed", "your orders leave no setting that can be measured")
         verdicts = {verdict.verdict for verdict in state.ruled_out.values()}
         if verdicts <= {TOO_LARGE, "incompatible"}:
@@ -175,8 +175,8 @@ def _why_no_baseline(state: BestState) -> str:
     verdict = state.ruled_out.get(number)
     if verdict is not None and verdict.verdict != TOO_LARGE:
         return f"the baseline cannot run ({verdict.reason})"
-    if verdict is None and number in state.excluded_by_orders:
-        return f"the baseline is left out ({state.excluded_by_orders[number]})"
+    if verdict is None and number in state.excluded_by_instructions:
+        return f"the baseline is left out ({state.excluded_by_instructions[number]})"
     return "the baseline does not fit"
 
 

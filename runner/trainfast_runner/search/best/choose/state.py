@@ -12,7 +12,7 @@ from trainfast_runner.records.json_lines import newest
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.choose.ruled_out import verdicts_ruling_out
 from trainfast_runner.search.best.objective import LogObjective, log_objective
-from trainfast_runner.search.best.person_orders import excluded_by_orders
+from trainfast_runner.search.best.person_instructions import excluded_by_instructions
 from trainfast_runner.search.journal.best import (
     TIMED_OUTCOMES,
     BestJournal,
@@ -79,9 +79,9 @@ class BestState(BestJournal):
         return verdicts_ruling_out(self.space, self.attempts, self.counted_trials, self.posterior.levels)
 
     @cached_property
-    def excluded_by_orders(self) -> dict[int, str]:
-        """The candidates that orders leave out, by number, with the order; the baseline is measured anyway."""
-        return excluded_by_orders(self.candidates, self.orders)
+    def excluded_by_instructions(self) -> dict[int, str]:
+        """The candidates that a person left out, by number, with the instruction; the baseline is measured anyway."""
+        return excluded_by_instructions(self.candidates, self.instructions)
 
     @cached_property
     def remaining(self) -> list[int]:
@@ -89,7 +89,7 @@ class BestState(BestJournal):
         return [
             number
             for number in range(len(self.candidates))
-            if number not in self.ruled_out and number not in self.excluded_by_orders
+            if number not in self.ruled_out and number not in self.excluded_by_instructions
         ]
 
     @cached_property

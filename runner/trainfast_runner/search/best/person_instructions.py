@@ -1,0 +1,127 @@
+"""A person's instructions to a live best-fit search: lines of `orders.jsonl`, which the conductor reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final, Literal
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import home_error
+from trainfast_runner.records.json_lines import Appender, read_all
+from trainfast_runner.search.journal.best import Candidate, Instruction, InstructionWord
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
+
+INSTRUCTIONS_FILE = "orders.jsonl"
+SKIP: Final = "skip"
+PIN: Final = "pin"
+UNPIN: Final = "unpin"
+INSTRUCTION_WORDS: tuple[InstructionWord, ...] = (SKIP, PIN, UNPIN)
+ValueInstruction = Literal["pin", "skip"]
+"""An instruction about one value of a knob."""
+
+
+def give_instruction(directory: Path, do: str, name: str, value: object = None) -> None:
+    """Order a live search to skip a value, or to pin or unpin a knob; the search obeys before its next step.
+
+    Raises UserError for an unknown instruction, knob or value, and when the instruction cannot be written.
+    """
+    if do not in INSTRUCTION_WORDS:
+        raise UserError(f"{do}: no such order", key=do, allowed=INSTRUCTION_WORDS)
+    typed_value = knob(name).read(value) if do != UNPIN else None
+    _append(directory, Instruction(do=do, knob=name, value=typed_value))
+
+
+def skip_candidate(directory: Path, number: int) -> None:
+    """Order a live search never to try this candidate; the search obeys before its next step."""
+    _append(directory, Instruction(do=SKIP, candidate_number=number))
+
+
+def excluded_by_instructions(candidates: Sequence[Candidate], instructions: Iterable[Instruction]) -> dict[int, str]:
+    """Return the candidates that the instructions leave out, by number, with the instruction in words."""
+    out: dict[int, str] = {}
+    skipped: set[tuple[str, object]] = set()
+    pinned: dict[str, object] = {}
+    for instruction in instructions:
+        if instruction.candidate_number is not None:
+            out[instruction.candidate_number] = "you skipped it"
+        elif instruction.do == SKIP:
+            skipped.add((instruction.knob, instruction.value))
+        elif instruction.do == PIN:
+            pinned[instruction.knob] = instruction.value
+        else:
+            pinned.pop(instruction.knob, None)
+    if not skipped and not pinned:
+        return out
+    for number, candidate in enumerate(candidates):
+        for name, value in candidate.knobs.items():
+            if (name, value) in skipped:
+                out[number] = f"you skipped {name}={value}"
+            elif name in pinned and pinned[name] != value:
+                out[number] = f"you pinned {name}={pinned[name]}"
+    return out
+
+
+def instructions_in_force(instructions: Iterable[Instruction]) -> list[Instruction]:
+    """Return the instructions that no later one replaced."""
+    in_force: dict[tuple[str, str, str], Instruction] = {}
+    for instruction in instructions:
+        if instruction.do == SKIP:
+            in_force[SKIP, instruction.knob, repr((instruction.value, instruction.candidate_number))] = instruction
+            continue
+        in_force.pop((PIN, instruction.knob, ""), None)
+        if instruction.do == PIN:
+            in_force[PIN, instruction.knob, ""] = instruction
+    return list(in_force.values())
+
+
+def open_values(
+    candidates: Sequence[Candidate], instructions: Sequence[Instruction], do: ValueInstruction
+) -> dict[tuple[str, str], int]:
+    """Return the number of candidates by knob and typed value, for values that can be pinned or skipped (`do`).
+
+    Candidates that earlier instructions left out do not count. A value is left out if its instruction would leave no
+    candidate.
+    """
+    names = [name for name in (candidates[0].knobs if candidates else ()) if _has_several(candidates, name)]
+    counts_by_value: dict[tuple[str, str], int] = {}
+    for name in names:
+        # A knob's next pin replaces its present one.
+        others = [
+            instruction
+            for instruction in instructions
+            if not (do == PIN and instruction.do == PIN and instruction.knob == name)
+        ]
+        out = excluded_by_instructions(candidates, others)
+        remaining = [
+            candidate
+            for number, candidate in enumerate(candidates)
+            if candidate.excluded_as is None and number not in out
+        ]
+        counts = Counter(KNOBS_BY_NAME[name].text_of(candidate.knobs[name]) for candidate in remaining)
+        counts_by_value |= {
+            (name, text): count for text, count in counts.items() if do == PIN or count < len(remaining)
+        }
+    return counts_by_value
+
+
+def _has_several(candidates: Sequence[Candidate], name: str) -> bool:
+    """True if the candidates that can run have more than one value of this knob."""
+    return len({repr(candidate.knobs[name]) for candidate in candidates if candidate.excluded_as is None}) > 1
+
+
+def read_instructions(directory: Path) -> list[Instruction]:
+    """Return every readable instruction, oldest first; empty if none was given."""
+    instructions, _ = read_all(directory / INSTRUCTIONS_FILE, Instruction)
+    return instructions
+
+
+def _append(directory: Path, instruction: Instruction) -> None:
+    """Append the instruction. Raises UserError if it cannot be written."""
+    try:
+        with closing(Appender(directory / INSTRUCTIONS_FILE)) as file:
+            file.write(instruction)
+    except OSError as error:
+        raise home_error(directory, error) from None
