@@ -24,6 +24,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import limits
 from trainfast_runner.search.batch import conductor, opening
 from trainfast_runner.search.batch.batch_follower import BatchFollower
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.decide import BatchDecision
 from trainfast_runner.search.batch.probe_record import confirmation_record
@@ -244,11 +245,11 @@ def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path: Path, m
     home, free = Home(tmp_path), [8 << 30]
     for module in (limits, opening):
         monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
-    first = opening.open_batch(PLAN, home, BatchSearchOptions())
+    first = opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
     free[0] -= 512 * MIB
-    assert opening.open_batch(PLAN, home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"
+    assert opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"
     free[0] -= 512 * MIB
-    second = opening.open_batch(PLAN, home, BatchSearchOptions())
+    second = opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
     assert second != first
     asked = read_batch_journal(second)[0]
     assert isinstance(asked, BatchQuestion)
@@ -261,11 +262,11 @@ def test_a_search_whose_own_processes_hold_its_memory_is_followed(
     home, free = Home(tmp_path), [8 << 30]
     for module in (limits, opening):
         monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
-    first = opening.open_batch(PLAN, home, BatchSearchOptions())
+    first = opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
     free[0] = 1 << 30
     with conductor_lock(first):
-        assert opening.open_batch(PLAN, home, BatchSearchOptions()) == first
-    assert opening.open_batch(PLAN, home, BatchSearchOptions()) != first
+        assert opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first
+    assert opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) != first
 
 
 def a_run(home: Home, directory: Path, *, role: str | None = None, steps: int = 10, state: str = "") -> Path:
@@ -317,7 +318,7 @@ def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
         raise AssertionError("it is measured a second time")
 
     confirming(monkeypatch, started)
-    conduct_batch(directory, PLAN, home, BatchSearchOptions(), SearchCaller())
+    conduct_batch(directory, BatchPlan(PLAN), home, BatchSearchOptions(), SearchCaller())
     lines = read_batch_journal(directory)
     assert [line.run_id for line in lines if isinstance(line, ConfirmationRun)] == [left.name]
     assert [line.run_id for line in lines if isinstance(line, BatchLaunched)] == [left.name]
@@ -346,7 +347,9 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(
                 held.close()
             return False
 
-        conduct_batch(directory, PLAN, home, BatchSearchOptions(wait=True), SearchCaller(is_cancelled=is_cancelled))
+        conduct_batch(
+            directory, BatchPlan(PLAN), home, BatchSearchOptions(wait=True), SearchCaller(is_cancelled=is_cancelled)
+        )
     kinds = [type(line) for line in read_batch_journal(directory)]
     assert kinds[3:7] == [BatchStep, Waiting, Resumed, BatchLaunched]
     waiting = next(line for line in read_batch_journal(directory) if isinstance(line, Waiting))
@@ -363,7 +366,7 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
 
     monkeypatch.setattr(conductor, "decide", broken)
     with pytest.raises(ZeroDivisionError):
-        conduct_batch(directory, PLAN, home, BatchSearchOptions(), SearchCaller())
+        conduct_batch(directory, BatchPlan(PLAN), home, BatchSearchOptions(), SearchCaller())
     seen = BatchFollower(directory).poll()
     assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
     assert not seen.is_live

@@ -15,6 +15,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch import preset_conductor
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.predicted_size import SizePrediction
@@ -114,6 +115,7 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
         versions={},
         env={},
     )
+    batch_plan, options = BatchPlan(plan), BatchSearchOptions()
     with pytest.raises(UserError, match="enough"):
-        conduct_batch(open_batch(plan, home, BatchSearchOptions()), plan, home, BatchSearchOptions(), SearchCaller())
+        conduct_batch(open_batch(batch_plan, home, options), batch_plan, home, options, SearchCaller())
     assert order == ["traced", "started"]

@@ -188,12 +188,12 @@ def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli: Cli) -> None:
     preset_of(cli, *script("plain_torch.py", "--pause=0.2", "--steps=1000"))
     home, options = Home(cli.home), BatchSearchOptions()
     preset = script_preset.load(cli.presets / "mine.toml")
-    plan, plan_script_run = plan_script_batch(preset, (), None, options)
-    directory = open_batch(plan, home, options)
+    batch_plan = plan_script_batch(preset, (), None, options)
+    directory = open_batch(batch_plan, home, options)
     left = plan_script((), preset=preset, steps=1000, trial=True)
     probe = launch.start(replace(left, role=PROBE, search_id=directory.name), home)
     try:
-        conduct_batch(directory, plan, home, options, SearchCaller(is_cancelled=lambda: True), plan_script_run)
+        conduct_batch(directory, batch_plan, home, options, SearchCaller(is_cancelled=lambda: True))
         assert not is_alive(probe)
     finally:
         end_if_live(probe)

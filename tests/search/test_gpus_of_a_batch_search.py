@@ -11,7 +11,7 @@ from tests.core.test_planned_devices import a_cuda_python
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.conductor import on_gpus
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.preset_question import plan_preset_batch
@@ -29,7 +29,7 @@ def two(*used_gib: int) -> Machine:
     return Machine([Gpu(uuid=f"GPU-{index}", bus=index + 1, memory_used=used_gib[index] << 30) for index in range(2)])
 
 
-def planned(python: str, *settings: str) -> RunPlan:
+def planned(python: str, *settings: str) -> BatchPlan:
     return plan_preset_batch(resolve("tiny-llama", settings), python, BatchSearchOptions())
 
 
@@ -47,7 +47,7 @@ def test_the_same_command_continues_a_batch_search_on_its_gpu_though_another_is_
     assert isinstance(question, BatchQuestion)
     assert question.device_uuids == ["GPU-1"]
     with stand_in.installed(two(1, 9)):
-        plan = planned(python)
+        plan = planned(python).plan
         assert plan.device_uuids == ["GPU-0"]
         assert opened(python, home) == search
         continued = on_gpus(plan, question.device_uuids)
@@ -57,7 +57,7 @@ def test_the_same_command_continues_a_batch_search_on_its_gpu_though_another_is_
 
 def test_a_gpu_of_a_batch_search_that_is_gone_is_named(python: str) -> None:
     with stand_in.installed(Machine([Gpu(uuid="GPU-0")])), pytest.raises(UserError) as refused:
-        on_gpus(planned(python), ["GPU-1"])
+        on_gpus(planned(python).plan, ["GPU-1"])
     assert "GPU GPU-1 is not available any more" in refused.value.line()
 
 

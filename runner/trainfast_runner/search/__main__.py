@@ -85,11 +85,9 @@ def conduct_request(
             conduct_best(directory, best_plan, home, best_options, SearchCaller(on_line, is_cancelled, began_ns))
         else:
             options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-            plan, plan_script_run = plan_spec_batch(spec, request.python, options)
-            directory = open_batch(plan, home, options)
-            conduct_batch(
-                directory, plan, home, options, SearchCaller(on_line, is_cancelled, began_ns), plan_script_run
-            )
+            batch_plan = plan_spec_batch(spec, request.python, options)
+            directory = open_batch(batch_plan, home, options)
+            conduct_batch(directory, batch_plan, home, options, SearchCaller(on_line, is_cancelled, began_ns))
     except AlreadyConducted:
         report_held(directory)  # the starter follows it
 

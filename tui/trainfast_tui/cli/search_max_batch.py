@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.batch_follower import BatchFollower
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.preset_question import plan_preset_batch
@@ -19,7 +19,6 @@ from trainfast_runner.search.batch.script_question import plan_script_batch
 from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine, Probe, read_batch_journal
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.script_runs import ScriptPlanner
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
@@ -63,25 +62,25 @@ def run(arguments: argparse.Namespace) -> int:
         cool_to_c=arguments.cool_to,
     )
     with progress_when_slow("checking…"):
-        plan, plan_script_run = _plan(arguments, options)
+        batch_plan = _plan(arguments, options)
     if arguments.wait:
-        began_ns += await_devices(plan, home)
-    directory = open_batch(plan, home, options)
-    conducting = partial(conduct_batch, directory, plan, home, options, plan_script_run=plan_script_run)
+        began_ns += await_devices(batch_plan.plan, home)
+    directory = open_batch(batch_plan, home, options)
+    conducting = partial(conduct_batch, directory, batch_plan, home, options)
     with caught_signals() as signals:
         ended = _conduct(directory, home, conducting, signals, began_ns, arguments.settings)
     _report(directory, ended, arguments.json)
     return SEARCH_EXIT_CODES[ended.state]
 
 
-def _plan(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, ScriptPlanner | None]:
-    """Return the plan, checked, and the planner of a script's probes. Raises UserError."""
+def _plan(arguments: argparse.Namespace, options: BatchSearchOptions) -> BatchPlan:
+    """Return the checked plan. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
         return plan_script_batch(script_preset.load(script), arguments.settings, arguments.python, options)
     spec = resolve(arguments.preset, arguments.settings)
-    plan = plan_preset_batch(spec, arguments.python, options)
+    batch_plan = plan_preset_batch(spec, arguments.python, options)
     _note_variants(arguments.preset, spec)
-    return plan, None
+    return batch_plan
 
 
 def _note_variants(preset: str, spec: RunSpec) -> None:

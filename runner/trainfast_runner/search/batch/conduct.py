@@ -5,31 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.preset_conductor import PresetBatchConductor
 from trainfast_runner.search.batch.script_conductor import ScriptBatchConductor
 from trainfast_runner.search.conductor import SearchCaller, conduct_alone
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.script_runs import ScriptPlanner
 
 
 def conduct_batch(
     directory: Path,
-    plan: RunPlan,
+    batch_plan: BatchPlan,
     home: Home,
     options: BatchSearchOptions,
     caller: SearchCaller[BatchLine],
-    plan_script_run: ScriptPlanner | None = None,
 ) -> BatchEnded:
     """Conduct the search in `directory` to its end; record and return the end.
 
-    `plan_script_run` plans the probes of a script; None for a preset. Raises UserError when another process
-    conducts the search, and when its device is in use.
+    Raises UserError when another process conducts the search, and when its device is in use.
     """
 
     def make_conductor() -> BatchConductor:
+        plan, plan_script_run = batch_plan.plan, batch_plan.plan_script_run
         if plan_script_run is None:
             return PresetBatchConductor(directory, plan, home, options, caller)
         return ScriptBatchConductor(directory, plan, home, options, caller, plan_script_run)

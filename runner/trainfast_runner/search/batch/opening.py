@@ -11,6 +11,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.search_directories import is_conducted
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.limits import limits_of
@@ -20,9 +21,10 @@ from trainfast_runner.search.searches import BATCH_KIND, new_search, unfinished
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 
 
-def open_batch(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
+def open_batch(batch_plan: BatchPlan, home: Home, options: BatchSearchOptions) -> Path:
     """Return the directory of the search this plan continues, or of a new one with its first line written."""
     home.create()
+    plan = batch_plan.plan
     key = batch_key(plan)
     earlier = None if options.fresh else unfinished(home, key, BATCH_KIND)
     # The processes of a conducted search hold a part of the memory that was free when the search began.

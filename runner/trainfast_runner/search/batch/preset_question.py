@@ -7,6 +7,7 @@ import os
 from trainfast_runner.errors import UserError
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.spec import RunSpec
@@ -15,11 +16,11 @@ from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
 from trainfast_runner.worker.shared.malloc_thresholds import malloc_settings
 
 
-def plan_preset_batch(spec: RunSpec, python: str | None, options: BatchSearchOptions) -> RunPlan:
-    """Return the plan of a preset's batch search, checked. Raises UserError."""
+def plan_preset_batch(spec: RunSpec, python: str | None, options: BatchSearchOptions) -> BatchPlan:
+    """Return the checked plan of a preset's batch search. Raises UserError."""
     plan = planning.plan_run(spec, python)
     _check_plan(plan, options)
-    return plan
+    return BatchPlan(plan)
 
 
 def _check_plan(plan: RunPlan, options: BatchSearchOptions) -> None:

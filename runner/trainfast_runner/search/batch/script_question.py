@@ -1,13 +1,13 @@
-"""The question of a batch search about a script: its plan, checked, and the planner of its probes."""
+"""The question of a batch search about a script, checked against this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.preset_question import check_options
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.script_runs import ScriptPlanner, script_planner
+from trainfast_runner.search.script_runs import script_planner
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 
@@ -18,9 +18,9 @@ UNTIMED_SCRIPT_STEPS = 2
 
 def plan_script_batch(
     preset: ScriptPreset, settings: Sequence[str], python: str | None, options: BatchSearchOptions
-) -> tuple[RunPlan, ScriptPlanner]:
-    """Return the plan of a script's batch search, checked, and the planner of its probes. Raises UserError."""
+) -> BatchPlan:
+    """Return the checked plan of a script's batch search. Raises UserError."""
     plan_script_run = script_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
     plan = plan_script_run({"steps": SCRIPT_PROBE_STEPS, "timing_warmup": UNTIMED_SCRIPT_STEPS})
     check_options(plan, options)
-    return plan, plan_script_run
+    return BatchPlan(plan, plan_script_run)
