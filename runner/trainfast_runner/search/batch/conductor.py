@@ -10,9 +10,9 @@ import msgspec
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.run_state import live_runs
 from trainfast_runner.search.batch.answer import answer_of
 from trainfast_runner.search.batch.decide import decide
+from trainfast_runner.search.batch.orphaned_batch_runs import OrphanedBatchRuns
 from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
 from trainfast_runner.search.conductor import Conductor, SearchCaller
@@ -22,7 +22,6 @@ from trainfast_runner.search.journal.batch import (
     BatchLaunched,
     BatchLine,
     BatchQuestion,
-    ConfirmationRun,
     Predicted,
     Probe,
     RankPeaks,
@@ -31,9 +30,7 @@ from trainfast_runner.search.journal.batch import (
 from trainfast_runner.search.journal.lines import Conducted, EndState
 from trainfast_runner.search.limits import with_limits
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.orphaned_runs import adopt_one, runs_of_search
-from trainfast_runner.search.run_ends import end_run
-from trainfast_runner.worker.shared.search_roles import CONFIRMATION, PROBE
+from trainfast_runner.worker.shared.search_roles import CONFIRMATION
 
 UNTIMED_CONFIRMATION_STEPS = 3
 """Steps of a confirmation run before the timed ones; fewer where that would leave none."""
@@ -59,6 +56,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         question = next(line for line in lines if isinstance(line, BatchQuestion))
         plan = with_limits(on_gpus(plan, question.device_uuids), tuple(question.limits_bytes))
         super().__init__(directory, plan, home, lines, options, caller)
+        self._orphans = OrphanedBatchRuns(home, directory.name, lines)
 
     @abstractmethod
     def predict(self) -> None:
@@ -88,7 +86,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def open(self) -> None:
         """End an orphaned process and predict the largest size."""
-        self._end_orphaned_process()
+        self._orphans.end_probes()
         if not any(isinstance(line, (Predicted, Probe)) for line in self._lines):
             self.predict()
 
@@ -128,21 +126,9 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         self._write(BatchLaunched(run_id=directory.name, role=role))
         return directory
 
-    def _end_orphaned_process(self) -> None:
-        """End the probe of a conductor that died, recorded or not; its confirmation run is adopted later."""
-        for run in live_runs(self._home):
-            if run.role == PROBE and run.search_id == self._directory.name:
-                end_run(self._home.directory(run.run_id))
-
     def _adopt_confirmation(self, plan: RunPlan) -> Path | None:
-        """Return the newest usable run of the plan that has no recorded end, and end all others; None without one.
-
-        If a killed conductor did not record the launch, it is recorded now.
-        """
-        ended = {line.run_id for line in self._lines if isinstance(line, ConfirmationRun)}
-        runs = runs_of_search(self._home, self._directory.name).items()
-        unrecorded = {run_id: run for run_id, run in runs if run.role == CONFIRMATION and run_id not in ended}
-        adopted = adopt_one(unrecorded, self._home, plan)
+        """Return the plan's run of a killed conductor, its launch recorded; None without one."""
+        adopted = self._orphans.adopt_confirmation(plan)
         launched = {line.run_id for line in self._lines if isinstance(line, BatchLaunched)}
         if adopted is not None and adopted.name not in launched:
             self._write(BatchLaunched(run_id=adopted.name, role=CONFIRMATION))

@@ -34,7 +34,6 @@ from trainfast_runner.search.journal.batch import (
     RankPeaks,
 )
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.orphaned_runs import adopt_ended, runs_of_search
 from trainfast_runner.search.script_runs import ScriptPlanner, why_incompatible, with_trace
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
 from trainfast_runner.worker.shared.search_roles import PROBE
@@ -58,11 +57,6 @@ class ScriptBatchConductor(BatchConductor):
     ) -> None:
         super().__init__(directory, plan, home, options, caller)
         self._plan_script_run = plan_script_run
-        recorded = {line.run_id for line in self._lines if isinstance(line, Probe)}
-        earlier_runs = runs_of_search(home, directory.name) if len(self._lines) > 1 else {}
-        self._left_probes = {
-            run_id: run for run_id, run in earlier_runs.items() if run.role == PROBE and run_id not in recorded
-        }
 
     def predict(self) -> None:
         """Start with the script's own size: nothing is known of its memory yet."""
@@ -84,7 +78,7 @@ class ScriptBatchConductor(BatchConductor):
         began_s = self._runs.clock_s()
         plan = self.plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
         is_first = self._state().largest_fitted == 0
-        orphan = adopt_ended(self._left_probes, self._home, plan)
+        orphan = self._orphans.adopt_probe(plan)
         if orphan is not None:
             self._write(BatchLaunched(run_id=orphan.name, role=PROBE))
         directory = orphan or self._start(with_trace(plan) if is_first else plan, PROBE)
