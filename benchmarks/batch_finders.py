@@ -27,14 +27,22 @@ class Prepared:
     """Model, optimizer, samples and limit, as the worker has them before its first step."""
 
     def __init__(self, folder: Path, run: dict[str, Any]) -> None:
-        names = ("clock", "data.batches", "probing", "recorder", "spec", "training", "worker_log")
-        allocator = importlib.import_module("trainfast_worker.allocator").Allocator()
+        names = (
+            "data.batches",
+            "records.clock",
+            "records.recorder",
+            "records.worker_log",
+            "spec",
+            "training",
+            "warm.probing",
+        )
+        allocator = importlib.import_module("trainfast_worker.memory.allocator").Allocator()
         # As in every run with a memory limit, and before torch is imported.
         allocator.set_strict()
         worker = {name: importlib.import_module(f"trainfast_worker.{name}") for name in names}
         self.worker = worker
         (folder / "run.json").write_text(json.dumps(run))
-        log = worker["worker_log"].WorkerLog(folder, 0)
+        log = worker["records.worker_log"].WorkerLog(folder, 0)
         self.spec = worker["spec"].read_spec(folder, 0)
         self.training = worker["training"].Training(folder, self.spec, log, allocator)
         self.training.memory.start(self.spec.strict_steps)
@@ -44,9 +52,9 @@ class Prepared:
         """So many optimizer steps at this size, by the worker's own loop."""
         training = self.training
         training.strategy.optimizer.zero_grad(set_to_none=True)
-        clock = self.worker["clock"].make_clock(training.device)
-        probe_steps = self.worker["probing"].ProbeSteps()
-        recorder = self.worker["recorder"].StepRecorder(clock, training.memory, probe_steps, training.log)
+        clock = self.worker["records.clock"].make_clock(training.device)
+        probe_steps = self.worker["warm.probing"].ProbeSteps()
+        recorder = self.worker["records.recorder"].StepRecorder(clock, training.memory, probe_steps, training.log)
         knobs = replace(training.state.knobs, batch_size=batch_size, steps=steps)
         training.state.engine.train(knobs, self.batches(batch_size, steps), recorder)
 

@@ -29,7 +29,7 @@ from trainfast_runner.settings.spec import resolve
 sys.path.insert(0, str(WORKER))
 importlib.import_module("bootstrap")
 
-WORKER_MODULES = ("allocator", "spec", "training", "worker_log")
+WORKER_MODULES = ("memory.allocator", "spec", "training", "records.worker_log")
 BUDGET_PERCENT = 1.0
 BLOCK_STEPS = 10
 
@@ -99,9 +99,9 @@ def training(folder: Path, steps: int, *settings: str) -> Iterator[tuple[Any, An
             {"schema": 1, **run, "world_size": 1, "memory_limit_bytes": None, "cache_dir": str(cache_directory())}
         )
     )
-    log = worker["worker_log"].WorkerLog(folder, 0)
+    log = worker["records.worker_log"].WorkerLog(folder, 0)
     worker_spec = worker["spec"].read_spec(folder, 0)
-    prepared = worker["training"].Training(folder, worker_spec, log, worker["allocator"].Allocator())
+    prepared = worker["training"].Training(folder, worker_spec, log, worker["memory.allocator"].Allocator())
     prepared.memory.start(worker_spec.strict_steps)
     step_log = prepared.build()
     yield prepared, step_log
@@ -111,7 +111,9 @@ def training(folder: Path, steps: int, *settings: str) -> Iterator[tuple[Any, An
 
 def recorder_of(prepared: Any, log: Any) -> Any:
     """The worker's own recorder, writing to `log`."""
-    recorder, clock = (importlib.import_module(f"trainfast_worker.{name}") for name in ("recorder", "clock"))
+    recorder, clock = (
+        importlib.import_module(f"trainfast_worker.{name}") for name in ("records.recorder", "records.clock")
+    )
     return recorder.StepRecorder(clock.make_clock(prepared.device), prepared.memory, log, prepared.log)
 
 

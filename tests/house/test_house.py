@@ -228,7 +228,7 @@ def test_an_optimizer_is_one_entry_and_one_file_or_none(house: House, own: bool)
     ),
 """,
     )
-    file = f"{RUNNER}/worker/signs.py"
+    file = f"{RUNNER}/worker/model/signs.py"
     if own:
         (house.source / file).write_text(
             '''"""Descent by the gradient's signs."""
@@ -277,7 +277,7 @@ def test_a_knob_is_one_entry_and_its_handling(house: House) -> None:
     ),
 """,
     )
-    file = f"{RUNNER}/worker/optimizer.py"
+    file = f"{RUNNER}/worker/model/optimizer.py"
     with (house.source / file).open("a") as handling:
         handling.write(
             """

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.door.trainfast_door import ending, rank_files
-from trainfast_runner.worker import main, record_file, worker_log
+from trainfast_runner.worker import main
+from trainfast_runner.worker.records import record_file, worker_log
 
 LIMITED = """
 import json, resource, torch
 from trainfast_runner.door.trainfast_door import memory_limit
-from trainfast_runner.worker import limit_gauge, memory_meter
+from trainfast_runner.worker.memory import limit_gauge, memory_meter
 
 of_hooks = memory_limit.MemoryLimit([1 << 30], "cpu")
 of_hooks.impose(rank=0)

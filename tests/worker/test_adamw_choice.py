@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from worker_knobs import worker_knobs
 
 from trainfast_runner.settings.knobs import KNOBS
-from trainfast_runner.worker.optimizer import build_optimizer, implementation
+from trainfast_runner.worker.model.optimizer import build_optimizer, implementation
 
 
 @pytest.fixture

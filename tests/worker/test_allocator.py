@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 
 from trainfast_runner.machine.worker_programs import WORKER
-from trainfast_runner.worker.allocator import Allocator
+from trainfast_runner.worker.memory.allocator import Allocator
 
 KEPT_ALLOCATOR = """
 import sys; sys.path.insert(0, sys.argv[1])
 import bootstrap
-from trainfast_worker.allocator import Allocator
+from trainfast_worker.memory.allocator import Allocator
 found = Allocator()
 print(found.name, found.thresholds, found.kept_because, sep="|")
 """
 FREED = """
 import ctypes, sys; sys.path.insert(0, sys.argv[1])
 import bootstrap
-from trainfast_worker.allocator import Allocator
+from trainfast_worker.memory.allocator import Allocator
 allocator = Allocator()
 getattr(allocator, f"set_{sys.argv[2]}")()
 def resident():
@@ -123,7 +123,7 @@ def test_freed_blocks_go_back_under_strict_thresholds_only(thresholds: str, keep
 AGAIN = """
 import sys; sys.path.insert(0, sys.argv[1])
 import bootstrap
-from trainfast_worker.allocator import Allocator
+from trainfast_worker.memory.allocator import Allocator
 allocator = Allocator()
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096

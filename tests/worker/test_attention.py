@@ -9,9 +9,9 @@ import pytest
 import torch
 from worker_knobs import worker_knobs
 
-from trainfast_runner.worker import inspect_model
-from trainfast_runner.worker.build import attention_of, attention_reason, build_model
-from trainfast_runner.worker.model_config import resolve_config
+from trainfast_runner.worker.model.build import attention_of, attention_reason, build_model
+from trainfast_runner.worker.model.model_config import resolve_config
+from trainfast_runner.worker.programs import inspect_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 WITHOUT_SDPA: list[tuple[dict[str, Any], str]] = [

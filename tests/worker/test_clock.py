@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainfast_runner.worker import clock
-from trainfast_runner.worker.clock import CudaClock
+from trainfast_runner.worker.records import clock
+from trainfast_runner.worker.records.clock import CudaClock
 
 MS = 1_000_000
 DAY_NS = 24 * 3600 * 1000 * MS

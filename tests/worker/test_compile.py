@@ -25,7 +25,7 @@ SMALLEST: dict[str, Any] = {
 def test_a_cuda_graph_is_replayed_only_where_no_gradient_has_to_outlive_it() -> None:
     from worker_knobs import worker_knobs
 
-    from trainfast_runner.worker.compilation import mode_of
+    from trainfast_runner.worker.model.compilation import mode_of
 
     tuned = worker_knobs(compile="max-autotune")
     assert (mode_of(worker_knobs(compile="default")), mode_of(tuned)) == (None, "max-autotune")

@@ -9,9 +9,9 @@ import torch
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainfast_runner.worker.build import model_class
-from trainfast_runner.worker.flops import flops_per_sample, notebook_forward
-from trainfast_runner.worker.model_config import resolve_config
+from trainfast_runner.worker.model.build import model_class
+from trainfast_runner.worker.model.flops import flops_per_sample, notebook_forward
+from trainfast_runner.worker.model.model_config import resolve_config
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 LLAMA = {"family": "llama", **SMALL, "vocab_size": 512}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.worker.record_file import RecordFile
-from trainfast_runner.worker.worker_log import WorkerLog
+from trainfast_runner.worker.records.record_file import RecordFile
+from trainfast_runner.worker.records.worker_log import WorkerLog
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from trainfast_runner.worker.data.images import image_samples
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.memory_trace.step_timeline import trace_step
 from trainfast_runner.worker.memory_trace.trace_request import read_request
-from trainfast_runner.worker.model_config import FREE_IMAGE_SIZE, image_shape, resolve_config, tokens_per_sample
+from trainfast_runner.worker.model.model_config import FREE_IMAGE_SIZE, image_shape, resolve_config, tokens_per_sample
 
 REFUSED = {
     "imagegpt": "by their input_ids",  # reads colour clusters as token ids

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.worker import inspect_model
+from trainfast_runner.worker.programs import inspect_model
 
 SCRIPT = Path(inspect_model.__file__)
 

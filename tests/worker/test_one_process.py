@@ -15,10 +15,10 @@ from torch.nn.parallel import DataParallel, parallel_apply
 from transformers import LlamaConfig
 from worker_knobs import worker_knobs
 
-from trainfast_runner.worker.build import build_model
-from trainfast_runner.worker.precision import Precision
+from trainfast_runner.worker.model.build import build_model
+from trainfast_runner.worker.model.precision import Precision
+from trainfast_runner.worker.model.weights import init_weights
 from trainfast_runner.worker.strategies.data_parallel import DataParallelStrategy
-from trainfast_runner.worker.weights import init_weights
 
 CPU = torch.device("cpu")
 LLAMA = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)

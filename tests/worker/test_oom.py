@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from trainfast_runner.worker.available_memory import fullest_device_memory
-from trainfast_runner.worker.orders import TrialOrder
+from trainfast_runner.worker.memory.available_memory import fullest_device_memory
+from trainfast_runner.worker.records.worker_log import WorkerLog
 from trainfast_runner.worker.shared.oom import is_out_of_memory
-from trainfast_runner.worker.trials import TrialRunner
-from trainfast_runner.worker.worker_log import WorkerLog
+from trainfast_runner.worker.warm.orders import TrialOrder
+from trainfast_runner.worker.warm.trials import TrialRunner
 
 SPELLINGS = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",

@@ -10,7 +10,7 @@ import torch
 import transformers
 from worker_knobs import worker_knobs
 
-from trainfast_runner.worker.optimizer import build_optimizer, parameter_groups
+from trainfast_runner.worker.model.optimizer import build_optimizer, parameter_groups
 
 Train = Callable[..., Any]
 pytestmark = pytest.mark.ci

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from trainfast_runner.records import warm_process
-from trainfast_runner.worker import orders
-from trainfast_runner.worker.orders import Orders, ProbeOrder, TrialOrder
+from trainfast_runner.worker.warm import orders
+from trainfast_runner.worker.warm.orders import Orders, ProbeOrder, TrialOrder
 
 
 @pytest.fixture

@@ -10,19 +10,19 @@ import torch
 from torch import nn
 from worker_knobs import worker_knobs
 
-from trainfast_runner.worker import limit_gauge, memory_meter
-from trainfast_runner.worker.allocator import Allocator
-from trainfast_runner.worker.limit_gauge import HostLimitGauge
-from trainfast_runner.worker.memory_meter import CudaMemoryMeter, HostMemoryMeter
-from trainfast_runner.worker.probing import (
+from trainfast_runner.worker.memory import limit_gauge, memory_meter
+from trainfast_runner.worker.memory.allocator import Allocator
+from trainfast_runner.worker.memory.limit_gauge import HostLimitGauge
+from trainfast_runner.worker.memory.memory_meter import CudaMemoryMeter, HostMemoryMeter
+from trainfast_runner.worker.records.recorder import StepRecorder
+from trainfast_runner.worker.shared.phases import MEMORY_PHASES
+from trainfast_runner.worker.spec import Knobs
+from trainfast_runner.worker.strategies.base import Strategy
+from trainfast_runner.worker.warm.probing import (
     MAX_SKIPPED,
     ProbeRunner,
     ProbeSteps,
 )
-from trainfast_runner.worker.recorder import StepRecorder
-from trainfast_runner.worker.shared.phases import MEMORY_PHASES
-from trainfast_runner.worker.spec import Knobs
-from trainfast_runner.worker.strategies.base import Strategy
 
 
 def test_the_gauge_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from worker_knobs import worker_knobs
 
-from trainfast_runner.worker.build import build_model
 from trainfast_runner.worker.invalid import InvalidInput
-from trainfast_runner.worker.model_config import check_seq_len, resolve_config
+from trainfast_runner.worker.model.build import build_model
+from trainfast_runner.worker.model.model_config import check_seq_len, resolve_config
 
 
 @pytest.mark.parametrize(

@@ -169,8 +169,8 @@ def test_layers_are_spread_in_order_and_fetch_their_inputs() -> None:
         vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2
     )
     knobs, cpu = in_worker("spec").knobs_of(knob_values()), torch.device("cpu")
-    model = in_worker("build").build_model(config, "causal-lm", knobs, cpu)
-    parts = in_worker("weights").init_in_turn(model, 0, cpu)
+    model = in_worker("model.build").build_model(config, "causal-lm", knobs, cpu)
+    parts = in_worker("model.weights").init_in_turn(model, 0, cpu)
     in_worker("strategies.spread_layers").spread_parts(model, parts, [cpu, torch.device("meta")])
     places = [next(block.parameters()).device.type for block in model.model.layers]
     # The final norm makes the last device's share the larger one.

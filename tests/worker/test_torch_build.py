@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainfast_runner.worker import torch_build
+from trainfast_runner.worker.programs import torch_build
 
 SCRIPT = Path(torch_build.__file__)
 UNTAGGED_CPU = "__version__ = '2.13.0'\ncuda: str | None = None\nhip: str | None = None\n"

@@ -29,7 +29,7 @@ from trainfast_runner.search.searches import new_search
 from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import allows_warm_trials
-from trainfast_runner.worker.trials import HeldLoader, trial_fields
+from trainfast_runner.worker.warm.trials import HeldLoader, trial_fields
 
 SMALL = (
     *("data.kind=random", "model.hidden_size=64", "model.num_hidden_layers=2", "model.vocab_size=1024"),

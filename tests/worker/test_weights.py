@@ -8,9 +8,9 @@ import pytest
 import torch
 from worker_knobs import worker_knobs
 
-from trainfast_runner.worker.build import build_model
-from trainfast_runner.worker.model_config import resolve_config
-from trainfast_runner.worker.weights import init_in_turn, init_weights, parts
+from trainfast_runner.worker.model.build import build_model
+from trainfast_runner.worker.model.model_config import resolve_config
+from trainfast_runner.worker.model.weights import init_in_turn, init_weights, parts
 
 CPU = torch.device("cpu")
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 1024}
@@ -52,7 +52,7 @@ def test_a_built_model_has_no_matrices_and_an_initialized_one_has_all(model: dic
 
 @families
 def test_weights_are_spread_as_transformers_spreads_them(model: dict[str, Any], objective: str) -> None:
-    from trainfast_runner.worker.build import model_class
+    from trainfast_runner.worker.model.build import model_class
 
     config = resolve_config(model)
     torch.manual_seed(0)

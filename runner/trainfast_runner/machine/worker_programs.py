@@ -16,6 +16,7 @@ from typing import IO, Any
 from trainfast_runner.errors import UserError
 
 WORKER = Path(__file__).parents[1] / "worker"
+PROGRAMS = WORKER / "programs"
 ANSWER_TIMEOUT_S = 120
 ENDED_EVERY_S = 0.01
 """Seconds between two polls for a script's end."""
@@ -74,7 +75,7 @@ def ask_worker(
 
     Raises UserError, which says that the Python cannot do the `task`, and ProgramCancelled once `cancelled` is set.
     """
-    path = str(WORKER / script)
+    path = str(PROGRAMS / script)
     stdout, stderr = _output_of(executable, [executable, path, *arguments], environment, cancelled)
     if answers := list(json_objects(stdout.splitlines())):
         return answers[-1]

@@ -1,6 +1,6 @@
 """The training loop on one page: data, forward, backward, optimizer step, all-reduce.
 
-`strategies/` says how ranks share each of these, `recorder.py` turns the phases named here into step records.
+`strategies/` says how ranks share each of these, `records/recorder.py` turns the phases named here into step records.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from .data.samples import Batch
-from .objective import Objective
-from .optimizer import rate_at
-from .recorder import StepRecorder
+from .model.objective import Objective
+from .model.optimizer import rate_at
+from .records.recorder import StepRecorder
 from .spec import Knobs
 from .strategies.base import Strategy
 

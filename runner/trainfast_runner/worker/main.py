@@ -9,12 +9,12 @@ import sys
 import traceback
 from pathlib import Path
 
-from .allocator import Allocator
 from .exit_now import exit_now
 from .invalid import InvalidInput
+from .memory.allocator import Allocator
+from .records.worker_log import WorkerLog
 from .shared.lock_files import ALIVE_LOCK_FILE
 from .spec import read_spec
-from .worker_log import WorkerLog
 
 EXIT_FAILED = 1
 EXIT_INVALID = 2

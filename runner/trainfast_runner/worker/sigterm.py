@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from .exit_now import exit_now
-from .step_log import StepLog
-from .worker_log import WorkerLog
+from .records.step_log import StepLog
+from .records.worker_log import WorkerLog
 
 STEP_LOG_TIMEOUT_S = 1.0
 EXIT_SIGTERM = 128 + signal.SIGTERM

@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 
-from .actual_record import ComputeDtype, actual_fields
-from .build import attention_of, attention_reason, build_model
-from .compilation import CompileWatch, unwrap
 from .data.batches import Samples, batches_of, mean_tokens
 from .data.samples import Batch
 from .data.whole_texts import CountedBatches, WholeTexts
 from .engines import make_engine
-from .flops import SampleFlops, flops_per_sample
-from .objective import Objective
-from .optimizer import import_optimizer_code
-from .sdpa_backend import SdpaBackend
+from .model.build import attention_of, attention_reason, build_model
+from .model.compilation import CompileWatch, unwrap
+from .model.flops import SampleFlops, flops_per_sample
+from .model.objective import Objective
+from .model.optimizer import import_optimizer_code
+from .model.sdpa_backend import SdpaBackend
+from .records.actual_record import ComputeDtype, actual_fields
+from .records.step_log import StepLog
+from .records.worker_log import WorkerLog
 from .spec import RankSpec
-from .step_log import StepLog
 from .strategies import make_strategy
-from .worker_log import WorkerLog
 
 
 class TrainState:

@@ -11,28 +11,28 @@ from pathlib import Path
 
 import torch
 
-from .allocator import Allocator, use_ordinary_thresholds
-from .available_memory import fullest_device_memory
-from .build import import_model_code
-from .clock import make_clock
 from .data.batches import open_samples
 from .invalid import InvalidInput
-from .limit_gauge import make_limit_gauge
-from .memory_meter import make_memory_meter
-from .model_config import check_seq_len, resolve_config
-from .orders import Order, Orders, ProbeOrder, TrialOrder
-from .probing import ProbeRunner
-from .record_file import RecordFile, rank_suffix
-from .recorder import StepRecorder
+from .memory.allocator import Allocator, use_ordinary_thresholds
+from .memory.available_memory import fullest_device_memory
+from .memory.limit_gauge import make_limit_gauge
+from .memory.memory_meter import make_memory_meter
+from .model.build import import_model_code
+from .model.model_config import check_seq_len, resolve_config
+from .records.clock import make_clock
+from .records.record_file import RecordFile, rank_suffix
+from .records.recorder import StepRecorder
+from .records.step_log import StepLog
+from .records.worker_log import WorkerLog
 from .shared.malloc_thresholds import KEPT, ORDINARY, STRICT, STRICT_IN_WARMUP
 from .shared.search_roles import CONTROL_FILE, PROBE, TRIAL, search_lock
 from .shared.threads import openmp_libraries, wait_policy
 from .sigterm import STEP_LOG_TIMEOUT_S, keep_last_step_on_sigterm
 from .spec import RankSpec
-from .step_log import StepLog
 from .train_state import TrainState
-from .trials import TrialRunner
-from .worker_log import WorkerLog
+from .warm.orders import Order, Orders, ProbeOrder, TrialOrder
+from .warm.probing import ProbeRunner
+from .warm.trials import TrialRunner
 
 NO_THREAD = "can't start new thread"
 """Python's error when the memory limit leaves no room for a thread stack; treated as out of memory."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TRACEBACK_CHARACTERS = 4000
 MESSAGE_CHARACTERS = 2000
-"""Kept equal to the worker's (`worker_log.py`): the door imports nothing of the worker while a script runs."""
+"""Kept equal to the worker's (`records/worker_log.py`): the door imports nothing of the worker while a script runs."""
 BACKWARD = ("torch/_tensor.py", "torch/autograd/")
 PHASE_OF_FRAME = (
     ("torch/utils/data/", "", "data"),

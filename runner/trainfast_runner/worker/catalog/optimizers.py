@@ -13,7 +13,7 @@ class OptimizerEntry:
 
     name: str
     path: str
-    """`module:Class`, a leading dot for a file of the worker; called with parameter groups, `lr` and `arguments`.
+    """`module:Class`, a leading dot for a file in `model`; called with parameter groups, `lr` and `arguments`.
 
     The groups set `weight_decay`, which the knob means as decoupled: a class that adds it to the gradient by default
     gets the argument that changes that, as NAdam and RAdam do with `decoupled_weight_decay`.

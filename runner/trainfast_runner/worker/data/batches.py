@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 from ..catalog import STRATEGIES
 from ..invalid import InvalidInput
-from ..model_config import text_part, tokens_per_sample, vocab_size
+from ..model.model_config import text_part, tokens_per_sample, vocab_size
+from ..records.worker_log import WorkerLog
 from ..shared.recipes import split_tokens
 from ..spec import Knobs, RankSpec
-from ..worker_log import WorkerLog
 from .corpus import Corpus, CorpusRequest, describe, open_corpus
 from .global_order import GlobalOrder
 from .images import ImageSamples, image_samples

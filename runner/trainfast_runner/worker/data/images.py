@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from ..invalid import InvalidInput
-from ..model_config import image_shape
+from ..model.model_config import image_shape
 from .image_files import CLASSES, ImageFiles, drawn_images, user_images
 from .samples import Batch
 

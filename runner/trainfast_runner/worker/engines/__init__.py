@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 
 from ..catalog import ENGINES
-from ..objective import Objective
+from ..model.objective import Objective
 from ..spec import Knobs
 from ..strategies.base import Strategy
 from .base import Engine

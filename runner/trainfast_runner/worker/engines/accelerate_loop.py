@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 
 from ..data.samples import Batch
 from ..loop import to_device
-from ..optimizer import build_optimizer, rate_at
-from ..recorder import StepRecorder
+from ..model.optimizer import build_optimizer, rate_at
+from ..model.weights import init_weights
+from ..records.recorder import StepRecorder
 from ..spec import Knobs
-from ..weights import init_weights
 from .base import Engine
 
 

@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 
 from .. import loop
 from ..data.samples import Batch
-from ..objective import Objective
-from ..recorder import StepRecorder
+from ..model.objective import Objective
+from ..records.recorder import StepRecorder
 from ..spec import Knobs
 from ..strategies.base import Strategy
 

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from ..build import CHECKPOINTING_ARGUMENTS
 from ..catalog import OPTIMIZERS
 from ..data.samples import Batch
 from ..loop import to_device
-from ..objective import Objective, logits_of
-from ..optimizer import optimizer_class
-from ..recorder import StepRecorder
+from ..model.build import CHECKPOINTING_ARGUMENTS
+from ..model.objective import Objective, logits_of
+from ..model.optimizer import optimizer_class
+from ..model.weights import init_weights
+from ..records.recorder import StepRecorder
 from ..spec import Knobs
 from ..strategies.base import Strategy
-from ..weights import init_weights
 from .base import Engine
 
 

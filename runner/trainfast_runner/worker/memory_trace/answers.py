@@ -75,14 +75,14 @@ def answers(requests: list[TraceRequest]) -> Iterator[dict[str, Any]]:
 
 def import_for(requests: list[TraceRequest]) -> None:
     """Import everything that tracing needs, once for all its processes. Raises the error of a failed import."""
-    from ..hidden_packages import hide
+    from ..programs.hidden_packages import hide
 
     gc.disable()
     hide(HIDDEN_PACKAGES)
     import torch
 
-    from ..build import import_model_code
-    from ..model_config import resolve_config
+    from ..model.build import import_model_code
+    from ..model.model_config import resolve_config
     from . import step_timeline
 
     assert step_timeline

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from ..build import CHECKPOINTING_ARGUMENTS, attention_of, attention_reason, build_model
 from ..data.samples import Batch, Halves, random_samples
 from ..loop import forward_backward
-from ..model_config import (
+from ..model.build import CHECKPOINTING_ARGUMENTS, attention_of, attention_reason, build_model
+from ..model.model_config import (
     check_seq_len,
     image_shape,
     resolve_config,
     tokens_per_sample,
     vocab_size,
 )
-from ..objective import Objective
-from ..optimizer import build_optimizer
+from ..model.objective import Objective
+from ..model.optimizer import build_optimizer
 from ..shared.recipes import split_tokens
 from ..shared.traced import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
 from ..spec import Knobs

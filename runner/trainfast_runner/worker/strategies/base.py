@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..compilation import compiled
 from ..data.samples import Batch
-from ..objective import Objective
-from ..optimizer import build_optimizer
-from ..precision import Precision
+from ..model.compilation import compiled
+from ..model.objective import Objective
+from ..model.optimizer import build_optimizer
+from ..model.precision import Precision
+from ..model.weights import init_weights
 from ..spec import Knobs
-from ..weights import init_weights
 
 WRAPPERS = (DistributedDataParallel, DataParallel)
 ForwardBackward = Callable[[list[Batch], Tensor, Objective, Callable[[str], None]], Tensor]
@@ -100,7 +100,7 @@ class Strategy:
         return None
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """Return `wrapper`, and the fields of NULL_UNLESS_READ (`actual_record.py`) that the live objects have."""
+        """Return `wrapper`, and those fields of `records.actual_record.NULL_UNLESS_READ` that the live objects have."""
         return {"wrapper": next((kind.__name__ for kind in WRAPPERS if isinstance(module, kind)), "none")}
 
     def documents(self) -> dict[str, Any]:

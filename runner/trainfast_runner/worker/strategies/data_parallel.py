@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from ..precision import HALF_DTYPE
+from ..model.precision import HALF_DTYPE
 from ..spec import Knobs
 from .base import Strategy, visible_gpus
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compilation import unwrap
-from ..precision import dtype_name
+from ..model.compilation import unwrap
+from ..model.precision import dtype_name
 from ..spec import Knobs
 from .base import Strategy
 

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 
 from ..catalog import STRATEGIES
 from ..invalid import InvalidInput
-from ..optimizer import build_optimizer, parameter_groups
-from ..precision import HALF_DTYPE, dtype_name
+from ..model.optimizer import build_optimizer, parameter_groups
+from ..model.precision import HALF_DTYPE, dtype_name
+from ..model.weights import init_in_turn, init_weights
 from ..shared.offload_scratch import Scratch
 from ..spec import Knobs
-from ..weights import init_in_turn, init_weights
 from .ddp import DistributedDataParallelStrategy
 from .engine_precision import EnginePrecision
 from .extension_builds import build_failure

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..precision import Precision
+from ..model.precision import Precision
 
 
 class EnginePrecision(Precision):

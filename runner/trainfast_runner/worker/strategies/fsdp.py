@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from ..blocks import transformer_blocks
 from ..invalid import InvalidInput
-from ..precision import HALF_DTYPE, dtype_name
+from ..model.blocks import transformer_blocks
+from ..model.precision import HALF_DTYPE, dtype_name
+from ..model.weights import Part, init_in_turn
 from ..spec import Knobs
-from ..weights import Part, init_in_turn
 from .ddp import DistributedDataParallelStrategy
 
 

@@ -16,11 +16,11 @@ from torch.distributed import pipelining
 
 from ..catalog import SCHEDULES
 from ..data.samples import Batch
-from ..objective import Objective
-from ..optimizer import build_optimizer
-from ..precision import dtype_name
+from ..model.objective import Objective
+from ..model.optimizer import build_optimizer
+from ..model.precision import dtype_name
+from ..model.weights import init_weights
 from ..spec import Knobs
-from ..weights import init_weights
 from .mesh import MeshStrategy
 from .pipeline_stages import cut
 

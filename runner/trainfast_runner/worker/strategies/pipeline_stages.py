@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..invalid import InvalidInput
-from ..model_config import active_share, head_size
+from ..model.model_config import active_share, head_size
 from .balance import balance
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..blocks import transformer_blocks
 from ..invalid import InvalidInput
+from ..model.blocks import transformer_blocks
+from ..model.weights import Part, init_in_turn
 from ..spec import Knobs
-from ..weights import Part, init_in_turn
 from .balance import balance
 from .base import Strategy, visible_gpus
 

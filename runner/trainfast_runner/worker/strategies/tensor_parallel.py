@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..optimizer import build_optimizer
-from ..precision import dtype_name
+from ..model.optimizer import build_optimizer
+from ..model.precision import dtype_name
+from ..model.weights import Part, init_in_turn
 from ..spec import Knobs
-from ..weights import Part, init_in_turn
 from .base import Strategy
 from .fsdp import clip_slices, mesh_of, shard_in_turn, sharded_fields, sync_in_last
 from .mesh import MeshStrategy

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from ..weights import Part
+from ..model.weights import Part
 from .tensor_plan import Slice, TensorPlan
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from ..catalog import STRATEGIES
+from ..model.weights import parts
 from ..spec import Knobs
-from ..weights import parts
 
 # DeepSpeed's default buckets have 5e8 elements and are allocated whole, 2 GB in fp32, for any model.
 LARGEST_BUCKET_ELEMENTS = 500_000_000

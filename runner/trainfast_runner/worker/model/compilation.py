@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .invalid import InvalidInput
-from .spec import Knobs
+from ..invalid import InvalidInput
+from ..spec import Knobs
 
 
 def compiled(module: nn.Module, knobs: Knobs) -> nn.Module:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from .shared.malloc_thresholds import KEPT, ORDINARY, ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES, STRICT, malloc_settings
+from ..shared.malloc_thresholds import KEPT, ORDINARY, ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES, STRICT, malloc_settings
 
 # mallopt's parameters, from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8

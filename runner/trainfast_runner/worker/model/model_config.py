@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .invalid import InvalidInput, one_line, unknown_name
-from .shared.recipes import positions_needed
+from ..invalid import InvalidInput, one_line, unknown_name
+from ..shared.recipes import positions_needed
 
 SOURCES = ("family", "path", "hub")
 # Every configuration takes these, although it does not store them.

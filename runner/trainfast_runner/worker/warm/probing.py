@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from .available_memory import fullest_device_memory
-from .clock import StepTimes, make_clock
-from .data.batches import Samples, batches_of
-from .data.samples import Batch
-from .limit_gauge import LimitGauge
-from .memory_meter import MemoryMeter
+from ..data.batches import Samples, batches_of
+from ..data.samples import Batch
+from ..memory.available_memory import fullest_device_memory
+from ..memory.limit_gauge import LimitGauge
+from ..memory.memory_meter import MemoryMeter
+from ..records.clock import StepTimes, make_clock
+from ..records.recorder import EndedStep, StepRecorder
+from ..records.worker_log import WorkerLog, chain_is_oom, exception_chain
+from ..shared.phases import MEMORY_PHASES
+from ..spec import Knobs
+from ..train_state import TrainState
 from .orders import Orders, ProbeOrder
-from .recorder import EndedStep, StepRecorder
-from .shared.phases import MEMORY_PHASES
-from .spec import Knobs
-from .train_state import TrainState
-from .worker_log import WorkerLog, chain_is_oom, exception_chain
 
 MAX_SKIPPED = 20
 """Most steps that a probe adds where fp16 skips updates: the scale falls from 65536 to 1 in 16."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..model.compilation import CompileWatch
 from .clock import StepTimes
-from .compilation import CompileWatch
 from .recorder import EndedStep
 from .worker_log import WorkerLog
 

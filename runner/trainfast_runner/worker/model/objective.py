@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .data.samples import IGNORED, Batch
+from ..data.samples import IGNORED, Batch
 
 
 def model_inputs(batch: Batch) -> Batch:

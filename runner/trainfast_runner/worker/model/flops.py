@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from ..invalid import InvalidInput
+from ..shared.recipes import split_tokens
 from .blocks import transformer_blocks
-from .invalid import InvalidInput
 from .model_config import (
     active_share,
     head_size,
@@ -18,7 +19,6 @@ from .model_config import (
     text_part,
     tokens_per_sample,
 )
-from .shared.recipes import split_tokens
 
 _ADDED = re.compile(r"(^|\.)(position_embeddings|cls_token|mask_token|distillation_token)$")
 """Parameters that are added, never multiplied."""

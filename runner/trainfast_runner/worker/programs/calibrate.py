@@ -129,5 +129,5 @@ def _best_seconds(work: Callable[[], Any], device: Any) -> float:
 
 
 if __name__ == "__main__":
-    runpy.run_path(str(Path(__file__).with_name("bootstrap.py")))
-    print(json.dumps(importlib.import_module("trainfast_worker.calibrate").main(*sys.argv[1:2] or ["cpu"])))
+    runpy.run_path(str(Path(__file__).parents[1] / "bootstrap.py"))
+    print(json.dumps(importlib.import_module("trainfast_worker.programs.calibrate").main(*sys.argv[1:2] or ["cpu"])))

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from ..memory.memory_meter import MemoryMeter
 from .clock import StepClock, StepTimes
-from .memory_meter import MemoryMeter
 from .worker_log import WorkerLog
 
 

@@ -7,12 +7,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..shared.oom import is_out_of_memory
 from .record_file import RecordFile, rank_suffix
-from .shared.oom import is_out_of_memory
 
 if TYPE_CHECKING:
     # It imports torch, and this file is imported before.
-    from .available_memory import DeviceMemory
+    from ..memory.available_memory import DeviceMemory
 
 TRACEBACK_CHARACTERS = 4000
 MESSAGE_CHARACTERS = 2000

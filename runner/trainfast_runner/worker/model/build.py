@@ -11,8 +11,8 @@ import torch
 import transformers
 from torch import nn
 
-from .invalid import InvalidInput, one_line
-from .spec import Knobs
+from ..invalid import InvalidInput, one_line
+from ..spec import Knobs
 from .weights import without_weights
 
 _CLASSES = {

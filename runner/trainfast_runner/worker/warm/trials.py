@@ -19,18 +19,18 @@ from typing import Any
 
 import torch
 
-from .allocator import use_ordinary_thresholds
-from .available_memory import fullest_device_memory
-from .catalog import allows_warm_trials
-from .clock import make_clock
-from .data.batches import Samples
-from .invalid import InvalidInput
-from .memory_meter import MemoryMeter
+from ..catalog import allows_warm_trials
+from ..data.batches import Samples
+from ..invalid import InvalidInput
+from ..memory.allocator import use_ordinary_thresholds
+from ..memory.available_memory import fullest_device_memory
+from ..memory.memory_meter import MemoryMeter
+from ..records.clock import make_clock
+from ..records.recorder import StepRecorder
+from ..records.worker_log import WorkerLog, chain_is_oom, exception_chain
+from ..spec import RankSpec
+from ..train_state import TrainState
 from .orders import PARENT_CHECK_S, Orders, TrialOrder
-from .recorder import StepRecorder
-from .spec import RankSpec
-from .train_state import TrainState
-from .worker_log import WorkerLog, chain_is_oom, exception_chain
 
 MAX_STEPS = 1_000_000
 """Length of a trial's loader: `more` steps may be ordered again and again."""

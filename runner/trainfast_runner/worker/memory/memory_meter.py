@@ -7,8 +7,8 @@ import resource
 
 import torch
 
+from ..shared.phases import MEMORY_PHASES
 from .allocator import Allocator
-from .shared.phases import MEMORY_PHASES
 
 RESERVE_BYTES = 16 << 20
 """Chosen, not measured: kept free for the last records after out of memory."""

@@ -25,9 +25,9 @@ def main(arguments: list[str]) -> dict[str, Any]:
 
     `error` is there if the model cannot be built.
     """
+    from ..invalid import InvalidInput
+    from ..model.model_config import resolve_config
     from .hidden_packages import hide
-    from .invalid import InvalidInput
-    from .model_config import resolve_config
     from .torch_build import torch_build
 
     flags = {argument for argument in arguments if argument.startswith("--")}
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
             if "--count" in flags:
                 answer["parameters"] = _count(config, request.get("objective", "causal-lm"))
             if "--attention" in flags:
-                from .build import attentions
+                from ..model.build import attentions
 
                 answer["attentions"] = attentions(config, request.get("objective", "causal-lm"))
         except InvalidInput as error:
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str | None]:
-    from .catalog import packages
+    from ..catalog import packages
 
     versions: dict[str, str | None] = {}
     for name in (*PACKAGES, *packages()):
@@ -75,7 +75,7 @@ def _versions() -> dict[str, str | None]:
 def _count(config: Any, objective: str) -> int:
     import torch
 
-    from .build import model_class
+    from ..model.build import model_class
 
     with torch.device("meta"):
         model = model_class(objective).from_config(config)
@@ -94,5 +94,7 @@ def _devices() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    runpy.run_path(str(Path(__file__).with_name("bootstrap.py")))
-    print(json.dumps(importlib.import_module("trainfast_worker.inspect_model").main(sys.argv[1:]), default=str))
+    runpy.run_path(str(Path(__file__).parents[1] / "bootstrap.py"))
+    print(
+        json.dumps(importlib.import_module("trainfast_worker.programs.inspect_model").main(sys.argv[1:]), default=str)
+    )

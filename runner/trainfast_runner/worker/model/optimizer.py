@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .catalog import OPTIMIZERS, OptimizerEntry
-from .invalid import InvalidInput
-from .spec import Knobs
+from ..catalog import OPTIMIZERS, OptimizerEntry
+from ..invalid import InvalidInput
+from ..spec import Knobs
 
 
 def import_optimizer_code(name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .invalid import InvalidInput
+from ..invalid import InvalidInput
 
 
 def outermost_blocks(model: nn.Module) -> list[nn.Module]:

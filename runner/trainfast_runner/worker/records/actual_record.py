@@ -10,14 +10,14 @@ from torch import nn
 from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
 
-from .build import attention_of
-from .compilation import unwrap
-from .flops import SampleFlops
-from .model_config import text_part
-from .objective import logits_of
-from .optimizer import class_name, implementation
-from .precision import dtype_name
-from .strategies.base import Strategy
+from ..model.build import attention_of
+from ..model.compilation import unwrap
+from ..model.flops import SampleFlops
+from ..model.model_config import text_part
+from ..model.objective import logits_of
+from ..model.optimizer import class_name, implementation
+from ..model.precision import dtype_name
+from ..strategies.base import Strategy
 
 NULL_UNLESS_READ = dict.fromkeys(("reduce_dtype", "zero_stage", "mesh", "pipeline_stages"))
 """Fields of the record that only some strategies read from their live objects."""

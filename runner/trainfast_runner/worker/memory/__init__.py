@@ -1,0 +1,1 @@
+"""Measures and limits the memory of the training, and sets the allocator."""

@@ -1,0 +1,1 @@
+"""Builds the model, its optimizer and its loss, and prepares its weights and precision."""

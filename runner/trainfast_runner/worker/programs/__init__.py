@@ -1,0 +1,1 @@
+"""Programs that the runner starts by path, beside the training itself."""

@@ -1,0 +1,1 @@
+"""Writes the records of a training: its steps, what ran, and its errors."""
