@@ -8,23 +8,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from trainfast_runner.records.json_lines import newest
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.objective import objective_interval
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
-    BestAnswer,
-    BestEnded,
     BestJournal,
-    BestQuestion,
     BestStep,
     Candidate,
     ColdRun,
     Interval,
-    Space,
     Trial,
 )
-from trainfast_runner.search.journal.lines import Waiting, current_end, worked_seconds
+from trainfast_runner.search.journal.lines import Waiting, worked_seconds
 from trainfast_runner.search.speed.process_starts import ProcessStarts, process_key
 from trainfast_runner.search.speed.trial_rates import log_rate, measurements
 from trainfast_runner.units import highest
@@ -41,41 +36,16 @@ class Leader(NamedTuple):
 class BestSoFar(BestJournal):
     """The content of a journal so far."""
 
-    @cached_property
-    def question(self) -> BestQuestion | None:
-        """The first line; None while it is unwritten."""
-        return newest(self.lines, BestQuestion)
-
-    @cached_property
-    def space(self) -> Space | None:
-        """The candidates; None before they are listed."""
-        return newest(self.lines, Space)
-
     @property
     def disturbed_count(self) -> int:
         """The number of measurements that count although other processes or heat disturbed them."""
         return sum(line.counts_disturbed for line in self.attempts)
 
     @cached_property
-    def newest_step(self) -> BestStep | None:
-        """The newest step, with its reason; None before the first."""
-        return newest(self.lines, BestStep)
-
-    @cached_property
     def is_under_way(self) -> bool:
         """True while the newest step has no outcome yet."""
         last = next((line for line in reversed(self.lines) if isinstance(line, BestStep | Trial | ColdRun)), None)
         return isinstance(last, BestStep) and last.candidate_number is not None
-
-    @cached_property
-    def ended(self) -> BestEnded | None:
-        """The end; None while the search goes on or was continued."""
-        return current_end(self.lines, BestEnded)
-
-    @property
-    def answer(self) -> BestAnswer | None:
-        """The answer, or the best so far of a cancelled search; None before either."""
-        return None if self.ended is None else self.ended.answer
 
     @cached_property
     def rates(self) -> Mapping[int, Interval]:

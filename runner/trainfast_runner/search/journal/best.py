@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.json_lines import newest, read_all
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedSpec
 from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.records.search_directories import JOURNAL_FILE
@@ -27,6 +27,7 @@ from trainfast_runner.search.journal.lines import (
     Resumed,
     SearchEnded,
     Waiting,
+    current_end,
 )
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import KnobValue
@@ -338,9 +339,24 @@ BestLine = (
 
 @dataclass(frozen=True)
 class BestJournal(JournalLines):
-    """The lines of a journal, oldest first, and its trials and cold runs."""
+    """The lines of a best-fit search's journal, oldest first, by kind."""
 
     lines: tuple[BestLine, ...]
+
+    @cached_property
+    def question(self) -> BestQuestion | None:
+        """The first line; None while it is unwritten."""
+        return newest(self.lines, BestQuestion)
+
+    @cached_property
+    def space(self) -> Space | None:
+        """The candidates; None before they are listed."""
+        return newest(self.lines, Space)
+
+    @cached_property
+    def newest_step(self) -> BestStep | None:
+        """The newest step, with its reason; None before the first."""
+        return newest(self.lines, BestStep)
 
     @cached_property
     def attempts(self) -> tuple[Trial | ColdRun, ...]:
@@ -361,6 +377,16 @@ class BestJournal(JournalLines):
     def instructions(self) -> tuple[Instruction, ...]:
         """The person's instructions that the conductor has taken."""
         return self.all_of(Instruction)
+
+    @cached_property
+    def ended(self) -> BestEnded | None:
+        """The end; None while the search goes on or was continued."""
+        return current_end(self.lines, BestEnded)
+
+    @property
+    def answer(self) -> BestAnswer | None:
+        """The answer, or the best so far of a cancelled search; None before either."""
+        return None if self.ended is None else self.ended.answer
 
 
 def read_best_journal(directory: Path) -> list[BestLine]:

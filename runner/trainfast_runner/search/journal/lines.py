@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -89,10 +90,25 @@ def current_end(lines: Sequence[object], kind: type[EndedT]) -> EndedT | None:
 
 
 @dataclass(frozen=True)
-class JournalLines:
+class JournalLines(ABC):
     """The lines of a journal of either kind, oldest first, and the waits of its conductor."""
 
     lines: tuple[Any, ...]
+
+    @property
+    @abstractmethod
+    def question(self) -> object | None:
+        """The first line; None while it is unwritten."""
+
+    @property
+    @abstractmethod
+    def newest_step(self) -> object | None:
+        """The newest decision; None before the first."""
+
+    @property
+    @abstractmethod
+    def ended(self) -> SearchEnded | None:
+        """The end; None while the search goes on or was continued."""
 
     def all_of(self, kind: type[LineT]) -> tuple[LineT, ...]:
         """The lines of this kind, in their order."""
@@ -135,27 +151,7 @@ def worked_seconds(lines: Iterable[Any]) -> float:
     return total_ns / 1e9
 
 
-class JournalOfSearch(Protocol):
-    """The part of a journal of either kind that decides the state of its search."""
-
-    @property
-    def question(self) -> object | None:
-        """The first line; None while it is unwritten."""
-
-    @property
-    def newest_step(self) -> object | None:
-        """The newest decision; None before the first."""
-
-    @property
-    def is_paused(self) -> bool:
-        """True if the conductor waits for a pause to end."""
-
-    @property
-    def ended(self) -> SearchEnded | None:
-        """The end; None while the search goes on or was continued."""
-
-
-def state_of_search(directory: Path, journal: JournalOfSearch, *, is_conducted: bool) -> str:
+def state_of_search(directory: Path, journal: JournalLines, *, is_conducted: bool) -> str:
     """Return the state of a search of either kind: that of its end, else by its journal and its lock.
 
     The state is `interrupted` if no process conducts the search, and `starting` before its question and first step.

@@ -45,8 +45,9 @@ WORTHWHILE_LOG_GAIN = math.log(1.02)
 class BestState(BestJournal):
     """The state of a search after `spent_s` seconds; `warm_run_id` is the run of the warm process, None without one."""
 
-    question: BestQuestion
-    space: Space
+    # Without `field()` the journal's property of that name would be the default.
+    question: BestQuestion = field()
+    space: Space = field()
     measured: Measurements
     posterior: Posterior
     spent_s: float
