@@ -66,6 +66,23 @@ def test_a_trainers_call_gets_the_settings_and_keeps_the_rest(tmp_path: Path) ->
     assert changed(file)[1].diff == "", "a second time changes nothing"
 
 
+def test_a_lone_carriage_return_ends_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_bytes(b"x='''a\rb'''\nTrainingArguments(per_device_train_batch_size=1)\n")
+    text, _ = changed(file)
+    call = next(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    assert {one.arg: ast.unparse(one.value) for one in call.keywords}["per_device_train_batch_size"] == "16"
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n", "\n"])
+def test_an_argument_on_its_own_line_keeps_its_indent(tmp_path: Path, end: str) -> None:
+    file = tmp_path / "train.py"
+    file.write_bytes(end.join(("TrainingArguments(", "    report_to='none',", ")", "")).encode())
+    text, _ = changed(file)
+    assert "\n    report_to='none'" in text
+    ast.parse(text)
+
+
 def test_a_value_that_is_no_literal_is_left_and_named(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("args = TrainingArguments('out', per_device_train_batch_size=flags.bs, **more)\n")

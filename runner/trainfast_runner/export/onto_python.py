@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import re
 from collections.abc import Iterator, Sequence
 
@@ -135,9 +136,8 @@ class ByteOffsets:
 
     def __init__(self, source: str) -> None:
         self._content = source.encode()
-        self._lines = [0]
-        for line in self._content.split(b"\n"):
-            self._lines.append(self._lines[-1] + len(line) + 1)
+        # Python's parser ends a line at a lone carriage return too.
+        self._lines = [0, *(end.end() for end in re.finditer(rb"\r\n?|\n", self._content))]
 
     def span(self, node: ast.expr | ast.keyword) -> tuple[int, int]:
         """The first byte of a node and the one after it."""
@@ -149,9 +149,10 @@ class ByteOffsets:
     def has_comma(self, node: ast.expr, end: int) -> bool:
         """True if a comma stands after the last argument of a call that ends at `end`."""
         after = self._content[self.span(node)[1] : end]
-        return b"," in re.sub(rb"#[^\n]*", b"", after)
+        return b"," in re.sub(rb"#[^\r\n]*", b"", after)
 
     def indent_before(self, offset: int) -> str | None:
         """The white space from the line's begin to `offset`; None if other text stands there."""
-        before = self._content[self._content.rfind(b"\n", 0, offset) + 1 : offset].decode()
+        line = self._lines[bisect.bisect_right(self._lines, offset) - 1]
+        before = self._content[line:offset].decode()
         return None if before.strip() else before
