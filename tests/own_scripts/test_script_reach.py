@@ -39,6 +39,26 @@ def test_each_knob_has_its_way_into_the_script(framework: str, knob: str, way: W
     assert words in reach.words
 
 
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("torchrun", "there is no command 'torchrun'; try --python PATH of the Python that has it"),
+        ("accelerate", "there is no command 'accelerate'; try --python PATH of the Python that has it"),
+        ("./notes", "there is no command './notes'"),
+        ("notes", "there is no command 'notes'"),
+        ("./note", "there is no command './note'; did you mean ./notes?"),
+    ],
+)
+def test_a_missing_command_is_not_its_own_nearest_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, line: str
+) -> None:
+    (tmp_path / "notes").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError) as refused:
+        read_command((word, "train.py"), cwd=str(tmp_path))
+    assert refused.value.line() == line
+
+
 def test_without_hooks_a_framework_takes_only_its_own_variables() -> None:
     blocked = "the hooks cannot load"
     assert why_unreachable("precision", "accelerate", blocked) is None

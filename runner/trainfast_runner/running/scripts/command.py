@@ -310,8 +310,11 @@ def _command_path(word: str, cwd: str) -> str:
         return os.path.abspath(path) if os.sep in word else path
     if word.endswith(".py") and os.path.exists(file):
         raise UserError(f"{word} cannot be executed", key=word, advice=f"run -- python {word}")
-    near = _nearest_file(word, cwd) or nearest(word, ("python", "deepspeed", *LAUNCHERS))
-    raise UserError(f"there is no command {word!r}", key=word, nearest=near)
+    known = ("python", "deepspeed", *LAUNCHERS)
+    message = f"there is no command {word!r}"
+    if word in known:
+        raise UserError(message, key=word, advice="--python PATH of the Python that has it")
+    raise UserError(message, key=word, nearest=_nearest_file(word, cwd) or nearest(word, known))
 
 
 def _refuse_missing(script: str, cwd: str) -> None:
@@ -322,13 +325,14 @@ def _refuse_missing(script: str, cwd: str) -> None:
 
 
 def _nearest_file(path: str, cwd: str) -> str | None:
-    """The file in that folder with the nearest name; None if none is near."""
-    folder = os.path.join(cwd, os.path.dirname(path)) or "."
+    """The other file in that folder with the nearest name; None if none is near."""
+    directory, name = os.path.split(path)
     try:
-        near = nearest(os.path.basename(path), os.listdir(folder))
+        names = os.listdir(os.path.join(cwd, directory) or ".")
     except OSError:
         return None
-    return near and os.path.join(os.path.dirname(path), near)
+    near = nearest(name, [other for other in names if other != name])
+    return near and os.path.join(directory, near)
 
 
 def _shebang(path: str) -> str | None:
