@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from trainfast_runner.export.trainer_arguments import settings_to_express
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.worker.catalog import OPTIMIZERS
+from trainfast_runner.worker.spec import Knobs
+from trainfast_runner.worker.strategies.zero_config import Sizes, deepspeed_config
 
 KNOBS = st.fixed_dictionaries(
     {},
@@ -96,6 +99,38 @@ def test_an_offload_to_nowhere_offloads_nothing() -> None:
     assert import_settings(json.dumps(config), "ds", "tiny-llama").knobs["strategy"] == "zero2"
 
 
+def test_settings_of_deepspeeds_tables_without_a_knob_are_not_understood() -> None:
+    disk = {"device": "nvme", "nvme_path": "/x", "pin_memory": True, "buffer_size": 1e8, "buffer_count": 5}
+    zero = {"stage": 3, "offload_param": disk, "zero_hpz_partition_size": 8, "reduce_bucket_size": "auto"}
+    halves = {"fp16": {"enabled": True, "loss_scale": 128}, "bf16": {"enabled": False, "immediate_grad_update": True}}
+    imported = import_settings(json.dumps({"zero_optimization": zero, **halves}), "ds", "tiny-llama")
+    assert imported.knobs == {"strategy": "zero3-offload", "offload_path": "/x", "precision": "fp16"}
+    assert imported.not_understood == (
+        "zero_optimization.zero_hpz_partition_size: 8",
+        "zero_optimization.offload_param.buffer_count: 5",
+        "fp16.loss_scale: 128",
+    )
+
+
+def test_offloads_to_two_disks_keep_the_optimizers() -> None:
+    tables = {f"offload_{name}": {"device": "nvme", "nvme_path": f"/{name}"} for name in ("param", "optimizer")}
+    imported = import_settings(json.dumps({"zero_optimization": {"stage": 3, **tables}}), "ds", "tiny-llama")
+    assert imported.knobs["offload_path"] == "/optimizer"
+    assert imported.not_understood == ("zero_optimization.offload_param.nvme_path: /param",)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "bf16-pure"])
+@pytest.mark.parametrize("disk", [None, "/x"])
+def test_the_json_of_a_run_of_ours_is_understood(precision: str, disk: str | None) -> None:
+    fields = {one.name for one in dataclasses.fields(Knobs)} - {"others"}
+    asked = {name: value for name, value in defaults().items() if name in fields}
+    knobs = Knobs(**{**asked, "strategy": "zero3-offload", "precision": precision}, others={})
+    config = deepspeed_config(knobs, 2, Sizes(1000, 100, 200), "cuda", disk)
+    imported = import_settings(json.dumps(config), "ds", "tiny-llama")
+    assert imported.not_understood == ()
+    assert (imported.knobs["precision"], imported.knobs.get("offload_path")) == (precision, disk)
+
+
 @pytest.mark.parametrize(
     ("arguments", "compiled"),
     [
@@ -164,6 +199,7 @@ def test_a_text_of_no_kind_is_refused(text: str) -> None:
         ('{"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}', "offload_optimizer: cpu"),
         ("num_processes: 2\ndistributed_type: [FSDP]\n", "distributed_type: ['FSDP']"),
         ("num_processes: 2\nfsdp_config: full\n", "fsdp_config: full"),
+        ("distributed_type: MULTI_GPU\nnum_processes: two\n", "num_processes: two"),
         (
             "num_processes: 2\nfsdp_config:\n  fsdp_reshard_after_forward: FULL_SHARD\n",
             "fsdp_reshard_after_forward: FULL_SHARD",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,12 @@ IGNORED = (
     *("steps_per_print", "wall_clock_breakdown", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
 )
 """Keys that change neither the training nor its speed."""
+CHOSEN_BY_THE_STRATEGY = (
+    *("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size", "sub_group_size"),
+    *("stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_param_persistence_threshold"),
+    *("buffer_size", "pin_memory"),
+)
+"""Keys of DeepSpeed's ZeRO tables that a run sets from its model and its device, whatever the JSON says."""
 
 
 @dataclass
@@ -50,6 +57,12 @@ class ForeignKnobs:
             self.knobs[name] = knob(name).read(value)
         except UserError as error:
             self.not_understood.append(f"{words}: {error.message}")
+
+    def leave(self, table: dict[str, Any], name: str, ignored: Sequence[str] = ()) -> None:
+        """Add the settings left in the table of that name, except "auto", to those that were not understood."""
+        self.not_understood += [
+            f"{name}.{key}: {value}" for key, value in table.items() if key not in ignored and value != "auto"
+        ]
 
     def section(self, table: dict[str, Any], name: str) -> dict[str, Any]:
         """Remove a table from another one and return it, empty without it; anything else there is not understood."""
@@ -111,8 +124,10 @@ def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
         foreign.not_understood.append(f"distributed_type: {kind}")
     if remaining.pop("use_cpu", False):
         foreign.knobs["devices"] = "cpu"
-    elif isinstance(count, int) and count > 1:
+    elif type(count) is int and count > 1:
         foreign.knobs["devices"] = count
+    if type(count) is not int:
+        foreign.not_understood.append(f"num_processes: {count}")
     dynamo = remaining.pop("dynamo_config", None)
     if isinstance(dynamo, dict) and str(dynamo.get("dynamo_backend")).upper() == "INDUCTOR":
         foreign.take("compile", dynamo.get("dynamo_mode", "default"), "dynamo_mode")
@@ -132,34 +147,11 @@ def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
 
 
 def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
-    """Knobs of DeepSpeed's json.
-
-    Sizes of buckets are computed again from the model, and "auto" is left to the Trainer.
-    """
+    """Knobs of DeepSpeed's json; "auto" is left to the Trainer."""
     remaining = {name: value for name, value in config.items() if name not in (*IGNORED, "train_batch_size")}
     foreign = ForeignKnobs({}, [])
-    zero = foreign.section(remaining, "zero_optimization")
-    offload, parameters = foreign.section(zero, "offload_optimizer"), foreign.section(zero, "offload_param")
-    # DeepSpeed's default device is "none": such a table offloads nothing.
-    offloads = any(table.get("device", "none") != "none" for table in (offload, parameters))
-    names = [
-        name
-        for name, entry in STRATEGIES.items()
-        if entry.is_zero and entry.zero_stage == zero.get("stage") and entry.offloads == offloads
-    ]
-    if names:
-        foreign.knobs["strategy"] = names[0]
-    elif zero:
-        foreign.not_understood.append(f"zero_optimization.stage: {zero.get('stage')}")
-    if offload.get("device") == "nvme" and offload.get("nvme_path"):
-        foreign.take("offload_path", offload["nvme_path"], f"nvme_path: {offload['nvme_path']}")
-    halves = {name: dict(remaining.pop(name)) for name in ("bf16", "fp16") if isinstance(remaining.get(name), dict)}
-    on = next((name for name, half in halves.items() if half.get("enabled") is True), None)
-    if on is not None:
-        pure = on == "bf16" and halves[on].get("bf16_master_weights_and_grads")
-        foreign.knobs["precision"] = "bf16-pure" if pure else on
-    elif not any(half.get("enabled") == "auto" for half in halves.values()):
-        foreign.knobs["precision"] = "fp32"
+    _take_zero(foreign, foreign.section(remaining, "zero_optimization"))
+    _take_halves(foreign, remaining)
     same = {
         "train_micro_batch_size_per_gpu": "batch_size",
         "gradient_accumulation_steps": "grad_accum",
@@ -173,3 +165,54 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
         else:
             foreign.not_understood.append(f"{key}: {value}")
     return foreign
+
+
+def _take_zero(foreign: ForeignKnobs, zero: dict[str, Any]) -> None:
+    """Set the knobs of `zero_optimization`."""
+    tables = {name: foreign.section(zero, name) for name in ("offload_optimizer", "offload_param")}
+    # DeepSpeed's default device is "none": such a table offloads nothing.
+    offloading = {name: table for name, table in tables.items() if table.get("device", "none") != "none"}
+    names = [
+        name
+        for name, entry in STRATEGIES.items()
+        if entry.is_zero and entry.zero_stage == zero.get("stage") and entry.offloads == bool(offloading)
+    ]
+    if names:
+        foreign.knobs["strategy"] = names[0]
+    elif zero:
+        foreign.not_understood.append(f"zero_optimization.stage: {zero.get('stage')}")
+    zero.pop("stage", None)
+    foreign.leave(zero, "zero_optimization", CHOSEN_BY_THE_STRATEGY)
+    for name, table in offloading.items():
+        device = table["device"]
+        if device in ("cpu", "nvme"):
+            del table["device"]
+        path = foreign.knobs.get("offload_path")
+        if device != "nvme" or path == table.get("nvme_path"):
+            # DeepSpeed reads the path of a disk alone.
+            table.pop("nvme_path", None)
+        elif path is None:
+            path = table.pop("nvme_path")
+            foreign.take("offload_path", path, f"nvme_path: {path}")
+        foreign.leave(table, f"zero_optimization.{name}", CHOSEN_BY_THE_STRATEGY)
+
+
+def _take_halves(foreign: ForeignKnobs, remaining: dict[str, Any]) -> None:
+    """Set the precision by the tables `bf16` and `fp16`, which leave `remaining`."""
+    halves = {name: dict(remaining.pop(name)) for name in ("bf16", "fp16") if isinstance(remaining.get(name), dict)}
+    enabled = {name: half.pop("enabled", False) for name, half in halves.items()}
+    on = next((name for name, value in enabled.items() if value is True), None)
+    if on is not None:
+        pure = on == "bf16" and halves[on].pop("bf16_master_weights_and_grads", False)
+        foreign.knobs["precision"] = "bf16-pure" if pure else on
+        if pure:
+            halves[on].pop("bf16_optimizer_states", None)
+    elif "auto" not in enabled.values():
+        foreign.knobs["precision"] = "fp32"
+    for name, value in enabled.items():
+        if not isinstance(value, bool) and value != "auto":
+            foreign.not_understood.append(f"{name}.enabled: {value}")
+        elif value:
+            # A loss scale of 0 is DeepSpeed's default, a scale that follows the gradients.
+            half = {key: setting for key, setting in halves[name].items() if (key, setting) != ("loss_scale", 0)}
+            foreign.leave(half, name)
