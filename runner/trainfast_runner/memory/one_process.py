@@ -1,4 +1,4 @@
-"""Memory of several GPUs of one process: of the first one of `dp`, and of per_sample of `naive-mp`.
+"""Memory of one process with several GPUs: of the first GPU under `dp`, and of each GPU under `naive-mp`.
 
 The rules are read from torch 2.13's `nn/parallel` (replicate.py, parallel_apply.py, scatter_gather.py, _functions.py)
 and from the worker's `spread`. No run has been held against them.
