@@ -12,6 +12,16 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.script_run import ScriptAsked
 
 
+def test_an_earlier_run_that_cannot_be_read_costs_no_figures(tmp_path: Path) -> None:
+    (tmp_path / "1" / "run.json").mkdir(parents=True)
+    directory = tmp_path / "2"
+    directory.mkdir()
+    write_lines(directory / "steps.jsonl", [step(1, 90, warmup=True, compiling=True), step(2, 40)])
+    compiled = result_of(directory, run_id="2", knobs={"compile": "default"}).compile
+    assert compiled is not None
+    assert "no finished run with compile=off" in (compiled.reason or "")
+
+
 def test_compiling_pays_for_itself_against_the_latest_equal_run_that_was_not_compiled(tmp_path: Path) -> None:
     def run(name: str, ms: float, **knobs: Any) -> Result:
         directory = tmp_path / name

@@ -54,12 +54,14 @@ def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
 def _latest_uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
     """The latest finished run beside `directory` that differs in nothing but compiling, and its median step in ms."""
     for other in sorted((path for path in directory.parent.iterdir() if path != directory), reverse=True):
-        other_run = read_run_file(other)
-        if other_run is None or other_run.knobs.get("compile", "off") != "off":
+        try:
+            other_run, result = read_run_file(other), None
+            if other_run is None or other_run.knobs.get("compile", "off") != "off":
+                continue
+            if _comparison_key(other_run) == _comparison_key(run):
+                result = read_result(other)
+        except OSError:
             continue
-        if _comparison_key(other_run) != _comparison_key(run):
-            continue
-        result = read_result(other)
         if result is None or result.measured_under is not None or result.state != "finished":
             continue
         if result.step_ms.p50 is not None:
