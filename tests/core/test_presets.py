@@ -114,6 +114,8 @@ def test_two_presets_cannot_extend_each_other(user_presets: Path) -> None:
         ("tiny-llama", ["batch_size"], "batch_size"),
         ("tiny-llama", ["data.kindd=text"], "data.kindd"),
         ("tiny-llama", ["modle.hidden_size=4"], "modle.hidden_size"),
+        ("tiny-llama", ["model.path="], "model.path"),
+        ("tiny-llama", ["model.hub="], "model.hub"),
     ],
 )
 def test_a_bad_command_line_names_its_word(reference: str, settings: list[str], key: str) -> None:

@@ -209,9 +209,6 @@ def _model(raw: Mapping[str, Any], source: TomlSource, at: KeyPath, needs_source
             f"[model] needs exactly one of hub, path, family; it has {' and '.join(sources) or 'none'}",
             allowed=MODEL_SOURCES,
         )
-    for key in sources:
-        if not isinstance(model[key], str) or not model[key]:
-            raise source.error_at((*at, "model", key), f"model.{key} must be text, not {model[key]!r}")
     for key, value in model.items():
         try:
             read_model_field(key, value)
@@ -235,7 +232,12 @@ def _data(raw: Mapping[str, Any], source: TomlSource, at: KeyPath) -> dict[str, 
 
 
 def read_model_field(key: str, value: object) -> object:
-    """Return one field of `[model]`. Raises UserError naming `model.KEY` for a value that no record can hold."""
+    """Return one field of `[model]`. Raises UserError naming `model.KEY` for a source that is no text, or is empty.
+
+    Also for a value that no record can hold.
+    """
+    if key in MODEL_SOURCES and (not isinstance(value, str) or not value):
+        raise UserError(f"model.{key} must be text, not {value!r}", key=f"model.{key}")
     if (why := _unrecordable(value)) is not None:
         raise UserError(f"model.{key} cannot be {why}", key=f"model.{key}")
     return value

@@ -99,6 +99,7 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
     if dot and section == "model":
         if name in presets.MODEL_SOURCES:
             _check_named_first(key, spec.overrides)
+            value = str(presets.read_model_field(name, value))
             # A path is taken from where the command is typed, and another model brings its own fields.
             model = {name: os.path.abspath(os.path.expanduser(value)) if name == "path" else value}
         else:
