@@ -42,6 +42,8 @@ SCRIPT = ("--", sys.executable, "-c", "0")
         ),
         (("run", "~nobody-of-this-name/x.toml"), "there is no preset file ~nobody-of-this-name/x.toml"),
         (("run", ""), "there is no preset ''"),
+        (("run", "./mine"), "there is no preset './mine'; try a path that ends in .toml"),
+        (("run", "/home/me/mine"), "there is no preset '/home/me/mine'; try a path that ends in .toml"),
         (("runs", "show", "../runs"), "there is no run '../runs': no runs yet; try trainfast-tui run tiny-llama"),
         (("runs", "rm", ""), "there is no run '': no runs yet; try trainfast-tui run tiny-llama"),
         (

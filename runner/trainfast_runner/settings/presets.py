@@ -107,15 +107,18 @@ def load(reference: str) -> tuple[Preset, Variant | None]:
         preset = _load_file(Path(os.path.expanduser(head + ".toml" if separator else reference)))
     else:
         name, separator, variant_id = reference.partition("/")
-        preset = _load_file(_file_of(name))
+        preset = _load_file(_file_of(name, reference))
     return preset, preset.variant(variant_id) if separator else None
 
 
-def _file_of(name: str) -> Path:
+def _file_of(name: str, reference: str) -> Path:
+    """Return the file of the preset of that name. Raises UserError for a `reference` to none, or to a path."""
     files = preset_files()
-    if name not in files:
-        raise UserError(f"there is no preset {name!r}", key=name, allowed=files, nearest=nearest(name, files))
-    return files[name]
+    if name in files:
+        return files[name]
+    if reference.startswith((".", "/", "~")):
+        raise UserError(f"there is no preset {reference!r}", key=reference, advice="a path that ends in .toml")
+    raise UserError(f"there is no preset {name!r}", key=name, allowed=files, nearest=nearest(name, files))
 
 
 def _read(path: Path) -> tuple[TomlSource, dict[str, Any]]:
@@ -172,7 +175,7 @@ def _parent(reference: str, source: TomlSource, extended_by: tuple[Path, ...]) -
             if not path.is_file():
                 path = source.path
         else:
-            path = _file_of(reference)
+            path = _file_of(reference, reference)
     except UserError as error:
         raise source.placed(error, "extends") from None
     if os.path.realpath(path) in [os.path.realpath(file) for file in chain]:
