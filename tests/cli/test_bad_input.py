@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import stat
@@ -13,6 +14,7 @@ import pytest
 from cuda_python import cuda_python
 
 from cli.command import COMMAND, Cli
+from trainfast_runner.records.home import home_error
 
 
 @pytest.mark.parametrize(
@@ -162,8 +164,12 @@ def test_a_home_that_is_a_file(cli: Cli, tmp_path: Path, command: list[str]) -> 
     home = tmp_path / "file"
     home.write_text("not a directory")
     line = cli(*command, TRAINFAST_HOME=str(home)).refused()
-    assert f"cannot use {home}: a part of this path is a file" in line
-    assert "set TRAINFAST_HOME to another directory" in line
+    assert f"cannot use {home}: a part of this path is a file; set TRAINFAST_HOME to another directory" in line
+
+
+def test_a_home_on_a_full_disk_has_two_cures() -> None:
+    line = home_error(Path("/x"), OSError(errno.ENOSPC, "")).line()
+    assert line == "cannot use /x: the disk is full: free some space, or set TRAINFAST_HOME to another directory"
 
 
 def test_a_home_below_what_cannot_be_written(cli: Cli) -> None:

@@ -198,8 +198,9 @@ class Home:
 
 def home_error(path: Path, error: OSError) -> UserError:
     """The reason that the home cannot be used, with the cure, in one line."""
-    where = "or set TRAINFAST_HOME to another directory"
-    return UserError(f"cannot use {path}: {reason_of(error)}; {where}", key="TRAINFAST_HOME")
+    reason, cure = reason_of(error), "set TRAINFAST_HOME to another directory"
+    joined = f"{reason}, or {cure}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"{reason}; {cure}"
+    return UserError(f"cannot use {path}: {joined}", key="TRAINFAST_HOME")
 
 
 def reason_of(error: OSError) -> str:
