@@ -67,6 +67,8 @@ def test_values_are_read(name: str, raw: object, value: object) -> None:
         ("memory_limit", "99999999TiB", "more than any machine has"),
         ("devices", "9" * 5000 + "+1", "neither a count nor a list"),
         ("lr", "nan", "out of range"),
+        pytest.param("lr", 10**400, "must be a number", id="lr-larger-than-a-float"),
+        ("batch_size", float("inf"), "must be a whole number"),
     ],
 )
 def test_bad_values_are_refused_by_name(name: str, raw: object, expected: str) -> None:

@@ -66,7 +66,7 @@ def test_gpus_hidden_on_purpose_ask_for_the_cpu(variable: str) -> None:
     assert machine.no_gpu_reason == f"CUDA_VISIBLE_DEVICES={variable} leaves none"
 
 
-@pytest.mark.parametrize("variable", ["7", "GPU-cc"])
+@pytest.mark.parametrize("variable", ["7", "²", "GPU-cc"])
 def test_a_name_that_no_gpu_has_does_not_train_on_the_cpu(variable: str) -> None:
     line = refused(seen(variable))
     assert line.startswith(

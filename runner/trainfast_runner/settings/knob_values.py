@@ -228,9 +228,10 @@ def _number(raw: object, kind: type[float]) -> float:
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         raise refusal
     try:
-        number = kind(raw.strip()) if isinstance(raw, str) else raw
-    except ValueError:
+        number = kind(raw.strip() if isinstance(raw, str) else raw)
+    except (ValueError, OverflowError):
+        # A whole number may be larger than any float.
         raise refusal from None
-    if kind is int and not isinstance(number, int):
+    if kind is int and isinstance(raw, float):
         raise refusal
-    return kind(number)
+    return number

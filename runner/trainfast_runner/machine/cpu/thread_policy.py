@@ -49,7 +49,7 @@ def thread_variables(
 def thread_count(environment: Mapping[str, str]) -> int | None:
     """OMP_NUM_THREADS, of the outermost level; None when it is not set or no number, which libgomp ignores too."""
     first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(first) if first.isdigit() else None
+    return int(first) if first.isdecimal() else None
 
 
 def fixed_policy(environment: Mapping[str, str], threads: int | None) -> ThreadPolicy | None:

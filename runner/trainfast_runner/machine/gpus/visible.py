@@ -76,13 +76,13 @@ def visible_readings(
     if named is None:
         return gpus
     numbered = {gpu.index: gpu for gpu in gpus}
-    is_numbered = any(entry.isdigit() for entry in named)
+    is_numbered = any(entry.isdecimal() for entry in named)
     if is_numbered and environment.get(DEVICE_ORDER) != PCI_ORDER and len({gpu.name for gpu in gpus}) > 1:
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         numbered = {position: by_uuid[uuid] for position, uuid in enumerate(cuda_order()) if uuid in by_uuid}
     chosen: list[DeviceReading] = []
     for entry in named:
-        if entry.isdigit():
+        if entry.isdecimal():
             matching = [numbered[int(entry)]] if int(entry) in numbered else []
         else:
             matching = [gpu for gpu in gpus if entry and gpu.uuid and gpu.uuid.startswith(entry)]

@@ -217,4 +217,4 @@ def _blocked_by_version(torch: str | None) -> str | None:
 
 
 def _version_numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    return [int(part) for part in version.split(".")[:2] if part.isdecimal()]
