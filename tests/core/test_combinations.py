@@ -229,7 +229,7 @@ def test_techniques_that_would_do_something_else_are_refused(settings: list[str]
 def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UserError, match=r"PATH has no g\+\+; install with: apt install g\+\+; try compile=off"):
+    with pytest.raises(UserError, match=r"PATH has no g\+\+; install with: apt-get install g\+\+; try compile=off"):
         check(facts(CPU, "compile=default"))
 
 

@@ -24,7 +24,7 @@ def _compile_has_a_compiler(facts: Facts) -> None:
         return
     raise UserError(
         f"compile={compile_mode} needs a compiler, and PATH has no {wanted or ' or '.join(names)}; install with:"
-        f" apt install {package}",
+        f" apt-get install {package}",
         key="compile",
         advice="compile=off",
     )
