@@ -10,7 +10,7 @@ from trainfast_runner.worker.catalog import OPTIMIZERS, nearest_optimizer, neare
 
 
 def strategy_has_gpus(facts: Facts) -> None:
-    """One process over several devices needs two GPUs."""
+    """Refuse a strategy of one process over several devices where fewer than two GPUs are used."""
     entry, devices = facts.strategy, facts.knobs["devices"]
     if entry.needs_gpus_because is None:
         return
@@ -37,7 +37,7 @@ def strategy_has_gpus(facts: Facts) -> None:
 
 
 def devices_fill_the_mesh(facts: Facts) -> None:
-    """As many devices as one copy of the model takes, or several times as many for a data-parallel strategy."""
+    """Refuse a number of devices that does not hold whole copies of the model."""
     entry = facts.strategy
     axis = entry.model_axis
     if axis is None:
@@ -60,7 +60,7 @@ def devices_fill_the_mesh(facts: Facts) -> None:
 
 
 def optimizer_takes_the_parameters(facts: Facts) -> None:
-    """The optimizer works on the parameters as the strategy gives them, and on this device."""
+    """Refuse an optimizer that cannot take the parameters as the strategy keeps them, or not on this device."""
     entry = facts.optimizer
     refusal = entry.refusal(facts.strategy)
     if refusal is not None:
@@ -81,7 +81,7 @@ def optimizer_takes_the_parameters(facts: Facts) -> None:
 
 
 def engine_runs_the_strategy(facts: Facts) -> None:
-    """The engine can run the strategy."""
+    """Refuse a strategy that the engine cannot run."""
     entry, strategy = facts.engine, facts.strategy
     if entry.runs(strategy.name):
         return
@@ -147,8 +147,10 @@ def _packages_are_installed(facts: Facts) -> None:
 
 
 def _link_is_between_gpus(facts: Facts) -> None:
-    """`p2p=off` is NCCL's: of the strategies of one process only dp sums its gradients by NCCL (torch's
-    nn/parallel/comm.py, reduce_add)."""
+    """Refuse `p2p=off`, a setting of NCCL, on a CPU and with a strategy that does not use NCCL.
+
+    Of the strategies of one process only dp sums its gradients by NCCL (torch's nn/parallel/comm.py, reduce_add).
+    """
     entry = facts.strategy
     if facts.knobs["p2p"] != "off":
         return

@@ -25,7 +25,7 @@ def _warmup_leaves_steps(facts: Facts) -> None:
 
 
 def devices_exist(facts: Facts) -> None:
-    """The devices asked for and those to watch exist."""
+    """Refuse devices that do not exist, to train on or to watch."""
     devices = devices_asked(facts.knobs)
     machine = facts.machine
     if machine.refusal is not None:
@@ -52,14 +52,14 @@ def devices_exist(facts: Facts) -> None:
 
 
 def _cpu_processes(facts: Facts) -> int:
-    """The processes that a run on the CPU is asked to have."""
+    """Return the number of processes asked for on the CPU."""
     devices = devices_asked(facts.knobs)
     count = devices if isinstance(devices, int) else cpu_processes(devices)
     return facts.ranks if count is None else count
 
 
 def strategy_uses_all_devices(facts: Facts) -> None:
-    """A strategy for one device is not asked to use several."""
+    """Refuse several devices for a strategy that uses one."""
     if not facts.strategy.one_device:
         return
     on_gpus = facts.machine.device == "cuda"
@@ -97,7 +97,7 @@ def precision_has_hardware(facts: Facts) -> None:
 
 
 def limit_for_every_rank(facts: Facts) -> None:
-    """A list of limits has one for each rank."""
+    """Refuse a list of limits without exactly one for each rank."""
     limit = facts.knobs["memory_limit"]
     if not isinstance(limit, str):
         return
@@ -111,11 +111,11 @@ def limit_for_every_rank(facts: Facts) -> None:
 
 
 def set_knobs_matter(facts: Facts) -> None:
-    """A knob that was set and would do nothing is a misunderstanding."""
+    """Refuse an override that has no effect with this strategy."""
     strategy = facts.knobs["strategy"]
     for name in facts.spec.overrides:
         entry = KNOBS_BY_NAME.get(name)
-        if entry is not None and entry.only_with and strategy not in entry.only_with:
+        if entry is not None and not entry.applies(facts.knobs):
             raise UserError(
                 f"{name} does nothing with strategy={strategy}; it belongs to strategy {' or '.join(entry.only_with)}",
                 key=name,
@@ -143,7 +143,7 @@ def _positions_suffice(facts: Facts) -> None:
 
 
 def _vocabulary_holds_bytes(facts: Facts) -> None:
-    """A family has no tokenizer: one is trained on the text, and it starts from every byte."""
+    """Refuse a family's vocabulary too small for a tokenizer trained on the text, which starts from every byte."""
     vocab, data = facts.config.get("vocab_size"), facts.spec.data
     trained = data.get("kind") not in ("random", "jpeg") and not data.get("tokenizer") and "family" in facts.spec.model
     if trained and isinstance(vocab, int) and vocab < SMALLEST_VOCAB:

@@ -54,7 +54,7 @@ def _layers_for_every_stage(facts: Facts) -> None:
 
 
 def micro_batches_divide(facts: Facts) -> None:
-    """A pipeline's batch is cut into equal parts, as many as its schedule takes."""
+    """Refuse a batch that does not divide into equal micro-batches, or not into as many as the schedule takes."""
     if not facts.strategy.is_pipeline:
         return
     batch = whole_number(facts.knobs, "batch_size")

@@ -18,7 +18,7 @@ from trainfast_runner.worker.shared.offload_scratch import DISK_FULL_BELOW_BYTES
 
 
 def _half_precision_on_a_cpu(facts: Facts) -> None:
-    """DeepSpeed refuses fp16 on a CPU that would emulate it."""
+    """Refuse fp16 with DeepSpeed on a CPU without fp16 instructions, as DeepSpeed itself does."""
     is_fp16_on_cpu = facts.knobs["precision"] == "fp16" and facts.machine.device == "cpu"
     if facts.strategy.is_zero and is_fp16_on_cpu and not cpu_has_fp16():
         raise UserError(
@@ -29,7 +29,7 @@ def _half_precision_on_a_cpu(facts: Facts) -> None:
 
 
 def _offload_path_takes_files(facts: Facts) -> None:
-    """Only ZeRO-3 offloads to a disk, through an extension that is built at launch."""
+    """Refuse an `offload_path` that takes no files, without ZeRO-3, or where DeepSpeed's extension cannot be built."""
     path, strategy = facts.knobs["offload_path"], facts.knobs["strategy"]
     if path is None or not facts.strategy.is_zero:
         return
