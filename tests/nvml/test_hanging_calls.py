@@ -37,12 +37,12 @@ def test_a_call_that_hangs_is_left_and_the_rest_is_done(gate: threading.Event) -
     calls = TimedCalls()
     first, hung, last = Job(lambda: 1), Job(gate.wait), Job(lambda: 3)
     calls.run([first, hung, last], SHORT_S)
-    assert (first.result, hung.over, last.result) == (1, False, 3)
+    assert (first.result, hung.ended, last.result) == (1, False, 3)
     again = Job(lambda: 4)
     calls.run([again], 60)
     assert again.result == 4
     gate.set()
-    until(lambda: hung.over)
+    until(lambda: hung.ended)
     calls.close()
 
 
@@ -59,7 +59,7 @@ def test_where_all_calls_hang_the_wait_for_all_of_them_is_little_more_than_for_t
     calls.run(jobs, 0.4)
     calls.close()
     began = [job.began_s or 0.0 for job in jobs]
-    assert not any(job.over for job in jobs)
+    assert not any(job.ended for job in jobs)
     assert began[1] - began[0] >= 0.4
     assert given == [0.4, 0.2, 0.1, 0.1]
 
@@ -70,7 +70,7 @@ def test_once_the_sampling_stops_a_call_that_hangs_is_given_up(gate: threading.E
     hung = Job(gate.wait)
     threading.Timer(0.05, stopping.set).start()
     calls.run([hung], 3600)
-    assert not hung.over
+    assert not hung.ended
     calls.close()
 
 
@@ -141,7 +141,7 @@ def test_a_gpu_that_was_slow_before_does_not_hold_up_the_tick_again(gate: thread
         nvml.timeout_s = SHORT_S
         assert failures.takes_long(nvml.sample(10**9)[0][1].error or "")
         gate.set()
-        until(lambda: nvml._calls._hangs[1].job.over)
+        until(lambda: nvml._calls._hangs[1].job.ended)
         gate.clear()
         waited: list[float] = []
         nvml.timeout_s = 3600

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.machine.processes.children import become_subreaper, collect_orphans
-from trainfast_runner.machine.processes.family import descendants, unended
+from trainfast_runner.machine.processes.family import descendants, unended_below
 from trainfast_runner.machine.processes.identity import Identity, identify, send
 from trainfast_runner.machine.worker_programs import own_environment
 from trainfast_runner.memory.predicted_run import with_prediction
@@ -241,7 +241,7 @@ class Supervisor:
     def _note_unkillable(self, killed_s: float) -> bool:
         """Return True, and keep the processes, if any has outlived the SIGKILL of `killed_s` for too long."""
         if time.monotonic() > killed_s + self._end.unkillable_s:
-            self._end.unended = unended(os.getpid())
+            self._end.unended = unended_below(os.getpid())
         return bool(self._end.unended)
 
     def _end_leftovers(self) -> None:

@@ -15,7 +15,7 @@ from trainfast_runner.running.scripts.discovery import discover
 from trainfast_runner.settings.saving import new_preset_path
 from trainfast_runner.settings.scripts.saving_script import save_script_preset
 from trainfast_runner.settings.scripts.script_mapping import Proposal
-from trainfast_runner.settings.scripts.script_preset import flag_names
+from trainfast_runner.settings.scripts.script_preset import place_tokens
 from trainfast_runner.settings.scripts.script_reach import ways_without_flag
 from trainfast_runner.settings.scripts.typed_mapping import mapping_of
 from trainfast_runner.settings.typed_settings import setting_of
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _flag_lines(discovered: Discovered, mapping: list[Proposal], whole: bool) -> Iterator[str]:
     """Yield where the script was stopped and a table of its flags, those of knobs first; with `whole` all of them."""
     yield discovery_words(discovered)
-    words = {word for proposal in mapping for word in flag_names(proposal.place)}
+    words = {word for proposal in mapping for word in place_tokens(proposal.place)}
     flags = sorted(discovered.flags, key=lambda flag: words.isdisjoint(flag.names))
     rest = [] if whole or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]
     shown = flags[: len(flags) - len(rest)]

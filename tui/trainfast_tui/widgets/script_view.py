@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.scripts.script_preset import flag_names, place_words
+from trainfast_runner.settings.scripts.script_preset import place_tokens, place_words
 from trainfast_runner.settings.scripts.script_reach import ways_without_flag
 from trainfast_tui.text.discovery_words import default_words, discovery_words
 from trainfast_tui.text.format import plain, to_width
@@ -154,7 +154,7 @@ def _way_lines(discovered: Discovered, mapping: Sequence[Proposal], width: int) 
 
 def _flag_line(flag: Flag, mapping: Sequence[Proposal], width: int) -> Line:
     names = set(flag.names)
-    knobs = [proposal.knob for proposal in mapping if names & flag_names(proposal.place)]
+    knobs = [proposal.knob for proposal in mapping if names & place_tokens(proposal.place)]
     name_room, default_room = (50, 28) if width >= WIDE_NAMES_FROM else (36, 16)
     text = f"  {to_width(plain(', '.join(flag.names)), name_room)} {flag.type:<10} "
     default = to_width(default_words(flag), default_room)

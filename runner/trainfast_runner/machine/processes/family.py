@@ -23,7 +23,7 @@ class UnkillableProcess:
 
 def descendants(root_pid: int) -> list[Identity]:
     """Every running process below `root_pid`, itself not among them."""
-    return [Identity(pid, stat.start_ticks) for pid, stat in below(root_pid) if not stat.ended]
+    return [Identity(pid, stat.start_ticks) for pid, stat in processes_below(root_pid) if not stat.ended]
 
 
 def own_pids() -> set[int]:
@@ -31,9 +31,9 @@ def own_pids() -> set[int]:
     return {os.getpid(), *(process.pid for process in descendants(os.getpid()))}
 
 
-def unended(root_pid: int) -> list[UnkillableProcess]:
+def unended_below(root_pid: int) -> list[UnkillableProcess]:
     """Processes below `root_pid` with a thread that has not ended; without any, the uncollected ones."""
-    unkillable = [UnkillableProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in below(root_pid)]
+    unkillable = [UnkillableProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in processes_below(root_pid)]
     return [process for process in unkillable if process.state != "Z"] or unkillable
 
 
@@ -50,7 +50,7 @@ def _all() -> Iterator[tuple[int, Stat]]:
                 yield int(entry.name), stat
 
 
-def below(root_pid: int) -> list[tuple[int, Stat]]:
+def processes_below(root_pid: int) -> list[tuple[int, Stat]]:
     """Every process below `root_pid` by pid, those that wait to be collected among them.
 
     Raises OSError when files cannot be opened.

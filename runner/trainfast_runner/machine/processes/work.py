@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainfast_runner.machine.processes.family import below
+from trainfast_runner.machine.processes.family import processes_below
 
 COMPILER_PROGRAMS = {
     *("ninja", "nvcc", "cicc", "cudafe++", "ptxas", "hipcc"),
@@ -24,7 +24,7 @@ class ProcessWork:
 def work_below(root_pid: int) -> ProcessWork:
     """Return the work of all processes below `root_pid`; none if /proc cannot be read now."""
     try:
-        running = [stat for _, stat in below(root_pid) if not stat.ended]
+        running = [stat for _, stat in processes_below(root_pid) if not stat.ended]
     except OSError:
         return ProcessWork()
     names = {stat.name for stat in running}

@@ -28,7 +28,7 @@ class Hang:
 
     def has_recovered(self, t_ns: int) -> bool:
         """True once the GPU has answered for long enough to be treated as any other."""
-        return self.job.over and t_ns > self.rest_until_ns + _LONGEST_REST_NS
+        return self.job.ended and t_ns > self.rest_until_ns + _LONGEST_REST_NS
 
 
 class GpuCalls:
@@ -43,7 +43,7 @@ class GpuCalls:
     @property
     def any_hanging(self) -> bool:
         """True if a call is still in the driver."""
-        return any(not hang.job.over for hang in self._hangs.values())
+        return any(not hang.job.ended for hang in self._hangs.values())
 
     def hung_before(self, device: Device) -> bool:
         """True if a call about this GPU took too long, and the GPU has not yet answered well for long."""
@@ -52,7 +52,7 @@ class GpuCalls:
     def is_rested(self, device: Device, t_ns: int) -> bool:
         """True if the call that hung has come back, and the GPU may be asked again."""
         hang = self._hangs.get(device.index)
-        return hang is not None and hang.job.over and t_ns >= hang.rest_until_ns
+        return hang is not None and hang.job.ended and t_ns >= hang.rest_until_ns
 
     def run(
         self, devices: Sequence[Device], call: Callable[[Device], T], timeout_s: float, t_ns: int
@@ -65,7 +65,7 @@ class GpuCalls:
         self.timed.run(jobs, timeout_s)
         ended = []
         for device, job in zip(devices, jobs, strict=True):
-            if job.over:
+            if job.ended:
                 ended.append((device, job))
             else:
                 self._leave_alone(device, job, t_ns)
@@ -76,7 +76,7 @@ class GpuCalls:
         self._hangs = {index: hang for index, hang in self._hangs.items() if not hang.has_recovered(t_ns)}
         for device in devices:
             hang = self._hangs.get(device.index)
-            if hang is not None and not hang.job.over:
+            if hang is not None and not hang.job.ended:
                 device.error = _sentence(hang.job)
 
     def _leave_alone(self, device: Device, job: Job[Any], t_ns: int) -> None:

@@ -86,7 +86,7 @@ class Nvml:
 
     def sample(self, t_ns: int) -> tuple[list[DeviceReading], dict[str, str]]:
         """One reading for each GPU, and the reasons of missing ones. `t_ns` is CLOCK_MONOTONIC and paces retries."""
-        if self._opening is not None and self._opening.over:
+        if self._opening is not None and self._opening.ended:
             opened, self._opening = self._opening, None
             self._attach(opened, t_ns)
         self._calls.refresh(self._gpus.devices, t_ns)
@@ -203,7 +203,7 @@ class Nvml:
         may_close = not hanging and t_ns >= self._reopen_at_ns
         job = Job(partial(self._find_gpus, t_ns, may_close=may_close))
         self._calls.timed.run([job], self._opening_s if may_close or not is_open else self.timeout_s)
-        if job.over:
+        if job.ended:
             self._attach(job, t_ns)
         else:
             self._opening = job

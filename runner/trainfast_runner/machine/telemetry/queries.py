@@ -102,7 +102,7 @@ def _processes(function: str) -> Ask:
     return ask
 
 
-def _one(function: str, *arguments: int) -> Ask:
+def _single_value(function: str, *arguments: int) -> Ask:
     def ask(nv: ModuleType, handle: Handle) -> tuple[int]:
         return (getattr(nv, function)(handle, *arguments),)
 
@@ -124,38 +124,38 @@ QUERIES: tuple[Query, ...] = (
     Query(
         ("temperature_c",),
         Pace.TICK,
-        (_one("nvmlDeviceGetTemperatureV", 0), _one("nvmlDeviceGetTemperature", 0)),
+        (_single_value("nvmlDeviceGetTemperatureV", 0), _single_value("nvmlDeviceGetTemperature", 0)),
     ),
     Query(
         ("slowdown_temperature_c",),
         Pace.ONCE,
-        (_one("nvmlDeviceGetTemperatureThreshold", 1), _slowdown_from_margin),
+        (_single_value("nvmlDeviceGetTemperatureThreshold", 1), _slowdown_from_margin),
     ),
     Query(("compute_capability",), Pace.ONCE, (_compute_capability,)),
-    Query(("shutdown_temperature_c",), Pace.ONCE, (_one("nvmlDeviceGetTemperatureThreshold", 0),)),
-    Query(("degrees_to_slowdown_c",), Pace.TICK, (_one("nvmlDeviceGetMarginTemperature"),)),
-    Query(("gpu_max_temperature_c",), Pace.ONCE, (_one("nvmlDeviceGetTemperatureThreshold", 3),)),
-    Query(("memory_max_temperature_c",), Pace.ONCE, (_one("nvmlDeviceGetTemperatureThreshold", 2),)),
+    Query(("shutdown_temperature_c",), Pace.ONCE, (_single_value("nvmlDeviceGetTemperatureThreshold", 0),)),
+    Query(("degrees_to_slowdown_c",), Pace.TICK, (_single_value("nvmlDeviceGetMarginTemperature"),)),
+    Query(("gpu_max_temperature_c",), Pace.ONCE, (_single_value("nvmlDeviceGetTemperatureThreshold", 3),)),
+    Query(("memory_max_temperature_c",), Pace.ONCE, (_single_value("nvmlDeviceGetTemperatureThreshold", 2),)),
     Query(("power_w",), Pace.TICK, (_watts("nvmlDeviceGetPowerUsage"),)),
-    Query(("sm_clock_mhz",), Pace.TICK, (_one("nvmlDeviceGetClockInfo", 1),)),
-    Query(("memory_clock_mhz",), Pace.TICK, (_one("nvmlDeviceGetClockInfo", 2),)),
-    Query(("sm_clock_max_mhz",), Pace.ONCE, (_one("nvmlDeviceGetMaxClockInfo", 1),)),
-    Query(("memory_clock_max_mhz",), Pace.ONCE, (_one("nvmlDeviceGetMaxClockInfo", 2),)),
+    Query(("sm_clock_mhz",), Pace.TICK, (_single_value("nvmlDeviceGetClockInfo", 1),)),
+    Query(("memory_clock_mhz",), Pace.TICK, (_single_value("nvmlDeviceGetClockInfo", 2),)),
+    Query(("sm_clock_max_mhz",), Pace.ONCE, (_single_value("nvmlDeviceGetMaxClockInfo", 1),)),
+    Query(("memory_clock_max_mhz",), Pace.ONCE, (_single_value("nvmlDeviceGetMaxClockInfo", 2),)),
     Query(
         ("throttle_reasons",),
         Pace.TICK,
         (
-            _one("nvmlDeviceGetCurrentClocksEventReasons"),
-            _one("nvmlDeviceGetCurrentClocksThrottleReasons"),
+            _single_value("nvmlDeviceGetCurrentClocksEventReasons"),
+            _single_value("nvmlDeviceGetCurrentClocksThrottleReasons"),
         ),
     ),
     Query(("mig_mode",), Pace.SPARSE, (_mig_mode,)),
-    Query(("fan_percent",), Pace.SPARSE, (_one("nvmlDeviceGetFanSpeed"),)),
+    Query(("fan_percent",), Pace.SPARSE, (_single_value("nvmlDeviceGetFanSpeed"),)),
     Query(("power_limit_w",), Pace.SPARSE, (_watts("nvmlDeviceGetEnforcedPowerLimit"),)),
-    Query(("pcie_generation",), Pace.SPARSE, (_one("nvmlDeviceGetCurrPcieLinkGeneration"),)),
-    Query(("pcie_width",), Pace.SPARSE, (_one("nvmlDeviceGetCurrPcieLinkWidth"),)),
-    Query(("pcie_generation_max",), Pace.ONCE, (_one("nvmlDeviceGetMaxPcieLinkGeneration"),)),
-    Query(("pcie_width_max",), Pace.ONCE, (_one("nvmlDeviceGetMaxPcieLinkWidth"),)),
+    Query(("pcie_generation",), Pace.SPARSE, (_single_value("nvmlDeviceGetCurrPcieLinkGeneration"),)),
+    Query(("pcie_width",), Pace.SPARSE, (_single_value("nvmlDeviceGetCurrPcieLinkWidth"),)),
+    Query(("pcie_generation_max",), Pace.ONCE, (_single_value("nvmlDeviceGetMaxPcieLinkGeneration"),)),
+    Query(("pcie_width_max",), Pace.ONCE, (_single_value("nvmlDeviceGetMaxPcieLinkWidth"),)),
     Query(
         ("processes",),
         Pace.SPARSE,
@@ -167,5 +167,5 @@ QUERIES: tuple[Query, ...] = (
 )
 """Left out on purpose: nvmlDeviceGetPcieThroughput (blocks 20 ms a direction) and the graphics processes."""
 
-ENERGY_BY_FUNCTION = Query(("energy_mj",), Pace.TICK, (_one("nvmlDeviceGetTotalEnergyConsumption"),))
+ENERGY_BY_FUNCTION = Query(("energy_mj",), Pace.TICK, (_single_value("nvmlDeviceGetTotalEnergyConsumption"),))
 """Asked only of a driver that does not give the energy counter as a field value."""

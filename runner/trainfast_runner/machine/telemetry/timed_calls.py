@@ -25,14 +25,14 @@ _STOPPING_S = 0.2
 
 @dataclass
 class Job(Generic[T]):
-    """A call and its result. Belongs to the thread that runs it until it is `over`."""
+    """A call and its result. Belongs to the thread that runs it until it has `ended`."""
 
     call: Callable[[], T]
     result: T | None = None
     error: BaseException | None = None
     began_s: float | None = None
     """Time of the start, seconds of CLOCK_MONOTONIC."""
-    over: bool = False
+    ended: bool = False
 
     @property
     def age_s(self) -> float:
@@ -46,7 +46,7 @@ class Job(Generic[T]):
             self.result = self.call()
         except BaseException as error:  # the thread that waits for the job raises it again
             self.error = error
-        self.over = True
+        self.ended = True
 
 
 @dataclass
@@ -79,7 +79,7 @@ class TimedCalls:
     def run(self, jobs: Sequence[Job[Any]], timeout_s: float) -> None:
         """Run the jobs; leave one behind that takes longer than `timeout_s` seconds.
 
-        A job left behind may be `over` later. An exception of a call is in the job's `error`. Each job that hangs
+        A job left behind may have `ended` later. An exception of a call is in the job's `error`. Each job that hangs
         halves the time for the next ones: a driver that hangs mostly does so for every GPU, and all jobs together
         then take little more than twice `timeout_s`.
         """
@@ -105,11 +105,11 @@ class TimedCalls:
             self._rounds = None
 
     def _wait(self, begun: _Round, timeout_s: float) -> Job[Any] | None:
-        """The job that takes too long, or None when all are over."""
+        """The job that takes too long, or None when all have ended."""
         queued_s = time.monotonic()
         stalled_s = 0.0
         while True:
-            current = next((job for job in begun.jobs if not job.over), None)
+            current = next((job for job in begun.jobs if not job.ended), None)
             if current is None:
                 return None
             since_s = current.began_s if current.began_s is not None else queued_s

@@ -33,7 +33,7 @@ from trainfast_runner.results.comparison.ranking import (
 )
 from trainfast_runner.results.comparison.significance import (
     ERRORS_APART,
-    is_over,
+    is_significant,
     median_error,
     ratio_interval,
     relative_noise,
@@ -233,7 +233,7 @@ def _row(
         return ComparisonRow(label, unit, a, b, None, None, UNKNOWN)
     delta = b - a
     percent = 100 * delta / abs(a) if a else None
-    if not is_over(a, b, noise) or abs(delta) <= least:
+    if not is_significant(a, b, noise) or abs(delta) <= least:
         verdict = NOISE
     elif more_is_better is None:
         verdict = CHANGED

@@ -22,7 +22,7 @@ RUN_TO_RUN = 0.02
 MEDIAN_ERROR = math.sqrt(MEDIAN_VARIANCE)
 
 
-def is_over(a: float | None, b: float | None, noise: float | None) -> bool:
+def is_significant(a: float | None, b: float | None, noise: float | None) -> bool:
     """True if the ratio of two figures is over `noise` (a share) and the floor; never if `noise` is None."""
     if a is None or b is None or noise is None:
         return False

@@ -130,7 +130,7 @@ def place_words(place: FlagWords) -> str:
     return ", ".join(f"{value}: {words or NOTHING}" for value, words in place.items())
 
 
-def flag_names(place: FlagWords) -> set[str]:
+def place_tokens(place: FlagWords) -> set[str]:
     """Every word of a knob's place up to its `=`: the flags, and their values."""
     texts = [place] if isinstance(place, str) else place.values()
     return {word.partition("=")[0] for text in texts for word in text.split()}
