@@ -22,8 +22,8 @@ WORD = re.compile(
     REDIRECTION + r"""|(?:'[^']*'|"(?:\\.|[^"\\])*"|[$<>]\([^)]*\)|\\[^\n]|[^\s\\'";&|<>])+|[;&|<>]+""", re.S
 )
 """A word, or an operator between words."""
-REDIRECTS = re.compile(REDIRECTION)
-ENDS = re.compile("[;&|#]")
+REDIRECTION_WORD = re.compile(REDIRECTION)
+COMMAND_END = re.compile("[;&|#]")
 """The start of an operator or comment. The command's own words end before it."""
 
 ShellEdit = tuple[int, int, str]
@@ -70,10 +70,10 @@ def _commands(words: list[Word]) -> Iterator[list[Word]]:
     command: list[Word] = []
     is_file = False
     for word in words:
-        if is_file or REDIRECTS.match(word.text):
+        if is_file or REDIRECTION_WORD.match(word.text):
             is_file = not is_file
             continue
-        if not ENDS.match(word.text):
+        if not COMMAND_END.match(word.text):
             command.append(word)
             continue
         yield command

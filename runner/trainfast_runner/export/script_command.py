@@ -18,7 +18,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.strategy_of_run import strategy_of
 
 SCRIPT_PLACEHOLDER = "train.py"
-LAUNCHED = ("strategy", "devices", "p2p")
+LAUNCHER_KNOBS = ("strategy", "devices", "p2p")
 """Knobs that the launcher and the environment express."""
 PLACEHOLDER_NOTE = (
     f"{SCRIPT_PLACEHOLDER} is a placeholder: a script that takes transformers' TrainingArguments as flags."
@@ -47,9 +47,9 @@ def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
     if strategy_of(knobs).is_zero:
         arguments["deepspeed"] = DEEPSPEED_FILE
     flags = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
-    words = [*_environment(run, knobs), *_launcher(run), SCRIPT_PLACEHOLDER, *OUTPUT_FLAG, *flags]
+    words = [*_environment_words(run, knobs), *_launcher(run), SCRIPT_PLACEHOLDER, *OUTPUT_FLAG, *flags]
     unexpressed = [
-        name for name in settings_to_express(knobs) if name not in LAUNCHED and not has_field(name, arguments)
+        name for name in settings_to_express(knobs) if name not in LAUNCHER_KNOBS and not has_field(name, arguments)
     ]
     return shlex.join(words), list(dict.fromkeys([*left_out, *unexpressed]))
 
@@ -89,7 +89,7 @@ def _launcher(run: RunFile) -> list[str]:
     return ["torchrun", "--standalone", "--nproc-per-node", str(run.world_size)]
 
 
-def _environment(run: RunFile, knobs: KnobValues) -> list[str]:
+def _environment_words(run: RunFile, knobs: KnobValues) -> list[str]:
     """Return the words that set variables: the run's GPUs (the Trainer takes all visible ones), p2p=off, malloc."""
     words = [f"CUDA_VISIBLE_DEVICES={','.join(run.device_uuids)}"] if run.device_uuids else []
     words += ["NCCL_P2P_DISABLE=1"] if knobs["p2p"] == "off" else []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 ACCELERATE_MODULES = ("accelerate.commands.accelerate_cli", "accelerate.commands.launch")
-RUN_SCRIPTS = (
+SCRIPT_RUNNERS = (
     *TORCHRUN_MODULES,
     *ACCELERATE_MODULES,
     "deepspeed.launcher.runner",
@@ -37,6 +37,6 @@ def script_index(words: Sequence[str]) -> int | None:
             return index
         # `numactl -m 0` and `docker run -m 4g` name memory.
         is_module = index > 0 and MODULE_FLAG.fullmatch(words[index - 1]) and re.match(r"[^-\d]", word)
-        if is_module and word not in RUN_SCRIPTS:
+        if is_module and word not in SCRIPT_RUNNERS:
             return index
     return None

@@ -25,7 +25,7 @@ class UnneededEntry:
     """A file or folder that may go, its size on the disk, and why in words."""
 
     path: Path
-    bytes: int
+    size_bytes: int
     why: str
 
 

@@ -49,7 +49,7 @@ class PrunePlan:
     def total_bytes(self) -> int:
         """Bytes that deleting all entries frees."""
         files = (*self.caches, *self.locks)
-        return sum((*self.runs.values(), *self.searches.values(), *(file.bytes for file in files)))
+        return sum((*self.runs.values(), *self.searches.values(), *(file.size_bytes for file in files)))
 
 
 def seconds_of(age: str) -> float:

@@ -8,8 +8,8 @@ import select
 import signal
 from collections.abc import Iterable
 
-ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-WAKING = (*ASKING, signal.SIGCHLD, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+WAKING = (*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP)
 
 
 class Signals:
@@ -41,5 +41,5 @@ class Signals:
         return requests
 
     def _note(self, signum: int, _frame: object) -> None:
-        if signum in ASKING:
+        if signum in STOP_SIGNALS:
             self._requests.append(signum)

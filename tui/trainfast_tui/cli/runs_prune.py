@@ -84,8 +84,8 @@ def _lines(plan: PrunePlan) -> Iterator[str]:
         for noun, plural, sizes in (
             ("run", "runs", list(plan.runs.values())),
             ("search", "searches", list(plan.searches.values())),
-            ("cache entry", "cache entries", [entry.bytes for entry in plan.caches]),
-            ("stale lock", "stale locks", [entry.bytes for entry in plan.locks]),
+            ("cache entry", "cache entries", [entry.size_bytes for entry in plan.caches]),
+            ("stale lock", "stale locks", [entry.size_bytes for entry in plan.locks]),
         )
         if sizes
     ]
@@ -97,8 +97,8 @@ def _as_json(plan: PrunePlan, *, deleted: bool, left_bytes: dict[str, int]) -> d
         "schema": SCHEMA,
         "runs": [{"run_id": name, "bytes": size_bytes} for name, size_bytes in plan.runs.items()],
         "searches": [{"search_id": name, "bytes": size_bytes} for name, size_bytes in plan.searches.items()],
-        "caches": [{"path": str(entry.path), "bytes": entry.bytes, "why": entry.why} for entry in plan.caches],
-        "locks": [{"path": str(entry.path), "bytes": entry.bytes} for entry in plan.locks],
+        "caches": [{"path": str(entry.path), "bytes": entry.size_bytes, "why": entry.why} for entry in plan.caches],
+        "locks": [{"path": str(entry.path), "bytes": entry.size_bytes} for entry in plan.locks],
         "live": plan.live,
         "total_bytes": _freed_bytes(plan, left_bytes),
         "deleted": deleted,

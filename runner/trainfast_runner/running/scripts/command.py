@@ -22,13 +22,13 @@ LAUNCHERS = {
 }
 """Modules of the launchers' console scripts."""
 CONTAINERS = ("docker", "podman", "apptainer", "singularity", "srun", "ssh")
-WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+PYTHON_OPTIONS_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 """Options of Python that take the next word."""
 EACH_DEVICE = ("gpu", "auto", "xpu")
 """Counts by which torchrun starts a process for each GPU, or for each core where it has none."""
 EACH_CORE = "cpu"
 """Count by which torchrun starts a process for each core, whatever the GPUs."""
-COUNTS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes")
+COUNT_OPTIONS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes")
 DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
 TORCHRUN = ("-m", TORCHRUN_MODULES[0], "--standalone")
 """Words after the interpreter that start the ranks of a `deepspeed` command."""
@@ -225,7 +225,7 @@ def _split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         if (joined := re.fullmatch(r"(-[A-Za-z]+)([mc])", flag)) and flag[1] not in "WX":
             return [*flags, joined[1]], [f"-{joined[2]}", *remaining]
         flags.append(flag)
-        if flag in WITH_VALUE and remaining:
+        if flag in PYTHON_OPTIONS_WITH_VALUE and remaining:
             remaining.pop(0)
     return flags, remaining
 
@@ -287,7 +287,7 @@ def _count(options: Sequence[str], default: int | None = 1) -> int | None:
     """The processes that a launcher's options ask for; `default` if they name none, None for `gpu` and `auto`."""
     for index, word in enumerate(options):
         option, equals, value = word.partition("=")
-        if option in COUNTS:
+        if option in COUNT_OPTIONS:
             if not equals:
                 value = options[index + 1] if index + 1 < len(options) else ""
             if value == EACH_CORE:
