@@ -58,7 +58,7 @@ def import_settings(text: str, name: str, base: str) -> Imported:
             key="--from",
             advice="--from tiny-llama, or another preset with [model]",
         )
-    kind, settings = _read(text, name)
+    kind, settings = _kind_and_settings(text, name)
     return Imported(kind, settings.knobs, tuple(settings.not_understood), _preset(name, resolve(base), settings.knobs))
 
 
@@ -77,7 +77,7 @@ def _refuse_preset(text: str, name: str) -> None:
         )
 
 
-def _read(text: str, name: str) -> tuple[str, ForeignKnobs]:
+def _kind_and_settings(text: str, name: str) -> tuple[str, ForeignKnobs]:
     block = _trainer_block(text)
     if block is not None:
         return TRAINER_BLOCK, block

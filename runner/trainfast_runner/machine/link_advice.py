@@ -34,7 +34,7 @@ def _silent_note(devices: Sequence[TopologyDevice]) -> list[str]:
     if not devices:
         return []
     verb = "does" if len(devices) == 1 else "do"
-    return [f"{_gpus([device.index for device in devices])} {verb} not answer: the rest is about the others."]
+    return [f"{_gpu_phrase([device.index for device in devices])} {verb} not answer: the rest is about the others."]
 
 
 def _strategies(links: Interconnect) -> list[str]:
@@ -47,7 +47,7 @@ def _strategies(links: Interconnect) -> list[str]:
         ]
     if links.any_nvlink:
         largest = max(len(island) for island in links.islands)
-        names = " and ".join(_gpus(island) for island in links.islands if len(island) > 1)
+        names = " and ".join(_gpu_phrase(island) for island in links.islands if len(island) > 1)
         example = "+".join(map(str, next(island for island in links.islands if len(island) == largest)))
         return [
             f"NVLink joins {names}; what crosses from one group to another goes over PCIe ({links.slowest}).",
@@ -109,13 +109,13 @@ def _pcie(devices: Sequence[TopologyDevice]) -> list[str]:
     busy = [device for device in lowered if device.busy_percent]
     if idle:
         lines.append(
-            f"{_gpus([device.index for device in idle])}: PCIe generation below the maximum while idle, which saves"
-            " power; look again during a run."
+            f"{_gpu_phrase([device.index for device in idle])}: PCIe generation below the maximum while idle, which"
+            " saves power; look again during a run."
         )
     if busy:
         lines.append(
-            f"{_gpus([device.index for device in busy])}: PCIe generation below the maximum under load: check slot,"
-            " riser and the BIOS setting of the slot's speed."
+            f"{_gpu_phrase([device.index for device in busy])}: PCIe generation below the maximum under load: check"
+            " slot, riser and the BIOS setting of the slot's speed."
         )
     return lines
 
@@ -130,6 +130,6 @@ def _affinity(devices: Sequence[TopologyDevice]) -> list[str]:
     ]
 
 
-def _gpus(indexes: Sequence[int]) -> str:
+def _gpu_phrase(indexes: Sequence[int]) -> str:
     words = [str(index) for index in indexes]
     return f"GPU {words[0]}" if len(words) == 1 else f"GPUs {', '.join(words[:-1])} and {words[-1]}"

@@ -141,7 +141,7 @@ def trace_models(
     def imported() -> None:
         on_traced(_progress(requests, traces, wanted))
 
-    environment = _environment(device, gpus)
+    environment = _tracer_environment(device, gpus)
     with closing(_answers(executable, requests, environment, cancelled, imported, tracer)) as answers:
         for request, trace in answers:
             traces[request.file] = trace
@@ -156,7 +156,7 @@ def trace_uncached(spec: RunSpec, device: str = "cpu", python: str | None = None
     executable = training_python.find_python(python)
     model_requests = requests_for(spec, device, executable, whole)
     requests = _missing_requests([model_requests], {})
-    traces = {request.file: trace for request, trace in _answers(executable, requests, _environment(device, ()))}
+    traces = {request.file: trace for request, trace in _answers(executable, requests, _tracer_environment(device, ()))}
     model = _model(model_requests, traces, device)
     if isinstance(model, UserError):
         raise model
@@ -230,7 +230,7 @@ def _progress(
     return TraceProgress(done, len(requests), index, words)
 
 
-def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
+def _tracer_environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of a run on this device; ours if the run's GPUs are not known."""
     environment = worker_programs.own_environment()
     if gpus or device == "cpu":

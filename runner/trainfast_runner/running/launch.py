@@ -107,7 +107,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         used_before_bytes={gpu.uuid: gpu.memory_used_bytes for gpu in plan.gpus if gpu.uuid and gpu.memory_used_bytes},
         python=plan.python,
         argv=plan.argv(directory),
-        env=_environment(plan, directory),
+        env=_launch_variables(plan, directory),
         script=plan.script,
         versions=plan.versions,
         cwd=plan.cwd or worker_programs.working_directory(),
@@ -132,7 +132,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
     )
 
 
-def _environment(plan: RunPlan, directory: Path) -> dict[str, str]:
+def _launch_variables(plan: RunPlan, directory: Path) -> dict[str, str]:
     """The variables that the launch sets; a trial's folder for files of its own is made."""
     if plan.script is None:
         return plan.env

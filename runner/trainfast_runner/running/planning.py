@@ -118,7 +118,7 @@ def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()
             "driver": machine.driver_version,
             **inspection.versions,
         },
-        env=_environment(spec, machine, ranks, choice.gpus, inspection),
+        env=_worker_variables(spec, machine, ranks, choice.gpus, inspection),
         devices_reason=choice.reason,
     )
 
@@ -168,7 +168,7 @@ def _as_recorded(spec: RunSpec, machine: Machine) -> RunSpec:
     return replace(spec, knobs=knobs)
 
 
-def _environment(
+def _worker_variables(
     spec: RunSpec,
     machine: Machine,
     ranks: int,

@@ -100,14 +100,14 @@ def unkillable_reason(processes: Iterable[UnkillableProcess], records: RunRecord
     sentences = []
     for process in processes:
         rank = ranks.get(process.pid)
-        place = process.name if rank is None else ", ".join([f"rank {rank}", *_gpus(rank, records)])
+        place = process.name if rank is None else ", ".join([f"rank {rank}", *_gpu_labels(rank, records)])
         sentences.append(
             f"pid {process.pid} ({place}) is in {KERNEL_STATES.get(process.state, f'state {process.state}')}"
         )
     return f"{'; '.join(sentences)} and did not end within {waited_s:g} s of SIGKILL"
 
 
-def _gpus(rank: int, records: RunRecords) -> list[str]:
+def _gpu_labels(rank: int, records: RunRecords) -> list[str]:
     """The GPUs of a rank by NVML index, by UUID where telemetry gave none; empty on a CPU."""
     run = records.run
     if run is None:

@@ -55,7 +55,7 @@ def examine(home: Home, python: str | None = None) -> list[Check]:
         *training,
         *_home(home),
         *_memory(),
-        *_gpus(python, packages["versions"]),
+        *_gpu_checks(python, packages["versions"]),
         *_compiler(executable),
         *_shared_memory(),
         *_logout(),
@@ -97,7 +97,7 @@ def _packages(
         )
 
 
-def _gpus(python: str | None, versions: dict[str, str | None]) -> Iterator[Check]:
+def _gpu_checks(python: str | None, versions: dict[str, str | None]) -> Iterator[Check]:
     nvml = Nvml()
     tick = take_tick(settle_s=0.05, nvml=nvml)
     refusal = detect_machine(versions, python).refusal

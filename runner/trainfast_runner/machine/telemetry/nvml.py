@@ -152,7 +152,7 @@ class Nvml:
         """The readings of the GPUs that answer, by index, and the reasons of their missing parts."""
         nv = self._driver.nv
         assert nv is not None
-        read = partial(_read, nv, t_ns - time.monotonic_ns(), self._ticks)
+        read = partial(_timed_reading, nv, t_ns - time.monotonic_ns(), self._ticks)
         self._ticks += 1
         for device in devices:
             self._revive_if_rested(device, t_ns)
@@ -259,7 +259,7 @@ class Nvml:
         self._driver.close(shut_down=is_idle)
 
 
-def _read(nv: ModuleType, offset_ns: int, tick: int, device: Device) -> tuple[DeviceReading, dict[str, str]]:
+def _timed_reading(nv: ModuleType, offset_ns: int, tick: int, device: Device) -> tuple[DeviceReading, dict[str, str]]:
     """A GPU's reading at `offset_ns` beside the clock, and the reasons of its missing parts."""
     # Slow questions are asked of one GPU after another, so that no tick has to carry all of them.
     sparse = (tick + device.index) % SPARSE_EVERY == 0

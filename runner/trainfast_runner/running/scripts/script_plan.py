@@ -85,7 +85,7 @@ def _plan_command(spec: RunSpec, command: ScriptCommand, versions: dict[str, str
     machine = detect_machine(versions, command.interpreter).used_by(knobs.get("devices"))
     if machine.refusal is not None:
         raise machine.refusal
-    choice = _gpus(machine, knobs)
+    choice = _chosen_gpus(machine, knobs)
     ranks = command.ranks(len(choice.gpus))
     return RunPlan(
         spec=spec,
@@ -96,7 +96,7 @@ def _plan_command(spec: RunSpec, command: ScriptCommand, versions: dict[str, str
         memory_limit_bytes=bytes_of_ranks(knobs.get("memory_limit"), ranks),
         python=command.interpreter or "",
         versions={"trainfast-tui": __version__, "driver": machine.driver_version, **versions},
-        env=_environment(knobs, choice),
+        env=_script_variables(knobs, choice),
         devices_reason=choice.reason,
     )
 
@@ -163,7 +163,7 @@ def _spec(name: str, title: str, knobs: KnobValues) -> RunSpec:
     return RunSpec(name, None, title, model={}, data={}, knobs=knobs, overrides=overrides)
 
 
-def _gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:
+def _chosen_gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:
     """The GPUs that the script may use: all that it sees, unless `devices` names some."""
     devices = device_choice(knobs.get("devices"))
     if machine.device != "cuda":
@@ -173,7 +173,7 @@ def _gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:
     return machine.named_or_counted_gpus(devices)
 
 
-def _environment(knobs: KnobValues, choice: GpuChoice) -> dict[str, str]:
+def _script_variables(knobs: KnobValues, choice: GpuChoice) -> dict[str, str]:
     """Environment variables that the launch adds; the variable that names the run is added at the start."""
     paths = [path for path in (os.environ.get("PYTHONPATH"), str(HOOKS_FOLDER)) if path]
     env = {"PYTHONPATH": os.pathsep.join(paths)}
