@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,13 +74,27 @@ class GrowingLog:
     The file stays open: after the last writer a compacted file takes its path, and only the open one has every line.
     """
 
-    def __init__(self, path: Path, last_lines: int | None = None) -> None:
-        """Begin with the `last_lines` complete lines that are there now, or with all of them."""
+    def __init__(
+        self,
+        path: Path,
+        last_lines: int | None = None,
+        *,
+        from_begin: bool = False,
+        separators: bytes = rb"\n",
+        head_bytes: int = HEAD_BYTES,
+    ) -> None:
+        """Begin with the `last_lines` complete lines that are there now, or with all of them.
+
+        `from_begin` reads them a part at a time. `separators` is the regular expression of a line's end, `head_bytes`
+        the part of the file that is never cut.
+        """
         self._path = path
         self._last_lines = last_lines
+        self._separators = re.compile(separators)
+        self._head_bytes = head_bytes
         self._fd: int | None = None
         """None before the file was there."""
-        self._offset: int | None = None
+        self._offset: int | None = 0 if from_begin else None
         """None before the first look at the file."""
         self._unfinished = b""
 
@@ -96,12 +111,12 @@ class GrowingLog:
             return read_log(self._path, self._last_lines, end=self._offset)
         if size < self._offset:
             # Cut after its head; the lines there were returned before.
-            self._offset, self._unfinished = min(size, HEAD_BYTES), b""
+            self._offset, self._unfinished = min(size, self._head_bytes), b""
         new = os.pread(self._fd, _READ_BYTES, self._offset)
         if not new:
             return None
         self._offset += len(new)
-        *complete, rest = (self._unfinished + new).split(b"\n")
+        *complete, rest = self._separators.split(self._unfinished + new)
         # A progress bar may never end a line.
         self._unfinished = rest[-_READ_BYTES:]
         return [_text(line) for line in complete]

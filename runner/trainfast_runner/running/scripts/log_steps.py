@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -12,13 +11,10 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.output_log import GrowingLog
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Step
-
-READ_BYTES = 1 << 20
-"""Output read at one look; a script that prints faster is caught up with in later ones."""
-LONGEST_LINE_BYTES = 1 << 16
 
 
 def step_pattern(pattern: str) -> re.Pattern[str]:
@@ -46,9 +42,8 @@ class LogSteps:
         self._warmup = script.timing_warmup if script else 0
         self._samples = script.samples_per_step if script else None
         self._path = rank_file(directory, "steps", 0)
-        self._output = output
-        self._offset = 0
-        self._begin = b""
+        # A progress bar redraws its line with carriage returns.
+        self._log = GrowingLog(output.path, from_begin=True, separators=rb"[\r\n]", head_bytes=output.head_bytes)
         self._taken = 0
         self._last_ns = run.clock.monotonic_ns
         self._file: Appender | None = None
@@ -84,31 +79,13 @@ class LogSteps:
         self._last_ns = now_ns
 
     def _lines(self, to_the_end: bool) -> Iterator[str]:
-        """Yield the lines printed since the last call, oldest first: the whole ones of `READ_BYTES`, or all."""
-        while new := self._read():
-            # A progress bar redraws its line with carriage returns.
-            *whole, self._begin = re.split(rb"[\r\n]", self._begin + new)
-            self._begin = self._begin[-LONGEST_LINE_BYTES:]
-            yield from (line.decode(errors="replace") for line in whole)
+        """Yield the lines printed since the last call, oldest first: those of one look at the log, or all."""
+        while (lines := self._log.read()) is not None:
+            yield from lines
             if not to_the_end:
                 return
         if to_the_end:
-            yield self._begin.decode(errors="replace")
-
-    def _read(self) -> bytes:
-        """The next output, at most `READ_BYTES`; empty if there is none yet."""
-        try:
-            with self._output.path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < self._offset:
-                    # The log was cut after its head, whose lines were counted before.
-                    self._offset, self._begin = min(size, self._output.head_bytes), b""
-                file.seek(self._offset)
-                new = file.read(READ_BYTES)
-        except FileNotFoundError:
-            return b""
-        self._offset += len(new)
-        return new
+            yield self._log.unfinished()
 
 
 def _loss(match: re.Match[str]) -> float | None:
