@@ -1,8 +1,8 @@
 """The rules of the diagnosis, as data: each with its figures, thresholds, their source and a cure.
 
 `diagnose` evaluates them all the same way; `figures` computes the figures. A rule holds when every condition does; an
-unknown figure fulfils none. Rules of one name are alternatives: the first that holds is used. Thresholds marked "ours"
-are judgements, set so that a cure is worth more than its trial costs.
+unknown figure fulfils none. Rules of one name are alternatives: the first that holds is used. Thresholds marked
+"chosen" are judgements, set so that a cure is worth more than its trial costs.
 """
 
 from __future__ import annotations
@@ -102,14 +102,14 @@ def _data_bound(advice: str, *more: Condition) -> BottleneckRule:
         when=(_at_least("data_percent", 10), *more),
         line="waiting for data: {data_ms:figure} of each {step_ms:figure} ms step ({data_percent:.0f} %)",
         advice=advice,
-        source="ours: under a tenth of the step the gain is smaller than what batch_size or precision give. The wait is"
-        " measured around fetching the next batch, summed over the steps, because loaders stall in bursts.",
+        source="chosen: under a tenth of the step the gain is smaller than what batch_size or precision give. The wait"
+        " is measured around fetching the next batch, summed over the steps, because loaders stall in bursts.",
         cost="data_ms",
         shown_figures=("data_ms", "step_ms", "workers", "cores", "steps"),
     )
 
 
-_OURS_TWO_PERCENT = "ours: 2 % is what two runs of the same settings differ by; the reasons and counters are nvml.h's."
+_TWO_PERCENT = "chosen: 2 % is what two runs of the same settings differ by; the reasons and counters are nvml.h's."
 
 RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
@@ -141,7 +141,7 @@ RULES: tuple[BottleneckRule, ...] = (
         line="{gpu} is throttled by heat for {thermal_ms_per_step:figure} of each {step_ms:figure} ms step,"
         " {temperature_words}{thermal_lost_words}",
         advice="{cooling_advice}",
-        source=_OURS_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
+        source=_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
         cost="thermal_cost_ms",
         shown_figures=(
             "thermal_ms_per_step",
@@ -163,7 +163,7 @@ RULES: tuple[BottleneckRule, ...] = (
         line="{gpu} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step"
         "{brake_lost_words}",
         advice=POWER_SUPPLY,
-        source=_OURS_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
+        source=_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
         cost="brake_cost_ms",
         shown_figures=(
             "brake_ms_per_step",
@@ -182,8 +182,8 @@ RULES: tuple[BottleneckRule, ...] = (
         line="{gpu} is at its power limit for {power_percent:.0f} % of the time, its clock {clock_loss_percent:.0f} %"
         " under the maximum",
         advice="a higher power limit where the card and its cooling allow it; otherwise this is the card's limit",
-        source="ours: the SW power cap is normal at full load on cards bound by their power, so it is information, and"
-        " only with a clock that is really lower.",
+        source="chosen: the SW power cap is normal at full load on cards bound by their power, so it is information,"
+        " and only with a clock that is really lower.",
         severity="info",
         cost="power_cost_ms",
         shown_figures=("power_ms_per_step", "power_lost_ms_per_step", "power_w", "power_limit_w", "power_source"),
@@ -195,7 +195,7 @@ RULES: tuple[BottleneckRule, ...] = (
         when=(_at_least("sync_boost_percent", 2),),
         line="{gpu} is held to the clocks of its sync-boost group for {sync_boost_percent:.0f} % of the time",
         advice="take the GPUs out of the sync-boost group, or find the slowest of them",
-        source=_OURS_TWO_PERCENT,
+        source=_TWO_PERCENT,
         severity="info",
         cost="sync_boost_cost_ms",
         shown_figures=("sync_boost_ms_per_step", "clock_loss_percent", "sync_boost_source"),
@@ -207,7 +207,7 @@ RULES: tuple[BottleneckRule, ...] = (
         when=(_is("used", 1), _at_least("foreign_processes", 1)),
         line="{gpu} is {shared_words} {foreign_words}",
         advice="end them, or train on another GPU (the devices knob): figures of a shared GPU compare with nothing",
-        source="ours: one is enough, kernels of two processes take turns on the device.",
+        source="chosen: one is enough, kernels of two processes take turns on the device.",
         shown_figures=("foreign_memory_bytes",),
     ),
     BottleneckRule(
@@ -223,7 +223,7 @@ RULES: tuple[BottleneckRule, ...] = (
         line="rank {rank} is the slowest: its forward takes {forward_ms:figure} ms where the ranks' median is"
         " {median_forward_ms:figure} ms, and the others wait for it",
         advice="look at that rank's device: its clock, its temperature, its PCIe link, who else uses it",
-        source="ours: a tenth is past what equal ranks scatter by, and a rank that is slow for a reason is so in most"
+        source="chosen: a tenth is past what equal ranks scatter by, and a rank that is slow for a reason is so in most"
         " steps. The forward of these strategies waits for no other rank, so its length is the rank's own.",
         cost="behind_ms",
         shown_figures=("forward_ms", "median_forward_ms", "behind_ms", "world_size"),
@@ -236,8 +236,8 @@ RULES: tuple[BottleneckRule, ...] = (
         line="{gpu} runs at {sm_clock_mhz:.0f} MHz, the fastest of this run at {fastest_sm_clock_mhz:.0f} MHz"
         "{waited_for_words}",
         advice="its temperature, power limit and application clocks, or leave it out with devices",
-        source="ours: ranks meet once a step, so the lowest clock sets the pace; 5 % is over what boost clocks scatter"
-        " by.",
+        source="chosen: ranks meet once a step, so the lowest clock sets the pace; 5 % is over what boost clocks"
+        " scatter by.",
         cost="clock_behind_cost_ms",
         shown_figures=("sm_clock_mhz", "fastest_sm_clock_mhz", "temperature_c", "power_limit_w"),
     ),
@@ -255,7 +255,7 @@ RULES: tuple[BottleneckRule, ...] = (
         advice="grad_accum={more_accum} exchanges half as often; {link_advice}",
         source="a backward computes twice what a forward does (Kaplan et al., Scaling Laws for Neural Language Models,"
         " 2020, section 2.1), three times with full checkpointing; what is over that is waiting for the link. The 15 %"
-        " is ours.",
+        " is chosen.",
         cost="exposed_ms",
         shown_figures=("forward_ms", "backward_ms", "computed_backward_ms", "exposed_ms", "link", "p2p"),
     ),
@@ -273,7 +273,7 @@ RULES: tuple[BottleneckRule, ...] = (
         " than the CPU takes to launch them",
         advice="a larger batch_size, compile=default, optimizer=adamw-fused, attention=auto: fewer and longer kernels",
         source="utilization is the share of time in which any kernel ran (nvmlDeviceGetUtilizationRates); each launch"
-        " costs the CPU microseconds (NVIDIA, CUDA Graph Best Practice for PyTorch). The 15 % is ours.",
+        " costs the CPU microseconds (NVIDIA, CUDA Graph Best Practice for PyTorch). The 15 % is chosen.",
         cost="unexplained_idle_ms",
         shown_figures=("gpu_utilization_percent", "data_percent", "batch_size", "step_ms", "compile"),
     ),
@@ -313,7 +313,7 @@ RULES: tuple[BottleneckRule, ...] = (
         when=(_is("device", "cpu"), _at_least("others_cpu_percent", OTHERS_CPU_PERCENT)),
         line="other processes take {others_cpu_percent:.0f} % of the CPU that trains{others_lost_words}",
         advice="end them or wait: the CPU is this run's device",
-        source="ours: host use less the run's own process tree, as a share of all cores. With all of them busy the"
+        source="chosen: host use less the run's own process tree, as a share of all cores. With all of them busy the"
         " training lacks that share: a process that used 5 % of one core slowed a two-core training by about 2 % here.",
         cost="others_cost_ms",
         shown_figures=("host_cpu_percent", "run_cpu_percent", "cores"),
@@ -325,7 +325,7 @@ RULES: tuple[BottleneckRule, ...] = (
         when=(_is("device", "cuda"), _at_least("host_cpu_percent", ALL_CORES_BUSY_PERCENT)),
         line="the host's {cores} cores are {host_cpu_percent:.0f} % busy: loading and launching wait for one",
         advice="fewer workers, cheaper loading, or end other programs",
-        source="ours: over 90 % a thread that wants to run has to wait for a core.",
+        source="chosen: over 90 % a thread that wants to run has to wait for a core.",
         shown_figures=("host_cpu_percent", "run_cpu_percent", "workers", "cores"),
     ),
     BottleneckRule(
@@ -336,8 +336,8 @@ RULES: tuple[BottleneckRule, ...] = (
         line="the run's threads spin while they wait for each other, and other processes now use"
         " {others_cores:figure} of {cores} cores",
         advice="{sleep_advice}; or end them",
-        source="ours: a spinning thread keeps the core that the thread it waits for needs. Beside one busy core of two,"
-        " tiny-llama made 1.5 samples/s with spinning threads and 21.7 with sleeping ones.",
+        source="chosen: a spinning thread keeps the core that the thread it waits for needs. Beside one busy core of"
+        " two, tiny-llama made 1.5 samples/s with spinning threads and 21.7 with sleeping ones.",
         shown_figures=("wait_policy", "others_cores", "cores", "host_cpu_percent", "run_cpu_percent"),
     ),
     BottleneckRule(
@@ -347,7 +347,7 @@ RULES: tuple[BottleneckRule, ...] = (
         when=(_below("memory_available_percent", 5),),
         line="only {memory_available_percent:.1f} % of the host's memory is left",
         advice="fewer workers, a smaller batch on a CPU run, no offload; otherwise the kernel will kill a process",
-        source="ours: MemAvailable is the kernel's own estimate of what can be allocated without swapping (proc(5)).",
+        source="chosen: MemAvailable is the kernel's own estimate of what can be allocated without swapping (proc(5)).",
         shown_figures=("memory_available_bytes", "swap_used_bytes"),
     ),
     BottleneckRule(
@@ -358,7 +358,7 @@ RULES: tuple[BottleneckRule, ...] = (
         line="the host swaps: {swap_grown_mib:.0f} MiB more than when these steps began",
         advice="fewer workers, a smaller batch on a CPU run, no offload: a page that comes back from disk stalls its"
         " step",
-        source="ours: less than 64 MiB may be old pages of idle programs.",
+        source="chosen: less than 64 MiB may be old pages of idle programs.",
         shown_figures=("memory_available_bytes", "swap_used_bytes"),
     ),
 )
