@@ -14,14 +14,20 @@ NOT_SUPPORTED: Final = 3
 NO_PERMISSION: Final = 4
 INSUFFICIENT_SIZE: Final = 7
 DRIVER_NOT_LOADED: Final = 9
+TIMEOUT: Final = 10
+IRQ_ISSUE: Final = 11
 LIBRARY_NOT_FOUND: Final = 12
 FUNCTION_NOT_FOUND: Final = 13
 GPU_IS_LOST: Final = 15
 RESET_REQUIRED: Final = 16
 LIB_RM_VERSION_MISMATCH: Final = 18
+IN_USE: Final = 19
+MEMORY: Final = 20
+NO_DATA: Final = 21
+NOT_READY: Final = 27
 UNKNOWN: Final = 999
-TRANSIENT: Final = frozenset({7, 10, 11, 19, 20, 21, 27, 999})
-"""No room, timeout, interrupt trouble, in use, out of memory, no data yet, not ready, unknown: ask again next tick."""
+TRANSIENT: Final = frozenset({INSUFFICIENT_SIZE, TIMEOUT, IRQ_ISSUE, IN_USE, MEMORY, NO_DATA, NOT_READY, UNKNOWN})
+"""Failures that may pass: ask again next tick."""
 
 
 class NvmlFailure(msgspec.Struct, frozen=True):

@@ -18,7 +18,6 @@ OnXid = Callable[[int, int, int], None]
 
 _XID_EVENTS: Final = 0x8
 """nvmlEventTypeXidCriticalError of nvml.h."""
-_TIMEOUT: Final = 10
 _WAIT_MS: Final = 250
 """One wait in the driver; the watch can only be ended between two of them."""
 _WHOLE_GPU: Final = 0xFFFFFFFF
@@ -107,7 +106,7 @@ class XidWatch:
             except nv.NVMLError as error:
                 if error.value == failures.UNINITIALIZED:
                     break
-                if error.value != _TIMEOUT:
+                if error.value != failures.TIMEOUT:
                     # A lost GPU makes every wait fail at once: pause, since the others may still report.
                     self._stopping.wait(1)
                 continue
