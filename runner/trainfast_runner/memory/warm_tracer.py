@@ -181,7 +181,10 @@ class _Server:
                 return
 
     def _new_lines(self) -> list[dict[str, Any]] | None:
-        """Send what the pipe takes and return the lines that come within POLL_S; None once the process ended."""
+        """Send the waiting requests as far as the pipe takes them and return the lines read within POLL_S.
+
+        None once the process has ended.
+        """
         readable, writable, _ = select.select([self._stdout], [self._stdin] if self._unsent else [], [], POLL_S)
         if writable:
             with suppress(BlockingIOError, BrokenPipeError):

@@ -129,7 +129,7 @@ class Appender:
         self._torn = False
 
     def write(self, record: msgspec.Struct) -> None:
-        """One line; None fields are written as null. What follows a line cut short begins on a line of its own."""
+        """Append one line; None fields become null. The line after one cut short begins on a line of its own."""
         line = (b"\n" if self._torn else b"") + self._encoder.encode(record) + b"\n"
         self._torn = os.write(self._fd, line) < len(line)
         if self._torn:

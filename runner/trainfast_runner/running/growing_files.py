@@ -21,7 +21,7 @@ RECENT_BYTES = 4 << 20
 
 
 class RecentRecords(Generic[T]):
-    """Follows a file from near its end: at most `recent_bytes` of what is there, and the newest `keep` records."""
+    """Follow a file from at most `recent_bytes` before its end, and keep its newest `keep` records."""
 
     def __init__(self, tail: Tail[T], keep: int, recent_bytes: int = RECENT_BYTES) -> None:
         self.kept: deque[T] = deque(maxlen=keep)

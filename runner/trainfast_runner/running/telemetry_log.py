@@ -55,7 +55,7 @@ class TelemetryLog:
         self._sampler.start()
 
     def follow(self, pid: int) -> None:
-        """Add what the process tree below `pid` uses to the coming ticks."""
+        """Add the readings of the process tree below `pid` to the coming ticks."""
         self._sampler.set_root_pid(pid)
 
     def stop(self) -> None:

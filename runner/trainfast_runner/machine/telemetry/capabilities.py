@@ -43,7 +43,7 @@ class Capabilities:
         self.refresh()
 
     def refresh(self) -> None:
-        """Compute what follows from the calls above, once for all ticks."""
+        """Derive the query lists and the absent fields of a tick from `queries` and `batch`."""
         every_tick = [(query, ask) for query, ask in self.queries.items() if query.pace is Pace.TICK]
         sparse = [(query, ask) for query, ask in self.queries.items() if query.pace is Pace.SPARSE]
         self.due = {False: every_tick, True: every_tick + sparse}

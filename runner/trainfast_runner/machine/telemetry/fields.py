@@ -63,8 +63,8 @@ FIELDS: tuple[NvmlField, ...] = (
 CAUSE_COUNTERS = ("sw_thermal_slowdown_ns", "hw_thermal_slowdown_ns", "hw_power_brake_ns")
 """The counters of single causes. Their numbers moved between drivers, and the old ones now mean something else."""
 CAUSE_NUMBERS: tuple[tuple[str, int], ...] = (("269-271", 269), ("251-253", 251))
-"""Their possible places, most likely first: 269 to 271 since R580, 251 to 253 in R575. In R570 and since R580 the
-numbers 251 to 253 are settings of power smoothing, which answer with success and 32 bits."""
+"""First field number of the cause counters by driver, the likeliest first: 269 since R580, 251 in R575. In R570 and
+since R580 the numbers 251 to 253 are settings of power smoothing, which answer with success and 32 bits."""
 
 
 Entry = tuple[int, int, int]

@@ -20,7 +20,7 @@ WINDOW_NS = 30_000_000_000
 DIAGNOSED_STEPS = 200
 """Chosen: a live diagnosis is of the last half minute, and of at most so many steps."""
 MIN_LIVE_STEPS = 10
-"""Number of slow steps that enter, however long they took."""
+"""The fewest newest steps that a live diagnosis looks at, however long they took."""
 STEADY_EVERY = 5
 """Ticks between two computations of the warm-up, over all kept steps."""
 

@@ -31,5 +31,5 @@ def sandbox(folder: Path) -> dict[str, str]:
 
 
 def remove_sandbox(directory: Path) -> None:
-    """Delete what a trial left in its folder of the run directory."""
+    """Delete a trial's own folder in the run directory."""
     shutil.rmtree(directory / SANDBOX, ignore_errors=True)
