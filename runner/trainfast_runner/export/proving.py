@@ -58,8 +58,10 @@ def proof_of(run: RunFile, before: Result | None, exported: Exported, directory:
 
 def _exported_knobs(run: RunFile, exported: Exported) -> dict[str, Any]:
     """The knobs that the export sets, with their values."""
+    if run.script is None and exported.to == "preset":
+        return {}
     if run.script is None or exported.to == "training-args":
-        return import_settings(exported.text, exported.to, PLAIN_PRESET).knobs if exported.to != "preset" else {}
+        return import_settings(exported.text, exported.to, PLAIN_PRESET).knobs
     names = [
         name for name in run.overrides if name in KNOBS_BY_NAME and name not in (*LAUNCH_KNOBS, *exported.left_out)
     ]

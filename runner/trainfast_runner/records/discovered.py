@@ -55,6 +55,9 @@ class Discovered(msgspec.Struct, frozen=True, kw_only=True):
         if self.stopped_at == "a Lightning Trainer":
             return "Lightning"
         shown = next((name for name in FRAMEWORKS if name in self.uses), None)
+        if shown is not None:
+            return shown
+        if self.stopped_at in ("the first optimizer", "the first forward pass"):
+            return "torch"
         # A Trainer has its arguments, and a script with them ends there, before any optimizer.
-        trains = self.stopped_at in ("the first optimizer", "the first forward pass")
-        return shown or ("torch" if trains else "HF Trainer" if self.parser == "HfArgumentParser" else None)
+        return "HF Trainer" if self.parser == "HfArgumentParser" else None

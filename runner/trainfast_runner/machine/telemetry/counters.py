@@ -65,7 +65,10 @@ class DurationCounter:
         both_off = throttled is False and self._was_throttled is False
         self.suspect = grown == 0 and (self.suspect or throttled is True or self._was_throttled is True)
         # Several short contradictions count together: only growth clears them.
-        self._stuck_ns = 0 if grown else self._stuck_ns + passed if both_on else self._stuck_ns
+        if grown:
+            self._stuck_ns = 0
+        elif both_on:
+            self._stuck_ns += passed
         self._unseen_ns = self._unseen_ns + passed if both_off else 0
         self._unseen_grown_ns = self._unseen_grown_ns + grown if both_off else 0
         self._was_throttled = throttled
