@@ -19,7 +19,7 @@ from trainfast_runner.units import mebibytes
 class AvailableMemory:
     """Available memory of the tightest rank, in bytes; `words` say whose figure that is.
 
-    `with_context`: a CUDA context comes out of it too, as it does out of a GPU's free memory; `memory_limit` caps the
+    `with_context`: a CUDA context takes some of these bytes too, as of a GPU's free memory; `memory_limit` caps the
     allocator alone.
     """
 

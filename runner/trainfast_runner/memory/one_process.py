@@ -40,7 +40,7 @@ def gathered(segments: list[Segment], devices: int) -> list[Segment]:
         if segment.phase == "data" or _is_head(segments, index):
             fixed, per_sample = segment.delta
             if segment.phase == "backward":
-                # It frees what its forward kept of the other GPUs' samples.
+                # The backward frees the other GPUs' samples that its forward kept.
                 delta = add(per_sample, others_kept, -1)
                 others_kept = NOTHING
             else:

@@ -208,7 +208,7 @@ class _RankMemory:
             head_delta = _vector({TEMPORARY: -tied, GRADS: tied if micro == 1 else 0.0})
             segments = [*after, Segment("backward", micro, "", [], (head_delta, NOTHING)), *segments]
             if not self.is_spread:
-                # torch's `PipelineStage` keeps them.
+                # torch's `PipelineStage` keeps the logits.
                 logit_width = FP16_BYTES if self.knobs["precision"] in MIXED else width
                 logits = self.samples * self.cut.output * logit_width
         else:

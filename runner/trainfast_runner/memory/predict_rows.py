@@ -24,7 +24,7 @@ from trainfast_runner.settings.strategy_of_run import strategy_of
 
 @dataclass(frozen=True)
 class RunToPredict:
-    """One run to be predicted. `published` are a variant's figures, `unpublished` why they are left out."""
+    """One run to be predicted. `published` are a variant's figures, `unpublished` the reason that they are left out."""
 
     id: str
     spec: RunSpec

@@ -26,7 +26,7 @@ from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 MAX_KEPT = 500
 """Corrections a device. Chosen: every prediction reads the file."""
 FEWEST_STEPS = 2
-"""The first step has no optimizer states before its update."""
+"""Fewest steps of a run that corrects: the first step has no optimizer states before its update."""
 TRAINING_PHASES = ("forward", "backward", "optimizer", "train")
 """Phases in which the training itself runs out of memory; an engine that cannot split a step says train."""
 MAX_BEYOND = 0.5

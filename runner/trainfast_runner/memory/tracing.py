@@ -231,7 +231,7 @@ def _progress(
 
 
 def _tracer_environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
-    """The environment of a run on this device; ours if the run's GPUs are not known."""
+    """The environment of a run on this device; this process's own if the run's GPUs are not known."""
     environment = worker_programs.own_environment()
     if gpus or device == "cpu":
         return {**environment, **visible_to(gpus)}

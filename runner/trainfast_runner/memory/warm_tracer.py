@@ -1,7 +1,7 @@
 """A process of the training Python that has imported the training stack and makes one batch of traces after another.
 
-The first trace starts it, and it ends with us: it reads a pipe whose other end the kernel closes when we end. One
-process serves runs on any GPUs: each batch of traces brings its own.
+The first trace starts the process. It ends with this program, at whose end the kernel closes the pipe that it reads.
+One process serves runs on any GPUs: each batch of traces names its own.
 """
 
 from __future__ import annotations

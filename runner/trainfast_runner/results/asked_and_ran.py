@@ -20,7 +20,7 @@ ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A field in which a rank ran something else than was asked."""
+    """A field whose value as a rank ran it differs from the value asked for."""
 
     field: str
     asked: Any

@@ -18,8 +18,8 @@ NOT_COMPARED = ("compile", "steps", "timing_warmup", "watch")
 def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
     """The cost of compiling in the run in `directory`; None for a run with compile=off and for a script.
 
-    It is compared with the latest uncompiled run of the same settings. `cold_seconds` is the time by which the steps
-    that compiled something exceed steady steps, on the first rank.
+    The run is compared with the latest uncompiled run of the same settings. `cold_seconds` is the time by which the
+    steps that compiled something exceed steady steps, on the first rank.
     """
     run = records.run
     if run is None or run.knobs.get("compile", "off") == "off" or not records.steps:
@@ -55,12 +55,14 @@ def _latest_uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | Non
     """The latest finished run beside `directory` that differs in nothing but compiling, and its median step in ms."""
     for other in sorted((path for path in directory.parent.iterdir() if path != directory), reverse=True):
         try:
-            other_run, result = read_run_file(other), None
+            other_run = read_run_file(other)
             if other_run is None or other_run.knobs.get("compile", "off") != "off":
                 continue
-            if _comparison_key(other_run) == _comparison_key(run):
-                result = read_result(other)
+            if _comparison_key(other_run) != _comparison_key(run):
+                continue
+            result = read_result(other)
         except OSError:
+            # Another run must not cost this one its figures.
             continue
         if result is None or result.measured_under is not None or result.state != "finished":
             continue

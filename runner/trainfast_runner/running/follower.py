@@ -83,7 +83,7 @@ class RunSnapshot:
     first_loss: float | None = None
     """Mean of the first five recorded losses."""
     peak_allocated_bytes: int | None = None
-    """The worst rank's."""
+    """Peak of the worst rank."""
     rates: Rates = field(default_factory=Rates)
     ticks: tuple[Tick, ...] = ()
     """Newest last, at most `TICKS_KEPT`."""

@@ -60,7 +60,7 @@ def start(plan: RunPlan, home: Home) -> Path:
             with home.launching():
                 refuse_busy(plan, home)
                 run_id, directory = home.new_run(plan.spec.name)
-                # Ours until the supervisor has its own: a reader never sees a started run without a holder.
+                # Held until the supervisor holds it too: a reader never sees a started run without a holder.
                 locks.enter_context(shared_lock(directory))
                 _write_run_file(_run_file(plan, home, run_id, directory, clean), directory)
             _spawn_supervisor(directory)
@@ -133,7 +133,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
 
 
 def _launch_variables(plan: RunPlan, directory: Path) -> dict[str, str]:
-    """The variables that the launch sets; a trial's folder for files of its own is made."""
+    """Return the variables that the launch sets, and make the folder for a trial's own files."""
     if plan.script is None:
         return plan.env
     if not plan.script.trial:
@@ -191,7 +191,7 @@ def _wait_for_memory(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
 
 
 def _used_before_last_run(plan: RunPlan, home: Home) -> dict[str, int]:
-    """The most that each of the plan's devices may hold, by UUID; empty when none was used before."""
+    """Most used bytes of each of the plan's devices that count as freed, by UUID; empty if none was used before."""
     if not plan.device_uuids:
         return {}
     for run_id in reversed(home.run_ids()):

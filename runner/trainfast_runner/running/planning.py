@@ -44,7 +44,7 @@ class RunPlan:
     devices_reason: str | None = None
     """The reason for these GPUs, if not their free memory."""
     predicted_speed: PredictedSpeed | None = None
-    """The speed that is predicted for the run; None when none is."""
+    """Predicted speed of the run; None without a prediction."""
     role: str | None = None
     """Role in a search (`probe`, `trial`, `proof` or `cold`), whose id is `search_id`; None for any other run."""
     search_id: str | None = None
@@ -96,7 +96,7 @@ class RunPlan:
 def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()) -> RunPlan:
     """Check a run against this machine and the training Python; about a second the first time.
 
-    `among` are the UUIDs of the GPUs it may choose from: empty for all, without meaning where `devices` names GPUs.
+    `among` are the UUIDs of the GPUs that the run may use: empty for all, without meaning if `devices` names GPUs.
     Raises UserError; with exit code 3 when `memory_limit` is below what the parameters alone need.
     """
     spec = replace(spec, data=expand_paths(spec.data))

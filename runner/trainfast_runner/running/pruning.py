@@ -98,9 +98,9 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
 
 
 def carry_out(home: Home, prune_plan: PrunePlan) -> dict[str, int]:
-    """Delete the plan's entries; returns the remaining ones by name, with their bytes.
+    """Delete the plan's entries and return those that remain by name, with their bytes.
 
-    A run or a search stays that came alive meanwhile, and whatever cannot be deleted.
+    Runs and searches that came alive meanwhile remain, and entries that cannot be deleted.
     """
     for run_id in prune_plan.runs:
         with suppress(UserError, OSError):

@@ -28,7 +28,7 @@ from trainfast_runner.records.worker_lines import (
 
 @dataclass(frozen=True)
 class LostRank:
-    """A rank that exited without recording its end, and when that was seen (CLOCK_MONOTONIC nanoseconds)."""
+    """A rank that was seen at `t_ns` (CLOCK_MONOTONIC) to have exited without recording its end."""
 
     rank: int
     t_ns: int

@@ -77,7 +77,7 @@ def lost_verdict(records: RunRecords, why: str) -> Verdict:
 
 @contextlib.contextmanager
 def _exclusive_lock(directory: Path) -> Iterator[bool]:
-    """The run's lock for this reader alone; False when someone else keeps it, longer than another reader would."""
+    """Hold the run's lock for this reader alone; yield False if another process keeps it longer than a reader would."""
     try:
         fd = open_lock(directory / ALIVE_LOCK_FILE)
     except FileNotFoundError:

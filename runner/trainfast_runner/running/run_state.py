@@ -24,7 +24,7 @@ LEFT_BEHIND = "the supervisor ended before the run did"
 
 @dataclass(frozen=True)
 class RunState:
-    """A run at this moment. `stop_deadline_ns` (CLOCK_MONOTONIC) is when a stop that was asked for becomes SIGKILL.
+    """A run at this moment. `stop_deadline_ns` (CLOCK_MONOTONIC) is the time of SIGKILL after a requested stop.
 
     `supervised` is False for a run that has ended, and for one that goes on without its supervisor.
     """
@@ -55,7 +55,7 @@ def run_state(directory: Path, run: RunFile | None = None, events: StateEvents |
             live = _live_state(run or read_run_file(directory), events or StateEvents(directory))
             if live.supervised or _is_still_alive(directory):
                 return live
-        # The last holder of the lock may have written it.
+        # The last holder of the lock may have written the result.
         result = read_result(directory)
     if result is not None:
         return RunState(state=result.state, reason=result.reason)

@@ -31,14 +31,14 @@ def request_stop(directory: Path) -> bool:
 
 
 def kill_now(directory: Path) -> bool:
-    """SIGKILL to everything of the run, at once, by its supervisor. Returns and raises as `request_stop`."""
+    """Have the supervisor send SIGKILL to every process of the run. Returns and raises as `request_stop`."""
     return _signal_supervisor(directory, signal.SIGUSR1)
 
 
 def stop_unsupervised(
     directory: Path, grace_s: float, on_tick: Callable[[float], None] = lambda remaining_s: None
 ) -> Result | None:
-    """The stop ladder for a run without a supervisor; returns its result (`lost`) once all its processes have ended.
+    """Stop a run without a supervisor and return its result (`lost`) once all its processes have ended.
 
     `on_tick` gets the seconds left until SIGKILL, about ten times a second. None when processes remain that this
     user cannot end. Raises UserError when the run has ended, or when it has a supervisor.

@@ -34,7 +34,7 @@ class TrainingEnd:
     unkillable_s: float
     """Seconds that a process may take to end after SIGKILL."""
     exit_code: int | None = None
-    """The direct child's, negative for a signal; None until it has ended, and if it never started."""
+    """Exit code of the direct child, negative for a signal; None until the child has ended, or if it never started."""
     spawn_error: str | None = None
     """The reason that the training did not start."""
     lost_ranks: list[LostRank] = field(default_factory=list)

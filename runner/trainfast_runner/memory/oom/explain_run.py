@@ -86,7 +86,7 @@ def with_newer_explanation(directory: Path, result: Result) -> Result:
     records, recorded_oom = read_records(directory), result.oom
     explanation = explain_records(records, result.reason, result.error)
     if result.role in WARM_ROLES and not result.tried:
-        # An older version explained it by the preset's batch.
+        # An older version explained the failure by the preset's batch.
         return msgspec.structs.replace(result, oom=explanation, tried=batch_sizes(records.tried))
     if explanation is None or (
         explanation.needed_bytes is None and recorded_oom is not None and recorded_oom.needed_bytes is not None

@@ -119,7 +119,7 @@ def _tried_batch(result: Result) -> dict[str, Any]:
 
 
 class _Rows:
-    """The rows of two runs, with what holds for all of them: the noise of a step, and which figures rank."""
+    """The rows of two runs, and the facts that they share: the noise of a step, and the figures that rank."""
 
     def __init__(self, a: Result, b: Result) -> None:
         self._a, self._b = a, b

@@ -1,4 +1,4 @@
-"""The times in which one device gave no reading, and what its counters counted meanwhile."""
+"""The times in which one device gave no reading, and the growth of its counters meanwhile."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class OutageLog:
         """Outages after which the device answered again, oldest first."""
         self._growth = growth
         self._answered: tuple[int, Reading] | None = None
-        """The last sample in which the device answered, and when."""
+        """Time and sample of the device's last answer."""
         self._silent_ns: int | None = None
-        """The first sample after it without an answer."""
+        """Time of the first sample without an answer since then."""
 
     def add(self, t_ns: int, sample: Reading) -> None:
         """Take the next sample; an outage that it ends keeps the growth of the counters, whose moment is unknown."""

@@ -1,4 +1,4 @@
-"""Readings of one device in one sample, from a run's records or from live ticks; None for what the device lacks."""
+"""Readings of one device in one sample, from a run's records or live ticks; None if the device lacks the reading."""
 
 from __future__ import annotations
 

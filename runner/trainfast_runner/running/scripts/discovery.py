@@ -32,7 +32,7 @@ END_S = 2.0
 """Time to end the processes that a script started; processes started faster than this survive."""
 POLL_S = 0.2
 READ_BYTES, MAX_SHOWN = 1 << 20, 300
-"""Bytes from the end of the output in which its last line is looked for, and the characters of that in an error."""
+"""Bytes at the output's end that are searched for its last line, and most characters of this line in an error."""
 NO_TORCH = "No module named 'torch'"
 """The end of Python's error at an import of torch that is not installed."""
 FIND_FLAGS = HOOKS_FOLDER / "trainfast_door" / "find_flags.py"
