@@ -131,7 +131,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         return self._corrected(spec, ranks, self._peaks(spec, ranks, batch))
 
     def _corrected(self, spec: RunSpec, ranks: int, peaks: dict[str, RankBytes]) -> dict[str, RankBytes]:
-        """The corrected peaks: a difference changes temporary bytes, and activations once no temporary bytes are left."""
+        """The corrected peaks: a difference changes temporary bytes, then activations once no such bytes are left."""
         correction = self.correction_for(spec, ranks)
         if correction is None:
             return peaks
