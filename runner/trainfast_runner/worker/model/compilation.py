@@ -54,7 +54,7 @@ def check_header(knobs: Knobs) -> None:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise InvalidInput(
             f"compile={knobs.compile} builds against {header}, which is not there; install with: "
-            f"apt install python{version}-dev",
+            f"apt-get install python{version}-dev",
             key="compile",
             allowed=["off"],
             nearest="off",
