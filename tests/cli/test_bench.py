@@ -5,23 +5,28 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cli.command import Cli
 from plans import PLAN
+from trainfast_runner.machine.cooling import Cooling
+from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, Spread, Throughput
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.bench.variants import Entry
+from trainfast_runner.search.bench.variants import Bench, Entry
 from trainfast_runner.search.bench.warm_rows import warm_rows
-from trainfast_tui.cli import bench, bench_rows
+from trainfast_tui.cli import bench, bench_rows, start_run, waits
 from trainfast_tui.cli.follow_run import Signals
 
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
@@ -96,6 +101,53 @@ def test_ctrl_c_stops_the_run_and_the_bench(cli: Cli) -> None:
     assert [row["state"] for row in rows] == ["stopped", "not_run", "not_run"]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_wait_of_a_bench_for_a_device(cli: Cli, number: signal.Signals, code: int) -> None:
+    (cli.presets / "mine.toml").write_text(TABLE)
+    run_id, directory = Home(cli.home).create().new_run("holder")
+    run = RunFile(run_id=run_id, preset="tiny-llama", device="cpu", clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
+    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+    with shared_lock(directory):
+        started = cli.start("bench", "mine", "--wait", "--json")
+        started.until_printed(f"waiting for {run_id}")
+        started.signal(number)
+        done = started.end()
+    assert done.code == code, done.err
+    if code == 130:
+        assert [row["state"] for row in done.json["rows"]] == ["not_run"] * 3
+
+
+def test_ctrl_c_ends_the_wait_of_a_bench_for_a_cool_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signals, asked = Signals(), argparse.Namespace(wait=False, cool_to=50.0, cold=True, repeat=1)
+
+    def wait(uuids: object, below_c: float, on_poll: Callable[[Cooling], None]) -> None:
+        signals.receive(signal.SIGINT, None)
+        on_poll(Cooling(0, 80.0, below_c, 1.0))
+        pytest.fail("the wait went on after Ctrl-C")
+
+    monkeypatch.setattr(waits, "wait_until_cool", wait)
+    row = Entry("one", PLAN.spec, {}, lambda: PLAN)
+    assert not bench_rows.BenchRows(Home(tmp_path), signals, asked).run(
+        Bench("mine", "one", "one", (row,)), {"one": []}
+    )
+
+
+def test_ctrl_c_during_a_start_that_loses_the_device_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+
+    def start(plan: RunPlan, home: Home) -> Path:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise DevicesBusy("the CPU is in use by another-run")
+
+    monkeypatch.setattr(start_run, "await_devices", lambda *arguments: waited.append("wait"))
+    monkeypatch.setattr(start_run.launch, "start", start)
+    with pytest.raises(KeyboardInterrupt), start_run.run_started_when_free(PLAN, Home(tmp_path), wait=True):
+        pytest.fail("nothing was started")
+    assert waited == ["wait"]
+
+
 def test_what_bench_cannot_take_is_refused_at_once(cli: Cli) -> None:
     assert "no variants" in cli("bench", "tiny-llama").refused()
     assert "--repeat: must be a whole number from 1 on" in cli("bench", "benchmarks-bert", "--repeat", "0").refused()
@@ -118,7 +170,8 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
             raise DevicesBusy("the CPU is in use by another-run")
         return tmp_path
 
-    for name in ("await_devices", "predict_memory", "await_cooling"):
+    monkeypatch.setattr(start_run, "await_devices", noting("await_devices"))
+    for name in ("predict_memory", "await_cooling"):
         monkeypatch.setattr(bench_rows, name, noting(name))
     monkeypatch.setattr(bench_rows.launch, "start", start)
     monkeypatch.setattr(bench_rows, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))

@@ -20,8 +20,8 @@ from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_
 from trainfast_runner.search.run_ends import Interrupted
 from trainfast_tui.cli.follow_run import Signals, follow
 from trainfast_tui.cli.output import print_notice
-from trainfast_tui.cli.start_run import predict_memory
-from trainfast_tui.cli.waits import await_cooling, await_devices
+from trainfast_tui.cli.start_run import predict_memory, start_when_free
+from trainfast_tui.cli.waits import await_cooling
 from trainfast_tui.text.format import plain, with_sizes
 
 StartedT = TypeVar("StartedT")
@@ -52,7 +52,10 @@ class BenchRows:
                 where = f"{bench.preset} {number}/{total}: {entry.id}{', warm' if group else ''}"
                 print_notice(plain(where))
                 has_measured = any(isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values()))
-                result = self._result_of(entry, group, warm, bench.varied, may_skip=has_measured)
+                try:
+                    result = self._result_of(entry, group, warm, bench.varied, may_skip=has_measured)
+                except Interrupted:
+                    return False
                 if result is None:
                     return False
                 results_by_row[entry.id].append(result)
@@ -81,7 +84,7 @@ class BenchRows:
     def run_row(self, entry: Entry, group: str | None, warm: WarmRows) -> RowResult | None:
         """Run one row to its end; return the UserError if it cannot run here, None if the terminal has gone.
 
-        Raises DevicesBusy when another run uses its device, without --wait.
+        Raises DevicesBusy when another run uses its device, without --wait, and Interrupted if a signal ends a wait.
         """
         try:
             plan = planning.plan_run(entry.spec, self._arguments.python) if entry.plan is None else entry.plan()
@@ -92,29 +95,29 @@ class BenchRows:
             return warm.train(plan)
         warm.end()
         if group is not None:
-            self._start_when_free(plan, group, lambda: warm.start(plan, group))
+            self._start_when_free(plan, group, lambda ready: warm.start(ready, group))
             return warm.train(plan)
-        directory = self._start_when_free(plan, group, lambda: launch.start(plan, self._home))
+        directory = self._start_when_free(plan, group, lambda ready: launch.start(ready, self._home))
         return follow(directory, self._signals, interrupt_stops=True)
 
-    def _start_when_free(self, plan: RunPlan, group: str | None, start: Callable[[], StartedT]) -> StartedT:
+    def _start_when_free(self, plan: RunPlan, group: str | None, start: Callable[[RunPlan], StartedT]) -> StartedT:
         """Start a process; with --wait retry if another run took the device during the preparation."""
-        while True:
-            if self._arguments.wait:
-                await_devices(plan, self._home)
-            self._prepare(plan, group)
-            try:
-                return start()
-            except DevicesBusy:
-                if not self._arguments.wait:
-                    raise
+        return start_when_free(
+            plan,
+            self._home,
+            lambda plan: self._prepare(plan, group),
+            start,
+            wait=self._arguments.wait,
+            raise_if_ended=self._raise_if_ended,
+        )
 
-    def _prepare(self, plan: RunPlan, group: str | None) -> None:
-        """With --cool-to wait for the GPUs; predict the memory of a row that is a run of its own."""
+    def _prepare(self, plan: RunPlan, group: str | None) -> RunPlan:
+        """With --cool-to wait for the GPUs; predict the memory of a row that is a run of its own; return the plan."""
         if self._arguments.cool_to is not None:
-            await_cooling(plan, self._arguments.cool_to)
+            await_cooling(plan, self._arguments.cool_to, self._raise_if_ended)
         if group is None:
             predict_memory(plan, self._home)
+        return plan
 
     @property
     def _is_ended(self) -> bool:

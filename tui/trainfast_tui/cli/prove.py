@@ -19,7 +19,7 @@ from trainfast_tui.cli.exit_codes import HUNG_UP
 from trainfast_tui.cli.follow_run import follow
 from trainfast_tui.cli.output import print_notice
 from trainfast_tui.cli.progress import progress_when_slow
-from trainfast_tui.cli.start_run import start_when_free
+from trainfast_tui.cli.start_run import run_started_when_free
 from trainfast_tui.text.format import plain, with_sizes
 
 
@@ -34,7 +34,7 @@ def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str
             (Path(folder) / name).write_text(text, encoding="utf-8")
         with progress_when_slow("checking…"):
             plan = plan_exported(run, exported, typed, Path(folder))
-        with start_when_free(plan, Home(), wait=wait) as (started, signals):
+        with run_started_when_free(plan, Home(), wait=wait) as (started, signals):
             print_notice(f"{started.name} runs the export")
             result = follow(started, signals, interrupt_stops=True)
     if result is None:

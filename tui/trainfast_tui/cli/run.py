@@ -24,7 +24,7 @@ from trainfast_tui.cli.follow_run import follow
 from trainfast_tui.cli.output import print_json, print_line, print_notice
 from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.progress import progress_when_slow
-from trainfast_tui.cli.start_run import predict_memory, start_when_free
+from trainfast_tui.cli.start_run import predict_memory, run_started_when_free
 from trainfast_tui.cli.waits import await_cooling
 from trainfast_tui.text.format import plain
 
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         return with_predicted_speed(plan, home)
 
-    with start_when_free(plan, home, prepare, wait=arguments.wait) as (directory, signals):
+    with run_started_when_free(plan, home, prepare, wait=arguments.wait) as (directory, signals):
         if arguments.detach:
             return _print_detached(directory, arguments.json)
         why = f", {plan.devices_reason}" if plan.devices_reason else ""

@@ -6,42 +6,77 @@ The modules that predict are imported where they are used, because a refused run
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.busy_devices import DevicesBusy, busy_with
 from trainfast_runner.running.planning import RunPlan
+from trainfast_tui.cli.exit_codes import HUNG_UP
 from trainfast_tui.cli.follow_run import Signals, caught_signals
 from trainfast_tui.cli.output import print_notice
 from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.cli.waits import await_devices
 from trainfast_tui.text.format import plain
 
+StartedT = TypeVar("StartedT")
 
-@contextmanager
+
 def start_when_free(
-    plan: RunPlan, home: Home, prepare: Callable[[RunPlan], RunPlan] = lambda plan: plan, *, wait: bool
-) -> Iterator[tuple[Path, Signals]]:
-    """Start the plan that `prepare` returns; yield the run's directory, with signals caught from the start on.
+    plan: RunPlan,
+    home: Home,
+    prepare: Callable[[RunPlan], RunPlan],
+    start: Callable[[RunPlan], StartedT],
+    *,
+    wait: bool,
+    raise_if_ended: Callable[[], None],
+) -> StartedT:
+    """Call `start` with the plan that `prepare` returns, and return its result.
 
-    With `wait` it is started once no other run uses its devices. Raises DevicesBusy otherwise.
+    With `wait` it is called once no other run uses the plan's devices; raises DevicesBusy otherwise.
+    `raise_if_ended` is called during the wait and between the steps; it may raise to end them.
     """
     while True:
         if wait:
-            await_devices(plan, home)
+            await_devices(plan, home, raise_if_ended)
         ready = prepare(plan)
-        with caught_signals() as signals:
+        raise_if_ended()
+        try:
+            return start(ready)
+        except DevicesBusy:
+            if not wait:
+                raise
+            raise_if_ended()  # else wait again: another waiting run was faster
+
+
+@contextmanager
+def run_started_when_free(
+    plan: RunPlan, home: Home, prepare: Callable[[RunPlan], RunPlan] = lambda plan: plan, *, wait: bool
+) -> Iterator[tuple[Path, Signals]]:
+    """Start a run as `start_when_free`; yield its directory, with signals caught from the start on."""
+    signals = Signals()
+
+    def raise_if_ended() -> None:
+        if signals.must_leave:
+            raise SystemExit(HUNG_UP)
+        if signals.interrupts:
+            raise KeyboardInterrupt
+
+    with ExitStack() as caught:
+
+        def start(ready: RunPlan) -> Path:
+            # No earlier: a signal during the waits ends the command at once.
+            caught.enter_context(caught_signals(signals))
             try:
-                directory = launch.start(ready, home)
+                return launch.start(ready, home)
             except DevicesBusy:
-                if not wait:
-                    raise
-                continue  # another waiting run was faster
-            yield directory, signals
-            return
+                caught.close()
+                raise
+
+        yield start_when_free(plan, home, prepare, start, wait=wait, raise_if_ended=raise_if_ended), signals
 
 
 def predict_memory(plan: RunPlan, home: Home) -> None:

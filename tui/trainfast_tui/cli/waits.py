@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from trainfast_runner.machine.cooling import Cooling, wait_until_cool
 from trainfast_runner.records.home import Home
@@ -15,11 +16,15 @@ from trainfast_tui.text.format import duration
 from trainfast_tui.text.starting import cooling_words
 
 
-def await_devices(plan: RunPlan, home: Home) -> int:
-    """Wait until no other run or search uses the plan's devices; return the nanoseconds that this took."""
+def await_devices(plan: RunPlan, home: Home, on_poll: Callable[[], None] = lambda: None) -> int:
+    """Wait until no other run or search uses the plan's devices; return the nanoseconds that this took.
+
+    `on_poll` is called at each look, and may raise to end the wait.
+    """
     progress, began_ns = Progress(), time.monotonic_ns()
 
     def show(run: RunFile, seconds: float) -> None:
+        on_poll()
         search = conducted_search_of(home, run)
         whom = f"search {search.name}" if search is not None and has_journal(search) else run.run_id
         progress.show_activity(f"waiting for {whom} to end, {duration(seconds)} so far")
@@ -31,11 +36,15 @@ def await_devices(plan: RunPlan, home: Home) -> int:
     return time.monotonic_ns() - began_ns
 
 
-def await_cooling(plan: RunPlan, below_c: float) -> None:
-    """Wait until every watched GPU is below `below_c`; raises UserError if it never will be."""
+def await_cooling(plan: RunPlan, below_c: float, on_poll: Callable[[], None] = lambda: None) -> None:
+    """Wait until every watched GPU is below `below_c`; raises UserError if it never will be.
+
+    `on_poll` is called at each look, and may raise to end the wait.
+    """
     progress = Progress()
 
     def show(reading: Cooling) -> None:
+        on_poll()
         progress.show_activity(
             cooling_words(reading.index, reading.temperature_c, below_c, reading.waited_s, reading.stuck_s)
         )
