@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 MAX_SHOWN = 60
 
@@ -13,6 +14,7 @@ class UserError(Exception):
     """Input that cannot be used. The command line prints it and exits with `exit_code`.
 
     `nearest` is the valid name closest to a misspelt one, `advice` what to do instead where no name was misspelt.
+    `option` is the advice as typed on the command line, in place of `advice` there.
     `where` is a file and line (`my.toml:7`) or the option it came from; `key` the knob or field at fault.
     """
 
@@ -24,6 +26,7 @@ class UserError(Exception):
         allowed: Iterable[str] | None = None,
         nearest: str | None = None,
         advice: str | None = None,
+        option: str | None = None,
         where: str | None = None,
         exit_code: int = 2,
     ) -> None:
@@ -32,17 +35,26 @@ class UserError(Exception):
         self.allowed = None if allowed is None else [str(value) for value in allowed]
         self.nearest = nearest
         self.advice = advice
+        self.option = option
         self.where = where
         self.exit_code = exit_code
         super().__init__(self.line())
 
     def line(self) -> str:
-        """The whole error as one line of text."""
-        text = f"{self.where}: {self.message}" if self.where else self.message
+        """The whole error as one line of text, with the advice as typed on the command line."""
+        return self._line(self.where, self.option or self.advice)
+
+    def line_without_option(self) -> str:
+        """The error as one line for a screen or a journal: without options of the command line."""
+        where = None if self.where is not None and self.where.startswith("--") else self.where
+        return self._line(where, self.advice)
+
+    def _line(self, where: str | None, advice: str | None) -> str:
+        text = f"{where}: {self.message}" if where else self.message
         if self.nearest:
             text += f"; did you mean {self.nearest}?"
-        if self.advice:
-            text += f"; try {self.advice}"
+        if advice:
+            text += f"; try {advice}"
         if self.allowed:
             more = len(self.allowed) - MAX_SHOWN
             shown = [*self.allowed[:MAX_SHOWN], *([f"… and {more} more"] if more > 0 else [])]
@@ -56,13 +68,26 @@ class UserError(Exception):
         placed.args = (placed.line(),)
         return placed
 
+    def parts(self) -> dict[str, Any]:
+        """The arguments that make this error again, in another process."""
+        return {
+            "message": self.message,
+            "key": self.key,
+            "allowed": self.allowed,
+            "nearest": self.nearest,
+            "advice": self.advice,
+            "option": self.option,
+            "where": self.where,
+            "exit_code": self.exit_code,
+        }
+
     def as_json(self) -> dict[str, object]:
         """The object behind `error` in what `--json` prints for exit code 2."""
         return {
             "message": self.line(),
             "key": self.key,
             "allowed": self.allowed,
-            "nearest": self.nearest or self.advice,
+            "nearest": self.nearest or self.option or self.advice,
         }
 
 

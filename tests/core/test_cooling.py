@@ -62,7 +62,10 @@ def test_a_gpu_that_is_cool_is_not_waited_for() -> None:
 def test_a_gpu_that_cools_no_further_is_not_waited_for_for_ever() -> None:
     with pytest.raises(UserError, match=r"GPU 1 does not get below 58 °C, after \d+ min") as raised:
         list(cooling({"GPU-1"}, 55, looks(63, 58, 59, 58), ticking(STUCK_S / 10)))
-    assert raised.value.advice == "--cool-to 59"
+    assert raised.value.line().endswith("; try --cool-to 59")
+    assert raised.value.line().startswith("--cool-to 55: GPU 1 does not")
+    screen = raised.value.line_without_option()
+    assert (screen.startswith("GPU 1 does not"), screen.endswith("; try 59 °C or more")) == (True, True)
 
 
 @pytest.mark.parametrize("uuids", [set(), {"GPU-7"}])

@@ -47,6 +47,16 @@ def test_a_run_goes_on_while_its_lock_is_held_and_it_has_no_result(tmp_path: Pat
     assert run_state.live_runs(home) == []
 
 
+def test_a_busy_device_is_refused_with_a_way_out_for_the_command_line_alone(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    with shared_lock(started(home, "first")), pytest.raises(busy_devices.DevicesBusy) as raised:
+        busy_devices.refuse_busy(PLAN, home)
+    assert ", or --wait" in raised.value.line()
+    screen = raised.value.line_without_option()
+    assert "in use by" in screen
+    assert "try" not in screen
+
+
 def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,24 @@ async def test_saving_writes_a_preset_and_refuses_a_bad_name(home: Home, tmp_pat
         assert "# a transformers model_type" in saved.read_text(), "comments stay"
 
 
+async def test_a_saved_name_is_replaced_only_after_a_yes(home: Home, tmp_path: Path) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        saved = tmp_path / "config" / "trainfast-tui" / "presets" / "mine.toml"
+        saved.parent.mkdir(parents=True)
+        saved.write_text("")
+        for answer, is_replaced in (("n", False), ("y", True)):
+            await pilot.press("w", *"mine", "enter")
+            await pilot.pause()
+            text = screen_text(app)
+            assert "You have a preset mine already. Replace it?" in text
+            assert "--overwrite" not in text
+            await pilot.press(answer)
+            await pilot.pause()
+            assert bool(saved.read_text()) == is_replaced
+
+
 async def test_a_precision_that_the_device_lacks_is_refused_at_its_knob(home: Home) -> None:
     refused = "Refused: precision=tf32 is a format of NVIDIA tensor cores and this run is on the CPU"
     async with running(home, size=FULL) as (app, pilot):

@@ -57,8 +57,9 @@ def cooling(
     """
     if not (math.isfinite(below_c) and LOWEST_C <= below_c <= HIGHEST_C):
         raise UserError(
-            f"--cool-to: {below_c:g} is not a temperature to wait for",
+            f"{below_c:g} is not a temperature to wait for",
             key="--cool-to",
+            where="--cool-to",
             allowed=[f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"],
         )
     nvml = Nvml()
@@ -106,16 +107,20 @@ def _hottest(
     if not watched:
         why = missing.get("nvml") or "the run watches no GPU that gives its temperature"
         raise UserError(
-            f"--cool-to {below_c:g}: there is no temperature to wait for: {why}",
+            f"there is no temperature to wait for: {why}",
             key="--cool-to",
-            advice="leaving --cool-to out, or naming a GPU with --set watch=0" if readings else "leaving --cool-to out",
+            where=f"--cool-to {below_c:g}",
+            advice="a start without a wait",
+            option="leaving --cool-to out, or naming a GPU with --set watch=0" if readings else "leaving --cool-to out",
         )
     return max(watched, key=lambda gpu: gpu.temperature_c or 0)
 
 
 def _does_not_cool(index: int, best_c: float, below_c: float, waited_s: float) -> UserError:
     return UserError(
-        f"--cool-to {below_c:g}: GPU {index} does not get below {best_c:g} °C, after {waited_s / 60:.0f} min",
+        f"GPU {index} does not get below {best_c:g} °C, after {waited_s / 60:.0f} min",
         key="--cool-to",
-        advice=f"--cool-to {best_c + 1:g}",
+        where=f"--cool-to {below_c:g}",
+        advice=f"{best_c + 1:g} °C or more",
+        option=f"--cool-to {best_c + 1:g}",
     )

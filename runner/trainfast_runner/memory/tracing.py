@@ -279,7 +279,12 @@ def _decoded_trace(answer: dict[str, Any], fields: Mapping[str, Any]) -> Trace:
         part = f"the optimizer step of {fields['knobs']['optimizer']}" if is_optimizer else "this model"
         why = f"the tracer cannot follow {part}: {answer['untraceable']}"
         key = "optimizer" if is_optimizer else "model"
-        raise UserError(why, key=key, advice="search max-batch, which finds what fits by running it")
+        raise UserError(
+            why,
+            key=key,
+            advice="a batch search, which finds what fits by running it",
+            option="search max-batch, which finds what fits by running it",
+        )
     kind: type[StepTrace] | type[OptimizerTrace] = OptimizerTrace if is_optimizer else StepTrace
     try:
         return msgspec.convert(answer, kind)

@@ -26,7 +26,7 @@ def refuse_busy(plan: RunPlan, home: Home) -> None:
         raise DevicesBusy(
             f"{_busy_words(plan, busy)} in use by {busy.run_id}{search}",
             key="devices",
-            advice=f"trainfast-tui stop {busy.run_id}, or --wait",
+            option=f"trainfast-tui stop {busy.run_id}, or --wait",
         )
 
 

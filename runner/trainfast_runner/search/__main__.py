@@ -60,7 +60,7 @@ def main() -> None:
 
         conduct_request(request, report_held, is_cancelled=lambda: bool(cancelled), began_ns=began_ns)
     except UserError as error:
-        answer({"error": {"message": error.line(), "key": error.key, "exit_code": error.exit_code}})
+        answer({"error": error.parts()})
         sys.exit(1)
 
 

@@ -121,7 +121,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             return self._write_end(self.end_line("cancelled", CANCELLED))
         except UserError as error:
             with suppress(UserError):  # a full disk takes no last line either
-                self._write_end(self.end_line("cancelled", error.line()))
+                self._write_end(self.end_line("cancelled", error.line_without_option()))
             raise
         except Exception as error:
             # A screen learns of the error from the journal alone.
@@ -185,7 +185,8 @@ def conduct_alone(directory: Path, make_conductor: Callable[[], Conductor[LineT,
             raise AlreadyConducted(
                 f"another process runs search {directory.name}",
                 key=directory.name,
-                advice="--fresh to start a second search",
+                advice="a fresh search",
+                option="--fresh to start a second search",
             )
         conductor = make_conductor()
         try:

@@ -63,8 +63,7 @@ def start_search(
     )
     answer = _conduct(request)
     if "error" in answer:
-        error = answer["error"]
-        raise UserError(error["message"], key=error["key"], exit_code=error["exit_code"])
+        raise UserError(**answer["error"])
     return Path(answer["search_dir"])
 
 

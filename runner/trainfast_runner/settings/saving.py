@@ -49,10 +49,18 @@ def new_preset_path(name: str, overwrite: bool) -> Path:
         )
     path = presets.user_directory() / f"{name}.toml"
     if path.exists() and not overwrite:
-        raise UserError(f"you already have a preset {name}: {path}", key="name", advice="another name, or --overwrite")
+        raise UserError(
+            f"you already have a preset {name}: {path}",
+            key="name",
+            advice="another name",
+            option="another name, or --overwrite",
+        )
     if not overwrite and (presets.shipped_directory() / path.name).is_file():
         raise UserError(
-            f"{name} would hide the shipped preset of that name", key="name", advice="another name, or --overwrite"
+            f"{name} would hide the shipped preset of that name",
+            key="name",
+            advice="another name",
+            option="another name, or --overwrite",
         )
     return path
 

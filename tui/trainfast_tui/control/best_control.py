@@ -68,7 +68,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         plan_id = self._plan_id
 
         def refusal(error: UserError) -> BestPlanned:
-            return BestPlanned(plan_id, [(f"Refused: {error.line()}", "error")])
+            return BestPlanned(plan_id, [(f"Refused: {error.line_without_option()}", "error")])
 
         start_thread("plan", partial(self._plan, spec, self.options, plan_id), post, refusal)
         return plan_id

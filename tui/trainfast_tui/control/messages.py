@@ -171,4 +171,4 @@ Post = Callable[[Message], object]
 
 def as_warning(error: UserError) -> Notified:
     """Return the notice of an error that concerns no knob."""
-    return Notified(error.line(), "warning")
+    return Notified(error.line_without_option(), "warning")

@@ -150,7 +150,7 @@ class Reader(threading.Thread):
         try:
             return read()
         except UserError as error:
-            self._trouble = error.line()
+            self._trouble = error.line_without_option()
         except OSError as error:
             self._trouble = f"cannot read {what}: {error}"
         return instead

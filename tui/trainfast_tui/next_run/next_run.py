@@ -126,7 +126,7 @@ class NextRun(ABC):
         """Return a copy with a typed value of the knob. Raises UserError."""
 
     @abstractmethod
-    def save(self, name: str) -> Path:
+    def save(self, name: str, *, overwrite: bool = False) -> Path:
         """Save the knobs as a preset of the user's own, and return its file. Raises UserError."""
 
     def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:

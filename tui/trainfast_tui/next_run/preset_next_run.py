@@ -59,10 +59,10 @@ class PresetNextRun(NextRun):
                 useful = useful.reset(override)
         return useful
 
-    def save(self, name: str) -> Path:
+    def save(self, name: str, *, overwrite: bool = False) -> Path:
         from trainfast_runner.settings.saving import save_preset
 
-        return save_preset(name, self.spec)
+        return save_preset(name, self.spec, overwrite=overwrite)
 
     def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
         if machine is None:

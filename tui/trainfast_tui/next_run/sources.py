@@ -34,7 +34,7 @@ def preset_choices() -> list[tuple[str, str]]:
             else:
                 choices.append((name, f"your script: {script_preset.load(path).title}"))
         except UserError as error:
-            choices.append((name, f"cannot be used: {error.line()}"))
+            choices.append((name, f"cannot be used: {error.line_without_option()}"))
     return choices
 
 

@@ -88,7 +88,7 @@ class AppScreen(Screen[None]):
 
     def refuse(self, error: UserError) -> None:
         """Show why something cannot be done."""
-        self.notify(error.line(), severity="error")
+        self.notify(error.line_without_option(), severity="error")
 
     async def action_widget(self, name: str, action: str) -> None:
         """Run the action of a widget that owns a key, wherever the focus is."""

@@ -206,8 +206,8 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             try:
                 next_run = session.set_next_run(next_run_from_search(question))
             except UserError as error:
-                words = f"The search was of {question.name}, the next run is of {next_run.spec.name}; {error.line()}"
-                self.notify(words, severity="error")
+                words = f"The search was of {question.name}, the next run is of {next_run.spec.name}"
+                self.notify(f"{words}; {error.line_without_option()}", severity="error")
                 return
         settings = [
             (name, text) for name, text in candidate_settings(search.so_far, best) if next_run.text_of(name) != text

@@ -139,7 +139,7 @@ class MonitorScreen(AppScreen):
         try:
             check_endable(row.identity)
         except UserError as error:
-            self.notify(error.line(), severity="warning")
+            self.notify(error.line_without_option(), severity="warning")
             return
         if (member := run_of_process(self.session.home, row.identity)) is not None:
             self._offer_stop(row, member)
@@ -166,7 +166,7 @@ class MonitorScreen(AppScreen):
         try:
             words = end_process(identity, kill=kill)
         except UserError as error:
-            self.notify(error.line(), severity="warning")
+            self.notify(error.line_without_option(), severity="warning")
             return
         self._terminated = identity
         self.notify(words if kill else f"{words} If it stays, x again offers SIGKILL.")

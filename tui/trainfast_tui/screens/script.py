@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from trainfast_runner.records.launched_script import script_index
 from trainfast_runner.running.scripts.discovery import LIMIT_S
 from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.settings.presets import user_directory
-from trainfast_runner.settings.saving import new_preset_path
 from trainfast_runner.settings.scripts.saving_script import save_script_preset
 from trainfast_runner.settings.scripts.script_mapping import Proposal, propose
 from trainfast_runner.settings.scripts.script_preset import place_words
@@ -30,7 +28,7 @@ from trainfast_tui.session import Session
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.header_footer import Footer
-from trainfast_tui.widgets.open_dialog import ask_choice, ask_text, ask_yes
+from trainfast_tui.widgets.open_dialog import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.widgets.script_view import ScriptFindings, ScriptView
 
 if TYPE_CHECKING:
@@ -92,7 +90,7 @@ class ScriptScreen(AppScreen):
                 self._mapping = {proposal.knob: proposal for proposal in propose(discovered.flags)}
                 self._show_findings()
             case DiscoveryRefused(command, error) if command == self._command:
-                self._refusal = error.line()
+                self._refusal = error.line_without_option()
                 self._show_findings()
 
     def _show_findings(self, knob: str = "") -> None:
@@ -186,16 +184,8 @@ class ScriptScreen(AppScreen):
         if self._discovered is None:
             self.notify("No script is known yet; c types its command.", severity="warning")
             return
-
-        def on_name(name: str) -> None:
-            if _is_own(name):
-                question = f"You have a preset {name} already. Replace it?"
-                ask_yes(self.app, question, "replace it", partial(self._save, name))
-            else:
-                self._save(name)
-
         hint = NAME_HINT.format(user_directory())
-        ask_text(self.app, "Save this script as", hint, _name_for(self._command), _check_name, on_name)
+        ask_preset_name(self.app, "Save this script as", hint, _name_for(self._command), self._save)
 
     def _save(self, name: str) -> None:
         from trainfast_runner.running.scripts.discovered_preset import preset_of
@@ -211,16 +201,6 @@ class ScriptScreen(AppScreen):
             return
         self.session.post(Notified(f"{name} is the next run: r runs it, b searches its batch. Saved: {path}"))
         self.dismiss()
-
-
-def _check_name(name: str) -> None:
-    """Raise UserError for a name that no new preset can have; one of the user's own may be replaced."""
-    if not _is_own(name):
-        new_preset_path(name, overwrite=False)
-
-
-def _is_own(name: str) -> bool:
-    return (user_directory() / f"{name}.toml").is_file()
 
 
 def _name_for(command: tuple[str, ...]) -> str:

@@ -77,7 +77,7 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
 
     def refuse(self, error: UserError) -> None:
         """Show why the search cannot be started."""
-        self.notify(f"Refused: {error.line()}", severity="error")
+        self.notify(f"Refused: {error.line_without_option()}", severity="error")
         self.show_useful_keys()
 
     def spec_of_shown(self, question: RecordedSpec) -> RunSpec | None:

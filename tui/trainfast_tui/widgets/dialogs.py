@@ -155,7 +155,7 @@ class TextDialog(Dialog[str]):
         try:
             self._accept(event.value)
         except UserError as error:
-            self.query_one(".wrong", Static).update(Text(plain(error.line())))
+            self.query_one(".wrong", Static).update(Text(plain(error.line_without_option())))
             self.replay_early_keys(event.input)
             return
         self.dismiss(event.value)

@@ -14,7 +14,7 @@ from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
 from trainfast_tui.text.lines import Line, Section, Tone, clamp_scroll, hidden_words, rule, with_more, wrap
 from trainfast_tui.widgets.knob_text import KnobText
-from trainfast_tui.widgets.open_dialog import ask_choice, ask_text
+from trainfast_tui.widgets.open_dialog import ask_choice, ask_preset_name, ask_text
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -107,7 +107,7 @@ class KnobPanel(Painted, can_focus=True):
         self._refusal = error
         self._put_cursor_on(error.key)
         self.repaint()
-        self.screen.notify(error.line(), severity="error")
+        self.screen.notify(error.line_without_option(), severity="error")
 
     def move_to(self, name: str) -> None:
         """Move the cursor to this knob, where it is listed."""
@@ -175,14 +175,15 @@ class KnobPanel(Painted, can_focus=True):
         from trainfast_runner.settings.presets import user_directory
 
         def save(name: str) -> None:
-            # The dialog shows the error and stays open.
             try:
-                self.screen.notify(f"saved: {next_run.save(name)}")
+                self.screen.notify(f"saved: {next_run.save(name, overwrite=True)}")
+            except UserError as error:
+                self.screen.notify(error.line_without_option(), severity="error")
             except OSError as error:
-                raise UserError(f"not saved: {error}", key="name") from None
+                self.screen.notify(f"not saved: {error}", severity="error")
 
         hint = f"A name; it becomes a file in {user_directory()}, with the comments of the preset it comes from."
-        ask_text(self.app, "Save these knobs as", hint, "", save)
+        ask_preset_name(self.app, "Save these knobs as", hint, "", save)
 
     def lines(self, width: int, height: int) -> list[Line]:
         next_run = self._shown_next_run
@@ -263,7 +264,7 @@ def _global_batch_line(knobs: KnobValues, total: int, ranks: int, width: int) ->
 
 def _refusal_lines(error: UserError, width: int, room: int) -> list[Line]:
     """Return a refusal in at most `room` lines; the last one stays, which names the values that work."""
-    lines = wrap(f"Refused: {error.line()}", width)
+    lines = wrap(f"Refused: {error.line_without_option()}", width)
     is_whole = len(lines) < room
     if not is_whole:
         lines = [*lines[: room - 3], with_more(lines[room - 3], width), lines[-1]]

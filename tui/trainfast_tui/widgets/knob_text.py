@@ -25,7 +25,7 @@ class KnobText(msgspec.Struct, frozen=True):
         """Return all of the text, after the refusal of a value."""
         entry = KNOBS_BY_NAME[self.name]
         entries = [
-            paragraph("" if refusal is None else f"Refused: {refusal.line()}", width, "error"),
+            paragraph("" if refusal is None else f"Refused: {refusal.line_without_option()}", width, "error"),
             self._way(width),
             paragraph(entry.what, width, "text"),
             *self._trade_off(width),

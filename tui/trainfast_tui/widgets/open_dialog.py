@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from textual.app import App
@@ -49,6 +50,35 @@ def ask_yes(app: App[Any], question: str, yes: str, then: Callable[[], object]) 
     dialog = YesDialog(question, yes)
     app.push_screen(dialog, _unless_left(lambda answer: then()))
     return dialog
+
+
+def ask_preset_name(app: App[Any], title: str, hint: str, value: str, save: Callable[[str], object]) -> None:
+    """Ask for a name, `value` at first, and call `save` with it; replace a preset of the user's own only after a yes.
+
+    The dialog stays open for a name that no new preset can have.
+    """
+
+    def on_name(name: str) -> None:
+        if _is_own(name):
+            ask_yes(app, f"You have a preset {name} already. Replace it?", "replace it", partial(save, name))
+        else:
+            save(name)
+
+    ask_text(app, title, hint, value, _check_name, on_name)
+
+
+def _check_name(name: str) -> None:
+    """Raise UserError for a name that no new preset can have; one of the user's own may be replaced."""
+    from trainfast_runner.settings.saving import new_preset_path
+
+    if not _is_own(name):
+        new_preset_path(name, overwrite=False)
+
+
+def _is_own(name: str) -> bool:
+    from trainfast_runner.settings.presets import user_directory
+
+    return (user_directory() / f"{name}.toml").is_file()
 
 
 def _unless_left(then: Callable[[AnswerT], object]) -> Callable[[AnswerT | None], None]:

@@ -124,5 +124,6 @@ def _too_many_error(count: int, vary: Vary) -> UserError:
     return UserError(
         f"{words}; without {' and '.join(dropped)} there are about {left_count:,}",
         key="--vary",
-        advice="leaving out " + " and ".join(f"--vary {name}" for name in dropped),
+        advice=f"leaving out {' and '.join(dropped)}",
+        option="leaving out " + " and ".join(f"--vary {name}" for name in dropped),
     )

@@ -124,7 +124,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             raise UserError(
                 f"--budget {self._question.budget_s:g}s is below the cost of the baseline, which took {cost_s:.1f} s",
                 key="--budget",
-                advice=f"--budget {5 * cost_s:.0f}s or more",
+                advice=f"a budget of {5 * cost_s:.0f} s or more",
+                option=f"--budget {5 * cost_s:.0f}s or more",
             )
 
     def _decided_end(self, decision: BestDecision) -> BestEnded:

@@ -122,7 +122,8 @@ def check_reach(knobs: KnobValues, framework: str, hooks_blocked: str | None) ->
             raise UserError(
                 f"{name} cannot reach the script: {why}",
                 key=name,
-                advice=f"presets new NAME --map {name}=--FLAG -- COMMAND",
+                advice=f"a flag for {name}",
+                option=f"presets new NAME --map {name}=--FLAG -- COMMAND",
             )
 
 

@@ -51,7 +51,8 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
         raise UserError(
             f"--budget {budget_s:g}s is below the cost of the baseline: its process starts in {shortest_s:.1f} s{more}",
             key="--budget",
-            advice=f"--budget {5 * cost_s:.0f}s or more",
+            advice=f"a budget of {5 * cost_s:.0f} s or more",
+            option=f"--budget {5 * cost_s:.0f}s or more",
         )
 
 

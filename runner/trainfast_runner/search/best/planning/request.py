@@ -60,7 +60,8 @@ def check_request(request: BestRequest, plan: RunPlan) -> None:
         raise UserError(
             f"samples of another seq_len are other work: {request.objective} cannot compare them",
             key="--objective",
-            advice="--objective tokens_per_s",
+            advice="the objective tokens_per_s",
+            option="--objective tokens_per_s",
         )
     if request.objective == "time":
         _check_time(request)

@@ -53,7 +53,7 @@ def plan_script_best(
         raise UserError(
             f"{preset.name} names the present value of no knob that keeps its training the same",
             key="--vary",
-            advice=f"trainfast-tui search best {preset.name} --set batch_size=8 --vary batch_size=4,8,16",
+            option=f"trainfast-tui search best {preset.name} --set batch_size=8 --vary batch_size=4,8,16",
         )
     question = question_of(
         plan.spec,
@@ -84,7 +84,10 @@ def _check_answerable(request: BestRequest, named: Sequence[str], preset: Script
                 raise UserError(f"{name} has no place in {preset.name}: name its flag", key=name, allowed=takes)
             check_reach({name: None}, preset.framework, None)
         raise UserError(
-            f"{preset.name} does not name the present {name} of its script", key=name, advice=f"--set {name}=VALUE"
+            f"{preset.name} does not name the present {name} of its script",
+            key=name,
+            advice=f"a value of {name} for the next run",
+            option=f"--set {name}=VALUE",
         )
 
 

@@ -74,7 +74,12 @@ def vary_of(
 def _requested_values(name: str, values: Iterable[object]) -> list[KnobValue]:
     entry = knob(name)
     if name in NEVER_VARIED:
-        raise UserError(f"{name} cannot be varied: {NEVER_VARIED[name]}", key=name, advice=f"--set {name}=...")
+        raise UserError(
+            f"{name} cannot be varied: {NEVER_VARIED[name]}",
+            key=name,
+            advice=f"{name} of the next run",
+            option=f"--set {name}=...",
+        )
     distinct = list(dict.fromkeys(entry.read(value) for value in values))
     if not distinct:
         raise UserError(f"--vary {name} names no value", key=name, allowed=[entry.values.describe()])
