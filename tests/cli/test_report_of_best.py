@@ -204,6 +204,20 @@ def test_its_markdown_has_the_same_tables(home: Cli, tmp_path: Path) -> None:
     assert "<script" not in markdown
 
 
+@pytest.mark.parametrize(("limit_bytes", "is_drawn"), [(1024 * MIB, True), (60 * 1024 * MIB, False)])
+def test_a_far_limit_is_named_beside_the_picture_and_does_not_flatten_it(
+    home: Cli, tmp_path: Path, limit_bytes: int, is_drawn: bool
+) -> None:
+    ended = BestEnded(state="answered", stopped_because="nothing left is likely to win", answer=answer())
+    lines = [msgspec.structs.replace(question(), limits_bytes=[limit_bytes]), *journal(ended)[1:]]
+    directory = home.home / "searches" / SEARCH_ID
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "journal.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    text = page_of(home, tmp_path, SEARCH_ID).text
+    assert ("The limit, 60.0 GiB, is far right of the picture." in text) is not is_drawn
+    assert ("limit 1.00 GiB" in text) is is_drawn
+
+
 def test_noise_that_decides_is_reported(home: Cli, tmp_path: Path) -> None:
     found = answer(within_percent=8.0, gain_percent=Interval(median=3.0, low=-5.0, high=11.0))
     write(home, BestEnded(state="answered", answer=found))
