@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,17 +78,9 @@ class BestControl(SearchControl["BestSnapshot"]):
         super().note_started(directory)
         self.options = replace(self.options, is_fresh=False)
 
-    def start(
-        self,
-        spec: RunSpec,
-        *,
-        fresh: bool = False,
-        cool_to_c: float | None = None,
-        stop_run_first: Callable[[], None] | None = None,
-        best: BestRequest | None = None,
-    ) -> None:
-        """Start a search as `SearchControl.start`, unless `best` is given with the request that was typed."""
-        super().start(spec, fresh=fresh, cool_to_c=cool_to_c, stop_run_first=stop_run_first, best=best or self.request)
+    def request_to_send(self) -> BestRequest:
+        """Return the next search's request."""
+        return self.request
 
     @property
     def request(self) -> BestRequest:

@@ -94,6 +94,10 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
     def _describe(self, search: SearchSnapshotT) -> str:
         """Return the state of a search in words."""
 
+    def request_to_send(self) -> BestRequest | None:
+        """Return the request of a best-fit search; None for a batch search."""
+        return None
+
     def start(
         self,
         spec: RunSpec,
@@ -101,17 +105,16 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         fresh: bool = False,
         cool_to_c: float | None = None,
         stop_run_first: Callable[[], None] | None = None,
-        best: BestRequest | None = None,
     ) -> None:
         """Start a search of `spec`, or unless `fresh` continue its unfinished one, once `stop_run_first` is done.
 
-        `best` is the request of a best-fit search. With `cool_to_c` each process of the search waits until its GPUs are
-        below that temperature in degrees Celsius. Posts SearchStarted or SearchRefused.
+        With `cool_to_c` each process of the search waits until its GPUs are below that temperature in degrees Celsius.
+        Posts SearchStarted or SearchRefused.
         """
         self._pending.begin()
         self._stop_when_seen, self._dismissed_directory = False, None
         self.requested_ns = time.monotonic_ns()
-        start = partial(self._start, spec, best, fresh, cool_to_c, stop_run_first)
+        start = partial(self._start, spec, self.request_to_send(), fresh, cool_to_c, stop_run_first)
         start_thread("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 
     def _start(
