@@ -1,4 +1,4 @@
-"""A start from the key press until the reader shows what was started."""
+"""A start, from the key press until the reader shows the started run or search."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class PendingStart:
         return self._is_begun or self._unseen_directory is not None
 
     def begin(self) -> None:
-        """Record that a thread is starting one."""
+        """Record that a thread is starting a run or a search."""
         self._is_begun = True
 
     def note_started(self, directory: Path) -> None:
-        """Record that it holds its lock; the reader may still show the one before."""
+        """Record that the run or search holds its lock; the reader may still show an earlier one."""
         self._is_begun, self._unseen_directory = False, directory
 
     def note_refused(self) -> None:
@@ -31,12 +31,12 @@ class PendingStart:
         self._is_begun = False
 
     def note_seen(self, directory: Path | None) -> bool:
-        """Record the one that the reader shows; True if it is the one that was started here."""
+        """Record the shown run or search; return True if it was started here."""
         unseen = self._unseen_directory
         if unseen is not None and (directory == unseen or not unseen.exists()):
             self._unseen_directory = None
         return unseen is not None and directory == unseen
 
     def note_left(self) -> None:
-        """Record that another one was chosen to be shown: do not wait for the started one."""
+        """Stop waiting for the started run or search: a person chose to see another."""
         self._unseen_directory = None
