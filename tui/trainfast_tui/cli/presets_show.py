@@ -7,7 +7,6 @@ import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.training_python import find_python, torch_build
@@ -23,7 +22,7 @@ from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.spec import RunSpec, from_preset
 from trainfast_tui.cli.output import print_json, print_line, print_lines, terminal_width
 from trainfast_tui.text.format import plain
-from trainfast_tui.text.overrides import typed_overrides
+from trainfast_tui.text.overrides import field_text, typed_overrides
 from trainfast_tui.text.tables import pairs, table
 
 
@@ -67,7 +66,7 @@ def _print_preset(preset: Preset, variant: Variant | None, spec: RunSpec, advice
         print_line(f"from {path}")
     for heading, fields in (("model", spec.model), ("data", spec.data)):
         print_line(f"\n{heading}")
-        print_lines(pairs((f"  {key}", plain(_text(value))) for key, value in fields.items()))
+        print_lines(pairs((f"  {key}", plain(field_text(value, ", "))) for key, value in fields.items()))
     print_line("\nknobs")
     print_lines(pairs(_knob_rows(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})))
     if preset.variants and variant is None:
@@ -117,7 +116,7 @@ def _variant_lines(preset: Preset, width: int | None) -> list[str]:
     rows = [
         [
             f"  {row.id}" + (" (baseline)" if row.id == preset.baseline else ""),
-            *(_text(row.published.get(key, "")) for key in published),
+            *(field_text(row.published.get(key, ""), ", ") for key in published),
         ]
         for row in preset.variants
     ]
@@ -138,9 +137,3 @@ def _settings(row: Variant) -> str:
     fields = {f"model.{name}": value for name, value in row.model.items()}
     fields |= {f"data.{name}": value for name, value in row.data.items()}
     return plain(" ".join(typed_overrides({**fields, **row.knobs})))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_text, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -44,11 +44,16 @@ def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
     return truncate(words[0], cells - len(more)) + more
 
 
+def field_text(value: Any, between: str = "+") -> str:
+    """Return the value of a model or data field, with `between` between the entries of a list."""
+    if isinstance(value, list):
+        return between.join(field_text(entry, between) for entry in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _typed_value(key: str, value: Any) -> str:
     from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 
     if key in KNOBS_BY_NAME:
         return KNOBS_BY_NAME[key].text_of(value)
-    if isinstance(value, list):
-        return "+".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return field_text(value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.comparison import value_text
+from trainfast_tui.text.overrides import typed_overrides
 
 if TYPE_CHECKING:
     from trainfast_runner.search.journal.best import BestAnswer, Interval
@@ -58,7 +58,7 @@ TIME_UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (0.0, 1.0, "s"))
 
 def typed_knobs(knobs: Mapping[str, Any]) -> str:
     """Return the knobs as they are typed: `batch_size=8 precision=bf16`."""
-    return " ".join(f"{name}={value_text(name, value)}" for name, value in knobs.items())
+    return " ".join(typed_overrides(knobs))
 
 
 def rate_words(rate: Interval | None) -> str:
