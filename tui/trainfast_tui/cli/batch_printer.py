@@ -16,6 +16,7 @@ from trainfast_runner.worker.shared.search_roles import CONFIRMATION
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.text.format import count, duration, milliseconds, per_second, size, with_sizes
 from trainfast_tui.text.memory import phase_words
+from trainfast_tui.text.search.outcomes import outcome_words
 
 
 class BatchPrinter(JournalPrinter[BatchLine]):
@@ -52,9 +53,8 @@ class BatchPrinter(JournalPrinter[BatchLine]):
                 peak = size(line.peak_allocated_bytes)
                 return f"  {line.batch_size:,} fits: peak {peak}, {milliseconds(line.step_ms)} a step, {rate}"
             case Probe():
-                what = "ran out of memory" if line.outcome == "oom" else "is void"
                 where = f" in {phase_words(line.phase)}" if line.phase else ""
-                return f"  {line.batch_size:,} {what}{where}: {with_sizes(line.reason)}"
+                return f"  {line.batch_size:,} {outcome_words(line.outcome).verb}{where}: {with_sizes(line.reason)}"
             case ConfirmationRun():
                 sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
                 but = f", which refutes that {sizes} fitted" if sizes else ""

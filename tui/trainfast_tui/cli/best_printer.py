@@ -26,6 +26,7 @@ from trainfast_tui.text.format import duration, plain, size, with_sizes
 from trainfast_tui.text.search.best_figures import objective_words, typed_knobs
 from trainfast_tui.text.search.best_question import question_lines
 from trainfast_tui.text.search.best_state import best_words, chance_words, doing_words, order_words
+from trainfast_tui.text.search.outcomes import outcome_words, role_words
 
 
 class BestPrinter(JournalPrinter[BestLine]):
@@ -71,7 +72,7 @@ class BestPrinter(JournalPrinter[BestLine]):
                 return ""
             case BestStep():
                 about = f" {line.knob} of" if line.knob else ""
-                return f"{line.action.replace('_', ' ')}{about} {self._knobs(line.candidate_number)}: {line.why}"
+                return f"{role_words(line.action).noun}{about} {self._knobs(line.candidate_number)}: {line.why}"
             case Trial():
                 return f"  {self._outcome(line)}"
             case ColdRun():
@@ -95,8 +96,7 @@ class BestPrinter(JournalPrinter[BestLine]):
         if isinstance(line, ColdRun) and (line.role, line.outcome) == (UNDER_LIMIT, "measured"):
             return f"fits, peak {size(line.peak_allocated_bytes)}"
         if line.outcome != "measured" or value is None:
-            known = {"oom": "ran out of memory", "slow": "is too slow", "void": "is void"}
-            words = known.get(line.outcome, line.outcome)
+            words = outcome_words(line.outcome).verb
             return f"{words}: {with_sizes(line.reason)}" if line.reason else words
         words = objective_words(so_far.objective, so_far.for_steps, value)
         steps = f", {len(line.step_ms)} steps" if isinstance(line, Trial) else ""

@@ -22,11 +22,12 @@ from trainfast_tui.report.run_blocks import ABSENT_NOTE, changes_grid, run_secti
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
 from trainfast_tui.text.format import count, duration, milliseconds, number, size, with_sizes
 from trainfast_tui.text.search.batch_answer import batch_answer_rows
+from trainfast_tui.text.search.outcomes import OUTCOMES, REFUTED, outcome_words
 
 POINT_KINDS = {
-    "fits": PointKind("fits", "dot", "success"),
-    "oom": PointKind("out of memory", "cross", "error"),
-    "refuted": PointKind("fitted, later ran out of memory", "ring", "warning"),
+    "fits": PointKind(OUTCOMES["fits"].noun, "dot", "success"),
+    "oom": PointKind(OUTCOMES["oom"].noun, "cross", "error"),
+    REFUTED: PointKind(OUTCOMES[REFUTED].noun, "ring", "warning"),
     "confirmation": PointKind("confirmation run", "square", "primary"),
 }
 FIT_POINTS = 40
@@ -105,7 +106,9 @@ def _attempts_grid(probes: Sequence[Probe], confirmations: Sequence[Confirmation
 def _attempt_row(attempt: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]) -> list[str]:
     if isinstance(attempt, Probe):
         refuting = refuted_by(attempt, confirmations)
-        outcome = state_words(attempt.outcome) + (f", refuted by {refuting.run_id}" if refuting is not None else "")
+        outcome = outcome_words(attempt.outcome).noun + (
+            f", refuted by {refuting.run_id}" if refuting is not None else ""
+        )
         kind, reserved = "probe", attempt.peak_reserved_bytes
     else:
         kind, outcome, reserved = "confirmation run", state_words(attempt.state), None
@@ -116,7 +119,7 @@ def _attempt_row(attempt: Probe | ConfirmationRun, confirmations: Sequence[Confi
 
 def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Iterator[ScatterPoint]:
     for probe in probes:
-        outcome = "refuted" if refuted_by(probe, confirmations) is not None else probe.outcome
+        outcome = REFUTED if refuted_by(probe, confirmations) is not None else probe.outcome
         if probe.peak_allocated_bytes is not None and outcome in POINT_KINDS:
             yield _point(probe.batch_size, probe.peak_allocated_bytes, outcome)
     for confirmation in confirmations:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from trainfast_runner.records.run_states import state_words
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.choose.answer import verdicts_without_answer
 from trainfast_runner.search.journal.best import (
@@ -38,6 +37,7 @@ from trainfast_tui.text.format import (
 )
 from trainfast_tui.text.search.best_answer import EFFECT_HEADER, best_answer_rows, count_rows, effect_rows
 from trainfast_tui.text.search.best_figures import gain_words, objective_of, typed_knobs
+from trainfast_tui.text.search.outcomes import outcome_words, role_words
 
 NO_EXPORT = "No run of the best setting is on the disk: its settings are not exported."
 
@@ -184,14 +184,14 @@ def _attempt_row(so_far: BestSoFar, attempt: Trial | ColdRun) -> list[str]:
         times = [number(rate), ABSENT, milliseconds(step_ms), count(len(attempt.step_ms))]
     else:
         knob = f" of {attempt.knob}" if attempt.knob else ""
-        role, speed = f"{attempt.role.replace('_', ' ')}{knob}", attempt.predicted
+        role, speed = f"{role_words(attempt.role).noun}{knob}", attempt.predicted
         predicted = f"{number(speed.median)} ({interval(speed.low, speed.high)})" if speed else ABSENT
         times = [number(attempt.samples_per_s), predicted, ABSENT, ABSENT]
     rest = [size(attempt.peak_allocated_bytes), duration(attempt.seconds), attempt.run_id, with_sizes(attempt.reason)]
     return [
         typed_knobs(so_far.candidate(attempt.candidate_number).knobs),
         role,
-        state_words(attempt.outcome),
+        outcome_words(attempt.outcome).noun,
         *times,
         *rest,
     ]

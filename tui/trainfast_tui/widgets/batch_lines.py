@@ -10,14 +10,8 @@ from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, refute
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, labelled
 from trainfast_tui.text.memory import phase_words
+from trainfast_tui.text.search.outcomes import REFUTED, outcome_words
 
-PROBE_OUTCOMES: dict[str, tuple[str, Tone, str]] = {
-    "fits": ("●", "success", "fits"),
-    "oom": ("✗", "error", "out of memory"),
-    "void": ("~", "warning", "void"),
-}
-REFUTED: tuple[str, Tone, str] = ("✗", "warning", "fitted, refuted by the confirmation run")
-"""Sign of a size that fitted in the warm process and ran out of memory in a fresh one."""
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
 STEP_COLUMNS = (("step", "memory"), ("", ""))
 """Columns of a script's search: its hooks see no phases of memory."""
@@ -62,9 +56,8 @@ def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Li
 
 
 def _probe_row(probe: Probe, columns: Sequence[tuple[str, str]], many_ranks: bool, width: int, refuted: bool) -> Line:
-    sign, tone, words = REFUTED if refuted else PROBE_OUTCOMES.get(probe.outcome, ("○", "text", probe.outcome))
-    if width < WIDE_CELLS_FROM and probe.outcome == "oom":
-        words = "OOM"
+    outcome = outcome_words(REFUTED if refuted else probe.outcome)
+    words = "OOM" if width < WIDE_CELLS_FROM and probe.outcome == "oom" else outcome.noun
     where = f" in {phase_words(probe.phase)}" if probe.phase and probe.outcome == "oom" else ""
     rank = ""
     if many_ranks and probe.rank is not None:
@@ -77,7 +70,7 @@ def _probe_row(probe: Probe, columns: Sequence[tuple[str, str]], many_ranks: boo
         fmt.number(probe.samples_per_s),
         fmt.duration(probe.seconds),
     ]
-    return _row(cells, [(f"{sign} {words}{where}{rank}{retries}", tone)], width)
+    return _row(cells, [(f"{outcome.sign} {words}{where}{rank}{retries}", outcome.tone)], width)
 
 
 def _confirmation_row(confirmation: ConfirmationRun, columns: Sequence[tuple[str, str]], width: int) -> Line:

@@ -22,9 +22,11 @@ from trainfast_tui.text.lines import (
     wrap,
 )
 from trainfast_tui.text.search.batch_answer import Offer, offers
+from trainfast_tui.text.search.batch_question import limits_words
 from trainfast_tui.text.search.batch_state import batch_search_words
+from trainfast_tui.text.search.outcomes import outcome_words
 from trainfast_tui.text.state_signs import search_sign
-from trainfast_tui.widgets.batch_lines import PROBE_OUTCOMES, table_lines
+from trainfast_tui.widgets.batch_lines import table_lines
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
 MIN_CHART, MAX_CHART = 6, 16
@@ -187,8 +189,7 @@ def _limit_line(search: BatchSnapshot) -> Line:
         limits = [fit.limit_bytes]
     if not limits:
         return []
-    shown = " + ".join(fmt.size(limit) for limit in dict.fromkeys(limits))
-    line: Line = [("limit ", "muted"), (f"{shown} a rank", "text")]
+    line: Line = [("limit ", "muted"), (limits_words(limits), "text")]
     if fit is not None and len(search.memory_fits) > 1:
         line.append((f", the tightest is rank {fit.rank}", "text"))
     if question is not None and question.limit_words:
@@ -253,7 +254,8 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
 
 
 def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> Point | None:
-    sign, tone, _ = PROBE_OUTCOMES.get(probe.outcome, ("○", "text", ""))
+    outcome = outcome_words(probe.outcome)
+    sign, tone = outcome.sign, outcome.tone
     if probe.outcome == "oom":
         # Only the fit knows its need; it is certainly above the limit.
         needed = max(int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * 1.03))

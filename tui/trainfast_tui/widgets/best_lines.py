@@ -10,25 +10,18 @@ from trainfast_tui.text.lines import Line, Piece, Tone, labelled
 from trainfast_tui.text.search.best_answer import precision_words
 from trainfast_tui.text.search.best_figures import count_words, figure_words, gain_words, unit_of
 from trainfast_tui.text.search.best_state import candidate_words
+from trainfast_tui.text.search.outcomes import outcome_words, role_words
 from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_so_far import BestSoFar
     from trainfast_runner.search.journal.best import BestAnswer, ColdRun, Effect, Trial
 
-TRIAL_OUTCOMES: dict[str, tuple[str, Tone, str]] = {
-    "measured": ("●", "success", ""),
-    "slow": ("•", "secondary", ""),
-    "oom": ("✗", "error", "out of memory"),
-    "failed": ("✗", "error", "failed"),
-    "void": ("~", "warning", "void"),
-}
-RATE, STEPS, TOOK, PROCESS = 26, 6, 12, 10
+RATE, STEPS, TOOK, PROCESS = 26, 6, 12, 11
 """Cells of the columns right of the setting."""
 NARROW_RATE, NARROW_TOOK, NARROW_PROCESS = 22, 9, 9
 WIDE_COLUMNS_FROM = 100
 """Width of the table from which its columns are wide and its words long."""
-ROLES = {"race": "cold race", "confirm": "confirm", "limit": "at limit", "turn_back": "turned"}
 
 
 def trial_lines(so_far: BestSoFar, width: int) -> list[Line]:
@@ -49,7 +42,8 @@ def _unit(so_far: BestSoFar) -> tuple[str, float]:
 def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width: int) -> Line:
     from trainfast_runner.search.journal.best import Trial
 
-    sign, tone, words = TRIAL_OUTCOMES.get(attempt.outcome, ("○", "text", attempt.outcome))
+    outcome = outcome_words(attempt.outcome)
+    words = "" if attempt.outcome in ("measured", "slow") else outcome.noun
     assert so_far.space is not None
     setting = candidate_words(so_far.space, attempt.candidate_number, short=width < WIDE_COLUMNS_FROM)
     value, divisor = so_far.values.get(index), _unit(so_far)[1]
@@ -61,12 +55,12 @@ def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width:
     else:
         if attempt.knob is not None:
             setting = f"{attempt.knob} of {setting}"
-        steps, process = fmt.ABSENT, ROLES.get(attempt.role, attempt.role) if width >= WIDE_COLUMNS_FROM else "cold"
+        steps, process = fmt.ABSENT, role_words(attempt.role).short if width >= WIDE_COLUMNS_FROM else "cold"
     if attempt.outcome == "slow":
         words = f"{words}, given up" if width >= WIDE_COLUMNS_FROM else words
     elif attempt.outcome == "void" and words != "void":
         words = f"void: {words}"
-    return _row((sign, tone), (setting, words, steps, fmt.duration(attempt.seconds), process), width)
+    return _row((outcome.sign, outcome.tone), (setting, words, steps, fmt.duration(attempt.seconds), process), width)
 
 
 def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: Tone = "text") -> Line:

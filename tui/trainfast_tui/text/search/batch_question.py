@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.search_states import UNFINISHED_STATES
@@ -60,6 +61,11 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
     ]
 
 
+def limits_words(limits_bytes: Iterable[int]) -> str:
+    """Return the different limits of the ranks: `8.00 GiB + 16.0 GiB a rank`."""
+    return " + ".join(fmt.size(limit_bytes) for limit_bytes in dict.fromkeys(limits_bytes)) + " a rank"
+
+
 def _is_resumable(earlier: BatchSnapshot) -> bool:
     """True if a search of the same knobs would continue this one."""
     return bool(earlier.probes) and (earlier.ended is None or earlier.state in UNFINISHED_STATES)
@@ -70,8 +76,7 @@ def _limit_of(earlier: BatchSnapshot | None) -> str:
     question = earlier.question if earlier is not None else None
     if question is None or not question.limits_bytes:
         return ""
-    each = " + ".join(fmt.size(limit_bytes) for limit_bytes in dict.fromkeys(question.limits_bytes))
-    return f"{each} a rank, as it began ({question.limit_words})"
+    return f"{limits_words(question.limits_bytes)}, as it began ({question.limit_words})"
 
 
 def _own_limit(spec: RunSpec) -> str:

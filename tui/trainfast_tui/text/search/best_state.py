@@ -9,20 +9,13 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.search.best_figures import budget_words, gain_words, noise_words, objective_words, typed_knobs
+from trainfast_tui.text.search.outcomes import role_words
 from trainfast_tui.text.starting import wait_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.best_so_far import BestSoFar
     from trainfast_runner.search.journal.best import Instruction, Space
-
-VERBS = {
-    "trial": "trying",
-    "race": "racing",
-    "confirm": "confirming in a fresh process",
-    "limit": "running under memory_limit",
-    "turn_back": "turning back",
-}
 
 
 def candidate_words(space: Space, number: int, *, short: bool = False) -> str:
@@ -80,7 +73,7 @@ def doing_words(so_far: BestSoFar) -> str:
     if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
         return "deciding the next step"
     knob = f" {step.knob} of" if step.knob else ""
-    return f"{VERBS.get(step.action, 'running')}{knob} {candidate_words(space, step.candidate_number)}"
+    return f"{role_words(step.action).doing}{knob} {candidate_words(space, step.candidate_number)}"
 
 
 def _answer_words(so_far: BestSoFar) -> str:

@@ -1,0 +1,56 @@
+"""The outcomes of a search's probes, trials and runs, and the roles of its steps: one row each."""
+
+from __future__ import annotations
+
+import msgspec
+
+from trainfast_tui.text.lines import Tone
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """An outcome: its sign and tone, a noun for a table, and a verb for a sentence about the setting."""
+
+    sign: str
+    tone: Tone
+    noun: str
+    verb: str
+
+
+class Role(msgspec.Struct, frozen=True):
+    """The role of a step: a noun for a table or a line, a short one for a narrow cell, and a verb while it goes on."""
+
+    noun: str
+    short: str
+    doing: str
+
+
+REFUTED = "refuted"
+"""The outcome of a size that fitted in the warm process and ran out of memory in a fresh one; no record has it."""
+OUTCOMES = {
+    "fits": Outcome("●", "success", "fits", "fits"),
+    "measured": Outcome("●", "success", "measured", "is measured"),
+    "slow": Outcome("•", "secondary", "slow", "is too slow"),
+    "oom": Outcome("✗", "error", "out of memory", "ran out of memory"),
+    "failed": Outcome("✗", "error", "failed", "failed"),
+    "void": Outcome("~", "warning", "void", "is void"),
+    REFUTED: Outcome("✗", "warning", "fitted, refuted by the confirmation run", "fitted and was refuted"),
+}
+ROLES = {
+    "trial": Role("trial", "trial", "trying"),
+    "race": Role("race", "race", "racing"),
+    "confirm": Role("confirm", "confirm", "confirming in a fresh process"),
+    "limit": Role("limit", "at limit", "running under memory_limit"),
+    "turn_back": Role("turn back", "turn back", "turning back"),
+}
+
+
+def outcome_words(outcome: str) -> Outcome:
+    """Return the row of an outcome; one of a newer version is named by itself."""
+    words = outcome.replace("_", " ")
+    return OUTCOMES.get(outcome) or Outcome("○", "text", words, words)
+
+
+def role_words(role: str) -> Role:
+    """Return the row of a role; one of a newer version is named by itself."""
+    words = role.replace("_", " ")
+    return ROLES.get(role) or Role(words, words, "running")
