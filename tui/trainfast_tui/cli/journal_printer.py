@@ -118,7 +118,7 @@ class JournalPrinter(ABC, Generic[LineT]):
         return ""
 
     def _begin(self, work: str) -> None:
-        """Begin a work and its clock; with an empty text the last line stays."""
+        """Begin a task and its clock; with an empty text the last line stays."""
         self._work = work
         self._work_began_s = self._printed_at_s = time.monotonic()
         self._steps, self._step = None, 0

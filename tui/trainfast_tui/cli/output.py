@@ -43,7 +43,7 @@ def print_exact(text: str) -> None:
 
 
 def print_notice(text: str) -> None:
-    """Print a line on stderr, where no bar is shown; beside one it is for `Progress.print_line`."""
+    """Print a line on stderr; while a progress bar is shown, use `Progress.print_line`."""
     write_to_stderr(text + "\n")
 
 

@@ -49,9 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the prediction; return 0, also where a row of several says why it has none. Raises UserError for one run.
+    """Print the prediction and return 0, even if some of several rows have an error.
 
-    Return 3 if `memory_limit` is below the parameters' own memory.
+    Raises UserError if the only run has one. Return 3 if `memory_limit` is below the parameters' own memory.
     """
     began_s = time.monotonic()
     if (damage := corrections.why_unreadable()) is not None:

@@ -133,7 +133,10 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         return SearchStarted(directory, self.KIND)
 
     def toggle_pause(self) -> Notified:
-        """Pause the live search after its present step, or resume it; return a notice, empty if it is done."""
+        """Pause the live search after its present step, or resume it.
+
+        Return the notice to show, empty if the order was given.
+        """
         from trainfast_runner.search.control import pause, resume
 
         search = self.current

@@ -35,7 +35,7 @@ def start_thread(
 
 
 class CancellableWork:
-    """One work at a time in a thread, which ends early once it is cancelled."""
+    """One task at a time in a thread, which ends early once it is cancelled."""
 
     def __init__(self, name: str) -> None:
         self._thread_name = name

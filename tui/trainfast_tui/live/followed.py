@@ -26,7 +26,10 @@ LOOK_AGAIN_S = 2.0
 
 
 class FollowedDirectory:
-    """The directory to follow: a chosen one, or the result of `find`, which is called once. Safe from any thread."""
+    """The directory to follow. Safe from any thread.
+
+    It is a chosen one, or else the result of `find`, kept until it is forgotten or replaced.
+    """
 
     def __init__(self, find: Callable[[], Path | None]) -> None:
         self._find = find
@@ -131,7 +134,7 @@ class FollowedSearch(FollowedDirectory, Generic[SearchSnapshotT]):
         if time.monotonic() - self._looked_elsewhere_s < LOOK_AGAIN_S:
             return None
         newest = self._find()
-        # Only now: an unreadable home is an error at each look.
+        # Set after the look, so that an unreadable home is reported each time.
         self._looked_elsewhere_s = time.monotonic()
         if newest is None or newest == directory:
             return None

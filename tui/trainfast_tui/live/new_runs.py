@@ -38,7 +38,7 @@ class NewRuns:
         if changed_ns == self._changed_ns:
             return
         every = self._home.run_ids()
-        # Only now: an unreadable home is an error at each look.
+        # Set after the look, so that an unreadable home is reported each time.
         self._changed_ns = changed_ns
         if self._known is not None:
             self._new += [run_id for run_id in every if run_id not in self._known]

@@ -59,7 +59,7 @@ class EndingPanel(GrowingPanel):
             self.set_shown(new_ending is not None)
 
     def action_apply_change(self, index: int) -> None:
-        """Apply a change that would make the run fit to the next run, in place of the change applied before."""
+        """Give the next run one of the proposed changes, in place of the one applied before."""
         next_run = self._session.next_run
         if self._ending is None or self._run is None or index >= len(self._ending.changes) or next_run is None:
             return

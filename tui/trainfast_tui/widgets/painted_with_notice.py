@@ -19,6 +19,6 @@ class PaintedWithNotice(Painted):
         self.repaint()
 
     def notice_lines(self, width: int, max_lines: int | None = None) -> list[Line]:
-        """Return the notice in at most `most` lines of `width` cells; empty without a notice."""
+        """Return the notice in at most `max_lines` lines of `width` cells; empty without a notice."""
         text, tone = self._notice
         return paragraph(text, width, tone, max_lines)
