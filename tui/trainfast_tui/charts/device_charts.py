@@ -92,7 +92,7 @@ def _ends(reading: Reading, limits: Sequence[Limit]) -> tuple[float | None, floa
 
 
 def _limits(reading: Reading, devices: Sequence[DeviceReading]) -> tuple[Limit, ...]:
-    if reading.limit is None:
+    if reading.limit_of is None:
         return ()
-    values = [value for device in devices if (value := reading.limit(device)) is not None]
+    values = [value for device in devices if (value := reading.limit_of(device)) is not None]
     return (Limit(min(values), reading.limit_label),) if values else ()

@@ -22,7 +22,7 @@ class Reading(msgspec.Struct, frozen=True):
     name: str
     value_of: Callable[[DeviceReading], float | None]
     format_value: fmt.Formatter
-    limit: Callable[[DeviceReading], float | None] | None = None
+    limit_of: Callable[[DeviceReading], float | None] | None = None
     limit_label: str = ""
     y_max: float | None = None
     binary: bool = False

@@ -16,7 +16,7 @@ from textual.screen import Screen
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_states import state_words
-from trainfast_tui.charts.column import ChartColumn
+from trainfast_tui.charts.chart_column import ChartColumn
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.memory_and_speed import swap_notice
