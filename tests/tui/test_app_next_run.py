@@ -108,4 +108,4 @@ async def test_a_model_that_was_changed_is_shown_above_the_knobs_of_the_next_run
     text, app = await shown(home, a_snapshot(run))
     assert "with model.num_hidden_layers=1" in text
     assert app.session.next_run is not None
-    assert app.session.next_run.field_overrides() == ["model.num_hidden_layers=1"]
+    assert app.session.next_run.typed_field_overrides() == ["model.num_hidden_layers=1"]

@@ -64,7 +64,7 @@ class NextRun(ABC):
         changed = {name: reference[name] for name in self.spec.knobs if name in reference and self.is_changed(name)}
         return replace(self.spec, knobs={**self.spec.knobs, **changed}) if changed else None
 
-    def field_overrides(self) -> list[str]:
+    def typed_field_overrides(self) -> list[str]:
         """Return the overrides of the preset's model and data fields, as they are typed."""
         sections = (("model", self.spec.model), ("data", self.spec.data))
         fields = {f"{section}.{name}": value for section, values in sections for name, value in values.items()}

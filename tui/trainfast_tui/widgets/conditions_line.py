@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trainfast_runner.results.device_conditions.step_conditions import StepConditions
     from trainfast_runner.running.follower import RunSnapshot
 
-LONG_WORDS_FROM = 78
+LONG_STEP_WORDS_FROM = 78
 """Columns from which the words are long."""
 MIN_THROTTLED_MS = 0.05
 """Less throttled time of a step is not named: it would print as 0.0 ms."""
@@ -29,7 +29,7 @@ def has_conditions(run: RunSnapshot) -> bool:
 
 def conditions_line(run: RunSnapshot, width: int) -> Line:
     """Return the line under a run's figures; the least important parts are left out where `width` is too small."""
-    counted, wide = counted_steps(run), width >= LONG_WORDS_FROM
+    counted, wide = counted_steps(run), width >= LONG_STEP_WORDS_FROM
     mark = steadiness(run)
     warming: Line = [(mark.words if wide else mark.short_words, mark.tone)] if mark is not None else []
     if not counted:

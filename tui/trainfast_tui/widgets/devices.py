@@ -20,7 +20,7 @@ from trainfast_tui.widgets.bar import bar
 if TYPE_CHECKING:
     from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
 
-LONG_WORDS_FROM, GPU_NAMES_FROM = 120, 150
+LONG_DEVICE_WORDS_FROM, GPU_NAMES_FROM = 120, 150
 """Columns from which words and bars are long, and from which a GPU's row has its name."""
 NEARLY_FULL = 0.93
 """A bar of memory above this share is a warning; a judgement, not a vendor's figure."""
@@ -69,7 +69,7 @@ class DevicesPanel(Painted):
 
 
 def _host_lines(snapshot: Snapshot, tick: Tick, width: int) -> list[Line]:
-    long_words, host, has_gpu = width >= LONG_WORDS_FROM, tick.host, bool(tick.devices)
+    long_words, host, has_gpu = width >= LONG_DEVICE_WORDS_FROM, tick.host, bool(tick.devices)
     head = host_line(host, snapshot.cpu_percent, width, has_gpu)
     run = host.run
     if run is not None and snapshot.run is not None and snapshot.run.is_live:
@@ -102,7 +102,7 @@ def _driver_failure(tick: Tick) -> Line:
 
 def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu: bool) -> Line:
     """Return the line of the machine's processor and memory."""
-    cells = 18 if width >= LONG_WORDS_FROM else 8
+    cells = 18 if width >= LONG_DEVICE_WORDS_FROM else 8
     used, total = host.memory_used_bytes, host.memory_total_bytes
     cores = f" {host.cpu_count} cores" if host.cpu_count else ""
     line: Line = [(fmt.to_width("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
@@ -126,7 +126,7 @@ def gpu_line(
 
     `lost_s` is the time in seconds since its last answer, `missing` the reasons for absent readings (`Tick.missing`).
     """
-    long_words = width >= LONG_WORDS_FROM
+    long_words = width >= LONG_DEVICE_WORDS_FROM
     line: Line = [("▸" if is_used else " ", "primary"), (f"GPU {device.index} ", "cursor" if is_chosen else "title")]
     if width >= GPU_NAMES_FROM:
         name = (device.name or "").removeprefix("NVIDIA ")

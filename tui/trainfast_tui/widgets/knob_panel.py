@@ -212,7 +212,7 @@ class KnobPanel(Painted, can_focus=True):
         lines: list[Line] = [[("preset ", "muted"), (name, "title")]]
         if next_run.script is not None:
             lines.append([("script ", "muted"), (to_width(plain(next_run.spec.title), width - 7).rstrip(), "text")])
-        for override in next_run.field_overrides():
+        for override in next_run.typed_field_overrides():
             lines.append([("with ", "muted"), (to_width(plain(override), max(8, width - 5)).rstrip(), "warning")])
         if self._global_batch is not None:
             lines.append(_global_batch_line(next_run.spec.knobs, *self._global_batch, width))

@@ -20,7 +20,7 @@ from trainfast_tui.text import synthetic
 from trainfast_tui.text.lines import Line, Tone, line_length
 from trainfast_tui.text.memory import against_predicted_memory, peak_word_of
 from trainfast_tui.widgets.bar import bar, stacked_cells
-from trainfast_tui.widgets.conditions_line import LONG_WORDS_FROM, conditions_line, has_conditions, steadiness
+from trainfast_tui.widgets.conditions_line import LONG_STEP_WORDS_FROM, conditions_line, has_conditions, steadiness
 from trainfast_tui.widgets.painted_run import PaintedRun
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _progress_line(run: RunSnapshot, width: int) -> Line:
 
 
 def _speed_line(figures: Figures, width: int) -> Line:
-    long_words = width >= LONG_WORDS_FROM
+    long_words = width >= LONG_STEP_WORDS_FROM
     line: Line = [
         (fmt.to_width(fmt.per_second(figures.samples_per_s, "samples"), 19 if long_words else 17) + " ", "title"),
         (fmt.to_width(fmt.per_second(figures.tokens_per_s, "tokens"), 18 if long_words else 16), "text"),
@@ -96,7 +96,7 @@ def _speed_line(figures: Figures, width: int) -> Line:
 
 def _steadiness_pieces(run: RunSnapshot, width: int) -> Line:
     """Return the steadiness of the step time, for runs without a line about the devices."""
-    mark = steadiness(run) if width >= LONG_WORDS_FROM else None
+    mark = steadiness(run) if width >= LONG_STEP_WORDS_FROM else None
     return [("   ", "text"), (mark.words, mark.tone)] if mark is not None else []
 
 
@@ -108,12 +108,12 @@ def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
         (fmt.size(peak), "text"),
     ]
     predicted = predicted_peak_bytes(run)
-    if predicted is not None and width >= LONG_WORDS_FROM:
+    if predicted is not None and width >= LONG_STEP_WORDS_FROM:
         line += [(f" ({against_predicted_memory(peak, predicted)})", "muted")]
     if run.synthetic:
         line += synthetic.BADGE
     actual = run.actual
-    if actual is not None and width >= LONG_WORDS_FROM:
+    if actual is not None and width >= LONG_STEP_WORDS_FROM:
         ranks = f"{actual.world_size} ranks, " if actual.world_size and actual.world_size > 1 else ""
         wrapper = f"{actual.wrapper}, " if actual.wrapper not in (None, "none") else ""
         line += [(f"   {ranks}{wrapper}{actual.compute_dtype or ''} on {actual.device or ''}", "muted")]
