@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -102,4 +102,4 @@ def _with_free_memory(machine: Machine, tick: Tick, live_run: RunSnapshot | None
             held = max(0, used - used_before) if used is not None and used_before is not None else 0
             gpu = msgspec.structs.replace(gpu, memory_free_bytes=reading.memory_free_bytes + held)
         gpus.append(gpu)
-    return replace(machine, gpus=tuple(gpus))
+    return dataclasses.replace(machine, gpus=tuple(gpus))

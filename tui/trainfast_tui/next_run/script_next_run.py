@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -23,7 +23,7 @@ SCRIPTS_OWN = "script's own"
 """The value of a knob that is left to the script."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ScriptNextRun(NextRun):
     """A script with the knobs asked of it."""
 
@@ -76,7 +76,7 @@ class ScriptNextRun(NextRun):
             raise UserError(f"{name} cannot reach {self.script.name}: {reach.words}; o maps a flag", key=name)
         spec = with_setting(self.spec, f"{name}={text}")
         self.script.applied(list(self.script.command), {name: spec.knobs[name]})
-        return replace(self, spec=spec)
+        return dataclasses.replace(self, spec=spec)
 
     def save(self, name: str, *, overwrite: bool = False) -> Path:
         from trainfast_runner.settings.scripts.saving_script import save_script_preset
