@@ -83,7 +83,7 @@ def test_a_refusal_is_an_object_with_json(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["runs"], "runs needs to know what to do (allowed: list, show, compare, rm, prune)"),
+        (["runs"], "runs needs a command (allowed: list, show, compare, rm, prune)"),
         (["run"], "run needs a preset, or a command after --; see trainfast-tui run --help"),
         (["runs", "list", "-n", "x"], "-n: must be a whole number, not 'x'"),
         (["run", "tiny-llama", "--steps", "0"], "--steps: must be a whole number from 1 on, not '0'"),

@@ -159,7 +159,7 @@ class _Version(argparse.Action):
 
 
 def _refuse_group(group: str, names: Iterable[str], _: argparse.Namespace) -> NoReturn:
-    raise UserError(f"{group} needs to know what to do", key=group, allowed=names)
+    raise UserError(f"{group} needs a command", key=group, allowed=names)
 
 
 def _open_app(parsed: argparse.Namespace) -> int:
