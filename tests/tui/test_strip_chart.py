@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import START_NS, a_tick
 from rich.cells import cell_len
 from rich.style import Style
 from textual.app import App, ComposeResult
@@ -18,6 +19,7 @@ from texts import any_text
 from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
+from trainfast_tui.charts.tick_values import TickValues, throttled_spans
 from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.charts.y_range import YRange
 from trainfast_tui.painting.palettes import TONES
@@ -104,6 +106,18 @@ def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
         for row in (rows[2], rows[5]):
             shaded = [one for one in row if one.style and one.style.color and one.style.color.name == colour]
             assert sum(one.text.count(glyph) for one in shaded) == marks.count(letter)
+
+
+def test_throttled_time_does_not_go_on_over_a_gap_without_samples() -> None:
+    seconds = (0, 1, 2, 602, 603, 604)
+    ticks = [TickValues(a_tick(second, gpus=1), (), frozenset({"power"} if second < 604 else ())) for second in seconds]
+
+    def spans(gap_s: int) -> list[tuple[int, int]]:
+        found = throttled_spans(ticks, gap_s * S)
+        return [((span.start_ns - START_NS) // S, (span.end_ns - START_NS) // S) for span in found]
+
+    assert spans(5) == [(0, 2), (602, 604)]
+    assert spans(1000) == [(0, 604)], "thinned records lie further apart"
 
 
 def test_time_throttled_on_and_off_does_not_cut_a_row_into_pieces() -> None:

@@ -1,12 +1,13 @@
 """The data of a chart: series over time, throttled time and limits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.text.format import Formatter, number
 from trainfast_tui.text.lines import Tone
+from trainfast_tui.text.shades import severity_order, shade_of
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -27,6 +28,11 @@ class ThrottledSpan(msgspec.Struct, frozen=True):
     end_ns: int
     cause: str
     """Such as `thermal` (T) or `power` (P)."""
+
+
+def worst_last(spans: Iterable[ThrottledSpan]) -> list[ThrottledSpan]:
+    """Return the spans in the order of drawing: where two overlap the worse one covers the other."""
+    return sorted(spans, key=lambda span: -severity_order(shade_of(span.cause)))
 
 
 class Limit(msgspec.Struct, frozen=True):

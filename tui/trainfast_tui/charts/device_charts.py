@@ -27,9 +27,17 @@ LINE_TONES: tuple[Tone, ...] = ("primary", "secondary", "accent", "success")
 
 
 def device_charts(
-    snapshot: Snapshot, axis: TimeAxis, first: int, count: int, cache: TickValuesCache | None = None
+    snapshot: Snapshot,
+    axis: TimeAxis,
+    first: int,
+    count: int,
+    cache: TickValuesCache | None = None,
+    gap_ns: int = TICK_GAP_NS,
 ) -> list[ChartData]:
-    """Return charts of `count` readings from number `first` on, starting over after the last."""
+    """Return charts of `count` readings from number `first` on, starting over after the last.
+
+    Throttled time ends where ticks lie more than `gap_ns` apart.
+    """
     ticks = charted_ticks(snapshot)
     names = reading_names(snapshot)
     wanted = [(first + number) % len(names) for number in range(count)]
@@ -42,7 +50,7 @@ def device_charts(
     by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
     newest = [by_uuid.get(uuid) for uuid in uuids] if recent else []
     times = [tick.t_ns for tick in recent]
-    spans = throttled_spans(tick_values)
+    spans = throttled_spans(tick_values, gap_ns)
     return [_gpu_chart(number, times, tick_values, newest, spans, axis) for number in wanted]
 
 

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.segment import Segment
 
 from trainfast_tui.charts.braille import X_BITS
-from trainfast_tui.charts.chart_data import ChartData, Series
+from trainfast_tui.charts.chart_data import ChartData, Series, worst_last
 from trainfast_tui.charts.chart_styles import ChartStyles
 from trainfast_tui.charts.plot import (
     AXIS_STYLE,
@@ -98,8 +98,8 @@ def _series_columns(axis: CellAxis, series: Series, gap_ns: int, stride: int) ->
 def _throttled_cells(axis: CellAxis, data: ChartData) -> list[Shade | None]:
     """Return the shade of each cell of the plot; None if no device was throttled."""
     shades_by_cell: list[Shade | None] = [None] * axis.count
-    shaded = [(span, shade_of(span.cause)) for span in data.spans]
-    for span, shade in sorted(shaded, key=lambda pair: -severity_order(pair[1])):
+    for span in worst_last(data.spans):
+        shade = shade_of(span.cause)
         last = min(axis.cell_of(min(span.end_ns, data.axis.end_ns)), axis.count - 1)
         for cell in range(max(0, axis.cell_of(span.start_ns)), last + 1):
             shades_by_cell[cell] = shade

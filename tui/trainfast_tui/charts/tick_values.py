@@ -64,14 +64,19 @@ def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
     return TickValues(tick, tuple(values), causes)
 
 
-def throttled_spans(tick_values: Sequence[TickValues]) -> tuple[ThrottledSpan, ...]:
-    """Return the spans in which a charted GPU was throttled, by cause."""
+def throttled_spans(tick_values: Sequence[TickValues], gap_ns: int) -> tuple[ThrottledSpan, ...]:
+    """Return the spans in which a charted GPU was throttled, by cause; none goes on over ticks `gap_ns` apart."""
     spans: list[ThrottledSpan] = []
     begun_ns: dict[str, int] = {}
+    last_ns: int | None = None
     for values in tick_values:
+        t_ns = values.tick.t_ns
+        if last_ns is not None and t_ns - last_ns > gap_ns:
+            spans += [ThrottledSpan(since_ns, last_ns, cause) for cause, since_ns in begun_ns.items()]
+            begun_ns = {}
+        last_ns = t_ns
         if begun_ns.keys() == values.causes:
             continue
-        t_ns = values.tick.t_ns
         spans += [ThrottledSpan(begun_ns.pop(cause), t_ns, cause) for cause in begun_ns.keys() - values.causes]
         begun_ns.update(dict.fromkeys(values.causes - begun_ns.keys(), t_ns))
     spans += [ThrottledSpan(since_ns, tick_values[-1].tick.t_ns, cause) for cause, since_ns in begun_ns.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_tui.charts.chart_data import ChartData
+from trainfast_tui.charts.chart_data import ChartData, worst_last
 from trainfast_tui.charts.time_columns import extremes, time_columns
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.shades import severity_order, shade_of
@@ -49,7 +49,7 @@ def _block(value: float, ends: tuple[float, float], y_min: float | None) -> str:
 
 def _letters(data: ChartData, column_ns: int) -> str:
     letters = [" "] * COLUMNS
-    for span in sorted(data.spans, key=lambda span: -severity_order(shade_of(span.cause))):
+    for span in worst_last(data.spans):
         first = max(0, (span.start_ns - data.axis.start_ns) // column_ns)
         last = min(COLUMNS - 1, (span.end_ns - data.axis.start_ns) // column_ns)
         for column in range(first, last + 1):

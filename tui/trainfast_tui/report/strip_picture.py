@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from trainfast_tui.charts.chart_data import ChartData, ThrottledSpan
+from trainfast_tui.charts.chart_data import ChartData, ThrottledSpan, worst_last
 from trainfast_tui.charts.paint import update_y_range
 from trainfast_tui.charts.time_columns import ColumnRanges, extremes, time_columns
 from trainfast_tui.charts.y_range import YRange
@@ -26,7 +26,7 @@ from trainfast_tui.report.svg import (
     with_legend,
 )
 from trainfast_tui.text.format import duration
-from trainfast_tui.text.shades import severity_order, shade_of
+from trainfast_tui.text.shades import shade_of
 
 HEIGHT = 240
 COLUMN_WIDTH = 2
@@ -102,8 +102,9 @@ def _path(columns: ColumnRanges, y: Scale) -> Iterator[str]:
 
 def _spans(data: ChartData) -> list[ThrottledSpan]:
     """Return the throttled time on the axis, the worst cause last, so that it is drawn on top."""
-    on_axis = [span for span in data.spans if span.end_ns >= data.axis.start_ns and span.start_ns <= data.axis.end_ns]
-    return sorted(on_axis, key=lambda span: -severity_order(shade_of(span.cause)))
+    return worst_last(
+        span for span in data.spans if span.end_ns >= data.axis.start_ns and span.start_ns <= data.axis.end_ns
+    )
 
 
 def _span(span: ThrottledSpan, data: ChartData, origin_ns: int, x: Scale) -> str:
