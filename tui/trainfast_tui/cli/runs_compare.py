@@ -59,6 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _cells(row: ComparisonRow) -> list[str]:
     percent = "" if row.percent is None else signed_percent(row.percent)
     return [
-        *(row.label, figure_with_unit(row.a, row.unit), figure_with_unit(row.b, row.unit)),
-        *(difference_text(row), percent, interval_text(row), row.verdict),
+        row.label,
+        figure_with_unit(row.a, row.unit),
+        figure_with_unit(row.b, row.unit),
+        difference_text(row),
+        percent,
+        interval_text(row),
+        row.verdict,
     ]

@@ -27,7 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
         print_lines(link_advice(topology))
         return 0
     for number, section in enumerate(sections(topology)):
-        print_line(f"{chr(10) if number else ''}{section.title}")
+        if number:
+            print_line()
+        print_line(section.title)
         for line in section.lines:
             print_line(f"  {line}")
     return 0

@@ -17,6 +17,7 @@ from trainfast_tui.control.messages import Post, ScreenMessage, TrainingPython
 from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.search_kind import SearchKind
+from trainfast_tui.text.format import plain
 from trainfast_tui.text.lines import Piece
 
 if TYPE_CHECKING:
@@ -94,7 +95,6 @@ class BestControl(SearchControl["BestSnapshot"]):
         from trainfast_runner.search.best.planning.request import BestRequest
         from trainfast_runner.search.best.planning.spec_question import plan_spec_best
         from trainfast_runner.search.options import SearchOptions
-        from trainfast_tui.text.format import plain
         from trainfast_tui.text.search.best_question import BY_KEYS, estimate_lines, left_alone_lines, varied_line
 
         search_options = SearchOptions(fresh=options.is_fresh)

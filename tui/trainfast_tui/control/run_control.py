@@ -15,6 +15,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import Notified, Post, RunGivenUp, RunRefused, RunStarted, TrainingPython
 from trainfast_tui.control.pending_start import PendingStart
 from trainfast_tui.control.threads import start_thread
+from trainfast_tui.text.format import celsius
 
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
@@ -84,7 +85,6 @@ class RunControl:
         if below_c is None:
             return None
         from trainfast_runner.machine import cooling
-        from trainfast_tui.text.format import celsius
         from trainfast_tui.text.starting import cooling_words
 
         def show(reading: cooling.Cooling) -> None:

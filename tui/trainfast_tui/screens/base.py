@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import ComposeResult
+from textual.binding import Binding
 from textual.message import Message as TextualMessage
 from textual.screen import Screen
 
 from trainfast_tui.control.messages import Message, Notified, SnapshotTaken
-from trainfast_tui.text.keys import actions_of, bindings
+from trainfast_tui.text.keys import actions_of
 from trainfast_tui.text.lines import Line, Tone
 from trainfast_tui.widgets.header_footer import Footer, StatusLine
 from trainfast_tui.widgets.page import Page
@@ -33,6 +34,21 @@ class PostedMessage(TextualMessage):
         return all(
             isinstance(each, PostedMessage) and isinstance(each.content, SnapshotTaken) for each in (self, message)
         )
+
+
+def bindings(scope: str) -> list[Binding]:
+    """Return Textual's bindings of one screen, or with `everywhere` of the app."""
+    return [
+        Binding(
+            ",".join(action.keys),
+            action.call,
+            action.label,
+            show=False,
+            tooltip=action.help,
+            id=f"{scope}.{action.id}",
+        )
+        for action in actions_of(scope)
+    ]
 
 
 class AppScreen(Screen[None]):

@@ -6,7 +6,6 @@ from enum import Enum, auto
 
 import msgspec
 from msgspec.structs import replace
-from textual.binding import Binding
 
 ASK_VARY, ASK_BATCH, ASK_OBJECTIVE, ASK_BUDGET = "ask('vary')", "ask('batch')", "ask('objective')", "ask('budget')"
 """The actions that change one part of the question of a best-fit search."""
@@ -297,18 +296,3 @@ ACTIONS = tuple(replace(action, scope=scope) for scope, actions in _BY_SCREEN.it
 def actions_of(scope: str) -> list[Action]:
     """Return the actions of one screen, without those of every screen."""
     return [action for action in ACTIONS if action.scope == scope]
-
-
-def bindings(scope: str) -> list[Binding]:
-    """Return Textual's bindings of one screen, or with `everywhere` of the app."""
-    return [
-        Binding(
-            ",".join(action.keys),
-            action.call,
-            action.label,
-            show=False,
-            tooltip=action.help,
-            id=f"{scope}.{action.id}",
-        )
-        for action in actions_of(scope)
-    ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.sources import preset_choices
@@ -255,7 +256,8 @@ def _cannot_run_here(next_run: NextRun | None, machine: Machine | None) -> UserE
 
 def _global_batch_line(knobs: KnobValues, total: int, ranks: int, width: int) -> Line:
     is_spaced = width >= WIDE_FACTORS_FROM
-    factors = [f"{int(str(factor)):,}" for factor in (knobs["batch_size"], knobs["grad_accum"], ranks)]
+    numbers = (whole_number(knobs, "batch_size"), whole_number(knobs, "grad_accum"), ranks)
+    factors = [f"{factor:,}" for factor in numbers]
     words = " = " + (" x " if is_spaced else "x").join(factors)
     if is_spaced:
         words += " rank" if ranks == 1 else " ranks"
