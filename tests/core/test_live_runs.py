@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from plans import PLAN
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
@@ -55,6 +56,7 @@ def test_a_busy_device_is_refused_with_a_way_out_for_the_command_line_alone(tmp_
     screen = raised.value.line_without_option()
     assert "in use by" in screen
     assert "try" not in screen
+    assert UserError(**raised.value.parts()).line() == raised.value.line(), "an error crosses to another process whole"
 
 
 def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(
