@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
@@ -36,7 +36,7 @@ from trainfast_runner.worker.catalog import STRATEGIES
 CUDA_BUILD, HIP_BUILD = "torch.version.cuda", "torch.version.hip"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Machine:
     """The devices of this machine; `device` is "cuda" or "cpu".
 
@@ -61,7 +61,7 @@ class Machine:
         """The machine as a run with this `devices` knob uses it: without its GPUs if that asks for the CPU."""
         if not asks_for_cpu(devices):
             return self
-        return replace(self, device=CPU, gpus=(), no_gpu_reason=f"devices={devices}", refusal=None)
+        return dataclasses.replace(self, device=CPU, gpus=(), no_gpu_reason=f"devices={devices}", refusal=None)
 
     def limited_to(self, uuids: Sequence[str]) -> Machine:
         """The machine with these of its GPUs alone. Raises UserError when one of them is not there any more."""
@@ -69,7 +69,7 @@ class Machine:
         if len(gpus) < len(set(uuids)):
             gone = next(uuid for uuid in uuids if uuid not in {gpu.uuid for gpu in gpus})
             raise UserError(f"GPU {gone} is not available any more", key="devices")
-        return replace(self, gpus=gpus)
+        return dataclasses.replace(self, gpus=gpus)
 
     def default_gpus(self, strategy: str) -> GpuChoice:
         """The GPUs of a run without a `devices` knob: one or all, with the reason. Raises UserError without any."""
@@ -153,18 +153,18 @@ def detect_machine(
         instances=instances,
     )
     if versions.get(HIP_BUILD) is not None:
-        return replace(machine, no_gpu_reason="torch is a ROCm build", refusal=_rocm_error(versions))
+        return dataclasses.replace(machine, no_gpu_reason="torch is a ROCm build", refusal=_rocm_error(versions))
     if versions.get(CUDA_BUILD) is None:
         return machine
     if hides_all(environment):
         hidden = f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} leaves none"
-        return replace(machine, no_gpu_reason=hidden) if readings else machine
+        return dataclasses.replace(machine, no_gpu_reason=hidden) if readings else machine
     try:
         if not readings:
             return _without_readings(machine, failure or NvmlFailure(NO_DEVICES), python)
         return _with_gpus(machine, environment, functools.partial(_cuda_order, python, environment))
     except UserError as error:
-        return replace(machine, no_gpu_reason=error.message, refusal=error)
+        return dataclasses.replace(machine, no_gpu_reason=error.message, refusal=error)
 
 
 class SampledGpus(NamedTuple):
@@ -206,14 +206,14 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
             for gpu in readings
             if gpu.uuid == instance.uuid
         ]
-        return replace(machine, device="cuda", gpus=tuple(gpus), nvml_gpus=tuple(readings))
+        return dataclasses.replace(machine, device="cuda", gpus=tuple(gpus), nvml_gpus=tuple(readings))
     gpus = visible_readings(machine.nvml_gpus, environment, cuda_order)
     if not gpus:
         raise no_gpu_named_error(environment, machine.nvml_gpus)
     if all(gpu.mig_mode is True for gpu in gpus):
         raise _mig_mode_error(gpus, machine.instances)
     topology = read_topology() if len(gpus) > 2 else None
-    return replace(machine, device="cuda", gpus=tuple(gpus), topology=topology)
+    return dataclasses.replace(machine, device="cuda", gpus=tuple(gpus), topology=topology)
 
 
 @functools.lru_cache(maxsize=1)

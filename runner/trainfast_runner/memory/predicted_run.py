@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -27,7 +27,9 @@ def with_prediction(records: RunRecords) -> RunRecords:
     except Exception:
         # The end of a run must not depend on arithmetic about it, least of all with another version's knobs.
         return records
-    return records if prediction is None else replace(records, run=msgspec.structs.replace(run, predicted=prediction))
+    if prediction is None:
+        return records
+    return dataclasses.replace(records, run=msgspec.structs.replace(run, predicted=prediction))
 
 
 def cached_prediction(

@@ -6,8 +6,8 @@ missing, cut short or damaged.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
-from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ FIRST_LOSSES_BYTES = 32 << 10
 """Head of `steps.jsonl` that holds the first losses."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class RunSnapshot:
     """The state and records of a run at one moment. `log` is untrusted text of the training."""
 
@@ -84,7 +84,7 @@ class RunSnapshot:
     """Mean of the first five recorded losses."""
     peak_allocated_bytes: int | None = None
     """Peak of the worst rank."""
-    rates: Rates = field(default_factory=Rates)
+    rates: Rates = dataclasses.field(default_factory=Rates)
     ticks: tuple[Tick, ...] = ()
     """Newest last, at most `TICKS_KEPT`."""
     events: tuple[Event, ...] = ()
@@ -103,7 +103,7 @@ class RunSnapshot:
     once a sample after its end has come, so the last second of steps is missing."""
     diagnosis: tuple[Diagnosis, ...] = ()
     """The bottlenecks, the costliest first: of a live run now, of an ended run as a whole."""
-    steady: SteadyState = field(default_factory=SteadyState)
+    steady: SteadyState = dataclasses.field(default_factory=SteadyState)
     """The warm-up: of a live run's newest steps, of all steps of an ended run."""
     tried: tuple[dict[str, Any], ...] = ()
     """Knobs of each trial of a search's warm process, the newest last."""
@@ -153,7 +153,7 @@ class Follower:
         if self._has_ended:
             return self._known
         if self._known.run_file is None:
-            self._known = replace(self._known, run_file=read_run_file(self.directory))
+            self._known = dataclasses.replace(self._known, run_file=read_run_file(self.directory))
         # First the lock, then the state: the files read afterwards are at least as new as both.
         alive = is_alive(self.directory)
         state = run_state(self.directory, self._known.run_file, self._state_events)
@@ -164,7 +164,7 @@ class Follower:
         if self._join is not None:
             self._conditions.extend(self._join.joined(final=self._has_ended))
         known = self._known
-        self._known = replace(
+        self._known = dataclasses.replace(
             known,
             state=result.state if result else state.state,
             supervised=state.supervised or state.ended or state.state == "starting",
@@ -217,7 +217,9 @@ class Follower:
         if rank == 0:
             begins = self._known.first_loss is None or len(self._steps) < LOSSES_IN_A_MEAN
             if begins and any(step.loss is not None for step in steps):
-                self._known = replace(self._known, first_loss=_first_loss(rank_file(self.directory, "steps", 0)))
+                self._known = dataclasses.replace(
+                    self._known, first_loss=_first_loss(rank_file(self.directory, "steps", 0))
+                )
             self._steps.extend(steps)
             if (join := self._joining()) is not None:
                 for step in steps:
@@ -225,7 +227,9 @@ class Follower:
         self._live.add(rank, steps)
         peaks = [step.peak_allocated_bytes for step in steps if step.peak_allocated_bytes is not None]
         if peaks:
-            self._known = replace(self._known, peak_allocated_bytes=max(self._known.peak_allocated_bytes or 0, *peaks))
+            self._known = dataclasses.replace(
+                self._known, peak_allocated_bytes=max(self._known.peak_allocated_bytes or 0, *peaks)
+            )
         self._rates.add(rank, steps, self._summed_ranks())
 
     def _summed_ranks(self) -> int:
@@ -239,13 +243,13 @@ class Follower:
             case ExceptionLine() | InvalidLine():
                 if known.error is None:
                     error = msgspec.structs.replace(line, rank=rank if line.rank is None else line.rank)
-                    self._known = replace(known, error=error)
+                    self._known = dataclasses.replace(known, error=error)
             case PhaseLine() if rank == 0:
-                self._known = replace(known, phase=line.phase or "", detail=line.detail or "")
+                self._known = dataclasses.replace(known, phase=line.phase or "", detail=line.detail or "")
             case DataLine() if rank == 0:
-                self._known = replace(known, synthetic=line.synthetic)
+                self._known = dataclasses.replace(known, synthetic=line.synthetic)
             case ActualLine() if rank == 0:
-                self._known = replace(known, actual=line)
+                self._known = dataclasses.replace(known, actual=line)
 
 
 def newest_run(home: Home) -> Path | None:

@@ -5,13 +5,13 @@ A conductor holds its search's lock, takes the steps that the search decides, an
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -44,7 +44,7 @@ LineT = TypeVar("LineT")
 EndedT = TypeVar("EndedT", bound=SearchEnded)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class SearchCaller(Generic[LineT]):
     """The caller of a search: `on_line` gets every new line, `is_cancelled` ends the search.
 
@@ -78,7 +78,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
     ) -> None:
         self._directory, self._home = directory, home
         self._options, self._caller = options, caller
-        self._plan = replace(plan, search_id=directory.name)
+        self._plan = dataclasses.replace(plan, search_id=directory.name)
         self._lines = lines
         self._journal = SearchJournal(directory)
         self._runs = SearchRuns(home, options, self._write, self._raise_if_cancelled)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -41,7 +41,7 @@ def script_planner(
 def with_trace(plan: RunPlan) -> RunPlan:
     """Return the plan of a run whose step is traced after its last one."""
     assert plan.script is not None
-    return replace(plan, script=msgspec.structs.replace(plan.script, trace=True))
+    return dataclasses.replace(plan, script=msgspec.structs.replace(plan.script, trace=True))
 
 
 def why_incompatible(result: Result, knobs: Collection[str]) -> str | None:

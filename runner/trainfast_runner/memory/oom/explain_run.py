@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -34,7 +34,7 @@ def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
         return OomExplanation(phase=oom_run.phase, held_bytes=oom_run.held_bytes, basis="no batch was tried yet")
     # The prediction in `run.json` is for the preset's knobs.
     tried_run = msgspec.structs.replace(run, knobs={**run.knobs, **oom_run.tried[-1]}, predicted=None)
-    explanation = explain_preset(replace(oom_run, run=tried_run), model_of)
+    explanation = explain_preset(dataclasses.replace(oom_run, run=tried_run), model_of)
     return msgspec.structs.replace(explanation, batch_size=tried_run.knobs["batch_size"], changes=[])
 
 

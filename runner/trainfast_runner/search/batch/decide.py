@@ -7,7 +7,7 @@ the line. A size near the boundary is tried first only while the error of the li
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import dataclasses
 
 import msgspec
 
@@ -30,7 +30,7 @@ FIRST_SIZE_DIVISOR = 8
 """The first size is this part of the predicted maximum: quick, and large enough for a slope."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class BatchDecision:
     """The next step, for the journal."""
 
@@ -60,7 +60,7 @@ def decide(state: BatchState) -> BatchDecision:
         memory_fits=list(memory_fits),
         tightest_rank=tight.rank,
     )
-    return replace(decision, step=step)
+    return dataclasses.replace(decision, step=step)
 
 
 def _probe(batch_size: int, why: str) -> BatchDecision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -68,7 +68,7 @@ def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: s
 
 def _at_the_tightest(state: BatchState, probe: Probe) -> Probe:
     """Add the phase and the peaks of the rank that was nearest to its limit."""
-    memory_fits = memory_fits_by_rank(replace(state, probes=(*state.probes, probe)))
+    memory_fits = memory_fits_by_rank(dataclasses.replace(state, probes=(*state.probes, probe)))
     rank = tightest(memory_fits, probe.batch_size).rank if memory_fits else 0
     peaks = next(peaks for peaks in probe.ranks if peaks.rank == rank)
     return msgspec.structs.replace(

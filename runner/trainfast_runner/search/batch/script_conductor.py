@@ -6,7 +6,7 @@ traced to predict the memory of all other sizes; without a trace earlier probes 
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -70,8 +70,8 @@ class ScriptBatchConductor(BatchConductor):
         plan = self._plan_script_run(knobs)
         limits = self._plan.memory_limit_bytes
         if limits is not None:
-            plan = replace(plan, memory_limit_bytes=limits)
-        return replace(plan, search_id=self._plan.search_id)
+            plan = dataclasses.replace(plan, memory_limit_bytes=limits)
+        return dataclasses.replace(plan, search_id=self._plan.search_id)
 
     def probe(self, batch_size: int) -> BatchEnded | None:
         """Try one size in a process of its own, or take the ended probe that a killed conductor left."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 
 import msgspec
 
@@ -69,7 +69,7 @@ class WarmRows:
             self._locks.callback(shutil.rmtree, search, ignore_errors=True)
             self._locks.enter_context(conductor_lock(search))
             self._search_id = search.name
-        directory = launch.start(replace(plan, role=TRIAL, search_id=self._search_id), self._home)
+        directory = launch.start(dataclasses.replace(plan, role=TRIAL, search_id=self._search_id), self._home)
         self._process, self._group = WarmProcess(directory, plan.world_size, self._raise_if_cancelled), group
 
     def train(self, plan: RunPlan) -> Result:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from abc import abstractmethod
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -148,7 +148,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Return the plan of a candidate's run, under its `memory_limit` or none. Raises UserError."""
         candidate = self._space.candidates[number]
         plan = self._survey.plan_of(self._question, candidate, under_memory_limit=under_memory_limit, **knobs)
-        return replace(plan, search_id=self._directory.name)
+        return dataclasses.replace(plan, search_id=self._directory.name)
 
     def _plan_trial_or_record(self, number: int, **knobs: KnobValue) -> RunPlan | None:
         """Return the plan of a candidate's trial, or record why it is refused. Raises UserError for the baseline."""

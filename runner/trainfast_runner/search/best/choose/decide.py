@@ -8,9 +8,9 @@ leaders and confirm the winner.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -34,7 +34,7 @@ HOPELESS_SHARE = 0.7
 """A trial ends early when its best step is below this share of the leader's pace. Chosen, not measured."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class BestDecision:
     """The next step, for the journal, and the steps and process that it needs."""
 
@@ -255,7 +255,7 @@ def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects
         chance=prospects.outlook.chance,
         price_s=prospects.outlook.price_s,
     )
-    return replace(decision, step=step)
+    return dataclasses.replace(decision, step=step)
 
 
 def _unseen_values(state: BestState, number: int) -> Iterable[str]:

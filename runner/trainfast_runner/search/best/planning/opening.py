@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -51,7 +51,10 @@ def check_new_budget(best_plan: BestPlan, home: Home) -> None:
     # A trial runs without the limit.
     baseline_spec = candidate_spec(best_plan.survey.spec, baseline.knobs).with_overrides(memory_limit=None)
     check_budget(
-        best_plan.question.budget_s, replace(best_plan.plan, spec=baseline_spec), baseline.samples_per_step, home
+        best_plan.question.budget_s,
+        dataclasses.replace(best_plan.plan, spec=baseline_spec),
+        baseline.samples_per_step,
+        home,
     )
 
 

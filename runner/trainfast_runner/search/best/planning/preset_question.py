@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import msgspec
 
@@ -27,7 +27,7 @@ def plan_preset_best(
 
     Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
     """
-    spec = replace(spec, data=expand_paths(spec.data))
+    spec = dataclasses.replace(spec, data=expand_paths(spec.data))
     # `devices` is a ceiling: the preset's own run may use fewer.
     plan = planning.plan_run(candidate_spec(spec, {}), python)
     check_request(request, plan)

@@ -5,8 +5,8 @@ The script's memory is unknown before the first trial, whose step is traced; its
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -36,7 +36,7 @@ class ScriptSurvey(Survey):
         if plan.world_size > 1:
             devices: KnobValue = plan.world_size if plan.device != CPU else f"{CPU}:{plan.world_size}"
             ranks = {"strategy": "ddp", "devices": devices}
-        super().__init__(replace(plan.spec, knobs={**defaults(), **named, **ranks}), plan, machine)
+        super().__init__(dataclasses.replace(plan.spec, knobs={**defaults(), **named, **ranks}), plan, machine)
         self.named = tuple(named)
         """The knobs whose present value the preset or a setting names."""
         self._preset, self._plan_script_run = preset, plan_script_run
@@ -57,7 +57,7 @@ class ScriptSurvey(Survey):
     ) -> RunPlan:
         """Return the plan of a candidate's trial, which is always under the search's limit. Raises UserError."""
         plan = self._plan_script_run({**candidate.knobs, **knobs})
-        return replace(plan, memory_limit_bytes=tuple(question.limits_bytes) or None)
+        return dataclasses.replace(plan, memory_limit_bytes=tuple(question.limits_bytes) or None)
 
     def space(self, question: BestQuestion) -> Space:
         """Return the candidates, each in a process of its own. Raises UserError as `enumerate_space`."""
