@@ -9,9 +9,8 @@ import pytest
 
 from cli.command import Cli
 from cli.history import result, write, write_lost
-from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Losses, MemoryFigures, OomExplanation, RunError, Thinning
+from trainfast_runner.records.result import Cpu, Losses, MemoryFigures, OomExplanation, RunError, Thinning
 from trainfast_runner.records.result_conditions import Conditions
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_lines import Actual, Step
@@ -381,8 +380,11 @@ def test_a_probe_of_a_search_is_shown_as_one_everywhere(cli: Cli) -> None:
 
 
 def test_fp16_that_a_cpu_emulates_is_printed(cli: Cli) -> None:
-    write(cli.home, result("20261101-100000-tiny-llama-aaaa", knobs={"precision": "fp16"}))
-    write(cli.home, result("20261102-100000-tiny-llama-bbbb"))
+    fp16 = {"precision": "fp16"}
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", knobs=fp16, cpu=Cpu(has_fp16=False)))
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb", knobs=fp16, cpu=Cpu(has_fp16=True)))
+    write(cli.home, result("20261103-100000-tiny-llama-cccc", cpu=Cpu(has_fp16=False)))
     text = "fp16 on a CPU without fp16 instructions is emulated"
-    assert (text in cli("runs", "show", "20261101").out) == (not cpu_has_fp16())
+    assert text in cli("runs", "show", "20261101").out, "whatever the CPU that prints it"
     assert text not in cli("runs", "show", "20261102").out
+    assert text not in cli("runs", "show", "20261103").out

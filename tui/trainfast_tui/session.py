@@ -1,5 +1,7 @@
-"""State that lives longer than a screen, without Textual: the next run, the machine, the newest snapshot, and the
-threads that read, predict, start and stop."""
+"""State that lives longer than a screen, without Textual.
+
+The next run, the machine, the newest snapshot, and the threads that read, predict, start and stop.
+"""
 
 from __future__ import annotations
 

@@ -108,7 +108,8 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
 
     `allocator` is the malloc in use; `thresholds` strict, strict in warm-up, ordinary, or kept (the user's own).
     `threads` is the OpenMP threads of a rank, `wait_policy` passive, default (they spin first), or the user's settings;
-    `others_cores` is what other processes took of the cores when the run was launched.
+    `others_cores` is what other processes took of the cores when the run was launched, `has_fp16` if the CPU computes
+    in fp16 (None where an older version did not record it).
     """
 
     allocator: str | None = None
@@ -116,6 +117,7 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     openmp: str | None = None
     threads: int | None = None
     wait_policy: str | None = None
+    has_fp16: bool | None = None
     wait_policy_reason: str | None = None
     others_cores: float | None = None
 

@@ -1,4 +1,4 @@
-"""Exit codes of signals and of searches; `run_file.exit_code_of` has those of runs."""
+"""Exit codes of signals and of searches; `run_states.exit_code_of` has those of runs."""
 
 USAGE, FAILED = 2, 4
 HUNG_UP, INTERRUPTED, CUT_OFF = 129, 130, 141

@@ -79,10 +79,6 @@ class BestControl(SearchControl["BestSnapshot"]):
         super().note_started(directory)
         self.options = replace(self.options, is_fresh=False)
 
-    def request_to_send(self) -> BestRequest:
-        """Return the next search's request."""
-        return self.request
-
     @property
     def request(self) -> BestRequest:
         """The next search's request; the default before one is typed."""

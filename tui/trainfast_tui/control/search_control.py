@@ -94,8 +94,9 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
     def _describe(self, search: SearchSnapshotT) -> str:
         """Return the state of a search in words."""
 
-    def request_to_send(self) -> BestRequest | None:
-        """Return the request of a best-fit search; None for a batch search."""
+    @property
+    def request(self) -> BestRequest | None:
+        """The request of the next best-fit search; None for a batch search."""
         return None
 
     def start(
@@ -114,7 +115,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         self._pending.begin()
         self._stop_when_seen, self._dismissed_directory = False, None
         self.requested_ns = time.monotonic_ns()
-        start = partial(self._start, spec, self.request_to_send(), fresh, cool_to_c, stop_run_first)
+        start = partial(self._start, spec, self.request, fresh, cool_to_c, stop_run_first)
         start_thread("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 
     def _start(

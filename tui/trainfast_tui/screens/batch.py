@@ -8,6 +8,7 @@ from pathlib import Path
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_tui.control.batch_control import BatchControl
@@ -50,7 +51,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
 
     def on_mount(self) -> None:
         snapshot, machine = self.session.snapshot, self.session.machine
-        self._limit = limit_notice(self._next_run.spec, machine, self._next_run.ranks(machine))
+        self._limit = limit_notice(self._next_run.spec, machine, self._next_run.ranks(machine), read_host_free_bytes())
         self.view.show_limit(self._limit)
         if self._is_asking:
             self._ask()

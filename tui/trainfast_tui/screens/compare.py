@@ -74,7 +74,7 @@ def _knob_lines(comparison: Comparison, width: int) -> list[Line]:
     if not comparison.knobs:
         return [[("The same settings.", "text")]]
     # A field of the model has a longer name than any knob.
-    label = min(max(18, *(len(name) + 2 for name, _, _ in comparison.knobs)), width - 32)
+    label = max(8, min(max(18, *(len(name) + 2 for name, _, _ in comparison.knobs)), width - 32))
     lines: list[Line] = [[(f"{'knob':<{label}}{'A':>16}{'B':>16}", "muted")]]
     for name, a, b in comparison.knobs:
         lines.append(

@@ -100,7 +100,7 @@ class RunsScreen(AppScreen):
         self._matching = [row for row in self._rows if matches(row, self._filter)] if self._filter else self._rows
         listed = {row.run_id for row in self._rows}
         self.table.marked = [run_id for run_id in self.table.marked if run_id in listed]
-        self.table.show_rows(self._matching)
+        self.table.show_rows(self._matching, is_filtered=bool(self._filter))
 
     @property
     def table(self) -> RunsTable:

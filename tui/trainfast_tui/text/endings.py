@@ -1,4 +1,4 @@
-"""The panel about a run that ended, or that lost its supervisor."""
+"""The end of a run, or the loss of its supervisor, in words and advice."""
 
 from __future__ import annotations
 

@@ -23,8 +23,10 @@ class Shown(Enum):
 
 
 class Action(msgspec.Struct, frozen=True):
-    """One action of a screen. `id` is NAME for its method `action_NAME`, or WIDGET.NAME for that of a widget on it;
-    the first key is the one shown."""
+    """One action of a screen, whose first key is the one shown.
+
+    `id` is NAME for the screen's method `action_NAME`, or WIDGET.NAME for that of a widget on the screen.
+    """
 
     id: str
     keys: tuple[str, ...]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Cpu, Flops, Losses, Result, Thinning
 from trainfast_runner.records.roles import WARM_ROLES
@@ -51,7 +50,7 @@ def notes(result: Result) -> Iterator[str]:
         yield f"written by a newer trainfast-tui (schema {result.schema}, not {SCHEMA}): some of it may be missing"
     if result.synthetic_data:
         yield "synthetic data: drawn at random, so the loss is meaningless"
-    if result.knobs.get("precision") == "fp16" and result.actual.device == "cpu" and not cpu_has_fp16():
+    if result.knobs.get("precision") == "fp16" and result.cpu is not None and result.cpu.has_fp16 is False:
         yield "fp16 on a CPU without fp16 instructions is emulated: it shows the loss scaling, not a speed"
     if result.loss.not_finite:
         yield f"the loss was not a finite number in {counted(result.loss.not_finite, 'step')}: the training diverged"

@@ -27,19 +27,19 @@ ENTER_STARTS = "Enter starts the search; Esc goes back."
 ENTER_RESUMES = "Enter resumes the unfinished search; Esc goes back."
 
 
-def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None) -> str:
+def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None, free_bytes: int) -> str:
     """Name the limit of a search on a CPU without `memory_limit`; empty if a limit is set or a GPU sets it.
 
-    `ranks` are the processes of a run; None if they are refused, which the search itself tells.
+    `ranks` are the processes of a run; None if they are refused, which the search itself tells. `free_bytes` is the
+    host's free memory.
     """
     if machine is None or ranks is None or spec.knobs.get("memory_limit") is not None:
         return ""
     if machine.used_by(spec.knobs.get("devices")).device != "cpu":
         return ""
-    from trainfast_runner.memory.available import read_host_free_bytes
     from trainfast_runner.search.limits import share_of_free
 
-    each = fmt.size(share_of_free(read_host_free_bytes(), ranks))
+    each = fmt.size(share_of_free(free_bytes, ranks))
     whose = "of this machine's memory" if ranks == 1 else f"of this machine's memory for each of {ranks} processes"
     limit = f"{each} {whose}"
     return f"No memory_limit: the search uses up to {limit}, set as a real limit; set memory_limit to lower it."
