@@ -57,7 +57,7 @@ def test_a_question_is_put_ordered_paused_left_found_again_answered_and_its_best
     terminal.press("p")
     terminal.until_shows("Pin a knob to one value")
     terminal.press(*"precision=fp32", "Enter")
-    terminal.until_shows("your orders: pin precision=fp32")
+    terminal.until_shows("your instructions: pin precision=fp32")
     terminal.press("x")
     terminal.until_shows("Never try a setting, or a value")
     terminal.press(*"optimizer=sgd", "Enter")
@@ -71,7 +71,7 @@ def test_a_question_is_put_ordered_paused_left_found_again_answered_and_its_best
     terminal.open([*COMMAND, "--preset", "small"])
     terminal.until_shows("small")
     terminal.press("B")
-    terminal.until_shows("paused: no process is running", "your orders: pin precision=fp32")
+    terminal.until_shows("paused: no process is running", "your instructions: pin precision=fp32")
     terminal.press("Space")
     terminal.until_shows("✓", "gained over the baseline's value", seconds=600)
     assert kinds(cli).count("ordered") == 2

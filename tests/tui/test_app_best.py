@@ -242,10 +242,10 @@ async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> No
             ("skip", "checkpointing", "full"),
         ]
         text = await show_best(pilot, live_best)
-        assert "your orders: pin precision=bf16 (before the next step), skip checkpointing=full" in text
+        assert "your instructions: pin precision=bf16 (before the next step), skip checkpointing=full" in text
         taken = Instruction(t_ns=START_NS + 36 * S, do="pin", knob="precision", value="bf16")
         write_lines(live_best / "journal.jsonl", [*best_going_on(), taken])
-        assert "your orders: pin precision=bf16, skip" in await show_best(pilot, live_best)
+        assert "your instructions: pin precision=bf16, skip" in await show_best(pilot, live_best)
         await pilot.press("p", *"unpin", "enter")
         await until_true(pilot, lambda: len(read_instructions(live_best)) == 3, "the unpin")
         assert read_instructions(live_best)[-1].do == "unpin"
@@ -260,7 +260,7 @@ async def test_x_skips_the_setting_under_way(home: Home, live_best: Path) -> Non
         await until_true(pilot, lambda: len(read_instructions(live_best)) == 1, "the skip")
         assert (read_instructions(live_best)[0].do, read_instructions(live_best)[0].candidate_number) == ("skip", 11)
         words = " ".join((await show_best(pilot, live_best)).split())
-    assert "your orders: skip the setting batch_size=16 grad_accum=1 precision=bf16 checkpointing=full" in words
+    assert "your instructions: skip the setting batch_size=16 grad_accum=1 precision=bf16 checkpointing=full" in words
 
 
 OBJECTIVES: list[tuple[dict[str, Any], str, str, str]] = [

@@ -224,7 +224,7 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
         await pilot.press("h")
         screen = app.screen
         assert isinstance(screen, RunsScreen)
-        await until(pilot, "No matching runs")
+        await until(pilot, "No run yet; Esc")
         screen.post(RunsListed(rows))
         await until(pilot, "runs   10,000")
         drawn: list[int] = []

@@ -216,7 +216,7 @@ async def test_the_end_of_a_search_is_notified_on_the_screen_in_sight(home: Home
     async with running(home, size=FULL) as (app, pilot):
         await show(pilot, live_search)
         await pilot.press("h")
-        await until(pilot, "No matching runs")
+        await until(pilot, "No run yet; Esc")
         write_lines(live_search / "journal.jsonl", answered())
         await show(pilot, live_search)
         await until(pilot, "The search has ended: batch_size 42 is the largest that fits")

@@ -25,7 +25,7 @@ from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.format import duration, plain, size, with_sizes
 from trainfast_tui.text.search.best_figures import objective_words, typed_knobs
 from trainfast_tui.text.search.best_question import question_lines
-from trainfast_tui.text.search.best_state import best_words, chance_words, doing_words, order_words
+from trainfast_tui.text.search.best_state import best_words, chance_words, doing_words, instruction_words
 from trainfast_tui.text.search.outcomes import outcome_words, role_words
 
 
@@ -78,7 +78,7 @@ class BestPrinter(JournalPrinter[BestLine]):
             case ColdRun():
                 return f"  {self._outcome(line)}: {line.run_id}"
             case Instruction():
-                return f"as you ordered: {order_words(line, self._so_far.space)}"
+                return f"as you instructed: {instruction_words(line, self._so_far.space)}"
         return ""
 
     @staticmethod

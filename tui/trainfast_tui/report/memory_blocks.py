@@ -12,6 +12,7 @@ from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, percent_change, signed_percent, size
 from trainfast_tui.text.memory import category_words, phase_words, short_category
 
+# A picture has no signs beside its tones, as the screen has: each category needs a tone of its own.
 TONE_OF_CATEGORY = dict(zip(CATEGORIES, ("primary", "secondary", "accent", "success", "warning", "error"), strict=True))
 WHOLE = "whole step"
 ONE_FIGURE = (

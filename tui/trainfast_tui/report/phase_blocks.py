@@ -9,9 +9,8 @@ from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_pi
 from trainfast_tui.report.document import Block, Heading, Prose, as_blocks, grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, count, milliseconds
+from trainfast_tui.text.phases import PHASE_TONES
 from trainfast_tui.text.speed import few_steps_note
-
-TONE_OF_PHASE = dict(zip(STEP_PHASES, ("accent", "primary", "secondary", "success", "muted"), strict=True))
 
 
 def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
@@ -45,7 +44,7 @@ def _phase(run: ReportedRun, name: str) -> str:
 def _bar(run: ReportedRun) -> StackedBar:
     times = run.result.step_ms
     parts = [
-        StackedPart(name, value, TONE_OF_PHASE[name])
+        StackedPart(name, value, PHASE_TONES[name])
         for name in STEP_PHASES
         if (value := getattr(times, name)) is not None
     ]

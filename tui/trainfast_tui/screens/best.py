@@ -15,8 +15,8 @@ from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.best_control import BestControl, BestOptions, BestPlanned, request_of
+from trainfast_tui.control.instruction_choices import InstructionChoices, pin_choices, skip_choices
 from trainfast_tui.control.messages import Notified
-from trainfast_tui.control.order_choices import Orders, pin_orders, skip_orders
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
@@ -225,13 +225,13 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         self.dismiss()
 
     def action_pin(self) -> None:
-        self._ask_order("Pin a knob to one value from now on", pin_orders)
+        self._ask_instruction("Pin a knob to one value from now on", pin_choices)
 
     def action_skip(self) -> None:
-        self._ask_order("Never try a setting, or a value", skip_orders)
+        self._ask_instruction("Never try a setting, or a value", skip_choices)
 
-    def _ask_order(self, title: str, orders_of: Callable[[BestSnapshot], Orders]) -> None:
-        """Let the person choose one of the orders that the live search can be given, and give it."""
+    def _ask_instruction(self, title: str, choices_of: Callable[[BestSnapshot], InstructionChoices]) -> None:
+        """Let the person choose one of the instructions that the live search takes, and give it."""
         search = self._search
         if search is None or not search.is_live:
             self.show_notified(self.search_control.no_search_notice())
@@ -239,15 +239,15 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if search.so_far.space is None:
             self.notify("The settings are not listed yet.", severity="warning")
             return
-        orders = orders_of(search)
-        if not orders:
-            self.notify("Your orders leave one setting: there is nothing to choose.", severity="warning")
+        choices = choices_of(search)
+        if not choices:
+            self.notify("Your instructions leave one setting: there is nothing to choose.", severity="warning")
             return
 
         def give_chosen(name: str) -> None:
-            start_thread("order", orders[name].give, self.session.post)
+            start_thread("instruction", choices[name].give, self.session.post)
 
-        ask_choice(self.app, title, [(name, order.effect) for name, order in orders.items()], give_chosen)
+        ask_choice(self.app, title, [(name, choice.effect) for name, choice in choices.items()], give_chosen)
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""

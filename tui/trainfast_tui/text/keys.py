@@ -235,7 +235,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "fresh",
             "Ignore earlier searches: resume none, reuse no measured effects; press again to undo.",
         ),
-        *_moves("BestView", "measurement, or line of the question,"),
+        *_moves("BestView", "measurement, or line of the question,", pages=True),
     ),
     "runs": (
         Action("back", ("escape", "h"), "back", "Back to the main screen."),

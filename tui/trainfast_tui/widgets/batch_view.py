@@ -11,11 +11,10 @@ from trainfast_tui.text.lines import (
     LabelledText,
     Line,
     Piece,
-    clamp_scroll,
-    hidden_words,
     labelled,
     labelled_lines,
     line_length,
+    newest_rows,
     paragraph,
     rule,
     scrolled,
@@ -127,12 +126,8 @@ class BatchView(PaintedWithNotice):
         """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""
         title, *rows = table
         self._visible_rows = max(1, min(len(rows), room - 1))
-        self._rows_below = clamp_scroll(self._rows_below, len(rows), self._visible_rows)
-        end = len(rows) - self._rows_below
-        first = max(0, end - self._visible_rows)
-        words = hidden_words(first, self._rows_below)
-        hidden: Line = [(f"more rows: {words}  PgUp PgDn", "key")] if words else []
-        return [title, *rows[first:end]], hidden
+        shown, self._rows_below, hidden = newest_rows(rows, self._rows_below, self._visible_rows)
+        return [title, *shown], hidden
 
 
 def _head(search: BatchSnapshot, name: str, now_ns: int, width: int) -> list[Line]:

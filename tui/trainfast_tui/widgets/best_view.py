@@ -13,9 +13,9 @@ from trainfast_tui.text.lines import (
     LabelledText,
     Line,
     Piece,
-    clamp_scroll,
     labelled,
     labelled_lines,
+    newest_rows,
     paragraph,
     rule,
     scrolled,
@@ -27,7 +27,7 @@ from trainfast_tui.text.search.best_state import (
     best_words,
     candidate_words,
     chance_words,
-    order_words,
+    instruction_words,
 )
 from trainfast_tui.text.state_signs import search_sign
 from trainfast_tui.widgets.best_lines import effect_lines, footnote_lines, trial_lines, waiting_line
@@ -59,6 +59,7 @@ class BestView(PaintedWithNotice):
         """The preset or script of the plan."""
         self._rows_below = 0
         """Rows of the table that are hidden below."""
+        self._visible_rows = 1
         self._top = 0
         """The first visible line of a text that is longer than the screen."""
 
@@ -83,13 +84,17 @@ class BestView(PaintedWithNotice):
         self._rows_below = max(0, min(attempts - 1, self._rows_below - by))
         self.repaint()
 
+    def action_page(self, by: int) -> None:
+        """Scroll the table of trials, or the question, by pages."""
+        self.action_move(by * (max(1, self.size.height - 2) if self._search is None else self._visible_rows))
+
     def lines(self, width: int, height: int) -> list[Line]:
         search, notice = self._search, self.notice_lines(width)
         if search is None:
             lines = [rule(f"best fit: {self._spec_name}", width), *labelled_lines(self._plan, width)]
             return [*self._scrolled(lines, height - len(notice)), *notice]
         head = [*_head(search, self._now_ns, width), *_varied_lines(search, width)]
-        foot = [*_answer_lines(search, width, height), *_order_lines(search, width)]
+        foot = [*_answer_lines(search, width, height), *_instruction_lines(search, width)]
         table = trial_lines(search.so_far, width) if search.so_far.space is not None else []
         line = waiting_line(search.so_far, width) if search.is_live else []
         under_way = [line] if line else []
@@ -106,22 +111,22 @@ class BestView(PaintedWithNotice):
         if chart:
             chart = [[], _chart_title(search.so_far, spots), *chart]
         room -= len(chart)
-        shown = self._scrolled_table(table, room - 1 - len(under_way)) if table_rows else []
-        body = [[], *shown, *under_way] if shown or under_way else []
+        shown, hidden = self._scrolled_table(table, room - 1 - len(under_way)) if table_rows else ([], [])
+        body = [hidden, *shown, *under_way] if shown or under_way else []
         return [*head, *chart, *body, *end]
 
     def _scrolled(self, lines: list[Line], height: int) -> list[Line]:
         shown, self._top = scrolled(lines, self._top, height)
         return shown
 
-    def _scrolled_table(self, table: list[Line], room: int) -> list[Line]:
-        """Keep the title and as many rows as fit, the newest unless the table was scrolled."""
+    def _scrolled_table(self, table: list[Line], room: int) -> tuple[list[Line], Line]:
+        """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""
         if room < 2 or len(table) < 2:
-            return []
+            return [], []
         title, *rows = table
-        self._rows_below = clamp_scroll(self._rows_below, len(rows), room - 1)
-        end = len(rows) - self._rows_below
-        return [title, *rows[max(0, end - room + 1) : end]]
+        self._visible_rows = max(1, min(len(rows), room - 1))
+        shown, self._rows_below, hidden = newest_rows(rows, self._rows_below, self._visible_rows)
+        return [title, *shown], hidden
 
 
 def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
@@ -182,14 +187,14 @@ def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
     return [*effects, *rest]
 
 
-def _order_lines(search: BestSnapshot, width: int) -> list[Line]:
-    """Return the orders in force, and the given orders that wait for the next step."""
+def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
+    """Return the instructions in force, and those that wait for the next step."""
     space = search.so_far.space
-    words = [order_words(order, space) for order in instructions_in_force(search.so_far.instructions)]
-    waiting = [f"{order_words(order, space)} (before the next step)" for order in search.untaken_instructions]
+    words = [instruction_words(given, space) for given in instructions_in_force(search.so_far.instructions)]
+    waiting = [f"{instruction_words(given, space)} (before the next step)" for given in search.untaken_instructions]
     if not words and not waiting:
         return []
-    return paragraph(f"your orders: {', '.join([*words, *waiting])}", width, "secondary", 2)
+    return paragraph(f"your instructions: {', '.join([*words, *waiting])}", width, "secondary", 2)
 
 
 def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:

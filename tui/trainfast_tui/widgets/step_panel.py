@@ -19,6 +19,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text import synthetic
 from trainfast_tui.text.lines import Line, Tone, line_length
 from trainfast_tui.text.memory import against_predicted_memory, peak_word_of
+from trainfast_tui.text.phases import PHASE_TONES
 from trainfast_tui.widgets.bar import bar, stacked_cells
 from trainfast_tui.widgets.conditions_line import LONG_STEP_WORDS_FROM, conditions_line, has_conditions, steadiness
 from trainfast_tui.widgets.painted_run import PaintedRun
@@ -26,13 +27,7 @@ from trainfast_tui.widgets.painted_run import PaintedRun
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
-PHASE_BARS: tuple[tuple[str, str, Tone], ...] = (
-    ("data", "░", "warning"),
-    ("forward", "█", "primary"),
-    ("backward", "▓", "secondary"),
-    ("optimizer", "▒", "accent"),
-    ("other", "·", "muted"),
-)
+PHASE_GLYPHS = {"data": "░", "forward": "█", "backward": "▓", "optimizer": "▒", "other": "·"}
 WIDE_PROGRESS_FROM = 66
 """Columns from which the words beside the progress bar have much room."""
 
@@ -122,7 +117,7 @@ def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
 
 def _phase_lines(phases: dict[str, float | None], width: int, height: int) -> list[Line]:
     """Return a stacked bar and its legend, in two lines on a narrow screen."""
-    known = [(name, glyph, tone, phases[name]) for name, glyph, tone in PHASE_BARS]
+    known = [(name, glyph, PHASE_TONES[name], phases[name]) for name, glyph in PHASE_GLYPHS.items()]
     total = sum(value for *_, value in known if value)
     if not total:
         return []

@@ -1,4 +1,4 @@
-"""A best-fit search in words while it goes on: its state, its orders, the best so far, and the worth of going on."""
+"""A live best-fit search in words: its state, its instructions, the best so far, the worth of going on."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ def _answer_words(so_far: BestSoFar) -> str:
     return budget + words
 
 
-def order_words(order: Instruction, space: Space | None) -> str:
-    """Return an order in words: `pin precision=bf16`, `unpin precision`, `skip the setting batch_size=8`."""
-    number = order.candidate_number
+def instruction_words(instruction: Instruction, space: Space | None) -> str:
+    """Return an instruction in words: `pin precision=bf16`, `unpin precision`, `skip the setting batch_size=8`."""
+    do, name, number = instruction.do, instruction.knob, instruction.candidate_number
     if number is not None:
         is_listed = space is not None and 0 <= number < len(space.candidates)
-        return f"{order.do} the setting {candidate_words(space, number) if space is not None and is_listed else number}"
-    return f"{order.do} {order.knob}" if order.do == UNPIN else f"{order.do} {typed_knobs({order.knob: order.value})}"
+        return f"{do} the setting {candidate_words(space, number) if space is not None and is_listed else number}"
+    return f"{do} {name}" if do == UNPIN else f"{do} {typed_knobs({name: instruction.value})}"
 
 
 def best_words(so_far: BestSoFar) -> str:
