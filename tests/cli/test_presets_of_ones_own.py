@@ -96,6 +96,34 @@ def test_new_hides_a_shipped_preset_only_with_the_flag(cli: Cli) -> None:
     assert cli("presets", "new", "tiny-llama", "--overwrite").code == 0
 
 
+def test_new_replaces_no_preset_that_it_extends(cli: Cli) -> None:
+    text = 'schema = 1\nextends = "tiny-llama"\n[knobs]\n'
+    (cli.presets / "tiny-llama.toml").write_text(f"{text}batch_size = 4\n")
+    (cli.presets / "mine.toml").write_text(f"{text}steps = 9\n")
+    refused = cli("presets", "new", "tiny-llama", "--from", "mine", "--overwrite").refused()
+    assert "tiny-llama would extend itself" in refused
+    assert cli("presets", "show", "mine", "--json").json["knobs"]["batch_size"] == 4
+    assert cli("presets", "new", "tiny-llama", "--from", "tiny-llama", "--overwrite", "--set", "steps=7").code == 0
+    knobs = cli("presets", "show", "tiny-llama", "--json").json["knobs"]
+    assert (knobs["batch_size"], knobs["steps"]) == (4, 7), "its own file refines the shipped one"
+
+
+def test_new_makes_no_circle_of_several_presets(cli: Cli) -> None:
+    for name, parent in (("a", "tiny-llama"), ("b", "a"), ("c", "b")):
+        (cli.presets / f"{name}.toml").write_text(f'schema = 1\nextends = "{parent}"\n')
+    assert "a would extend itself" in cli("presets", "new", "a", "--from", "c", "--overwrite").refused()
+    assert [cli("presets", "show", name).code for name in ("a", "b", "c")] == [0, 0, 0]
+
+
+def test_a_variant_may_replace_the_preset_that_its_own_extends(cli: Cli) -> None:
+    (cli.presets / "base.toml").write_text('schema = 1\nextends = "tiny-llama"\n[knobs]\nsteps = 9\n')
+    rows = '[[variants]]\nid = "v"\nknobs = { batch_size = 4 }\n'
+    (cli.presets / "table.toml").write_text(f'schema = 1\nextends = "base"\n{rows}')
+    assert cli("presets", "new", "base", "--from", "table/v", "--overwrite").code == 0
+    knobs = cli("presets", "show", "base", "--json").json["knobs"]
+    assert (knobs["batch_size"], knobs["steps"]) == (4, 9)
+
+
 def test_a_directory_and_a_preset_without_schema_are_refused_in_words(cli: Cli) -> None:
     (cli.presets / "folder.toml").mkdir()
     assert "is a directory, not a preset file" in cli("run", str(cli.presets / "folder.toml")).refused()

@@ -33,7 +33,8 @@ def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str |
     path = new_preset_path(name, overwrite)
     preset, _ = presets.load(source or spec.preset)
     document = _document(preset)
-    _refuse_circle(document, name)
+    if spec.variant is None:
+        _refuse_circle(preset, path)
     _update(document, spec, preset)
     write_preset(path, tomlkit.dumps(document))
     return path
@@ -86,10 +87,10 @@ def _document(preset: presets.Preset) -> TOMLDocument:
         raise UserError(f"cannot read preset {preset.files[0]}: {error}", key=preset.name) from None
 
 
-def _refuse_circle(document: TOMLDocument, name: str) -> None:
-    """A preset may refine the shipped one of its name, never a user's own: that is the file being written."""
-    if document.get("extends") == name and not (presets.shipped_directory() / f"{name}.toml").is_file():
-        raise UserError(f"{name} would extend itself", key="name", advice="another name")
+def _refuse_circle(preset: presets.Preset, path: Path) -> None:
+    """Raise UserError if the file to write is one that the preset extends: its values would be lost."""
+    if os.path.realpath(path) in [os.path.realpath(file) for file in preset.files[1:]]:
+        raise UserError(f"{path.stem} would extend itself", key="name", advice="another name")
 
 
 def _update(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> None:
