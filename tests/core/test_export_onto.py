@@ -139,6 +139,16 @@ def test_a_launchers_module_is_not_the_script_of_a_shell_file(tmp_path: Path) ->
     assert text == f"{launch} --fp16 True --output_dir x --config sizes.py\n"
 
 
+@pytest.mark.parametrize("script", [False, True])
+def test_the_note_on_several_processes_has_the_words_that_start_them(tmp_path: Path, script: bool) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(TRAINER)
+    run = a_run(script, batch_size=16) if script else a_run(strategy="ddp", devices=2)
+    _, found = changed(file, msgspec.structs.replace(run, world_size=2))
+    words = "torchrun --standalone --nproc-per-node 2"
+    assert f"the run had 2 processes: start the script with {words}" in found.notes
+
+
 def test_a_shell_file_gets_flags(tmp_path: Path) -> None:
     file = tmp_path / "train.sh"
     file.write_text(

@@ -14,6 +14,7 @@ from trainfast_runner.export import onto_defaults, onto_python, onto_shell
 from trainfast_runner.export.call_fields import CallFields, loader_arguments, trainer_call
 from trainfast_runner.export.onto_defaults import flags_by_knob
 from trainfast_runner.export.trainer_arguments import refuse_unlike_trainer
+from trainfast_runner.export.written import torchrun_words
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -21,7 +22,6 @@ from trainfast_runner.settings.precisions import ACCELERATE_NAMES
 from trainfast_runner.settings.scripts.script_preset import FlagWords, ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.spec import spec_of_record
-from trainfast_runner.settings.strategy_of_run import strategy_or_single
 
 LONGEST_BYTES = 1 << 20
 
@@ -122,8 +122,8 @@ def _launch_notes(run: RunFile) -> list[str]:
     """Notes on the number of processes, which no argument of a script sets."""
     if run.world_size < 2:
         return []
-    name = strategy_or_single(run.knobs).name if run.script is None else "the run"
-    return [f"{name} had {run.world_size} processes: torchrun --nproc-per-node {run.world_size}"]
+    start = " ".join(torchrun_words(run.world_size))
+    return [f"the run had {run.world_size} processes: start the script with {start}"]
 
 
 def _lines(text: str) -> list[str]:

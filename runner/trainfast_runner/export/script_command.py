@@ -11,7 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.accelerate_yaml import ACCELERATE_FILE, accelerate_yaml
 from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, config_for_trainer
 from trainfast_runner.export.trainer_arguments import settings_to_express, trainer_arguments
-from trainfast_runner.export.written import ExportText, comment_lines, malloc_variables
+from trainfast_runner.export.written import ExportText, comment_lines, malloc_variables, torchrun_words
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -86,7 +86,7 @@ def _launcher(run: RunFile) -> list[str]:
     """torchrun for several processes. One process is plain Python: torchrun would wrap its model in DDP."""
     if run.world_size < 2:
         return ["python"]
-    return ["torchrun", "--standalone", "--nproc-per-node", str(run.world_size)]
+    return torchrun_words(run.world_size)
 
 
 def _environment_words(run: RunFile, knobs: KnobValues) -> list[str]:

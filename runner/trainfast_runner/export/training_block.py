@@ -10,7 +10,7 @@ from pprint import pformat
 from trainfast_runner.export.deepspeed_json import config_for_trainer
 from trainfast_runner.export.script_command import has_field
 from trainfast_runner.export.trainer_arguments import settings_to_express, trainer_arguments
-from trainfast_runner.export.written import ExportText, comment_lines, malloc_comments
+from trainfast_runner.export.written import ExportText, comment_lines, malloc_comments, torchrun_words
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -61,4 +61,4 @@ def _process_comments(run: RunFile, strategy: StrategyEntry) -> list[str]:
         return [f"# strategy={strategy.name}: one process that sees {max(2, len(run.device_uuids))} GPUs"]
     if run.world_size < 2:
         return []
-    return [f"# strategy={strategy.name}: torchrun --standalone --nproc-per-node {run.world_size} SCRIPT"]
+    return [f"# strategy={strategy.name}: {' '.join(torchrun_words(run.world_size))} SCRIPT"]

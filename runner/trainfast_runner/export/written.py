@@ -23,6 +23,11 @@ class ExportText:
     other_files: dict[str, str] = field(default_factory=dict)
 
 
+def torchrun_words(ranks: int) -> list[str]:
+    """The words that start a script with this many ranks."""
+    return ["torchrun", "--standalone", "--nproc-per-node", str(ranks)]
+
+
 def malloc_variables(run: RunFile) -> dict[str, str]:
     """The variables by which a script frees and takes memory as the timed steps of this CPU run did; else empty."""
     is_default = run.device == "cpu" and run.script is None and run.knobs.get("memory_limit") is None
