@@ -27,6 +27,7 @@ def exported(
     command: list[str] = COMMAND,
     env: dict[str, str] | None = None,
     ran: dict[str, Any] | None = None,
+    steps_from_log: str | None = None,
     **knobs: Any,
 ) -> str:
     """The text of an export of a run with these knobs, of which `batch_size` has a flag."""
@@ -38,7 +39,14 @@ def exported(
         overrides=list(knobs),
         env=env or {},
         cwd="/home/me/project",
-        script=ScriptAsked(command=command, argv=[], flagged=flagged, places=PLACES, steps=knobs.get("steps")),
+        script=ScriptAsked(
+            command=command,
+            argv=[],
+            flagged=flagged,
+            places=PLACES,
+            steps=knobs.get("steps"),
+            steps_from_log=steps_from_log,
+        ),
         clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
     )
     line = {"t_ns": 1, "kind": "script", "framework": framework, "ran": ran or {}}
@@ -80,6 +88,16 @@ def test_the_preset_has_the_command_the_flags_and_the_knobs(tmp_path: Path) -> N
     preset = script_preset.load(file)
     assert (list(preset.command), preset.places, preset.cwd) == (COMMAND, PLACES, "/home/me/project")
     assert preset.knobs == {"batch_size": 16, "lr": 0.1, "steps": 50}
+
+
+def test_the_preset_names_the_options_that_it_lacks(tmp_path: Path) -> None:
+    text = exported(tmp_path, "preset", steps_from_log="--- step")
+    assert text.startswith("# Cannot be expressed in this format: --steps-from-log.\n")
+
+
+def test_the_command_that_starts_the_same_run_keeps_its_options(tmp_path: Path) -> None:
+    text = exported(tmp_path, "command", steps_from_log="--- step", lr=0.1)
+    assert "trainfast-tui run --set lr=0.1 --steps-from-log '--- step' -- python train.py --bs 16" in text
 
 
 def test_the_preset_names_the_framework_that_takes_its_knobs(tmp_path: Path) -> None:

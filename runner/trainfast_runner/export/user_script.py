@@ -13,7 +13,7 @@ from trainfast_runner.export.foreign_settings import ForeignKnobs
 from trainfast_runner.export.script_command import has_field
 from trainfast_runner.export.trainer_arguments import trainer_fields
 from trainfast_runner.export.training_block import TRAINING_ARGS_FILE, block_text
-from trainfast_runner.export.written import ExportText, comment_lines
+from trainfast_runner.export.written import ExportText, comment_lines, torchrun_words
 from trainfast_runner.records.discovered import FRAMEWORKS
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import worker_lines
@@ -81,8 +81,8 @@ def _same_run(run: RunFile, asked: ScriptAsked) -> str:
     settings = [
         f"{name}={KNOBS_BY_NAME[name].text_of(run.knobs[name])}" for name in _settings(run) if name not in asked.flagged
     ]
-    options = [word for setting in settings for word in ("--set", setting)]
-    return shlex.join(["trainfast-tui", "run", *options, *_options(asked), "--", *asked.command])
+    options = [("--set", setting) for setting in settings] + list(_options(asked).items())
+    return shlex.join(["trainfast-tui", "run", *(word for pair in options for word in pair), "--", *asked.command])
 
 
 def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
@@ -98,7 +98,7 @@ def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
         cwd=run.cwd,
         framework=framework if framework in FRAMEWORKS and takes_all else "",
     )
-    left_out = [word for word in _options(asked) if word.startswith("--")]
+    left_out = list(_options(asked))
     head = [f"# Cannot be expressed in this format: {', '.join(left_out)}."] if left_out else []
     return ExportText("\n".join([*head, script_preset_text(script, {}).strip()]), left_out, f"{stem}.toml")
 
@@ -122,7 +122,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Expor
         fields["max_steps"] = asked.steps
     unknown = [f"# Not understood: {sentence}." for sentence in foreign.not_understood]
     ranks = run.world_size
-    launch = [f"# {ranks} processes: torchrun --standalone --nproc-per-node {ranks} SCRIPT"] if ranks > 1 else []
+    launch = [f"# {ranks} processes: {' '.join(torchrun_words(ranks))} SCRIPT"] if ranks > 1 else []
     head = [*comment_lines(run, ("transformers", "torch"), ()), *unknown, *launch]
     return ExportText(block_text(head, fields), [], TRAINING_ARGS_FILE)
 
@@ -146,7 +146,7 @@ def _without_flag(run: RunFile, asked: ScriptAsked) -> KnobValues:
     return {name: run.knobs[name] for name in names}
 
 
-def _options(asked: ScriptAsked) -> list[str]:
-    """The options of `run` that the hooks need for this script."""
+def _options(asked: ScriptAsked) -> dict[str, str]:
+    """The options of `run` that the hooks need for this script, with their values."""
     options = {"--samples-per-step": asked.samples_per_step, "--steps-from-log": asked.steps_from_log}
-    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return {name: str(value) for name, value in options.items() if value is not None}
