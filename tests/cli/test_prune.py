@@ -149,6 +149,18 @@ def test_orphans_of_the_caches_go(own: Cli) -> None:
     ]
 
 
+def test_a_link_to_a_folder_frees_its_own_size_alone(own: Cli, tmp_path: Path) -> None:
+    tokens = cached(own, "tokens/text-1/ids.bin").parent
+    elsewhere = tmp_path / "elsewhere"
+    tokens.rename(elsewhere)
+    tokens.symlink_to(elsewhere)
+    os.utime(tokens, (time.time() - 31 * DAY_S,) * 2, follow_symlinks=False)
+    link_bytes = tokens.lstat().st_blocks * 512
+    found = own("runs", "prune", "--yes", "--json").json
+    assert [(one["path"], one["bytes"]) for one in found["caches"]] == [(str(tokens), link_bytes)]
+    assert (elsewhere / "ids.bin").exists()
+
+
 def test_the_data_of_a_training_stay_in_the_cache(own: Cli) -> None:
     write_lost(own.home, OLD, 3)
     tokens = cached(own, "tokens/text-1/ids.bin", age_s=31 * DAY_S)

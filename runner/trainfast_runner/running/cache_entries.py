@@ -62,13 +62,15 @@ def remove(entry: UnneededEntry) -> bool:
 
 def disk_bytes(path: Path) -> int:
     """Bytes on the disk of a file, or of a folder with its contents; links are not followed."""
+    if path.is_symlink() or not path.is_dir():
+        with suppress(OSError):
+            return os.lstat(path).st_blocks * 512
+        return 0
     total = 0
     for folder, _, files in os.walk(path):
         for name in (".", *files):
             with suppress(OSError):
                 total += os.lstat(os.path.join(folder, name)).st_blocks * 512
-    with suppress(OSError):
-        total += 0 if path.is_dir() and not path.is_symlink() else os.lstat(path).st_blocks * 512
     return total
 
 
