@@ -41,7 +41,7 @@ class Choice(msgspec.Struct, frozen=True):
         if isinstance(raw, bool) and {"on", "off"} <= set(self.options):
             raw = "on" if raw else "off"
         if not isinstance(raw, str):
-            raise UserError(f"must be one of its names, not {raw!r}", allowed=self.options)
+            raise UserError(f"must be a word, not {raw!r}", allowed=self.options)
         word = raw.strip()
         if word not in self.options:
             parts = word.split("+")
@@ -181,7 +181,7 @@ def _cpu(text: str) -> str:
     allowed = [CPU, f"{CPU}:1 to {CPU}:{MAX_CPU_PROCESSES}"]
     match = re.fullmatch(rf"{CPU}(?::(\d{{1,9}}))?", text)
     if match is None:
-        raise UserError(f"{text[:40]!r} is not the CPU", allowed=allowed, nearest=CPU)
+        raise UserError(f"{text[:40]!r} is not a way to name the CPU", allowed=allowed, nearest=CPU)
     if match[1] is None:
         return CPU
     count = min(max(1, int(match[1])), MAX_CPU_PROCESSES)
