@@ -241,6 +241,15 @@ def test_script_whose_group_aborts_after_its_last_step_has_finished() -> None:
     assert judge(alone) == Verdict("finished", "took the 10 steps asked for; then its process died of SIGABRT")
 
 
+@pytest.mark.parametrize("steps", [1, 1000])
+def test_the_steps_taken_are_counted_in_words(steps: int) -> None:
+    words = {1: "1 step", 1000: "1,000 steps"}[steps]
+    alone = replace(aborted(), run=script_of(steps), last_step={0: steps, 1: steps})
+    assert judge(alone).reason.startswith(f"took the {words} asked for; ")
+    preset = EndFacts(run=None, exit_code=0, worker_lines={0: life("finished")}, last_step={0: steps})
+    assert judge(preset).reason == f"took all {words}"
+
+
 @pytest.mark.parametrize(
     "changed",
     [

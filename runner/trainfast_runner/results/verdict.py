@@ -123,7 +123,7 @@ def _finished(facts: EndFacts) -> Verdict | None:
     if difference := first_difference(facts.run, facts.worker_lines):
         return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
     steps = max(facts.last_step.values(), default=0)
-    return Verdict("finished", f"took all {steps} steps" if steps else "finished without a recorded step")
+    return Verdict("finished", f"took all {counted(steps, 'step')}" if steps else "finished without a recorded step")
 
 
 def _script_finished(facts: EndFacts) -> Verdict | None:
@@ -132,7 +132,8 @@ def _script_finished(facts: EndFacts) -> Verdict | None:
         return None
     steps = max(facts.last_step.values(), default=0)
     if any(_has(lines, IgnoredStopLine) for lines in facts.worker_lines.values()):
-        return Verdict("finished", f"took the {steps} steps asked for; the script caught SystemExit and was ended")
+        took = f"took the {counted(steps, 'step')} asked for"
+        return Verdict("finished", f"{took}; the script caught SystemExit and was ended")
     if facts.exit_code != 0:
         return _script_aborted(facts, facts.run.script.steps)
     return Verdict("finished", f"took {counted(steps, 'step')}" if steps else f"{NO_STEP}: {facts.why_no_step}")
@@ -150,7 +151,7 @@ def _script_aborted(facts: EndFacts, asked_steps: int | None) -> Verdict | None:
         if facts.last_step.get(rank, 0) < asked_steps or not _has(lines, FinishedLine):
             return None
     died = reported_end(facts.output_tail) or f"its process {exit_words(codes[0])}"
-    return Verdict("finished", f"took the {asked_steps} steps asked for; then {died}")
+    return Verdict("finished", f"took the {counted(asked_steps, 'step')} asked for; then {died}")
 
 
 def _refused(facts: EndFacts) -> Verdict | None:

@@ -26,7 +26,7 @@ from trainfast_runner.machine.telemetry.sampler import take_tick
 from trainfast_runner.machine.training_python import NEEDED, find_python
 from trainfast_runner.machine.worker_programs import ask_worker
 from trainfast_runner.records.home import Home, cache_directory
-from trainfast_runner.units import gibibytes
+from trainfast_runner.units import counted, gibibytes
 
 USEFUL = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
 ENERGY_SETTLE_S = 0.6
@@ -117,7 +117,7 @@ def _home(home: Home) -> Iterator[Check]:
     yield Check(
         "run directory",
         "ok" if enough else "warn",
-        f"{home.path} can be written, {gibibytes(free)} free, {len(home.run_ids())} runs",
+        f"{home.path} can be written, {gibibytes(free)} free, {counted(len(home.run_ids()), 'run')}",
         None if enough else "free some space, or delete old runs: trainfast-tui runs prune --keep 20",
     )
     cache = cache_directory()
