@@ -101,7 +101,7 @@ def predict_headroom(
 def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Prediction) -> int:
     """Bytes a limit of a CPU must have beside the predicted peak: as earlier runs took them, else by the constants.
 
-    A size that ran out of memory under a limit does not fit into it.
+    After a run out of memory under a limit, the margin is large enough that the same size no longer fits that limit.
     """
     correction = model.correction_for(spec, ranks)
     failed = model.corrections.failed_by_case.get(correction_key(predicted.trace, spec.knobs, ranks))

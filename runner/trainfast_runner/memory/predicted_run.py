@@ -25,7 +25,7 @@ def with_prediction(records: RunRecords) -> RunRecords:
             spec_of_record(run), run.device, run.python or None, run.world_size, run.device_names
         )
     except Exception:
-        # The end of a run must not depend on arithmetic about it, least of all with another version's knobs.
+        # A prediction that fails, as with another version's knobs, must not change how the run ends.
         return records
     if prediction is None:
         return records

@@ -18,7 +18,7 @@ LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
 
 @contextmanager
 def locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[int]:
-    """Hold the lock of this file, which is made if need be; waits for its holders, gives the descriptor."""
+    """Hold the lock of this file, which is made if need be; waits for its holders, yields the descriptor."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, kind)
@@ -55,7 +55,7 @@ def try_exclusive_lock(fd: int) -> bool:
 
 
 def shared_lock(directory: Path) -> AbstractContextManager[int]:
-    """Hold the run's lock as one of the processes that keep it alive; gives the descriptor."""
+    """Hold the run's lock as one of the processes that keep it alive; yields the descriptor."""
     return locked(directory / ALIVE_LOCK_FILE, fcntl.LOCK_SH)
 
 
@@ -68,7 +68,7 @@ def is_alive(directory: Path) -> bool:
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock's file, to take the lock exclusively; gives the descriptor. Raises OSError."""
+    """Return the descriptor of a lock's file, opened for an exclusive lock. Raises OSError."""
     try:
         # NFS gives an exclusive lock only on a writable descriptor.
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -1,1 +1,1 @@
-"""The results of a run: its verdict, its summary, its bottlenecks, how it ran out of memory."""
+"""The results of a run: its verdict, summary, devices' conditions, bottlenecks, and comparison with another run."""

@@ -62,7 +62,7 @@ def _latest_uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | Non
                 continue
             result = read_result(other)
         except OSError:
-            # Another run must not cost this one its figures.
+            # Skip a run that cannot be read.
             continue
         if result is None or result.measured_under is not None or result.state != "finished":
             continue

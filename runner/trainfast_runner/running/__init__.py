@@ -1,1 +1,1 @@
-"""The supervision of runs: a process for each run starts it, samples beside it, stops it, and records its end."""
+"""Plan, launch, supervise, follow and stop runs; list and delete old ones."""

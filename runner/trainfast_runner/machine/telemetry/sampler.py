@@ -69,12 +69,12 @@ class Cadence:
         self.period_s = period_s
         """The period now; longer than asked for while ticks are over budget."""
         self._asked_period_s = period_s
-        self._dear_ticks, self._cheap_ticks = 0, 0
+        self._expensive_ticks, self._cheap_ticks = 0, 0
 
     def set_period(self, period_s: float) -> None:
         """Change the period from the next tick on."""
         if period_s != self._asked_period_s:
-            self._dear_ticks = self._cheap_ticks = 0
+            self._expensive_ticks = self._cheap_ticks = 0
             self._asked_period_s = self.period_s = period_s
 
     def next_due_s(self, due_s: float) -> float:
@@ -85,12 +85,12 @@ class Cadence:
     def adapt_to(self, tick: Tick) -> None:
         """Double the period after ticks over budget, halve it after cheap ones, and note it in the tick."""
         cost_s, budget_s = tick.sample_us / 1e6, BUDGET * self.period_s
-        self._dear_ticks = self._dear_ticks + 1 if cost_s > budget_s else 0
+        self._expensive_ticks = self._expensive_ticks + 1 if cost_s > budget_s else 0
         # Half the period must hold the budget with room, or the period would swing.
         self._cheap_ticks = self._cheap_ticks + 1 if cost_s < budget_s / 4 else 0
-        if self._dear_ticks >= _TICKS_TO_SLOW_DOWN and self.period_s < _LONGEST_PERIOD_S:
+        if self._expensive_ticks >= _TICKS_TO_SLOW_DOWN and self.period_s < _LONGEST_PERIOD_S:
             self.period_s = min(self.period_s * 2, max(_LONGEST_PERIOD_S, self._asked_period_s))
-            self._dear_ticks = 0
+            self._expensive_ticks = 0
         elif self._cheap_ticks >= _TICKS_TO_SPEED_UP and self.period_s > self._asked_period_s:
             self.period_s = max(self.period_s / 2, self._asked_period_s)
             self._cheap_ticks = 0

@@ -1,4 +1,4 @@
-"""The specs of a run that ran out of memory with changes that free memory: each is worth a trace."""
+"""Specs of a run that ran out of memory, each with changes that free memory and is worth a trace."""
 
 from __future__ import annotations
 

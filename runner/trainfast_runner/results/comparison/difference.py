@@ -1,9 +1,8 @@
 """Two runs side by side: differing settings, figures, and the significance of each difference.
 
-A step's phases each have a spread of their own, and a floor more: what is less than half a percent of the step is no
-difference of the step. A result of an older version holds the spread of throughput only; its phases are held against
-the spread of the whole step. Figures without spread (peak memory, energy) are held against
-`significance.RUN_TO_RUN` alone.
+Each phase of a step is compared by its own spread, and must also differ by half a percent of the step. Results of older
+versions hold the spread of throughput alone: their phases are compared by the spread of the whole step. Figures without
+a spread (peak memory, energy) must differ by `significance.RUN_TO_RUN`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,10 @@ MEDIAN_ERROR = math.sqrt(MEDIAN_VARIANCE)
 
 
 def is_significant(a: float | None, b: float | None, noise: float | None) -> bool:
-    """True if the ratio of two figures is over `noise` (a share) and the floor; never if `noise` is None."""
+    """True if the ratio of two figures is over `noise` (a share) and the floor; never if `noise` is None.
+
+    If a figure is zero or negative, any difference counts.
+    """
     if a is None or b is None or noise is None:
         return False
     if a <= 0 or b <= 0:

@@ -15,7 +15,7 @@ TimedReadings = Sequence[tuple[int, Reading]]
 
 ENERGY_FIELD = "energy_mj"
 CHANGING = ("temperature_c", "throttle_reasons", ENERGY_FIELD, "power_w", "sm_clock_mhz", "memory_used_bytes")
-"""Changing readings that some GPU lacks, but none lacks all of."""
+"""Readings that change from tick to tick: a GPU that answers gives at least one."""
 
 
 def reading_of(sample: Reading, field: str) -> float | None:
