@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.best_fit_spaces import GRIDS, groups
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu.others import CpuWindow
+from trainfast_runner.machine.cpu.other_load import CpuWindow
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import conductor_lock

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from cli.command import until
-from trainfast_runner.machine.cpu.others import CpuWindow, _busy_s
+from trainfast_runner.machine.cpu.other_load import CpuWindow, _busy_s
 from trainfast_runner.machine.cpu.thread_policy import (
     fixed_policy,
     policy_beside,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.export.export_text import ExportText
 from trainfast_runner.export.trainer_arguments import settings_to_express
-from trainfast_runner.export.written import ExportText
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME

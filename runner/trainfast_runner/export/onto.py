@@ -12,9 +12,9 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.export import onto_defaults, onto_python, onto_shell
 from trainfast_runner.export.call_fields import CallFields, loader_arguments, trainer_call
+from trainfast_runner.export.export_text import torchrun_words
 from trainfast_runner.export.onto_defaults import flags_by_knob
-from trainfast_runner.export.trainer_arguments import refuse_unlike_trainer
-from trainfast_runner.export.written import torchrun_words
+from trainfast_runner.export.trainer_arguments import refuse_unsupported_by_trainer
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -93,7 +93,7 @@ def _knobs_to_write(run: RunFile) -> KnobValues:
     if run.script is not None:
         return {name: value for name, value in run.knobs.items() if name in KNOBS_BY_NAME and name not in LAUNCH_KNOBS}
     knobs = spec_of_record(run).knobs
-    refuse_unlike_trainer(run, knobs)
+    refuse_unsupported_by_trainer(run, knobs)
     return {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].has_equivalent_values}
 
 

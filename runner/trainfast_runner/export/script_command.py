@@ -10,8 +10,8 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.accelerate_yaml import ACCELERATE_FILE, accelerate_yaml
 from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, config_for_trainer
+from trainfast_runner.export.export_text import ExportText, comment_lines, malloc_variables, torchrun_words
 from trainfast_runner.export.trainer_arguments import settings_to_express, trainer_arguments
-from trainfast_runner.export.written import ExportText, comment_lines, malloc_variables, torchrun_words
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.written import SAME_RUN_HERE
+from trainfast_runner.export.export_text import SAME_RUN_HERE
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
@@ -18,9 +18,9 @@ TRANSFORMERS_MAJORS = ("4", "5")
 def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object], list[str]]:
     """Every field that a knob decides, by name, and the knobs not at their defaults without a field.
 
-    Raises UserError as `refuse_unlike_trainer` does.
+    Raises UserError as `refuse_unsupported_by_trainer` does.
     """
-    refuse_unlike_trainer(run, knobs)
+    refuse_unsupported_by_trainer(run, knobs)
     fields = trainer_fields(knobs)
     if run.device == "cpu":
         fields["use_cpu"] = True
@@ -29,7 +29,7 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
     return fields, left_out
 
 
-def refuse_unlike_trainer(run: RunFile, knobs: KnobValues) -> None:
+def refuse_unsupported_by_trainer(run: RunFile, knobs: KnobValues) -> None:
     """Raise UserError where fields of TrainingArguments would start another run.
 
     Such a run has another strategy or precision than the Trainer, or another transformers.

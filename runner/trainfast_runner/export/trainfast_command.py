@@ -9,8 +9,8 @@ from typing import Any
 import tomlkit
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.export.export_text import ExportText
 from trainfast_runner.export.script_command import script_comments
-from trainfast_runner.export.written import ExportText
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues

@@ -15,7 +15,7 @@ from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.results.ended_result import add_trouble
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge
 from trainfast_runner.running.event_log import EventLog
-from trainfast_runner.running.offload import full_disk, offload_path
+from trainfast_runner.running.offload import full_disk_words, offload_path
 from trainfast_runner.running.ranks import LostRank
 from trainfast_runner.running.recovery import lost_verdict
 from trainfast_runner.running.stop_ladder import StopLadder
@@ -81,7 +81,7 @@ class TrainingEnd:
             sigkill=ladder.killing,
             grace_s=ladder.granted_s,
             why_torn_down=self.why_torn_down,
-            full_disk_words=full_disk(offload_path(run)),
+            full_disk_words=full_disk_words(offload_path(run)),
             why_no_step=self.why_no_step,
         )
 

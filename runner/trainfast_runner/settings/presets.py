@@ -127,7 +127,7 @@ def _read(path: Path) -> tuple[TomlSource, dict[str, Any]]:
     if "script" in raw:
         takes = "trainfast-tui run, bench --vary and search take it"
         raise source.error_at(("script",), f"{path.stem} is the preset of a script: {takes}")
-    source.known_keys(raw, TOP_KEYS)
+    source.refuse_unknown_keys(raw, TOP_KEYS)
     if "schema" not in raw:
         raise source.error_at(("schema",), f"schema is missing: add schema = {SCHEMA}")
     if raw["schema"] != SCHEMA:
@@ -294,7 +294,7 @@ def _variants(raw: Mapping[str, Any], source: TomlSource) -> tuple[Variant, ...]
     variants: list[Variant] = []
     for index, row in enumerate(rows):
         at = ("variants", index)
-        source.known_keys(row, VARIANT_KEYS, at)
+        source.refuse_unknown_keys(row, VARIANT_KEYS, at)
         id = source.text(row, "id", at)
         if not id:
             raise source.error_at(at, "a variant needs an id", allowed=VARIANT_KEYS)

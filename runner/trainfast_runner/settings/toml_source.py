@@ -38,7 +38,7 @@ class TomlSource(msgspec.Struct, frozen=True):
         """Return the error about a value with its place in this file."""
         return self.error_at(at, error.message, error.allowed, error.nearest)
 
-    def known_keys(self, table: Mapping[str, Any], allowed: tuple[str, ...], at: KeyPath = ()) -> None:
+    def refuse_unknown_keys(self, table: Mapping[str, Any], allowed: tuple[str, ...], at: KeyPath = ()) -> None:
         """Refuse a key that is not allowed, naming the nearest."""
         for key in table:
             if key not in allowed:

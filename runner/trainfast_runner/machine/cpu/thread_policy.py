@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainfast_runner.machine.cpu.others import others_cores
+from trainfast_runner.machine.cpu.other_load import others_cores
 from trainfast_runner.records.run_file import LaunchThreads
 from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_runner.worker.shared.threads import DEFAULT, PASSIVE, WAIT_SETTINGS, wait_policy

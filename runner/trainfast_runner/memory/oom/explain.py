@@ -102,8 +102,8 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     untouched = _untouched_bytes(oom_run)
     if limit is None:
         applicable = fixes(spec.knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
-        cheapest = best_of_each_knob(applicable, phase)
-        proposed = [unpredicted_change(fix) for fix in cheapest[:MAX_CHANGES]]
+        best_fixes = best_of_each_knob(applicable, phase)
+        proposed = [unpredicted_change(fix) for fix in best_fixes[:MAX_CHANGES]]
     else:
         beyond = beyond_bytes(limit, predicted, phase, oom_run.in_first_step)
         proposed = best_changes(

@@ -34,8 +34,8 @@ def _changes(run: RunFile, script: ScriptAsked, phase: str | None) -> list[OomCh
     """The changes of knobs that the run set and that reach the script; the script's own values are not known."""
     preset = _preset_of(run, script)
     knobs = {**defaults(), **run.knobs}
-    cheapest = best_of_each_knob(fixes(knobs, run.device, phase, compute_capabilities=run.compute_capabilities), phase)
-    reaching = [fix for fix in cheapest if fix.knob in run.knobs and _takes(preset, fix)]
+    applicable = fixes(knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
+    reaching = [fix for fix in best_of_each_knob(applicable, phase) if fix.knob in run.knobs and _takes(preset, fix)]
     return [_change(fix, run, preset) for fix in reaching[:MAX_CHANGES]]
 
 

@@ -69,15 +69,15 @@ def changed_global_batch(share: float) -> str:
     return f"little; the global batch becomes {share:.2g} times as large"
 
 
-def useful_first(cheapest: list[Fix], phase: str | None) -> list[Fix]:
+def useful_first(fixes_by_cost: list[Fix], phase: str | None) -> list[Fix]:
     """Sort the changes that shrink this phase's memory to the front: the states' in the optimizer's step."""
-    return sorted(cheapest, key=lambda fix: fix.frees_states != (phase == OPTIMIZER_PHASE))
+    return sorted(fixes_by_cost, key=lambda fix: fix.frees_states != (phase == OPTIMIZER_PHASE))
 
 
-def best_of_each_knob(cheapest: list[Fix], phase: str | None) -> list[Fix]:
+def best_of_each_knob(fixes_by_cost: list[Fix], phase: str | None) -> list[Fix]:
     """Return the most useful change of each knob, a shorter sequence last, since the model then learns another task."""
     by_knob: dict[str, Fix] = {}
-    for fix in useful_first(cheapest, phase):
+    for fix in useful_first(fixes_by_cost, phase):
         by_knob.setdefault(fix.knob, fix)
     return sorted(by_knob.values(), key=lambda fix: fix.knob == "seq_len")
 

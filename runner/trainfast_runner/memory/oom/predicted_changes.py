@@ -67,7 +67,7 @@ class FitTarget:
     compute_capabilities: tuple[str, ...] = ()
 
     @property
-    def fixes(self) -> list[Fix]:
+    def applicable_fixes(self) -> list[Fix]:
         """The changes that free memory in its phase, the cheapest first."""
         largest_share = self.limit_bytes / self.asked_bytes if self.asked_bytes else 1.0
         return fixes(self.spec.knobs, self.device, self.phase, largest_share, self.compute_capabilities)
@@ -147,15 +147,15 @@ def best_changes(target: FitTarget) -> list[OomChange]:
     Changes that are enough by the model come before untraced ones, which are one of each knob. If there are neither,
     the closest are returned, each with its missing bytes.
     """
-    cheapest = _fixes_that_matter(target)
-    by_fix = {fix: _changes_of(target, fix) for fix in cheapest}
+    fixes_by_cost = _fixes_that_matter(target)
+    by_fix = {fix: _changes_of(target, fix) for fix in fixes_by_cost}
     untraced = [fix for fix, changes in by_fix.items() if not changes and _is_untraced(target, fix)]
     not_enough = [
         fix for fix, changes in by_fix.items() if changes and fix.knob != "batch_size" and not _enough_changes(changes)
     ]
     tried = [change for changes in by_fix.values() for change in changes]
     tried += _pairs_worth_their_cost(target, not_enough, tried)
-    tried += _all_knobs_at_once(target, cheapest, tried)
+    tried += _all_knobs_at_once(target, fixes_by_cost, tried)
     # Untraced changes may be enough as well: they follow the ones known to be.
     unpredicted_changes = [unpredicted_change(fix, target) for fix in best_of_each_knob(untraced, target.phase)]
     closest = sorted(tried, key=lambda change: change.predicted_bytes or 0)
@@ -181,14 +181,14 @@ def _pairs_worth_their_cost(target: FitTarget, not_enough: list[Fix], tried: lis
     return [pair for pair in _pair_changes(target, not_enough) if not 0 < _batch_in(pair) <= alone]
 
 
-def _all_knobs_at_once(target: FitTarget, cheapest: list[Fix], tried: list[OomChange]) -> list[OomChange]:
+def _all_knobs_at_once(target: FitTarget, fixes_by_cost: list[Fix], tried: list[OomChange]) -> list[OomChange]:
     """All knobs together, unless a change that keeps the task is enough: a shorter sequence is another task."""
     if any("seq_len" not in change.settings for change in _enough_changes(tried)):
         return []
-    together = _combined_changes(target, cheapest)
+    together = _combined_changes(target, fixes_by_cost)
     if not _enough_changes([*tried, *together]):
-        for fix in (fix for fix in cheapest if fix.knob == "seq_len"):
-            together += _first_enough(target, fix, values_of(fix)[1:], strongest_settings(cheapest)[0])
+        for fix in (fix for fix in fixes_by_cost if fix.knob == "seq_len"):
+            together += _first_enough(target, fix, values_of(fix)[1:], strongest_settings(fixes_by_cost)[0])
     return together
 
 
@@ -196,9 +196,10 @@ def _fixes_that_matter(target: FitTarget) -> list[Fix]:
     """The fixes; before the optimizer's step not those of weights and states, if these are too small to matter."""
     base = target.need({}) if target.phase in BATCH_PHASES else None
     if base is None:
-        return target.fixes
+        return target.applicable_fixes
     states = base.prediction.params_bytes + base.prediction.grads_bytes + base.prediction.optimizer_bytes
-    return [fix for fix in target.fixes if not fix.frees_states or states >= NEGLIGIBLE_SHARE * target.limit_bytes]
+    states_matter = states >= NEGLIGIBLE_SHARE * target.limit_bytes
+    return [fix for fix in target.applicable_fixes if states_matter or not fix.frees_states]
 
 
 def is_enough(change: OomChange) -> bool:
@@ -271,11 +272,11 @@ def _pair_changes(target: FitTarget, not_enough: list[Fix]) -> Iterator[OomChang
             yield change
 
 
-def _combined_changes(target: FitTarget, cheapest: list[Fix]) -> list[OomChange]:
+def _combined_changes(target: FitTarget, fixes_by_cost: list[Fix]) -> list[OomChange]:
     """Changes of every knob but the sequence, each as far as it goes, with the largest batch that fits."""
     changes: list[OomChange] = []
-    for settings in strongest_settings(cheapest):
-        costs = "; ".join(fix.costs for fix in cheapest if settings.get(fix.knob) == fix.value)
+    for settings in strongest_settings(fixes_by_cost):
+        costs = "; ".join(fix.costs for fix in fixes_by_cost if settings.get(fix.knob) == fix.value)
         together = target.change(settings, costs) if len(settings) > 1 else None
         if together is not None:
             smaller = [] if is_enough(together) else _with_smaller_batch(target, settings, costs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from trainfast_runner.machine.cpu.others import CpuWindow
+from trainfast_runner.machine.cpu.other_load import CpuWindow
 from trainfast_runner.records.result import Result
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.search.journal.best import BestLine, ColdRun, Trial

@@ -97,11 +97,11 @@ def load(path: str | Path) -> ScriptPreset:
     """Read a preset file that has `[script]`. Raises UserError naming file, line and key."""
     file = Path(os.path.expanduser(path))
     source, raw = read_toml(file)
-    source.known_keys(raw, TOP_KEYS)
+    source.refuse_unknown_keys(raw, TOP_KEYS)
     if raw.get("schema") != presets.SCHEMA:
         raise source.error_at(("schema",), f"schema must be {presets.SCHEMA}")
     script = source.table(raw, "script")
-    source.known_keys(script, SCRIPT_KEYS, ("script",))
+    source.refuse_unknown_keys(script, SCRIPT_KEYS, ("script",))
     places = source.table(script, "knobs", ("script",))
     for name, place in places.items():
         try:
