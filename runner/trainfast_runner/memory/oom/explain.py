@@ -18,11 +18,11 @@ from trainfast_runner.memory.oom.predicted_changes import (
     unpredicted_change,
 )
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.records.result import OomExplanation, RunError
+from trainfast_runner.records.result import OomChange, OomExplanation, RunError
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
-from trainfast_runner.settings.spec import spec_of_record
+from trainfast_runner.settings.spec import RunSpec, spec_of_record
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
@@ -99,42 +99,44 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     if needed is None and predicted is not None:
         needed = predicted.total_bytes
     asked_bytes = oom_run.asked_bytes
-    untouched = _untouched_bytes(oom_run)
-    if limit is None:
-        applicable = fixes(spec.knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
-        best_fixes = best_of_each_knob(applicable, phase)
-        proposed = [unpredicted_change(fix) for fix in best_fixes[:MAX_CHANGES]]
-    else:
-        beyond = beyond_bytes(limit, predicted, phase, oom_run.in_first_step)
-        proposed = best_changes(
-            FitTarget(
-                spec=spec,
-                device=run.device,
-                ranks=run.world_size,
-                limit_bytes=limit,
-                phase=phase,
-                model_of=model_of,
-                untouched_bytes=untouched or 0,
-                beyond_bytes=beyond,
-                asked_bytes=asked_bytes,
-                compute_capabilities=tuple(run.compute_capabilities),
-            )
-        )
     return OomExplanation(
         phase=phase,
         rank=oom_run.rank,
         grown=grown,
         grown_bytes=grown_bytes,
         held_bytes=oom_run.held_bytes,
-        untouched_bytes=untouched,
+        untouched_bytes=_untouched_bytes(oom_run),
         asked_bytes=None if asked_bytes is None else int(asked_bytes),
         needed_bytes=needed,
         limit_bytes=limit,
         missing_bytes=_missing_bytes(oom_run, needed, limit),
         others=list(_other_processes(oom_run)),
-        changes=proposed,
+        changes=_proposed_changes(oom_run, spec, limit, predicted, model_of),
         basis=predicted.basis if predicted is not None else "",
     )
+
+
+def _proposed_changes(
+    oom_run: OutOfMemory, spec: RunSpec, limit: int | None, predicted: Prediction | None, model_of: ModelOf
+) -> list[OomChange]:
+    """Return changes that would make the run fit the limit; without a limit, the best ones without a prediction."""
+    run, phase = oom_run.run, oom_run.phase
+    if limit is None:
+        applicable = fixes(spec.knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
+        return [unpredicted_change(fix) for fix in best_of_each_knob(applicable, phase)[:MAX_CHANGES]]
+    target = FitTarget(
+        spec=spec,
+        device=run.device,
+        ranks=run.world_size,
+        limit_bytes=limit,
+        phase=phase,
+        model_of=model_of,
+        untouched_bytes=_untouched_bytes(oom_run) or 0,
+        beyond_bytes=beyond_bytes(limit, predicted, phase, oom_run.in_first_step),
+        asked_bytes=oom_run.asked_bytes,
+        compute_capabilities=tuple(run.compute_capabilities),
+    )
+    return best_changes(target)
 
 
 def _allocator_bytes(oom_run: OutOfMemory) -> int | None:

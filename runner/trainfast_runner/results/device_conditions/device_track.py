@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,6 +38,43 @@ class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):
     energy_source: str | None = None
     temperature_c: float | None = None
     """Temperature at the start of the window."""
+
+
+class _OutagePart(NamedTuple):
+    """The part of an outage that lies in a window; `grown` are the counters' growths over the whole outage."""
+
+    ns: int
+    share: float
+    grown: dict[str, float]
+
+
+class _Span(NamedTuple):
+    """A window, its ends moved to where the samples reach, its length in ns, and the parts of outages in it."""
+
+    begin_ns: int
+    end_ns: int
+    ns: int
+    outages: list[_OutagePart]
+
+    def mean(self, rate: Rate) -> float | None:
+        """Return the mean rate; None if it is unknown."""
+        return rate.mean(self.begin_ns, self.end_ns, self.ns)
+
+    def amount(self, rate: Rate, counter: str | None, max_rate: float = math.inf) -> float | None:
+        """Return the mean rate times the time; in outages the growth of `counter` instead, if there is one.
+
+        None for an unknown rate.
+        """
+        mean = self.mean(rate)
+        if mean is None:
+            return None
+        counted = [
+            (part.ns, part.share * part.grown[counter])
+            for part in self.outages
+            if counter is not None and counter in part.grown
+        ]
+        rest_ns = self.ns - sum(ns for ns, _ in counted)
+        return min(mean, max_rate) * rest_ns + sum(grown for _, grown in counted)
 
 
 class DeviceTrack:
@@ -87,62 +125,42 @@ class DeviceTrack:
         With `whole_outages`, ignore outages that reach beyond the two moments: a live one may not have ended yet.
         """
         rates = self._rates
-        begin = self._within(begin_ns)
-        end = self._within(end_ns)
-        ns = end_ns - begin_ns
         outages = self._outages_within(begin_ns, end_ns, only_whole=whole_outages)
-
-        def amount(rate: Rate, counter: str | None, max_rate: float = math.inf) -> float | None:
-            """The mean rate times the time; in outages the growth of `counter` instead, if there is one.
-
-            None for an unknown rate.
-            """
-            mean = rate.mean(begin, end, ns)
-            if mean is None:
-                return None
-            counted = [
-                (covered, part * grown[counter])
-                for covered, part, grown in outages
-                if counter is not None and counter in grown
-            ]
-            return min(mean, max_rate) * (ns - sum(covered for covered, _ in counted)) + sum(
-                grown for _, grown in counted
-            )
-
+        span = _Span(self._within(begin_ns), self._within(end_ns), end_ns - begin_ns, outages)
         # A counter that catches up on earlier time grows faster than the clock.
-        throttled = {name: _milliseconds(amount(rate, name, max_rate=1.0)) for name, rate in rates.throttled.items()}
+        throttled = {
+            name: _milliseconds(span.amount(rate, name, max_rate=1.0)) for name, rate in rates.throttled.items()
+        }
         # The samples around the window: the intervals that they bound overlap it.
         low = max(0, bisect_right(self.times, begin_ns) - 1)
         high = min(bisect_left(self.times, end_ns), len(self.times) - 1)
-        joules = amount(rates.energy, ENERGY)
+        joules = span.amount(rates.energy, ENERGY)
         is_integrated = any(rates.integrated[low + 1 : high + 1])
         return DeviceConditions(
             index=self.index,
             uuid=self.uuid,
             throttled_ms=throttled,
-            lost_ms={name: _milliseconds(amount(rate, None, max_rate=1.0)) for name, rate in rates.lost.items()},
+            lost_ms={name: _milliseconds(span.amount(rate, None, max_rate=1.0)) for name, rate in rates.lost.items()},
             sources={
                 name: SOURCES[max(rates.sources[name][low + 1 : high + 1], default=0)]
                 for name, ms in throttled.items()
                 if ms is not None
             },
-            clock_loss_fraction=rates.clock_loss.mean(begin, end, ns),
-            sm_clock_mhz=rates.clock.mean(begin, end, ns),
+            clock_loss_fraction=span.mean(rates.clock_loss),
+            sm_clock_mhz=span.mean(rates.clock),
             energy_joules=joules,
             energy_source=None if joules is None else INTEGRATED_POWER if is_integrated else ENERGY_COUNTER,
             temperature_c=self._temperatures[low] if self.times[low] <= begin_ns else None,
         )
 
-    def _outages_within(
-        self, begin_ns: int, end_ns: int, *, only_whole: bool
-    ) -> list[tuple[int, float, dict[str, float]]]:
-        """Nanoseconds within the window, share of the outage, and counter growth of each outage in the window."""
+    def _outages_within(self, begin_ns: int, end_ns: int, *, only_whole: bool) -> list[_OutagePart]:
+        """Return the part of each outage that lies in the window."""
         found = []
         for outage in self._outages.ended:
             covered = min(end_ns, outage.end_ns) - max(begin_ns, outage.begin_ns)
             share = covered / (outage.end_ns - outage.begin_ns)
             if covered > 0 and (share == 1 or not only_whole):
-                found.append((covered, share, outage.grown))
+                found.append(_OutagePart(covered, share, outage.grown))
         return found
 
     def _within(self, t_ns: int) -> int:
