@@ -22,7 +22,7 @@ from typing import Any
 
 from ..invalid import InvalidInput, one_line
 
-FORMAT = 2
+FORMAT = 3
 """The version of an entry, a part of its key: entries of another version are made again."""
 TEXT_LIMIT_BYTES = 8_000_000
 """Chosen, not measured: the most bytes that are read of the standard library's sources."""

@@ -43,7 +43,8 @@ def build(request: CorpusRequest, folder: Path) -> None:
     else:
         encode, meta = _pretrained(request.tokenizer, request.vocab)
     dtype = "<u2" if meta["vocab_size"] <= 1 << 16 else "<u4"
-    end = [meta.pop("end_id")] if meta["end_id"] is not None else []
+    end_id = meta.pop("end_id")
+    end = [] if end_id is None else [end_id]
     sections: list[tuple[int, int]] = []
     lengths: list[int] = []
     tokens = 0
