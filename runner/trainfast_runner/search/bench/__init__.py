@@ -1,1 +1,1 @@
-"""All variants of a preset, run in turn and tabled against each other and the published figures."""
+"""The rows of a bench, their order and warm processes, and the table of their results."""
