@@ -15,7 +15,12 @@ from trainfast_runner.search.best.choose.cold_costs import ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.cold_runs import Difference
 from trainfast_runner.search.best.choose.prospects import LIKELY_CHANCE, Prospects, count_drifted_if_budget_spent
-from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
+from trainfast_runner.search.best.choose.state import (
+    WORTHWHILE_LOG_GAIN,
+    WORTHWHILE_PERCENT,
+    BestState,
+    state_of_best_journal,
+)
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
     BestAnswer,
@@ -28,7 +33,7 @@ from trainfast_runner.search.journal.best import (
     Verdict,
 )
 from trainfast_runner.search.journal.lines import worked_seconds
-from trainfast_runner.search.speed.trial_rates import log_rate
+from trainfast_runner.search.speed.trial_rates import VOID_LOG_DRIFT, log_rate
 from trainfast_runner.units import chance_text, counted
 
 NOTED_LOG_GAP = 0.03
@@ -116,7 +121,7 @@ def _verdict_unmeasured(state: BestState, prospects: Prospects, number: int) -> 
     if least_s and state.leader_number is not None and state.is_bound(number, state.leader_number):
         return "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
     chance = prospects.chances.get(number, 0.0)
-    words = f"{chance_text(chance, decimals=1)} chance of being 2 % better than the best"
+    words = f"{chance_text(chance, decimals=1)} chance of being {WORTHWHILE_PERCENT} % better than the best"
     return ("beaten", words) if chance <= LIKELY_CHANCE else ("not_tried", f"no time left: {words}")
 
 
@@ -197,7 +202,7 @@ def _run_ids(state: BestState, number: int) -> list[str]:
 def _within_percent(ranking: ColdRanking, gain: Difference | None) -> float | None:
     """Return the smallest gain, in percent, that A B B A runs can show here.
 
-    None if that gain is below 2 % or the winner is clear.
+    None if that gain is below WORTHWHILE_PERCENT or the winner is clear.
     """
     deviation, quantile = ranking.speed_runs.noise
     half = quantile * deviation
@@ -285,12 +290,13 @@ def _notes(ranking: ColdRanking) -> Iterator[str]:
                 gap = statistics.fmean(values) - state.log_objective(number).value
                 if abs(gap) > NOTED_LOG_GAP:
                     yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its trial"
+    void_percent = f"{100 * VOID_LOG_DRIFT:.0f} %"
     if state.measured.drift_variance_by_run:
         drifted = counted(len(state.measured.drift_variance_by_run), "process", "processes")
-        yield f"{drifted} drifted by more than 2 %: the intervals of their settings are as wide as the drift"
+        yield f"{drifted} drifted by more than {void_percent}: the intervals of their settings are as wide as the drift"
     if state.measured.void:
         drifted = counted(len(state.measured.void), "process", "processes")
-        yield f"{drifted} drifted by more than 2 %; their settings were measured again"
+        yield f"{drifted} drifted by more than {void_percent}; their settings were measured again"
     if state.question.earlier:
         yield "effects of earlier searches, with widened spread, chose the order of the trials"
 

@@ -18,9 +18,9 @@ from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR, TRIALS_SHARE, ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.next_cold_run import next_cold_run
-from trainfast_runner.search.best.choose.prospects import Prospects, count_drifted_if_budget_spent
+from trainfast_runner.search.best.choose.prospects import LIKELY_CHANCE, Prospects, count_drifted_if_budget_spent
 from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS, UNUSABLE
-from trainfast_runner.search.best.choose.state import BestState
+from trainfast_runner.search.best.choose.state import WORTHWHILE_PERCENT, BestState
 from trainfast_runner.search.best.objective import seq_len_of
 from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, ORDINARY, StepRule
 from trainfast_runner.search.best.too_large import TOO_LARGE
@@ -126,7 +126,8 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
         number = max(filter(state.is_warm, unseen), key=prospects.improvement_per_s, default=number)
     if number in likely:
         gain = prospects.gains[number].mean
-        why = f"{chance_text(prospects.chances[number])} chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
+        chance = chance_text(prospects.chances[number])
+        why = f"{chance} chance of {WORTHWHILE_PERCENT} % more, expected {100 * math.expm1(gain):+.1f} %"
         return _trial_of(state, number, why)
     unseen_values = ", ".join(_unseen_values(state, number))
     return _trial_of(state, number, f"{unseen_values} was never run")
@@ -135,7 +136,10 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
 def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
     """Return the reason that the trials end; None if they do not."""
     if not prospects.likely and not prospects.with_unseen_values:
-        return "no setting left has a chance above 5 % of being 2 % better, and every value was run"
+        return (
+            f"no setting left has a chance above {100 * LIKELY_CHANCE:.0f} % of being {WORTHWHILE_PERCENT} % better,"
+            " and every value was run"
+        )
     if prospects.is_budget_spent:
         return f"the budget of {state.question.budget_s:g} s: {_price_words(state, prospects)}"
     return None
@@ -145,7 +149,8 @@ def _price_words(state: BestState, prospects: Prospects) -> str:
     """Return, in words, the chance of a gain beyond the budget and its seconds, or the values never tried."""
     outlook = prospects.outlook
     if round(100 * outlook.chance) > 0:
-        return f"going on for {outlook.price_s:.0f} s finds 2 % more with a chance of {chance_text(outlook.chance)}"
+        chance = chance_text(outlook.chance)
+        return f"going on for {outlook.price_s:.0f} s finds {WORTHWHILE_PERCENT} % more with a chance of {chance}"
     values = (value for number in prospects.with_unseen_values for value in _unseen_values(state, number))
     return f"never run: {', '.join(dict.fromkeys(values))}"
 

@@ -6,7 +6,7 @@ Runs follow each other as A B B A, so that a machine that warms up or slows down
 from __future__ import annotations
 
 from trainfast_runner.search.best.choose.cold_costs import ColdCosts
-from trainfast_runner.search.best.choose.cold_ranking import SPEED_ROLES, ColdRanking
+from trainfast_runner.search.best.choose.cold_ranking import NEAR_LOG_GAIN, SPEED_ROLES, ColdRanking
 from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS
 from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestStep, ColdRole
 
@@ -40,7 +40,7 @@ def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
         if len(missing) == len(contenders) and not costs.are_affordable(missing):
             return None
         if missing:
-            why = f"one of {len(ranking.finalists)} settings within 3 % of the leader"
+            why = f"one of {len(ranking.finalists)} settings within {100 * NEAR_LOG_GAIN:.0f} % of the leader"
             return BestStep(action=RACE, candidate_number=missing[0], why=why)
     return None
 

@@ -37,8 +37,10 @@ from trainfast_runner.search.speed.trial_rates import (
     reference_of,
 )
 
-WORTHWHILE_LOG_GAIN = math.log(1.02)
-"""The least gain that is worth further trials, in ln rate."""
+WORTHWHILE_PERCENT = 2
+"""The least gain that is worth further trials."""
+WORTHWHILE_LOG_GAIN = math.log1p(WORTHWHILE_PERCENT / 100)
+"""The same gain, in ln rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
