@@ -236,7 +236,10 @@ def test_instructions_that_leave_no_setting_end_the_search_and_nothing_is_called
     sizes = {one.knobs["batch_size"] for one in space.space.candidates}
     instructions = [Instruction(do="skip", knob="batch_size", value=size) for size in sizes]
     decision = decide(state_of(space, *process_ready(space, base), trial(base, warm=False), *instructions))
-    assert (decision.end_state, decision.step.why) == ("failed", "your orders leave no setting that can be measured")
+    assert (decision.end_state, decision.step.why) == (
+        "failed",
+        "your instructions leave no setting that can be measured",
+    )
 
 
 def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -> None:

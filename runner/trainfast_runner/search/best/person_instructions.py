@@ -24,18 +24,18 @@ ValueInstruction = Literal["pin", "skip"]
 
 
 def give_instruction(directory: Path, do: str, name: str, value: object = None) -> None:
-    """Order a live search to skip a value, or to pin or unpin a knob; the search obeys before its next step.
+    """Instruct a live search to skip a value, or to pin or unpin a knob; the search obeys before its next step.
 
     Raises UserError for an unknown instruction, knob or value, and when the instruction cannot be written.
     """
     if do not in INSTRUCTION_WORDS:
-        raise UserError(f"{do}: no such order", key=do, allowed=INSTRUCTION_WORDS)
+        raise UserError(f"{do}: no such instruction", key=do, allowed=INSTRUCTION_WORDS)
     typed_value = knob(name).read(value) if do != UNPIN else None
     _append(directory, Instruction(do=do, knob=name, value=typed_value))
 
 
 def skip_candidate(directory: Path, number: int) -> None:
-    """Order a live search never to try this candidate; the search obeys before its next step."""
+    """Instruct a live search never to try this candidate; the search obeys before its next step."""
     _append(directory, Instruction(do=SKIP, candidate_number=number))
 
 

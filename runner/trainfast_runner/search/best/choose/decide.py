@@ -162,7 +162,7 @@ def _without_leader(state: BestState) -> BestDecision | None:
     untried = [number for number in state.remaining if number not in state.counted_trials]
     if not untried:
         if state.excluded_by_instructions.keys() - state.ruled_out.keys():
-            return _end("failed", "your orders leave no setting that can be measured")
+            return _end("failed", "your instructions leave no setting that can be measured")
         verdicts = {verdict.verdict for verdict in state.ruled_out.values()}
         if verdicts <= {TOO_LARGE, "incompatible"}:
             return _end("nothing_fits", "no setting fits")
