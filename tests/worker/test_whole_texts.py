@@ -60,7 +60,7 @@ def test_a_masked_sample_is_the_same_beside_any_other() -> None:
 def test_the_first_step_takes_the_longest_and_every_micro_batch_one_of_the_very_longest() -> None:
     lengths = np.random.default_rng(0).permutation(np.arange(2, 102))
     micro_batches = [
-        [lengths[draw] for draw in batch]
+        [lengths[number] for number in batch]
         for rank in (0, 1)
         for batch in list(GlobalOrder(100, 4, 2, rank, 2, steps=3, seed=0, lengths=lengths))[:2]
     ]
@@ -81,7 +81,7 @@ def test_too_few_samples_for_a_first_step_are_taken_again() -> None:
 
 def test_tokens_are_counted_without_padding_from_step_to_step() -> None:
     samples = texts([3, 5, 2], seq_len=8)
-    counted = CountedBatches(samples.__getitems__(draws) for draws in ([0, 1], [2], [1]))
+    counted = CountedBatches(samples.__getitems__(numbers) for numbers in ([0, 1], [2], [1]))
     next(counted), next(counted)
     assert counted.take_tokens() == 10
     next(counted)

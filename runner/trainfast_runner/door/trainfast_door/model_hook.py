@@ -62,9 +62,9 @@ def find_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor
     remove_hooks()
     wanted = {id(parameter) for parameter in parameters}
     outermost = [module for module in _modules if module not in _inner]
-    shares = [(sum(id(parameter) in wanted for parameter in module.parameters()), module) for module in outermost]
-    share, model = max(shares, key=lambda pair: pair[0], default=(0, None))
-    if model is None or not share:
+    counts = [(sum(id(parameter) in wanted for parameter in module.parameters()), module) for module in outermost]
+    count, model = max(counts, key=lambda pair: pair[0], default=(0, None))
+    if model is None or not count:
         return
     kind = type(model).__name__
     compiled = kind == "OptimizedModule"

@@ -16,8 +16,8 @@ class GlobalOrder(Sampler[list[int]]):
 
     Step t takes samples t*G ... (t+1)*G of a stream of seeded permutations, one an epoch, where G = batch_size *
     grad_accum * dp_degree. Micro-batch m of data-parallel rank r is the slice at (m * dp_degree + r) * batch_size of
-    it. A draw is a sample's index plus `samples` for each epoch before, so that augmentation can differ from epoch to
-    epoch.
+    it. A sample's number is its index plus `samples` for each epoch before, so that augmentation can differ from epoch
+    to epoch.
 
     With `lengths` the first step takes the G longest samples instead, with one of the very longest in every
     micro-batch, so that the run's peak memory comes in its first step.

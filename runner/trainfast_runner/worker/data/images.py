@@ -42,13 +42,13 @@ class ImageSamples(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.images.paths)
 
-    def __getitems__(self, draws: list[int]) -> Batch:
+    def __getitems__(self, numbers: list[int]) -> Batch:
         """A whole batch: `pixel_values` of (batch, channels, size, size) in -1 to 1, `labels` of (batch,).
 
-        `draws` are as in `GlobalOrder`.
+        `numbers` are as in `GlobalOrder`.
         """
-        pixels = np.stack([self._pixels(draw % len(self), draw // len(self)) for draw in draws])
-        labels = self.images.classes[np.asarray(draws) % len(self)]
+        pixels = np.stack([self._pixels(number % len(self), number // len(self)) for number in numbers])
+        labels = self.images.classes[np.asarray(numbers) % len(self)]
         return {"pixel_values": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
 
     def _pixels(self, index: int, epoch: int) -> NDArray[np.float32]:

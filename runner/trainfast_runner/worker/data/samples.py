@@ -82,12 +82,12 @@ class TokenSamples(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.ids) // self.seq_len
 
-    def __getitems__(self, draws: list[int]) -> Batch:
+    def __getitems__(self, numbers: list[int]) -> Batch:
         """A whole batch: `input_ids` of (batch, seq_len), `labels` of the same shape or of (batch,).
 
-        `draws` are as in `GlobalOrder`; a sample is the same in every epoch.
+        `numbers` are as in `GlobalOrder`; a sample is the same in every epoch.
         """
-        indices = [draw % len(self) for draw in draws]
+        indices = [number % len(self) for number in numbers]
         rows = np.stack([self.ids[i * self.seq_len : (i + 1) * self.seq_len] for i in indices]).astype(np.int64)
         if self.classes is not None:
             return {"input_ids": torch.from_numpy(rows), "labels": torch.from_numpy(self.classes[indices])}

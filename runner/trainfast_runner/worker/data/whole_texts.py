@@ -53,12 +53,12 @@ class WholeTexts(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.pieces.lengths)
 
-    def __getitems__(self, draws: list[int]) -> Batch:
+    def __getitems__(self, numbers: list[int]) -> Batch:
         """A whole batch: `input_ids`, `attention_mask` and `labels` of (batch, longest); `classes` are of (batch,).
 
-        Padding has a mask of 0 and labels that do not count. `draws` are as in `GlobalOrder`.
+        Padding has a mask of 0 and labels that do not count. `numbers` are as in `GlobalOrder`.
         """
-        indices = np.asarray(draws) % len(self)
+        indices = np.asarray(numbers) % len(self)
         lengths = self.pieces.lengths[indices]
         shape = len(indices), self.width or int(lengths.max())
         inputs = np.full(shape, self.pad_id, dtype=np.int64)

@@ -54,7 +54,7 @@ def trace_peaks(model: nn.Module, optimizer: Any, step: ScriptStep) -> list[tupl
     Raises any error for a step that cannot be traced.
     """
     latest = time.monotonic() + MAX_TRACE_S
-    small, large = (_trace(model, optimizer, step, share, latest) for share in BATCHES)
+    small, large = (_trace(model, optimizer, step, factor, latest) for factor in BATCHES)
     return peak_lines(small, large, (BATCHES[0] * step.rows, BATCHES[1] * step.rows))
 
 
@@ -76,8 +76,8 @@ class _LiveBytesInTime(LiveBytes):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def _trace(model: nn.Module, optimizer: Any, step: ScriptStep, share: int, latest: float) -> list[TracedSegment]:
-    """The timeline of a step with `share` times the rows."""
+def _trace(model: nn.Module, optimizer: Any, step: ScriptStep, factor: int, latest: float) -> list[TracedSegment]:
+    """The timeline of a step with `factor` times the rows."""
     device = next(model.parameters()).device
     with torch.enable_grad(), _restored(model, device), FakeTensorMode(allow_non_fake_inputs=True):
         stand_in = _optimizer_of(optimizer, replace_with_empty(model))
@@ -91,13 +91,13 @@ def _trace(model: nn.Module, optimizer: Any, step: ScriptStep, share: int, lates
                 if step.holds_gradients and parameter.requires_grad:
                     parameter.grad = torch.empty_like(parameter)
             inputs = [step.arguments, step.keywords]
-            arguments, keywords = tree_map(lambda value: _grown(value, step.rows, share, device), inputs)
+            arguments, keywords = tree_map(lambda value: _grown(value, step.rows, factor, device), inputs)
             watch.enter("forward")
             outputs = _forward(model, arguments, keywords, step.autocast, device.type)
             loss = torch.stack([outputs[index].sum().float() for index in step.used]).sum()
             outputs = [outputs[index] for index in step.kept]
             watch.enter("loss")
-            live.segments[-1].points.append((*live.live[:TEMPORARY], live.live[TEMPORARY] + share * step.loss_bytes))
+            live.segments[-1].points.append((*live.live[:TEMPORARY], live.live[TEMPORARY] + factor * step.loss_bytes))
             watch.enter("backward")
             loss.backward()  # type: ignore[no-untyped-call]
             del outputs
@@ -115,13 +115,13 @@ def _forward(
         return tensors_of(model(*arguments, **keywords))
 
 
-def _grown(value: Any, rows: int, share: int, device: torch.device) -> Any:
-    """Return an input with `share` times the rows; a value without that dimension keeps its shape."""
+def _grown(value: Any, rows: int, factor: int, device: torch.device) -> Any:
+    """Return an input with `factor` times the rows; a value without that dimension keeps its shape."""
     if not isinstance(value, Tensor):
         return value
     shape = list(value.shape)
     if shape and shape[0] == rows:
-        shape[0] *= share
+        shape[0] *= factor
     return torch.empty(shape, dtype=value.dtype, device=device, requires_grad=value.requires_grad)
 
 
@@ -158,8 +158,8 @@ def _restored(model: nn.Module, device: torch.device) -> Iterator[None]:
         (module, dict(vars(module)), dict(module._parameters), dict(module._buffers)) for module in model.modules()
     ]
     numpy = getattr(sys.modules.get("numpy"), "random", None)
-    drawn = random.getstate()
-    drawn_by_numpy = numpy.get_state() if numpy is not None else None
+    python_state = random.getstate()
+    numpy_state = numpy.get_state() if numpy is not None else None
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             # An operation that meets a parameter of the script's own must not add to its gradient.
@@ -177,6 +177,6 @@ def _restored(model: nn.Module, device: torch.device) -> Iterator[None]:
                     tensors.update(saved)  # type: ignore[arg-type]
             for parameter, gradient in gradients:
                 parameter.grad = gradient
-            random.setstate(drawn)
+            random.setstate(python_state)
             if numpy is not None:
-                numpy.set_state(drawn_by_numpy)
+                numpy.set_state(numpy_state)
