@@ -33,7 +33,7 @@ class Levels:
         weight = (weights or {}).get
         self.correlations = [_correlations(name, self.values[name], weight(name, 1.0)) for name in self.names]
         """By knob, level and other level."""
-        self.columns = [[point[knob] for point in self.points] for knob in range(len(self.names))]
+        self.columns = [[point[place] for point in self.points] for place in range(len(self.names))]
         """The levels of all candidates, by knob."""
         self.numbers = {point: number for number, point in enumerate(self.points)}
         """The number of the candidate at a point."""
@@ -77,16 +77,16 @@ class _Half:
     Thousands of candidates have few distinct points of half the knobs, so the correlations of a point are summed once.
     """
 
-    def __init__(self, levels: Levels, knobs: range) -> None:
-        self._knobs, self._correlations = knobs, levels.correlations
-        points = [point[knobs.start : knobs.stop] for point in levels.points]
+    def __init__(self, levels: Levels, places: range) -> None:
+        self._places, self._correlations = places, levels.correlations
+        points = [point[places.start : places.stop] for point in levels.points]
         self._points = list(dict.fromkeys(points))
         index_of = {point: index for index, point in enumerate(self._points)}
         self.indices = [index_of[point] for point in points]
 
     def correlation_sums(self, point: Point) -> tuple[list[float], list[float]]:
         """Return, by distinct point, the sum over these knobs of correlations with `point`, and of their squares."""
-        tables = [self._correlations[knob][point[knob]] for knob in self._knobs]
+        tables = [self._correlations[place][point[place]] for place in self._places]
         rows = [[table[level] for table, level in zip(tables, distinct, strict=True)] for distinct in self._points]
         return [sum(row) for row in rows], [sum(map(mul, row, row)) for row in rows]
 

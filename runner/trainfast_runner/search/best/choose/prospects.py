@@ -157,11 +157,11 @@ class Prospects:
         }
         seen_levels = [set(levels) for levels in zip(*(points[number] for number in tried), strict=True)]
         columns = state.posterior.levels.columns
-        unfinished = [knob for knob, levels in enumerate(seen_levels) if not levels.issuperset(columns[knob])]
+        unfinished = [place for place, levels in enumerate(seen_levels) if not levels.issuperset(columns[place])]
         return [
             number
             for number in self.open_candidates
-            if any(points[number][knob] not in seen_levels[knob] for knob in unfinished)
+            if any(points[number][place] not in seen_levels[place] for place in unfinished)
         ]
 
     @cached_property
