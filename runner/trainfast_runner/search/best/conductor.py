@@ -22,6 +22,7 @@ from trainfast_runner.search.best.disturbances import is_usually_disturbed
 from trainfast_runner.search.best.measure.cold_run_record import UNTIMED_COLD_STEPS, cold_run_of
 from trainfast_runner.search.best.orphaned_best_runs import OrphanedBestRuns
 from trainfast_runner.search.best.person_instructions import read_instructions
+from trainfast_runner.search.best.planning.baseline_cost import budget_error
 from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit
 from trainfast_runner.search.conductor import Conductor, SearchCaller
@@ -121,12 +122,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             return
         cost_s = worked_seconds(self._lines[: index + 1])
         if cost_s > self._question.budget_s:
-            raise UserError(
-                f"--budget {self._question.budget_s:g}s is below the cost of the baseline, which took {cost_s:.1f} s",
-                key="--budget",
-                advice=f"a budget of {5 * cost_s:.0f} s or more",
-                option=f"--budget {5 * cost_s:.0f}s or more",
-            )
+            raise budget_error(self._question.budget_s, cost_s, f", which took {cost_s:.1f} s")
 
     def _decided_end(self, decision: BestDecision) -> BestEnded:
         """Return the end: the answer, or the smallest excess if nothing fits."""

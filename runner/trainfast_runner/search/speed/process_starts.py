@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from trainfast_runner.search.journal.best import BestLine, ProcessReady, Trial
 
-ProcessKey = tuple[tuple[str, object], ...]
-"""The knobs that need a process of their own, as a key."""
+KnobsKey = tuple[tuple[str, object], ...]
+"""Some knobs of a candidate with their values, as a key; of a process those that need one of their own."""
 GUESSED_START_S, GUESSED_COMPILATION_S, GUESSED_SWITCH_S = 10.0, 40.0, 0.3
 """Assumed before the first process start, the first compilation and the first warm trial."""
 
 
-def process_key(process_knobs: Mapping[str, object]) -> ProcessKey:
+def process_key(process_knobs: Mapping[str, object]) -> KnobsKey:
     """Return the knobs of a process as a key."""
     return tuple(sorted(process_knobs.items(), key=lambda item: item[0]))
 
@@ -27,14 +27,14 @@ class ProcessStarts:
         for line in lines:
             if isinstance(line, Trial) and not line.warm and line.run_id not in untimed_s:
                 untimed_s[line.run_id] = _untimed_s(line)
-        starts_s: dict[ProcessKey, list[float]] = defaultdict(list)
+        starts_s: dict[KnobsKey, list[float]] = defaultdict(list)
         for line in lines:
             if isinstance(line, ProcessReady):
                 starts_s[process_key(line.process_knobs)].append(line.start_s + untimed_s.get(line.run_id, 0.0))
         self._measured_s = {key: statistics.median(seconds) for key, seconds in starts_s.items()}
-        self._guessed_s: dict[ProcessKey, float] = {}
+        self._guessed_s: dict[KnobsKey, float] = {}
 
-    def seconds(self, key: ProcessKey) -> float:
+    def seconds(self, key: KnobsKey) -> float:
         """Return the measured start of this process, else that of the most similar one."""
         if key in self._measured_s:
             return self._measured_s[key]
@@ -42,7 +42,7 @@ class ProcessStarts:
             self._guessed_s[key] = self._guess_s(key)
         return self._guessed_s[key]
 
-    def _guess_s(self, key: ProcessKey) -> float:
+    def _guess_s(self, key: KnobsKey) -> float:
         compilation_s = GUESSED_COMPILATION_S if _compiles(key) else 0.0
         if not self._measured_s:
             return GUESSED_START_S + compilation_s
@@ -55,7 +55,7 @@ class ProcessStarts:
         return start_s if similar else start_s + compilation_s
 
 
-def _compiles(key: ProcessKey) -> bool:
+def _compiles(key: KnobsKey) -> bool:
     return dict(key).get("compile", "off") != "off"
 
 

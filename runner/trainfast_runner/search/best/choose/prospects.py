@@ -12,7 +12,7 @@ from typing import NamedTuple
 from trainfast_runner.search.best.choose.cold_costs import TRIALS_SHARE, ColdCosts
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
 from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, MAX_TIMED_STEPS, MIN_TIMED_STEPS, UNTIMED_TRIAL_STEPS
-from trainfast_runner.search.speed.process_starts import ProcessKey
+from trainfast_runner.search.speed.process_starts import KnobsKey
 from trainfast_runner.search.speed.trial_rates import steps_for
 
 LIKELY_CHANCE = 0.05
@@ -170,7 +170,7 @@ class Prospects:
 
         Candidates that share a process have much in common: the best candidate of each process counts, independently.
         """
-        best_of_process: dict[ProcessKey, int] = {}
+        best_of_process: dict[KnobsKey, int] = {}
         for number, chance in self.chances.items():
             process = self._state.process_keys[number]
             if chance > 0.01 and chance > self.chances.get(best_of_process.get(process, -1), 0.0):

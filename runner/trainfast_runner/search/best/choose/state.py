@@ -28,7 +28,7 @@ from trainfast_runner.search.journal.best import (
 from trainfast_runner.search.speed.effects import Posterior
 from trainfast_runner.search.speed.fit_effects import fit_effects
 from trainfast_runner.search.speed.levels import Levels
-from trainfast_runner.search.speed.process_starts import ProcessKey, ProcessStarts, process_key, switch_seconds
+from trainfast_runner.search.speed.process_starts import KnobsKey, ProcessStarts, process_key, switch_seconds
 from trainfast_runner.search.speed.trial_rates import (
     Measurements,
     earlier_observations,
@@ -55,7 +55,7 @@ class BestState(BestJournal):
     spent_s: float
     warm_run_id: str | None
     starts: ProcessStarts = field(repr=False)
-    process_keys: Sequence[ProcessKey] = field(repr=False)
+    process_keys: Sequence[KnobsKey] = field(repr=False)
     """The process of each candidate."""
 
     @property
@@ -136,7 +136,7 @@ class BestState(BestJournal):
         return switch_seconds(self.trials)
 
     @cached_property
-    def warm_process_key(self) -> ProcessKey | None:
+    def warm_process_key(self) -> KnobsKey | None:
         """The knobs of the warm process; None without one, or if its drift voids its trials."""
         if self.warm_run_id in self.measured.void:
             return None
@@ -198,7 +198,7 @@ def state_of_best_journal(
     measured = measurements(lines, voids_drifted=voids_drifted)
     if before is None:
         levels = Levels([candidate.knobs for candidate in space.candidates])
-        keys: Sequence[ProcessKey] = [process_key(candidate.process_knobs) for candidate in space.candidates]
+        keys: Sequence[KnobsKey] = [process_key(candidate.process_knobs) for candidate in space.candidates]
     else:
         levels, keys = before.posterior.levels, before.process_keys
     baseline_knobs = space.candidates[space.baseline_number].knobs

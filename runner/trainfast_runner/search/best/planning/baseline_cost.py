@@ -15,6 +15,8 @@ from trainfast_runner.search.speed.speeds import with_predicted_speed
 
 NEWEST_RUNS_READ, ENOUGH_STARTS = 50, 3
 """Number of newest runs searched for starts of the same model, and number of starts that is enough."""
+BUDGET_PER_COST = 5
+"""A suggested budget is this many times the cost of the baseline. Chosen, not measured."""
 START_KNOBS = ("strategy", "engine", "compile")
 """The knobs that change the start of a process by many seconds."""
 
@@ -48,12 +50,18 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
     cost_s = shortest_s + steps_s
     if cost_s > budget_s:
         more = f", {LEAST_TRIAL_STEPS} steps take {steps_s:.1f} s" if steps_s else ""
-        raise UserError(
-            f"--budget {budget_s:g}s is below the cost of the baseline: its process starts in {shortest_s:.1f} s{more}",
-            key="--budget",
-            advice=f"a budget of {5 * cost_s:.0f} s or more",
-            option=f"--budget {5 * cost_s:.0f}s or more",
-        )
+        raise budget_error(budget_s, cost_s, f": its process starts in {shortest_s:.1f} s{more}")
+
+
+def budget_error(budget_s: float, cost_s: float, detail: str) -> UserError:
+    """Return the refusal of a budget below the cost of the baseline; `detail` ends its first sentence."""
+    suggested_s = BUDGET_PER_COST * cost_s
+    return UserError(
+        f"--budget {budget_s:g}s is below the cost of the baseline{detail}",
+        key="--budget",
+        advice=f"a budget of {suggested_s:.0f} s or more",
+        option=f"--budget {suggested_s:.0f}s or more",
+    )
 
 
 def _starts_alike(run: RunFile, plan: RunPlan) -> bool:

@@ -12,13 +12,11 @@ from trainfast_runner.search.batch_memory import NOISE_BYTES, fit_memory
 from trainfast_runner.search.best.candidates import with_predictions
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.journal.best import Candidate, Space, Trial
+from trainfast_runner.search.speed.process_starts import KnobsKey
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TRACED_SHARE, TracedPeak
 
 MIN_SIZES = 2
 """Batch sizes that a line needs."""
-
-KnobsKey = tuple[tuple[str, object], ...]
-"""The knobs of a candidate, as a key."""
 
 
 def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int | None, device: str) -> Space:
