@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
+from worker_knobs import worker_knobs
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
@@ -285,3 +286,10 @@ def test_loader_processes_load_nothing_before_the_steps_begin(tmp_path: Path) ->
     held.release()
     next(batches)
     assert mark.exists()
+
+
+def test_an_order_may_set_a_knob_that_has_no_field() -> None:
+    before = worker_knobs(batch_size=2, a_knob_of_tomorrow=1, another=3)
+    knobs = before.with_values({"batch_size": 8, "a_knob_of_tomorrow": 2})
+    assert knobs == worker_knobs(batch_size=8, a_knob_of_tomorrow=2, another=3)
+    assert (before.batch_size, before.others["a_knob_of_tomorrow"]) == (2, 1)

@@ -45,6 +45,10 @@ class Knobs:
     others: dict[str, Any]
     """Knobs without a field here, by name: the file that handles one reads it from here."""
 
+    def with_values(self, values: dict[str, Any]) -> Knobs:
+        """Return these knobs with other values, by name."""
+        return knobs_of({**vars(self), **self.others, **values})
+
 
 @dataclass(frozen=True)
 class Data:
@@ -107,6 +111,6 @@ def read_spec(run_dir: Path, rank: int) -> RankSpec:
 
 def knobs_of(values: dict[str, Any]) -> Knobs:
     """Return the knobs with these values; there is one for each knob of the knob table."""
-    names = {knob.name for knob in dataclasses.fields(Knobs)} - {"others"}
+    names = {knob.name for knob in dataclasses.fields(Knobs)}
     others = {name: value for name, value in values.items() if name not in names}
-    return Knobs(**{name: values[name] for name in names}, others=others)
+    return Knobs(**{name: values[name] for name in names - {"others"}}, others=others)

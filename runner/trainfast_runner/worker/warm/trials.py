@@ -109,7 +109,7 @@ class TrialRunner:
 
     def _next_setting(self, overrides: dict[str, Any], untimed: int) -> TrainState:
         """Drop the last setting and build the next one. Raises InvalidInput for one that needs a new process."""
-        knobs = replace(self.spec.knobs, **overrides)
+        knobs = self.spec.knobs.with_values(overrides)
         if self._state is not None and not allows_warm_trials(knobs.strategy, knobs.engine, knobs.compile):
             raise InvalidInput(
                 f"strategy={knobs.strategy}, engine={knobs.engine}, compile={knobs.compile}: a process tries one"
