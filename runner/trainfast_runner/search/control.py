@@ -23,6 +23,8 @@ from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
 
 MODULE = "trainfast_runner.search"
+POLL_S = 0.02
+"""Seconds between looks for the end of a conductor."""
 
 
 class SearchRequest(RecordedSpec, frozen=True, kw_only=True):
@@ -113,7 +115,7 @@ def cancel(directory: Path, timeout_s: float = 0.0) -> bool:
     was_asked = conductor is not None and send(conductor, signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
     while is_conducted(directory) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        time.sleep(POLL_S)
     return was_asked
 
 

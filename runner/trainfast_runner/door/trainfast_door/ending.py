@@ -13,8 +13,7 @@ from .notes import never_raises
 if TYPE_CHECKING:
     from .script_run import ScriptRun
 
-TRACEBACK_CHARACTERS = 4000
-MESSAGE_CHARACTERS = 2000
+TRACEBACK_CHARACTERS, MESSAGE_CHARACTERS = 4000, 2000
 """Kept equal to the worker's (`records/worker_log.py`): the door imports nothing of the worker while a script runs."""
 BACKWARD = ("torch/_tensor.py", "torch/autograd/")
 PHASE_OF_FRAME = (

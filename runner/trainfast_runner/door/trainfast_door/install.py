@@ -11,7 +11,7 @@ OWN_CALL = "trainfast_door.step()"
 
 @never_raises
 def install_hooks() -> None:
-    """Install the hooks, unless this process belongs to no run or has them. torch must have been imported."""
+    """Install the hooks once in a process of a run, after its import of torch; do nothing in any other process."""
     run = current_run()
     if run is None or run.opened:
         return

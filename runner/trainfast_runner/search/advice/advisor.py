@@ -16,6 +16,8 @@ from trainfast_runner.settings.spec import RunSpec
 
 USEFUL_BATCH = 1024
 """Chosen, not measured: a larger global batch seldom trains better."""
+LONG_SEQUENCE = 1024
+"""Chosen, not measured: from this length on the scores of eager attention take much memory."""
 
 
 def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation: Situation) -> tuple[Advice, ...]:
@@ -126,7 +128,7 @@ def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:
     if length % 8 and _tensor_cores(spec, machine):
         value = str(_aligned(length, 8))
         texts.append(f"{value} instead of {length}: tensor cores work on multiples of 8, better 64.")
-    if length >= 1024 and spec.knobs["attention"] == "eager":
+    if length >= LONG_SEQUENCE and spec.knobs["attention"] == "eager":
         texts.append(f"attention=auto: eager keeps scores of {length} x {length} for every head, layer and sample.")
     return Advice("seq_len", " ".join(texts), value) if texts else None
 

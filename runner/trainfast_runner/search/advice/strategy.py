@@ -25,7 +25,7 @@ SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
 
 def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Advice:
     """Return the fastest strategy measured here, else the choice of the decision tree on estimated memory."""
-    value, why = _from_the_tree(spec, machine, situation)
+    value, why = _by_decision_tree(spec, machine, situation)
     measured = [run for run in situation.measured if _same_work(run, spec, machine)]
     best = _fastest(measured)
     if best is not None:
@@ -44,7 +44,8 @@ def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Ad
     return Advice("strategy", f"{value}: {why}", value)
 
 
-def _from_the_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tuple[str, str]:
+def _by_decision_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tuple[str, str]:
+    """Return the strategy that Hugging Face's decision tree chooses on estimated memory, and the reason."""
     if machine.device == "cpu":
         unused = "without a GPU"
         if asks_for_cpu(spec.knobs["devices"]):

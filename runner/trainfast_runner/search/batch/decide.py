@@ -28,6 +28,8 @@ ALIGNED = 8
 """Tensor cores work on multiples of 8 (NVIDIA's matrix multiplication guide)."""
 FIRST_SIZE_DIVISOR = 8
 """The first size is this part of the predicted maximum: quick, and large enough for a slope."""
+SMALLER_SIZE_DIVISOR = 4
+"""Chosen, not measured: a first size that does not fit is divided by this until one fits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +89,7 @@ def _first_probe(state: BatchState) -> BatchDecision:
     if too_large == 1:
         return _end("nothing_fits", "a batch of 1 does not fit")
     if too_large is not None:
-        smaller = max(1, too_large // 4)
+        smaller = max(1, too_large // SMALLER_SIZE_DIVISOR)
         is_predicted = state.prediction is not None and state.prediction.max_batch
         contrary = ", contrary to the prediction" if is_predicted else ""
         return _probe(smaller, f"{too_large} does not fit{contrary}: trying a much smaller size")

@@ -11,10 +11,11 @@ from ..strategies.spread_layers import divide
 
 
 def stages_of(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
-    """`stages` in their order, and `hidden` and `output`: elements that a sample passes between stages and at the end.
+    """Return the stages of a pipeline, and the elements that a sample passes between and after them.
 
-    `begin` and `end` are a stage's blocks, `elements` its parameters and `largest` its largest one; `tied` are those
-    that both the first and the last stage have. Raises InvalidInput for a model that cannot be cut into `count` stages.
+    `hidden` are the elements between stages, `output` those at the end. `begin` and `end` are a stage's blocks,
+    `elements` its parameters and `largest` its largest one; `tied` are those that both the first and the last stage
+    have. Raises InvalidInput for a model that cannot be cut into `count` stages.
     """
     division = cut(model, count, seq_len)
     tied = sum(parameter.numel() for parameter in division.tied())
@@ -27,9 +28,9 @@ def stages_of(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
 
 
 def spread_over(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
-    """Return the same for layers spread over `count` GPUs of one process; `head` is the stage that computes the logits.
+    """Return the fields of `stages_of` for layers spread over `count` GPUs of one process, and `head`.
 
-    A tied head is computed where the embedding is (`_move_own`).
+    `head` is the stage that computes the logits. A tied head is computed where the embedding is (`_move_own`).
     """
     layers = divide(model, count)
     first = {id(parameter) for module in layers.before for parameter in module.parameters(recurse=False)}

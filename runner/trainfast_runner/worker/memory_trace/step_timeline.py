@@ -124,7 +124,8 @@ def trace_optimizer(request: TraceRequest, size_index: int) -> dict[str, Any]:
     """Trace the optimizer's step with KEPT_BLOCKS + `size_index` blocks of each stack.
 
     `unused` parameters have no gradient. `segment` is the step, `left_out` the number of blocks of the model beyond
-    KEPT_BLOCKS: 0 if the whole model is traced, and then `size_index` 1 has no `segment`. Raises the same errors.
+    KEPT_BLOCKS: 0 if the whole model is traced, and then `size_index` 1 has no `segment`. Raises InvalidInput for a
+    model that cannot be built, any error for one that cannot be traced.
     """
     knobs = request.knobs
     config = resolve_config(request.model)

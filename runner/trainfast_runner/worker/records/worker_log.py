@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     # It imports torch, and this file is imported before.
     from ..memory.available_memory import DeviceMemory
 
-TRACEBACK_CHARACTERS = 4000
-MESSAGE_CHARACTERS = 2000
+TRACEBACK_CHARACTERS, MESSAGE_CHARACTERS = 4000, 2000
 """Kept equal to the door's (`ending.py`): the door imports nothing of the worker while a script runs."""
 SETTLE_S = 10.0
 """Seconds for retries, as long as the supervisor tries to write the result."""

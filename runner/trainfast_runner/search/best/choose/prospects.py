@@ -17,6 +17,8 @@ from trainfast_runner.search.speed.trial_rates import steps_for
 
 LIKELY_CHANCE = 0.05
 """Trials continue while some candidate has this chance of being 2 % better than the leader."""
+COUNTED_CHANCE = 0.01
+"""Chosen, not measured: the outlook leaves out candidates with a smaller chance."""
 
 
 class Gain(NamedTuple):
@@ -173,7 +175,7 @@ class Prospects:
         best_of_process: dict[KnobsKey, int] = {}
         for number, chance in self.chances.items():
             process = self._state.process_keys[number]
-            if chance > 0.01 and chance > self.chances.get(best_of_process.get(process, -1), 0.0):
+            if chance > COUNTED_CHANCE and chance > self.chances.get(best_of_process.get(process, -1), 0.0):
                 best_of_process[process] = number
         none = math.prod(1 - self.chances[number] for number in best_of_process.values())
         return Outlook(1 - none, sum(self.cost_s(number) for number in best_of_process.values()))
