@@ -123,7 +123,10 @@ def _finished(facts: EndFacts) -> Verdict | None:
     if difference := first_difference(facts.run, facts.worker_lines):
         return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
     steps = max(facts.last_step.values(), default=0)
-    return Verdict("finished", f"took all {counted(steps, 'step')}" if steps else "finished without a recorded step")
+    return Verdict(
+        "finished",
+        f"took {'all ' if steps > 1 else ''}{counted(steps, 'step')}" if steps else "finished without a recorded step",
+    )
 
 
 def _script_finished(facts: EndFacts) -> Verdict | None:
