@@ -54,6 +54,8 @@ def test_accelerate_is_given_each_setting_once(tmp_path: Path) -> None:
     fsdp = exported("accelerate", tmp_path, strategy="fsdp", reshard="off", checkpointing="full")
     assert "fsdp_reshard_after_forward: false" in fsdp.text
     assert fsdp.left_out == ()
+    compiled = exported("accelerate", tmp_path, strategy="fsdp", compile="max-autotune", grad_accum=4).text
+    assert "max-autotune-no-cudagraphs" in compiled, "gradients cannot accumulate in a replayed graph"
 
 
 @pytest.mark.parametrize(

@@ -232,3 +232,11 @@ def test_a_diff_has_the_path_that_git_takes(tmp_path: Path, monkeypatch: pytest.
         assert onto(run, given).diff.startswith("--- below/train.py\n+++ below/train.py\n")
     monkeypatch.chdir(file.parent)
     assert onto(run, Path("../below/train.py")).diff.startswith("--- ../below/train.py\n")
+
+
+def test_a_loaders_arguments_by_place_are_not_written_twice(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("loader = DataLoader(data, 4, True, None, None, 1)\n")
+    assert "DataLoader(data, 4, True, None, None, 2" in changed(file, a_run(script=True, workers=2))[0]
+    file.write_text("loader = DataLoader(*args, shuffle=True)\n")
+    assert f"{file}:1: *args may hold settings too" in changed(file, a_run(script=True, workers=2))[1].notes

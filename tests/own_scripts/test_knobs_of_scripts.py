@@ -172,6 +172,7 @@ def test_accelerate_takes_its_environment(cli: Cli) -> None:
         ("--batch {}", ["python", "t.py", "--batch=2"], ["--batch=8"]),
         ("--batch={}", ["python", "t.py", "--batch", "2", "-v"], ["--batch=8", "-v"]),
         ("data.batch={}", ["python", "t.py", "data.batch=2"], ["data.batch=8"]),
+        ("--batch {}", ["python", "t.py", "--batch", "2", "--batch", "4"], ["--batch", "2", "--batch", "8"]),
     ],
 )
 def test_flag_takes_the_place_of_the_same_flag(place: str, words: list[str], flags: list[str]) -> None:

@@ -86,6 +86,7 @@ def test_a_precision_that_the_framework_lacks_is_refused(framework: str, precisi
         ((sys.executable, "-m", "torch.distributed.run", "-m", "json.tool", "a.py"), "json.tool a.py"),
         ((sys.executable, "-u", "-m", "json.tool", "a b"), "json.tool 'a b'"),
         ((sys.executable, "-um", "json.tool", "a b"), "json.tool 'a b'"),
+        ((sys.executable, "-mjson.tool", "a b"), "json.tool 'a b'"),
         ((sys.executable, "-c", "pass"), f"{sys.executable} -c pass"),
     ],
 )

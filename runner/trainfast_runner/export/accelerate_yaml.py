@@ -9,7 +9,7 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, recorded_config
 from trainfast_runner.export.export_text import SAME_RUN_HERE, ExportText, comment_lines, malloc_comments
-from trainfast_runner.export.trainer_arguments import settings_to_express
+from trainfast_runner.export.trainer_arguments import compile_mode, settings_to_express
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES
@@ -43,7 +43,7 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportT
             "fsdp_activation_checkpointing": knobs["checkpointing"] == "full",
         }
     if knobs["compile"] != "off":
-        config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": knobs["compile"]}
+        config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": compile_mode(knobs)}
     covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
     left_out = [name for name in settings_to_express(knobs) if name not in covered]
     head = comment_lines(run, ("accelerate", "torch", *(("deepspeed",) if other_files else ())), left_out)

@@ -130,7 +130,8 @@ def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
         foreign.not_understood.append(f"num_processes: {count}")
     dynamo = remaining.pop("dynamo_config", None)
     if isinstance(dynamo, dict) and str(dynamo.get("dynamo_backend")).upper() == "INDUCTOR":
-        foreign.take("compile", dynamo.get("dynamo_mode", "default"), "dynamo_mode")
+        mode = str(dynamo.get("dynamo_mode", "default"))
+        foreign.take("compile", mode.removesuffix("-no-cudagraphs"), f"dynamo_mode={mode!r}")
     elif dynamo is not None:
         foreign.not_understood.append(f"dynamo_config: {dynamo}")
     fsdp = foreign.section(remaining, "fsdp_config")

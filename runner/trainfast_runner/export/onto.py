@@ -112,7 +112,16 @@ def _calls(knobs: KnobValues) -> list[CallFields]:
             ("DataLoader",),
             loader_arguments(knobs),
             {"num_workers": 0, "pin_memory": False, "prefetch_factor": None},
-            order=("dataset", "batch_size"),
+            order=(
+                "dataset",
+                "batch_size",
+                "shuffle",
+                "sampler",
+                "batch_sampler",
+                "num_workers",
+                "collate_fn",
+                "pin_memory",
+            ),
             displaced={"batch_size": "batch_sampler"},
         ),
     ]

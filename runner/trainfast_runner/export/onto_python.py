@@ -88,7 +88,8 @@ def _is_shuffle(keyword: ast.keyword) -> bool:
 
 def call_edits(node: ast.Call, wanted: CallFields, offsets: ByteOffsets, file: str) -> tuple[list[Edit], list[str]]:
     """Edits that give a call its arguments, and notes for the user on those that are not literals."""
-    arguments = dict(zip(wanted.order, node.args, strict=False))
+    starred = next((index for index, argument in enumerate(node.args) if isinstance(argument, ast.Starred)), None)
+    arguments = dict(zip(wanted.order, node.args[:starred], strict=False))
     arguments |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
     edits: list[Edit] = []
     added: list[str] = []
@@ -97,6 +98,9 @@ def call_edits(node: ast.Call, wanted: CallFields, offsets: ByteOffsets, file: s
         for keyword in node.keywords
         if keyword.arg is None
     ]
+    if starred is not None:
+        argument = node.args[starred]
+        notes.append(f"{file}:{argument.lineno}: {ast.unparse(argument)} may hold settings too")
     for field, value in wanted.fields.items():
         name = wanted.name_in(field, arguments)
         by = arguments.get(wanted.displaced.get(field, ""))

@@ -65,7 +65,7 @@ def trainer_fields(knobs: KnobValues) -> dict[str, object]:
         if entry.name == "precision":
             fields |= _trainer_precision(str(value))
         elif entry.name == "compile":
-            fields |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": _compile_mode(knobs)}
+            fields |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": compile_mode(knobs)}
         elif field is None or (entry.name == "prefetch" and not knobs.get("workers")):
             continue
         elif entry.name == "optimizer":
@@ -81,7 +81,7 @@ def settings_to_express(knobs: KnobValues) -> list[str]:
     return [name for name in not_at_default(knobs) if name not in own and KNOBS_BY_NAME[name].applies(knobs)]
 
 
-def _compile_mode(knobs: KnobValues) -> str:
+def compile_mode(knobs: KnobValues) -> str:
     """torch.compile's mode: no gradient can be accumulated in the memory of a CUDA graph, which is replayed."""
     replayed = knobs["compile"] == "max-autotune" and knobs.get("grad_accum", 1) != 1
     return "max-autotune-no-cudagraphs" if replayed else str(knobs["compile"])

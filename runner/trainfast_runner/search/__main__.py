@@ -35,7 +35,7 @@ from trainfast_runner.settings.spec import spec_of_record
 
 
 def main() -> None:
-    """Conduct one search to its end; exit code 0 for any outcome, 1 when it could not start."""
+    """Conduct one search to its end; exit code 0 for any outcome, 1 after an error."""
     cancelled: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: cancelled.append(signum))

@@ -106,6 +106,12 @@ def test_a_global_batch_that_the_ranks_cannot_share_gets_the_nearest_they_can() 
     assert refused.value.allowed == ["6", "8"]
 
 
+def test_a_batch_that_nothing_varies_makes_any_multiple_of_the_degree() -> None:
+    spec = resolve("tiny-llama", ["devices=2", "strategy=ddp", "batch_size=8"])
+    error = GlobalBatch(spec, CPU, {"strategy": ["ddp"]}, 9).nearest_error()
+    assert error.allowed == ["8", "10"], "batches of 4 and 5, as the search would take them"
+
+
 def test_a_million_points_are_refused_with_the_count_before_anything_is_listed() -> None:
     spec = resolve("tiny-llama")
     many = {

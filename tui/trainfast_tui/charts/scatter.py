@@ -21,7 +21,7 @@ MAX_LIMIT_RATIO = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A setting. A `rate` of None stands at the bottom: out of memory, or not measured yet."""
+    """A setting and its rate in the objective's unit; None stands at the bottom: out of memory, or not measured yet."""
 
     memory_bytes: int
     rate: float | None
@@ -37,7 +37,7 @@ def front_of(spots: Sequence[Spot]) -> list[Spot]:
 
 
 def scatter(spots: Sequence[Spot], limit_bytes: int | None, width: int, height: int) -> list[Line]:
-    """Return `height` lines of `width` cells: y in samples/s, x in bytes from zero; empty without room or a rate.
+    """Return `height` lines of `width` cells: y the rates, x bytes from zero; empty without room or a rate.
 
     Later spots cover earlier ones; the front is a line of dots from each setting to the next larger and faster one.
     """

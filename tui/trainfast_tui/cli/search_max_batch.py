@@ -23,6 +23,7 @@ from trainfast_runner.settings import presets
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec, resolve
+from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_search_arguments, positive
 from trainfast_tui.cli.batch_printer import BatchPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
@@ -89,7 +90,8 @@ def _note_variants(preset: str, spec: RunSpec) -> None:
     if variants:
         example = plain(f"{preset}/{variants[0].id}")
         print_notice(
-            f"{plain(spec.preset)} itself is searched, not its {len(variants)} variants; name one, such as {example}"
+            f"{plain(spec.preset)} itself is searched, not its {counted(len(variants), 'variant')};"
+            f" name one, such as {example}"
         )
 
 

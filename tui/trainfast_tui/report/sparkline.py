@@ -13,7 +13,8 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
     """Return a line for each series with values, its ends in the unit, then throttled time and the time axis."""
-    column_ns = -(-(data.axis.end_ns - data.axis.start_ns) // COLUMNS) or 1
+    # One more than the quotient, so that a sample at the end falls in the last column.
+    column_ns = (data.axis.end_ns - data.axis.start_ns) // COLUMNS + 1
     names = [series.name for series in data.series]
     name_width = max(map(len, [*names, "throttled"]))
     lines = []

@@ -9,10 +9,10 @@ from trainfast_runner.worker.shared.search_roles import TRIAL
 
 def warm_words(role: str | None, tried: Sequence[int]) -> str:
     """Name a warm process by what it tried: `a search's probe at batch_size 62, after 7`."""
+    if not tried:
+        return "a search's trials" if role == TRIAL else "a search's probe"
     if role == TRIAL:
         return "a search's trial of a setting" if len(tried) == 1 else f"a search's trials of {len(tried)} settings"
-    if not tried:
-        return "a search's probe"
     *before, last = (f"{batch:,}" for batch in tried)
     after = f", after {' and '.join(filter(None, (', '.join(before[:-1]), before[-1])))}" if before else ""
     return f"a search's probe at batch_size {last}{after}"

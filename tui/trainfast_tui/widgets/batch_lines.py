@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from trainfast_runner.records.run_states import state_words
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, refuted_by
+from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, labelled
 from trainfast_tui.text.memory import phase_words
@@ -62,7 +63,7 @@ def _probe_row(probe: Probe, columns: Sequence[tuple[str, str]], many_ranks: boo
     rank = ""
     if many_ranks and probe.rank is not None:
         rank = f", rank {probe.rank} fullest" if probe.outcome == "fits" else f" on rank {probe.rank}"
-    retries = f", {probe.alloc_retries:,} allocator retries" if probe.alloc_retries else ""
+    retries = f", {counted(probe.alloc_retries, 'allocator retry', 'allocator retries')}" if probe.alloc_retries else ""
     cells = [
         f"{probe.batch_size:,}",
         *(fmt.size(probe.phase_peaks.get(key)) if key else "" for key, _ in columns),

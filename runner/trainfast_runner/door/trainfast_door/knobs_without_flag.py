@@ -1,4 +1,8 @@
-"""Set knobs for which the script has no flag, unless the script's own arguments set them."""
+"""Set knobs for which the script has no flag.
+
+Fields of TrainingArguments, also those that the script sets; defaults of DataLoader, where an argument of the script
+wins.
+"""
 
 from __future__ import annotations
 

@@ -221,9 +221,11 @@ def _split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     remaining = list(arguments)
     while remaining and remaining[0].startswith("-") and remaining[0] not in ("-m", "-c", "-"):
         flag = remaining.pop(0)
-        # `-um MODULE` is `-u -m MODULE`.
-        if (joined := re.fullmatch(r"(-[A-Za-z]+)([mc])", flag)) and flag[1] not in "WX":
-            return [*flags, joined[1]], [f"-{joined[2]}", *remaining]
+        # `-um MODULE` is `-u -m MODULE`, and `-mMODULE` is `-m MODULE`.
+        if joined := re.fullmatch(r"(-[bBdEiIOPqsSuvx]*)([mc])(.*)", flag):
+            own = [joined[1]] if joined[1] != "-" else []
+            attached = [joined[3]] if joined[3] else []
+            return [*flags, *own], [f"-{joined[2]}", *attached, *remaining]
         flags.append(flag)
         if flag in PYTHON_OPTIONS_WITH_VALUE and remaining:
             remaining.pop(0)

@@ -30,7 +30,7 @@ class OrphanedBatchRuns:
             end_if_live(self._home.directory(run_id))
 
     def adopt_probe(self, plan: RunPlan) -> Path | None:
-        """Return an ended probe of the plan's settings in a run by itself that is not recorded; None without one."""
+        """Return the ended run of a script's probe with the plan's settings, if the journal lacks it; else None."""
         return adopt_ended(self._probes, self._home, plan)
 
     def adopt_confirmation(self, plan: RunPlan) -> Path | None:

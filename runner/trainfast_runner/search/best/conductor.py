@@ -118,7 +118,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         index, first = next(
             ((index, line) for index, line in enumerate(self._lines) if isinstance(line, Trial)), (0, None)
         )
-        if first is None or first.outcome == "void":
+        if first is None or first.outcome == "void" or first.candidate_number != self._space.baseline_number:
             return
         cost_s = worked_seconds(self._lines[: index + 1])
         if cost_s > self._question.budget_s:

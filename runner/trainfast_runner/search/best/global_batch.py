@@ -119,14 +119,14 @@ class GlobalBatch:
         attainable: set[int] = set()
         for combination in combinations_of(self._deciding):
             knobs = {**self._spec.knobs, **combination}
-            size = self.degree(knobs)
-            if "batch_size" in self._deciding or "grad_accum" not in self._deciding:
-                size *= whole_number(knobs, "batch_size")
-            if "grad_accum" in self._deciding:
-                size *= whole_number(knobs, "grad_accum")
-            # If batch_size or grad_accum is free, it makes any multiple.
-            is_fixed = "batch_size" in self._deciding and "grad_accum" in self._deciding
-            attainable |= {size} if is_fixed else {size * max(1, wanted // size), size * (wanted // size + 1)}
+            degree, sizes = self.degree(knobs), {name: whole_number(knobs, name) for name in BATCH_KNOBS}
+            varied = [name for name in BATCH_KNOBS if name in self._deciding]
+            if len(varied) == len(BATCH_KNOBS):
+                attainable.add(degree * math.prod(sizes.values()))
+                continue
+            # A knob that is not varied makes any multiple of the other one.
+            units = {degree * sizes[name] for name in varied or BATCH_KNOBS}
+            attainable |= {unit * count for unit in units for count in (max(1, wanted // unit), wanted // unit + 1)}
         below = max((size for size in attainable if size < wanted), default=None)
         above = min((size for size in attainable if size > wanted), default=None)
         return self._impossible_error([size for size in (below, above) if size is not None])

@@ -32,7 +32,7 @@ class OrphanedBestRuns:
             end_if_live(self._home.directory(run_id))
 
     def adopt_trial(self, plan: RunPlan) -> Path | None:
-        """Return an ended trial of the plan's settings in a run by itself; None without one."""
+        """Return the ended run of a script's trial with the plan's settings, if the journal lacks it; else None."""
         return adopt_ended(self._trials, self._home, plan)
 
     def cold_runs(self) -> Iterator[tuple[BestLaunched, Path]]:

@@ -178,7 +178,7 @@ class Attempt(Line, frozen=True, kw_only=True):
 
 
 class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
-    """Some steps of one candidate in a warm process, of a script in a run by itself."""
+    """Some steps of one candidate: in a warm process, or for a script in a run of its own."""
 
     warm: bool
     """False for the first trial of a process."""

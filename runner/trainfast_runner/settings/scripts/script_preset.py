@@ -177,9 +177,10 @@ def _with_flag(command: list[str], flag: list[str]) -> list[str]:
 
 
 def _without_flag(command: list[str], flag: list[str]) -> list[str]:
-    """`command` without the flag and as many values as it takes."""
-    index = _index_of_flag(command, _flag_name(flag))
-    return command if index is None else [*command[:index], *command[_end_of_flag(command, index, len(flag) - 1) :]]
+    """`command` without the flag, however often it stands there, and as many values as it takes."""
+    while (index := _index_of_flag(command, _flag_name(flag))) is not None:
+        command = [*command[:index], *command[_end_of_flag(command, index, len(flag) - 1) :]]
+    return command
 
 
 def _flag_name(flag: list[str]) -> str:
@@ -187,10 +188,10 @@ def _flag_name(flag: list[str]) -> str:
 
 
 def _index_of_flag(command: list[str], name: str) -> int | None:
-    """Index of a flag after the script; a launcher before it may have one of the same name."""
+    """Index of the last such flag after the script, which argparse takes; a launcher before it may have one too."""
     script = script_index(command) or 0
     indices = (n for n, word in enumerate(command) if n >= script and (word == name or word.startswith(f"{name}=")))
-    return next(indices, None)
+    return max(indices, default=None)
 
 
 def _end_of_flag(command: list[str], index: int, values: int) -> int:

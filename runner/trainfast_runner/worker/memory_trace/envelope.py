@@ -25,8 +25,9 @@ def segment_lines(
     """Return one row for each segment.
 
     `lines` are the highest live bytes above its start, and `delta` is the change from its start to its end. `work` is
-    the segment's, fixed and for each sample. `small` and `large` are the timelines at the two `batches`. Raises
-    TimelinesDiffer.
+    the segment's, fixed and for each sample. `small` and `large` are the timelines at the two `batches`.
+
+    Raises TimelinesDiffer.
     """
     _check_same_segments(small, large)
     rows = []
@@ -51,8 +52,7 @@ def peak_lines(
 ) -> list[tuple[float, float]]:
     """The lines of all live bytes, fixed and for each sample, that are the step's peak at some batch size.
 
-    `small` and `large` are the timelines at the two `batches`. Raises
-    TimelinesDiffer.
+    `small` and `large` are the timelines at the two `batches`. Raises TimelinesDiffer.
     """
     _check_same_segments(small, large)
     pairs = [pair for low, high in zip(small, large, strict=True) for pair in _pairs_of_points(low, high)]
