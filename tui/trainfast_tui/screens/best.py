@@ -178,6 +178,9 @@ class BestScreen(SearchScreen["BestSnapshot"]):
 
     def refuse(self, error: UserError) -> None:
         super().refuse(error)
+        if not self._planned.vary:
+            # The plan was refused for the same reason, which the notice gives.
+            self._planned = BestPlanned(self._planned.plan_id, [])
         self._show_search_or_plan()
 
     def action_leave(self) -> None:

@@ -57,7 +57,7 @@ def budget_error(budget_s: float, cost_s: float, detail: str) -> UserError:
     """Return the refusal of a budget below the cost of the baseline; `detail` ends its first sentence."""
     suggested_s = BUDGET_PER_COST * cost_s
     return UserError(
-        f"--budget {budget_s:g}s is below the cost of the baseline{detail}",
+        f"the budget of {budget_s:g} s is below the cost of the baseline{detail}",
         key="--budget",
         advice=f"a budget of {suggested_s:.0f} s or more",
         option=f"--budget {suggested_s:.0f}s or more",
