@@ -70,16 +70,7 @@ class UserError(Exception):
 
     def parts(self) -> dict[str, Any]:
         """The arguments that make this error again, in another process."""
-        return {
-            "message": self.message,
-            "key": self.key,
-            "allowed": self.allowed,
-            "nearest": self.nearest,
-            "advice": self.advice,
-            "option": self.option,
-            "where": self.where,
-            "exit_code": self.exit_code,
-        }
+        return dict(vars(self))
 
     def as_json(self) -> dict[str, object]:
         """The object behind `error` in what `--json` prints for exit code 2."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import cache_directory, home_directory
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.spec import expand_paths, resolve, with_setting
 
@@ -163,6 +164,15 @@ def test_a_field_set_before_its_model_is_refused_as_it_would_be_lost() -> None:
 def test_a_user_without_a_home_directory_has_presets_in_the_home_of_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("platformdirs.user_config_dir", lambda name: f"~/.config/{name}")
+    def no_entry(_uid: int) -> None:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
     assert presets.user_directory() == tmp_path / "config" / "presets"
+    assert cache_directory() == tmp_path / "cache"
+    monkeypatch.delenv("TRAINFAST_HOME")
+    with pytest.raises(UserError, match="there is no home directory"):
+        home_directory()

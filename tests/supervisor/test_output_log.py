@@ -154,7 +154,7 @@ def test_a_growing_log_keeps_only_the_newest_part_of_a_line_that_does_not_end(tm
     while log.read() is not None:
         pass
     assert log.unfinished().endswith("\r100 %")
-    assert len(log.unfinished()) == 1 << 20
+    assert len(log.unfinished()) == 1 << 16
     log.close()
 
 

@@ -60,7 +60,7 @@ async def test_a_live_search_shows_the_best_its_chance_the_chart_and_the_trials(
     assert lines[-1].startswith("Enter take  space pause  p pin  x skip  Esc leave  s stop")
 
 
-async def test_each_trial_has_a_row_with_its_rate_and_the_newest_stay_in_sight(home: Home, live_best: Path) -> None:
+async def test_each_trial_has_a_row_with_its_rate_and_the_newest_stay_visible(home: Home, live_best: Path) -> None:
     async with StillApp(home).run_test(size=FULL) as pilot:
         text = await best_opened(pilot, live_best)
         rows = [line.split() for line in text.splitlines() if line.startswith(("● the base", "✗", "▸"))]

@@ -340,17 +340,24 @@ async def test_a_notice_stands_below_a_plan_that_is_longer_than_the_screen(
 
 
 async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[object] = []
+
     def refuse(*arguments: Any, **options: Any) -> Path:
         raise UserError("the device is in use", key="devices")
 
+    def refuse_start(*arguments: Any, **options: Any) -> Path:
+        starts.append(arguments)
+        raise UserError("the device is still in use", key="devices")
+
     monkeypatch.setattr(BestControl, "_plan", refuse)
-    monkeypatch.setattr(control, "start_search", refuse)
+    monkeypatch.setattr(control, "start_search", refuse_start)
     async with StillApp(home).run_test(size=FULL) as pilot:
         await best_opened(pilot, None)
         await until(pilot, "Refused: the device is in use")
         await pilot.press("enter")
-        await until_true(pilot, lambda: screen_text(pilot.app).count("Refused: ") > 1, "the refusal")  # type: ignore[arg-type]
-        assert screen_text(pilot.app).count("the device is in use") > 1  # type: ignore[arg-type]
+        text = await until(pilot, "Refused: the device is still in use")
+        assert len(starts) == 1
+        assert text.count("Refused: ") == 1, "the start's refusal stands in place of the plan's"
 
 
 def test_a_refused_setting_is_named_once_in_the_plan() -> None:

@@ -274,7 +274,7 @@ async def test_a_precision_that_the_device_lacks_is_refused_at_its_knob(home: Ho
             assert any(refused in line_text(line) for line in panel.lines(160, 30)) == is_refused, key
 
 
-async def test_the_smallest_screen_counts_the_knobs_out_of_sight(home: Home) -> None:
+async def test_the_smallest_screen_counts_the_hidden_knobs(home: Home) -> None:
     async with running(home, size=SMALL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()

@@ -93,9 +93,7 @@ async def test_enter_applies_the_answer_under_the_cursor(home: Home) -> None:
         assert knob(app, "batch_size") == 42
 
 
-async def test_rows_out_of_sight_are_counted_and_reached_by_the_keys_of_other_tables(
-    home: Home, live_search: Path
-) -> None:
+async def test_hidden_rows_are_counted_and_reached_by_the_keys_of_other_tables(home: Home, live_search: Path) -> None:
     sizes = range(101, 161)
     tried = [a_probe(size, at=6) for size in sizes]
 
@@ -212,7 +210,7 @@ async def test_leaving_lets_it_go_on_and_its_end_is_notified_on_the_main_screen(
         assert "The search has ended: batch_size 42 is the largest that fits" in screen_text(app)
 
 
-async def test_the_end_of_a_search_is_notified_on_the_screen_in_sight(home: Home, live_search: Path) -> None:
+async def test_the_end_of_a_search_is_notified_on_the_visible_screen(home: Home, live_search: Path) -> None:
     async with running(home, size=FULL) as (app, pilot):
         await show(pilot, live_search)
         await pilot.press("h")

@@ -109,15 +109,15 @@ def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
 
 
 def test_throttled_time_does_not_go_on_over_a_gap_without_samples() -> None:
-    seconds = (0, 1, 2, 602, 603, 604)
-    ticks = [TickValues(a_tick(second, gpus=1), (), frozenset({"power"} if second < 604 else ())) for second in seconds]
-
-    def spans(gap_s: int) -> list[tuple[int, int]]:
-        found = throttled_spans(ticks, gap_s * S)
+    def spans(*seconds: int) -> list[tuple[int, int]]:
+        ticks = [a_tick(second, gpus=1) for second in seconds]
+        causes = [frozenset({"power"})] * (len(seconds) - 1) + [frozenset[str]()]
+        found = throttled_spans([TickValues(tick, (), own) for tick, own in zip(ticks, causes, strict=True)])
         return [((span.start_ns - START_NS) // S, (span.end_ns - START_NS) // S) for span in found]
 
-    assert spans(5) == [(0, 2), (602, 604)]
-    assert spans(1000) == [(0, 604)], "thinned records lie further apart"
+    assert spans(0, 1, 2, 602, 603, 604) == [(0, 2), (602, 604)]
+    assert spans(0, 8, 16, 24) == [(0, 24)], "a slow sampler's readings lie further apart"
+    assert spans(0, 300, 600, 900) == [(0, 900)], "so do thinned records"
 
 
 def test_time_throttled_on_and_off_does_not_cut_a_row_into_pieces() -> None:

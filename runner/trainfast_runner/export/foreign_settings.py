@@ -58,6 +58,10 @@ class ForeignKnobs:
         except UserError as error:
             self.not_understood.append(f"{words}: {error.message}")
 
+    def take_compile(self, mode: str, words: str) -> None:
+        """Set the compile knob by torch's name of a mode."""
+        self.take("compile", mode.removesuffix("-no-cudagraphs"), words)
+
     def leave(self, table: dict[str, Any], name: str, ignored: Sequence[str] = ()) -> None:
         """Add the settings left in the table of that name, except "auto", to those that were not understood."""
         self.not_understood += [
@@ -87,8 +91,7 @@ def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
     mode = remaining.pop("torch_compile_mode", None)
     if compiled is not None or mode is not None:
         # transformers compiles where a mode is given.
-        value = str(mode or "default").removesuffix("-no-cudagraphs") if compiled or mode else "off"
-        foreign.take("compile", value, f"torch_compile_mode={mode!r}")
+        foreign.take_compile(str(mode or "default") if compiled or mode else "off", f"torch_compile_mode={mode!r}")
     deepspeed = remaining.pop("deepspeed", None)
     if isinstance(deepspeed, dict):
         inner = from_deepspeed(deepspeed)
@@ -124,14 +127,14 @@ def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
         foreign.not_understood.append(f"distributed_type: {kind}")
     if remaining.pop("use_cpu", False):
         foreign.knobs["devices"] = "cpu"
-    elif type(count) is int and count > 1:
-        foreign.knobs["devices"] = count
-    if type(count) is not int:
+    elif type(count) is not int:
         foreign.not_understood.append(f"num_processes: {count}")
+    elif count > 1:
+        foreign.knobs["devices"] = count
     dynamo = remaining.pop("dynamo_config", None)
     if isinstance(dynamo, dict) and str(dynamo.get("dynamo_backend")).upper() == "INDUCTOR":
         mode = str(dynamo.get("dynamo_mode", "default"))
-        foreign.take("compile", mode.removesuffix("-no-cudagraphs"), f"dynamo_mode={mode!r}")
+        foreign.take_compile(mode, f"dynamo_mode={mode!r}")
     elif dynamo is not None:
         foreign.not_understood.append(f"dynamo_config: {dynamo}")
     fsdp = foreign.section(remaining, "fsdp_config")

@@ -110,7 +110,7 @@ def _hottest(
             f"there is no temperature to wait for: {why}",
             key="--cool-to",
             where=f"--cool-to {below_c:g}",
-            advice="a start without a wait",
+            advice="starting without the wait",
             option="leaving --cool-to out, or naming a GPU with --set watch=0" if readings else "leaving --cool-to out",
         )
     return max(watched, key=lambda gpu: gpu.temperature_c or 0)

@@ -239,7 +239,8 @@ def _rocm_error(versions: Mapping[str, str | None]) -> UserError:
         f"torch {versions.get('torch')} is a ROCm build (HIP {versions[HIP_BUILD]}): AMD GPUs are not supported:"
         " NVML neither lists nor measures them",
         key="devices",
-        advice=f"{ON_THE_CPU}, or --python with a CUDA build of torch",
+        advice=ON_THE_CPU,
+        option=f"{ON_THE_CPU}, or --python with a CUDA build of torch",
     )
 
 

@@ -1,4 +1,4 @@
-"""Scripts of the worker, run by a training Python: each prints its answer as a JSON object on a line."""
+"""Programs of the worker, run by a training Python: each prints its answer as a JSON object on a line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKER = Path(__file__).parents[1] / "worker"
 PROGRAMS = WORKER / "programs"
 ANSWER_TIMEOUT_S = 120
 ENDED_EVERY_S = 0.01
-"""Seconds between two polls for a script's end."""
+"""Seconds between two polls for a program's end."""
 PLACE_IN_A_JOB = frozenset(
     (
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CROSS_RANK", "MPI_LOCALRANKID"),
@@ -64,18 +64,18 @@ class ProgramCancelled(Exception):
 
 def ask_worker(
     executable: str,
-    script: str,
+    program: str,
     arguments: list[str],
     environment: Mapping[str, str] | None = None,
     *,
     task: str = "describe the model",
     cancelled: threading.Event | None = None,
 ) -> dict[str, Any]:
-    """The last JSON object that a script prints on a line; `environment` replaces ours.
+    """The last JSON object that a program prints on a line; `environment` replaces ours.
 
     Raises UserError, which says that the Python cannot do the `task`, and ProgramCancelled once `cancelled` is set.
     """
-    path = str(PROGRAMS / script)
+    path = str(PROGRAMS / program)
     stdout, stderr = _output_of(executable, [executable, path, *arguments], environment, cancelled)
     if answers := list(json_objects(stdout.splitlines())):
         return answers[-1]
@@ -126,7 +126,7 @@ def _output_of(
 ) -> tuple[str, str]:
     """The command's stdout and stderr, once it has ended."""
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
-    # Files, not pipes: a fork that outlives the script keeps a pipe open.
+    # Files, not pipes: a fork that outlives the program keeps a pipe open.
     with TemporaryFile() as printed, TemporaryFile() as errors:
         process = start_worker_program(executable, command, errors, environment, stdout=printed)
         try:
@@ -138,7 +138,7 @@ def _output_of(
                     raise ProgramCancelled
                 time.sleep(ENDED_EVERY_S)
         finally:
-            # The whole group: forks outlive a script, and a Ctrl-C does not reach its session.
+            # The whole group: forks outlive a program, and a Ctrl-C does not reach its session.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         return whole_text(printed), whole_text(errors)
@@ -157,5 +157,5 @@ def last_error_line(text: str) -> str:
 
 
 def timeout_error(executable: str) -> UserError:
-    """The error of a script that did not answer in time."""
+    """The error of a program that did not answer in time."""
     return UserError(f"{executable} did not answer within {ANSWER_TIMEOUT_S} s", key="python")

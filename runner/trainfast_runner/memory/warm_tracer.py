@@ -1,6 +1,6 @@
 """A process of the training Python that has imported the training stack and makes one batch of traces after another.
 
-The first trace starts the process. It ends with this program, at whose end the kernel closes the pipe that it reads.
+The first trace starts the process. It reads a pipe that the kernel closes when this program ends, and then exits.
 One process serves runs on any GPUs: each batch of traces names its own.
 """
 

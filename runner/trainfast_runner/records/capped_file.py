@@ -38,8 +38,9 @@ def _dropped_mark(dropped_bytes: int) -> bytes:
 class CappedFile:
     """Holds the file under `cap_bytes` of kept text: a quarter from the start, the newest quarter from the end.
 
-    `dropped_bytes` counts the bytes dropped; `truncated` is True once the file system could not punch holes, and all
-    after the head was cut instead. `mark` makes the line that stands for dropped bytes in the compacted file.
+    `dropped_bytes` counts the bytes dropped; `truncated` is True once the file system could not punch holes, and
+    everything after the head was cut instead. `mark` makes the line that stands for dropped bytes in the compacted
+    file.
     """
 
     def __init__(self, path: Path, cap_bytes: int = CAP_BYTES, mark: Callable[[int], bytes] = _dropped_mark) -> None:

@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def home_directory() -> Path:
     Raises UserError where its place is unknown, or its name is not UTF-8.
     """
     configured = os.environ.get("TRAINFAST_HOME")
-    expanded = os.path.expanduser(configured or platformdirs.user_state_dir("trainfast-tui"))
+    expanded = os.path.expanduser(configured or _own_directory(platformdirs.user_state_dir) or "~")
     if expanded.startswith("~"):
         # A user without an entry in the password file, as containers have them, and without HOME.
         whose = expanded.partition("/")[0]
@@ -66,8 +66,8 @@ def cache_directory() -> Path:
 
     `cache` in the home for a user who has no directory of their own.
     """
-    path = platformdirs.user_cache_dir("trainfast-tui")
-    return home_directory() / "cache" if path.startswith("~") else Path(path)
+    path = _own_directory(platformdirs.user_cache_dir)
+    return home_directory() / "cache" if path is None else Path(path)
 
 
 def config_directory() -> Path:
@@ -75,8 +75,17 @@ def config_directory() -> Path:
 
     `config` in the home for a user who has no directory of their own.
     """
-    path = platformdirs.user_config_dir("trainfast-tui")
-    return home_directory() / "config" if path.startswith("~") else Path(path)
+    path = _own_directory(platformdirs.user_config_dir)
+    return home_directory() / "config" if path is None else Path(path)
+
+
+def _own_directory(path_of: Callable[[str], str]) -> str | None:
+    """Return the product's XDG directory; None for a user without HOME and without an entry in the password file."""
+    try:
+        path = path_of("trainfast-tui")
+    except RuntimeError:  # platformdirs 4.14; before, it returned "~/…"
+        return None
+    return None if path.startswith("~") else path
 
 
 class Home:

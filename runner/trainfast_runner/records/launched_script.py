@@ -25,7 +25,7 @@ SCRIPT_RUNNERS = (
     "trace",
     "viztracer",
 )
-"""Modules that run the script or module named after them."""
+"""Modules that run the script or module given after them."""
 MODULE_FLAG = re.compile(r"-[bBdEiIOPqsSuvx]*m|--module")
 """`-m` alone or after other letters of Python's own, as in `python -um MODULE`; torchrun also has `--module`."""
 

@@ -15,7 +15,9 @@ LOG_LINES_KEPT, LOG_LINE_CHARACTERS, LOG_WINDOW_BYTES = 400, 2000, 256 << 10
 """Bounds of the end that a screen keeps."""
 _BLOCK = 1 << 16
 _READ_BYTES = 1 << 20
-"""The most that one look at a growing log reads, and that is kept of an unfinished line."""
+"""The most that one look at a growing log reads."""
+_LONGEST_LINE_BYTES = 1 << 16
+"""The most that is kept of a line without an end: its newest part."""
 
 
 def read_log(
@@ -85,8 +87,8 @@ class GrowingLog:
     ) -> None:
         """Begin with the `last_lines` complete lines that are there now, or with all of them.
 
-        `from_begin` reads them a part at a time. `separators` is the regular expression of a line's end, `head_bytes`
-        the part of the file that is never cut.
+        With `from_begin` each call reads the next part. `separators` is the regular expression of a line's end,
+        `head_bytes` the part of the file that is never cut.
         """
         self._path = path
         self._last_lines = last_lines
@@ -116,9 +118,10 @@ class GrowingLog:
         if not new:
             return None
         self._offset += len(new)
-        *complete, rest = self._separators.split(self._unfinished + new)
+        first, *others = self._separators.split(new)
+        *complete, rest = [self._unfinished + first, *others]
         # A progress bar may never end a line.
-        self._unfinished = rest[-_READ_BYTES:]
+        self._unfinished = rest[-_LONGEST_LINE_BYTES:]
         return [_text(line) for line in complete]
 
     def close(self) -> None:

@@ -132,6 +132,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """The user's own script that the run is about; None for a preset's."""
     threads: LaunchThreads | None = None
     """None for a run on GPUs, and for a script with several ranks, whose launcher sets their threads."""
+    cpu_has_fp16: bool | None = None
+    """True if the CPU computes in fp16; None for a run on GPUs."""
 
     @property
     def predicted_bytes(self) -> int | None:

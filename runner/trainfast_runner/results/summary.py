@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
 from trainfast_runner.machine.peaks import peak_of
 from trainfast_runner.memory.oom.explain_run import explain_records
 from trainfast_runner.records.result import (
@@ -169,7 +168,7 @@ def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[Throughput
 def _cpu(records: RunRecords) -> Cpu | None:
     run, line = records.run, newest_of_first_rank(records.worker_lines, CpuLine)
     if run is not None and run.script is not None:
-        return Cpu(allocator=SCRIPTS_ALLOCATOR, has_fp16=cpu_has_fp16()) if run.device == "cpu" else None
+        return Cpu(allocator=SCRIPTS_ALLOCATOR, has_fp16=run.cpu_has_fp16) if run.device == "cpu" else None
     if line is None:
         return None
     launch = (run.threads if run is not None else None) or LaunchThreads()
@@ -181,7 +180,7 @@ def _cpu(records: RunRecords) -> Cpu | None:
         wait_policy=line.wait_policy,
         wait_policy_reason=launch.reason,
         others_cores=launch.others_cores,
-        has_fp16=cpu_has_fp16(),
+        has_fp16=run.cpu_has_fp16 if run is not None else None,
     )
 
 

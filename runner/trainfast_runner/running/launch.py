@@ -17,6 +17,8 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import worker_programs
 from trainfast_runner.machine.calibration import ceiling_of
+from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
+from trainfast_runner.machine.cpu.device_names import CPU
 from trainfast_runner.machine.cpu.thread_policy import (
     choose_policy,
     fixed_policy,
@@ -129,6 +131,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         else cached_prediction(plan.spec, plan.device, plan.python, plan.world_size, plan.device_names),
         predicted_speed=plan.predicted_speed,
         threads=plan.threads,
+        cpu_has_fp16=cpu_has_fp16() if plan.device == CPU else None,
     )
 
 

@@ -75,7 +75,7 @@ class Knob(msgspec.Struct, frozen=True):
 
     @property
     def has_equivalent_values(self) -> bool:
-        """True if some change of it keeps the training: the knob is about speed and memory."""
+        """True if some values train the same, so that the knob changes speed and memory alone."""
         return bool(self.equivalent_values)
 
     def keeps_training(self, before: KnobValue, after: KnobValue) -> bool:

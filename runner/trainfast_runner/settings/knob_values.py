@@ -41,7 +41,7 @@ class Choice(msgspec.Struct, frozen=True):
         if isinstance(raw, bool) and {"on", "off"} <= set(self.options):
             raw = "on" if raw else "off"
         if not isinstance(raw, str):
-            raise UserError(f"must be a word, not {raw!r}", allowed=self.options)
+            raise UserError(f"{raw!r} is not a word", allowed=self.options)
         word = raw.strip()
         if word not in self.options:
             parts = word.split("+")

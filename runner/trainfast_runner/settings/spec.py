@@ -129,7 +129,7 @@ def _check_named_first(source: str, overrides: Iterable[str]) -> None:
         raise UserError(
             f"{source} names another model, and {dropped}, which is set before it, would be lost",
             key=source,
-            advice=f"--set {source}=… first, then --set {dropped}=…",
+            option=f"--set {source}=… first, then --set {dropped}=…",
         )
 
 

@@ -16,7 +16,7 @@ from trainfast_tui.charts.readings import (
     reading_names,
 )
 from trainfast_tui.charts.tick_values import MAX_LINES, TickValues, TickValuesCache, throttled_spans
-from trainfast_tui.charts.time_axis import TICK_GAP_NS, TimeAxis, ticks_on
+from trainfast_tui.charts.time_axis import TimeAxis, gap_between, ticks_on
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text.lines import Tone
 
@@ -27,17 +27,9 @@ LINE_TONES: tuple[Tone, ...] = ("primary", "secondary", "accent", "success")
 
 
 def device_charts(
-    snapshot: Snapshot,
-    axis: TimeAxis,
-    first: int,
-    count: int,
-    cache: TickValuesCache | None = None,
-    gap_ns: int = TICK_GAP_NS,
+    snapshot: Snapshot, axis: TimeAxis, first: int, count: int, cache: TickValuesCache | None = None
 ) -> list[ChartData]:
-    """Return charts of `count` readings from number `first` on, starting over after the last.
-
-    Throttled time ends where ticks lie more than `gap_ns` apart.
-    """
+    """Return charts of `count` readings from number `first` on, starting over after the last."""
     ticks = charted_ticks(snapshot)
     names = reading_names(snapshot)
     wanted = [(first + number) % len(names) for number in range(count)]
@@ -50,7 +42,7 @@ def device_charts(
     by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
     newest = [by_uuid.get(uuid) for uuid in uuids] if recent else []
     times = [tick.t_ns for tick in recent]
-    spans = throttled_spans(tick_values, gap_ns)
+    spans = throttled_spans(tick_values)
     return [_gpu_chart(number, times, tick_values, newest, spans, axis) for number in wanted]
 
 
@@ -81,7 +73,7 @@ def _gpu_chart(
         title=reading.name,
         series=series,
         axis=axis,
-        gap_ns=TICK_GAP_NS,
+        gap_ns=gap_between(times),
         format_value=reading.format_value,
         spans=spans,
         limits=limits,

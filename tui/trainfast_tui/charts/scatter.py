@@ -36,6 +36,12 @@ def front_of(spots: Sequence[Spot]) -> list[Spot]:
     return [measured[index][0] for index in reversed(front)]
 
 
+def drawn_limit(limit_bytes: int | None, largest_bytes: int) -> int | None:
+    """Return the limit if a picture of settings up to `largest_bytes` can show it; None without one or if it is far."""
+    is_near = limit_bytes is not None and limit_bytes <= MAX_LIMIT_RATIO * largest_bytes
+    return limit_bytes if is_near else None
+
+
 def scatter(spots: Sequence[Spot], limit_bytes: int | None, width: int, height: int) -> list[Line]:
     """Return `height` lines of `width` cells: y the rates, x bytes from zero; empty without room or a rate.
 
@@ -47,15 +53,15 @@ def scatter(spots: Sequence[Spot], limit_bytes: int | None, width: int, height: 
         return []
     low, high = YRange().fit(min(rates), max(rates), 0, y_min=None)
     largest_bytes = max(spot.memory_bytes for spot in spots)
-    drawn_limit = None if limit_bytes is None or limit_bytes > MAX_LIMIT_RATIO * largest_bytes else limit_bytes
+    limit_drawn = drawn_limit(limit_bytes, largest_bytes)
     right_bytes = nice_ceiling(float(largest_bytes), binary=True)
-    if drawn_limit is not None:
-        right_bytes = max(drawn_limit, largest_bytes) * LIMIT_HEADROOM
+    if limit_drawn is not None:
+        right_bytes = max(limit_drawn, largest_bytes) * LIMIT_HEADROOM
     dots = _front_dots(front_of(spots), right_bytes, (low, high), plot_width, plot_height)
     plot = FramedPlot(dots, plot_width)
     limit_column = None
-    if drawn_limit is not None:
-        limit_column = cell_at(drawn_limit / right_bytes, plot_width)
+    if limit_drawn is not None:
+        limit_column = cell_at(limit_drawn / right_bytes, plot_width)
         for row in range(plot_height):
             plot.put(row, limit_column, "┊", "error")
     for spot in spots:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from trainfast_tui.charts.chart_data import ChartData, Series
 from trainfast_tui.charts.tick_values import TickValuesCache, throttled_spans
-from trainfast_tui.charts.time_axis import SECOND_NS, TICK_GAP_NS, TimeAxis, ticks_on
+from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, ticks_on
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.starting import start_words
@@ -34,12 +34,10 @@ def throughput_chart(
     unit: ThroughputUnit,
     uuids: Sequence[str] = (),
     cache: TickValuesCache | None = None,
-    tick_gap_ns: int = TICK_GAP_NS,
 ) -> ChartData:
     """Return the chart of throughput by step, in samples/s or tokens/s: the key `t` switches `unit`.
 
-    Time in which one of the GPUs `uuids` was throttled, or any GPU if there are none, is shaded; it ends where
-    ticks lie more than `tick_gap_ns` apart.
+    Time in which one of the GPUs `uuids` was throttled, or any GPU if there are none, is shaded.
     """
     run = snapshot.run
     rates = run.rates if run is not None else None
@@ -58,7 +56,7 @@ def throughput_chart(
         gap_ns=_step_gap(run),
         y_range_key=f"{run.run_id if run is not None else ''} {unit}/s",
         format_value=fmt.number,
-        spans=throttled_spans((cache or TickValuesCache()).values_of(ticks, uuids), tick_gap_ns),
+        spans=throttled_spans((cache or TickValuesCache()).values_of(ticks, uuids)),
         empty=empty,
     )
 

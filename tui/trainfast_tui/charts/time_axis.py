@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +21,7 @@ WINDOWS_S = (30, 60, 120, 300, 600, 1800)
 """The lengths of time that the charts can show; a `window` is an index into them."""
 DEFAULT_WINDOW = 2
 TICK_GAP_NS = 5 * SECOND_NS
-"""Samples of the machine further apart than this are not joined."""
+"""Samples of the machine further apart than this are not joined, unless they all lie far apart (`gap_between`)."""
 
 
 class TimeAxis(msgspec.Struct, frozen=True):
@@ -85,3 +87,12 @@ def cell_axis(width: int, gutter: int, axis: TimeAxis) -> CellAxis:
     # Whole cells of absolute time: the picture then moves by characters and not by dots.
     cell_ns = column_ns << X_BITS
     return CellAxis(gutter, count, (axis.end_ns // cell_ns - count + 1) * cell_ns, cell_ns)
+
+
+def gap_between(times_ns: Sequence[int], least_ns: int = TICK_GAP_NS) -> int:
+    """Return the distance of samples from which on they are not joined, at least `least_ns`.
+
+    Thinned records and those of a slow sampler lie further apart than others.
+    """
+    distances_ns = [after - before for before, after in pairwise(times_ns)]
+    return max(least_ns, int(4 * median(distances_ns))) if distances_ns else least_ns

@@ -16,7 +16,7 @@ from trainfast_runner.worker.shared.search_roles import CONFIRMATION
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.text.format import count, duration, milliseconds, per_second, size, with_sizes
 from trainfast_tui.text.memory import phase_words
-from trainfast_tui.text.search.outcomes import outcome_words
+from trainfast_tui.text.search.outcomes import outcome_of
 
 
 class BatchPrinter(JournalPrinter[BatchLine]):
@@ -54,7 +54,7 @@ class BatchPrinter(JournalPrinter[BatchLine]):
                 return f"  {line.batch_size:,} fits: peak {peak}, {milliseconds(line.step_ms)} a step, {rate}"
             case Probe():
                 where = f" in {phase_words(line.phase)}" if line.phase else ""
-                return f"  {line.batch_size:,} {outcome_words(line.outcome).verb}{where}: {with_sizes(line.reason)}"
+                return f"  {line.batch_size:,} {outcome_of(line.outcome).verb}{where}: {with_sizes(line.reason)}"
             case ConfirmationRun():
                 sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
                 but = f", which refutes that {sizes} fitted" if sizes else ""

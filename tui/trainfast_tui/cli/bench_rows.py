@@ -52,10 +52,7 @@ class BenchRows:
                 where = f"{bench.preset} {number}/{total}: {entry.id}{', warm' if group else ''}"
                 print_notice(plain(where))
                 has_measured = any(isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values()))
-                try:
-                    result = self._result_of(entry, group, warm, bench.varied, may_skip=has_measured)
-                except Interrupted:
-                    return False
+                result = self._result_of(entry, group, warm, bench.varied, may_skip=has_measured)
                 if result is None:
                     return False
                 results_by_row[entry.id].append(result)
@@ -67,7 +64,9 @@ class BenchRows:
     def _result_of(
         self, entry: Entry, group: str | None, warm: WarmRows, varied: tuple[str, ...], *, may_skip: bool
     ) -> RowResult | None:
-        """Run one row as `run_row`; with `may_skip` a device that another run has taken is the row's result.
+        """Run one row as `run_row`; None if a signal ended a wait.
+
+        With `may_skip` a device that another run has taken is the row's result.
 
         A script's row that ran other values than those of the `varied` knobs is a UserError.
         """
@@ -77,6 +76,8 @@ class BenchRows:
             if not may_skip:
                 raise
             return busy
+        except Interrupted:
+            return None
         if entry.plan is not None and isinstance(result, Result):
             return _refused_if_overridden(result, varied)
         return result

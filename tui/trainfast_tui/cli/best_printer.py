@@ -26,7 +26,7 @@ from trainfast_tui.text.format import duration, plain, size, with_sizes
 from trainfast_tui.text.search.best_figures import objective_words, typed_knobs
 from trainfast_tui.text.search.best_question import question_lines
 from trainfast_tui.text.search.best_state import best_words, chance_words, doing_words, instruction_words
-from trainfast_tui.text.search.outcomes import outcome_words, role_words
+from trainfast_tui.text.search.outcomes import outcome_of, role_of
 
 
 class BestPrinter(JournalPrinter[BestLine]):
@@ -72,13 +72,13 @@ class BestPrinter(JournalPrinter[BestLine]):
                 return ""
             case BestStep():
                 about = f" {line.knob} of" if line.knob else ""
-                return f"{role_words(line.action).noun}{about} {self._knobs(line.candidate_number)}: {line.why}"
+                return f"{role_of(line.action).noun}{about} {self._knobs(line.candidate_number)}: {line.why}"
             case Trial():
                 return f"  {self._outcome(line)}"
             case ColdRun():
                 return f"  {self._outcome(line)}: {line.run_id}"
             case Instruction():
-                return f"as you instructed: {instruction_words(line, self._so_far.space)}"
+                return f"your instruction: {instruction_words(line, self._so_far.space)}"
         return ""
 
     @staticmethod
@@ -96,7 +96,7 @@ class BestPrinter(JournalPrinter[BestLine]):
         if isinstance(line, ColdRun) and (line.role, line.outcome) == (UNDER_LIMIT, "measured"):
             return f"fits, peak {size(line.peak_allocated_bytes)}"
         if line.outcome != "measured" or value is None:
-            words = outcome_words(line.outcome).verb
+            words = outcome_of(line.outcome).verb
             return f"{words}: {with_sizes(line.reason)}" if line.reason else words
         words = objective_words(so_far.objective, so_far.for_steps, value)
         steps = f", {len(line.step_ms)} steps" if isinstance(line, Trial) else ""

@@ -136,7 +136,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
     def toggle_pause(self) -> Notified:
         """Pause the live search after its present step, or resume it.
 
-        Return the notice to show, empty if the order was given.
+        Return the notice to show, empty if the search was paused or resumed.
         """
         from trainfast_runner.search.control import pause, resume
 

@@ -126,8 +126,11 @@ class NextRun(ABC):
         """Return a copy with a typed value of the knob. Raises UserError."""
 
     @abstractmethod
-    def save(self, name: str, *, overwrite: bool = False) -> Path:
-        """Save the knobs as a preset of the user's own, and return its file. Raises UserError."""
+    def save(self, name: str) -> Path:
+        """Save the knobs as a preset of the user's own, in place of one of that name, and return its file.
+
+        Raises UserError.
+        """
 
     def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
         """Return the advisor's texts by the name of the knob that each stands beside.

@@ -59,10 +59,10 @@ class PresetNextRun(NextRun):
                 useful = useful.reset(override)
         return useful
 
-    def save(self, name: str, *, overwrite: bool = False) -> Path:
+    def save(self, name: str) -> Path:
         from trainfast_runner.settings.saving import save_preset
 
-        return save_preset(name, self.spec, overwrite=overwrite)
+        return save_preset(name, self.spec, overwrite=True)
 
     def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
         if machine is None:

@@ -78,11 +78,11 @@ class ScriptNextRun(NextRun):
         self.script.applied(list(self.script.command), {name: spec.knobs[name]})
         return dataclasses.replace(self, spec=spec)
 
-    def save(self, name: str, *, overwrite: bool = False) -> Path:
+    def save(self, name: str) -> Path:
         from trainfast_runner.settings.scripts.saving_script import save_script_preset
 
         script = msgspec.structs.replace(self.script, name=name, knobs=dict(self.spec.knobs))
-        return save_script_preset(script, {}, overwrite=overwrite)
+        return save_script_preset(script, {}, overwrite=True)
 
     def _ranks(self, machine: Machine) -> int | None:
         from trainfast_runner.running.scripts.command import read_command

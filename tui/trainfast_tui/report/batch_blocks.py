@@ -22,7 +22,7 @@ from trainfast_tui.report.run_blocks import ABSENT_NOTE, changes_grid, run_secti
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
 from trainfast_tui.text.format import count, duration, milliseconds, number, size, with_sizes
 from trainfast_tui.text.search.batch_answer import batch_answer_rows
-from trainfast_tui.text.search.outcomes import OUTCOMES, REFUTED, outcome_words
+from trainfast_tui.text.search.outcomes import OUTCOMES, REFUTED, outcome_of
 
 POINT_KINDS = {
     "fits": PointKind(OUTCOMES["fits"].noun, "dot", "success"),
@@ -106,9 +106,7 @@ def _attempts_grid(probes: Sequence[Probe], confirmations: Sequence[Confirmation
 def _attempt_row(attempt: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]) -> list[str]:
     if isinstance(attempt, Probe):
         refuting = refuted_by(attempt, confirmations)
-        outcome = outcome_words(attempt.outcome).noun + (
-            f", refuted by {refuting.run_id}" if refuting is not None else ""
-        )
+        outcome = outcome_of(attempt.outcome).noun + (f", refuted by {refuting.run_id}" if refuting is not None else "")
         kind, reserved = "probe", attempt.peak_reserved_bytes
     else:
         kind, outcome, reserved = "confirmation run", state_words(attempt.state), None

@@ -37,7 +37,7 @@ from trainfast_tui.text.format import (
 )
 from trainfast_tui.text.search.best_answer import EFFECT_HEADER, best_answer_rows, count_rows, effect_rows
 from trainfast_tui.text.search.best_figures import gain_words, objective_of, typed_knobs
-from trainfast_tui.text.search.outcomes import outcome_words, role_words
+from trainfast_tui.text.search.outcomes import outcome_of, role_of
 
 NO_EXPORT = "No run of the best setting is on the disk: its settings are not exported."
 
@@ -184,14 +184,14 @@ def _attempt_row(so_far: BestSoFar, attempt: Trial | ColdRun) -> list[str]:
         times = [number(rate), ABSENT, milliseconds(step_ms), count(len(attempt.step_ms))]
     else:
         knob = f" of {attempt.knob}" if attempt.knob else ""
-        role, speed = f"{role_words(attempt.role).noun}{knob}", attempt.predicted
+        role, speed = f"{role_of(attempt.role).noun}{knob}", attempt.predicted
         predicted = f"{number(speed.median)} ({interval(speed.low, speed.high)})" if speed else ABSENT
         times = [number(attempt.samples_per_s), predicted, ABSENT, ABSENT]
     rest = [size(attempt.peak_allocated_bytes), duration(attempt.seconds), attempt.run_id, with_sizes(attempt.reason)]
     return [
         typed_knobs(so_far.candidate(attempt.candidate_number).knobs),
         role,
-        outcome_words(attempt.outcome).noun,
+        outcome_of(attempt.outcome).noun,
         *times,
         *rest,
     ]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from statistics import median
 
 from msgspec.structs import replace
 
@@ -13,7 +11,7 @@ from trainfast_tui.charts.cpu_charts import cpu_charts
 from trainfast_tui.charts.device_charts import device_charts
 from trainfast_tui.charts.readings import has_gpu_samples, reading_names
 from trainfast_tui.charts.throughput_chart import throughput_chart
-from trainfast_tui.charts.time_axis import TICK_GAP_NS, TimeAxis
+from trainfast_tui.charts.time_axis import TimeAxis, gap_between
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.report.reported_run import ReportedRun
 
@@ -23,17 +21,14 @@ def charts_of(run: ReportedRun) -> list[ChartData]:
     axis = _axis(run)
     snapshot = Snapshot(taken_ns=axis.end_ns, run=run.snapshot, ticks=(), home_read=True)
     names = reading_names(snapshot)
-    tick_gap_ns = _gap_ns([tick.t_ns for tick in run.snapshot.ticks], TICK_GAP_NS)
-    charts = [
-        throughput_chart(snapshot, axis, "samples", tick_gap_ns=tick_gap_ns),
-        *device_charts(snapshot, axis, 0, len(names), gap_ns=tick_gap_ns),
-    ]
+    charts = [throughput_chart(snapshot, axis, "samples"), *device_charts(snapshot, axis, 0, len(names))]
     if has_gpu_samples(snapshot) and run.run_file is not None and run.run_file.device == "cpu":
         # On the screen the charts of watched GPUs replace those of the CPU; a report has both.
         charts += cpu_charts(run.snapshot.ticks, axis, has_run=True)
     measured_from_ns = _measured_from_ns(run)
     return [
-        replace(chart, gap_ns=_gap_ns(_times_of(chart), chart.gap_ns), cursor_ns=measured_from_ns) for chart in charts
+        replace(chart, gap_ns=gap_between(_times_of(chart), chart.gap_ns), cursor_ns=measured_from_ns)
+        for chart in charts
     ]
 
 
@@ -56,9 +51,3 @@ def _axis(run: ReportedRun) -> TimeAxis:
 
 def _times_of(chart: ChartData) -> Sequence[int]:
     return chart.series[0].times_ns if chart.series else ()
-
-
-def _gap_ns(times_ns: Sequence[int], least_ns: int) -> int:
-    """Return the time without samples from which on the line breaks: thinned records lie further apart."""
-    distances_ns = [after - before for before, after in pairwise(times_ns)]
-    return max(least_ns, int(4 * median(distances_ns))) if distances_ns else least_ns

@@ -18,15 +18,16 @@ def runs_pareto_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     comparable = list(_comparable(runs))
     if len(comparable) < 2:
         return []
-    front = pareto_front([(peak, rate) for _, peak, rate in comparable])
+    # Of equal runs `pareto_front` keeps one, and none is beaten.
+    front = {comparable[index][1:] for index in pareto_front([(peak, rate) for _, peak, rate in comparable])}
     points = [
         ScatterPoint(
             peak,
             rate,
-            ON_FRONT if index in front else BEHIND,
+            ON_FRONT if (peak, rate) in front else BEHIND,
             f"run {label}: {number(rate)} samples/s with {size(peak)}",
         )
-        for index, (label, peak, rate) in enumerate(comparable)
+        for label, peak, rate in comparable
     ]
     title, x_axis = "throughput by peak memory of each run", Axis("peak memory, a rank", size, binary=True)
     picture = scatter_picture(title, points, [], x_axis, Axis("samples/s", number))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal.best import BestAnswer
-from trainfast_tui.charts.scatter import MAX_LIMIT_RATIO
+from trainfast_tui.charts.scatter import drawn_limit
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
 from trainfast_tui.text.format import count, number, size
@@ -33,12 +33,10 @@ def search_pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     ]
     front = sorted((*measured[candidate], candidate) for candidate in answer.pareto_numbers if candidate in measured)
     limit_bytes = so_far.limit_bytes
-    is_far = limit_bytes is not None and limit_bytes > MAX_LIMIT_RATIO * max(
-        (peak for peak, _ in measured.values()), default=0
-    )
-    lines = [*_front_line([(peak, rate) for peak, rate, _ in front])]
-    if limit_bytes is not None and not is_far:
-        lines.append(_limit_line(limit_bytes, measured))
+    shown_limit = drawn_limit(limit_bytes, max((peak for peak, _ in measured.values()), default=0))
+    lines = list(_front_line([(peak, rate) for peak, rate, _ in front]))
+    if shown_limit is not None:
+        lines.append(_limit_line(shown_limit, measured))
     title = "throughput by peak memory of each measured setting"
     x_axis, y_axis = Axis("peak memory, a rank", size, binary=True), Axis("samples/s", number)
     picture = scatter_picture(title, points, lines, x_axis, y_axis)
@@ -48,7 +46,11 @@ def search_pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     return [
         heading,
         picture,
-        *([Prose(f"The limit, {size(limit_bytes)}, is far right of the picture.")] if is_far else []),
+        *(
+            [Prose(f"The limit, {size(limit_bytes)}, is far right of the picture.")]
+            if limit_bytes != shown_limit
+            else []
+        ),
         Prose("On the front no other setting is faster with less memory:"),
         grid(("", "settings", "samples/s", "peak memory"), rows, (0, 2, 3)),
     ]

@@ -11,7 +11,7 @@ from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, labelled
 from trainfast_tui.text.memory import phase_words
-from trainfast_tui.text.search.outcomes import REFUTED, outcome_words
+from trainfast_tui.text.search.outcomes import REFUTED, outcome_of
 
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
 STEP_COLUMNS = (("step", "memory"), ("", ""))
@@ -57,7 +57,7 @@ def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Li
 
 
 def _probe_row(probe: Probe, columns: Sequence[tuple[str, str]], many_ranks: bool, width: int, refuted: bool) -> Line:
-    outcome = outcome_words(REFUTED if refuted else probe.outcome)
+    outcome = outcome_of(REFUTED if refuted else probe.outcome)
     words = "OOM" if width < WIDE_CELLS_FROM and probe.outcome == "oom" else outcome.noun
     where = f" in {phase_words(probe.phase)}" if probe.phase and probe.outcome == "oom" else ""
     rank = ""

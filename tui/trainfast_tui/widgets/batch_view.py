@@ -23,7 +23,7 @@ from trainfast_tui.text.lines import (
 from trainfast_tui.text.search.batch_answer import Offer, offers
 from trainfast_tui.text.search.batch_question import limits_words
 from trainfast_tui.text.search.batch_state import batch_search_words
-from trainfast_tui.text.search.outcomes import outcome_words
+from trainfast_tui.text.search.outcomes import outcome_of
 from trainfast_tui.text.state_signs import search_sign
 from trainfast_tui.widgets.batch_lines import table_lines
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
@@ -249,7 +249,7 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
 
 
 def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> Point | None:
-    outcome = outcome_words(probe.outcome)
+    outcome = outcome_of(probe.outcome)
     sign, tone = outcome.sign, outcome.tone
     if probe.outcome == "oom":
         # Only the fit knows its need; it is certainly above the limit.

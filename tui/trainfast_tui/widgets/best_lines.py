@@ -10,7 +10,7 @@ from trainfast_tui.text.lines import Line, Piece, Tone, labelled
 from trainfast_tui.text.search.best_answer import precision_words
 from trainfast_tui.text.search.best_figures import count_words, figure_words, gain_words, unit_of
 from trainfast_tui.text.search.best_state import candidate_words
-from trainfast_tui.text.search.outcomes import outcome_words, role_words
+from trainfast_tui.text.search.outcomes import outcome_of, role_of
 from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _unit(so_far: BestSoFar) -> tuple[str, float]:
 def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width: int) -> Line:
     from trainfast_runner.search.journal.best import Trial
 
-    outcome = outcome_words(attempt.outcome)
+    outcome = outcome_of(attempt.outcome)
     words = "" if attempt.outcome in ("measured", "slow") else outcome.noun
     assert so_far.space is not None
     setting = candidate_words(so_far.space, attempt.candidate_number, short=width < WIDE_COLUMNS_FROM)
@@ -55,7 +55,7 @@ def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width:
     else:
         if attempt.knob is not None:
             setting = f"{attempt.knob} of {setting}"
-        steps, process = fmt.ABSENT, role_words(attempt.role).short if width >= WIDE_COLUMNS_FROM else "cold"
+        steps, process = fmt.ABSENT, role_of(attempt.role).short if width >= WIDE_COLUMNS_FROM else "cold"
     if attempt.outcome == "slow":
         words = f"{words}, given up" if width >= WIDE_COLUMNS_FROM else words
     elif attempt.outcome == "void" and words != "void":

@@ -177,11 +177,9 @@ class KnobPanel(Painted, can_focus=True):
 
         def save(name: str) -> None:
             try:
-                self.screen.notify(f"saved: {next_run.save(name, overwrite=True)}")
+                self.screen.notify(f"saved: {next_run.save(name)}")
             except UserError as error:
                 self.screen.notify(error.line_without_option(), severity="error")
-            except OSError as error:
-                self.screen.notify(f"not saved: {error}", severity="error")
 
         hint = f"A name; it becomes a file in {user_directory()}, with the comments of the preset it comes from."
         ask_preset_name(self.app, "Save these knobs as", hint, "", save)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from trainfast_runner.machine.telemetry import failures
@@ -131,6 +131,8 @@ class _MachineView:
     last_minute: Mapping[str, DeviceConditions]
     """Each GPU's last minute, by UUID."""
     width: int
+    _details: dict[int, list[Line]] = field(default_factory=dict)
+    """The details asked for so far, by GPU."""
 
     @cached_property
     def before(self) -> tuple[Tick | None, float]:
@@ -154,11 +156,6 @@ class _MachineView:
     def alarms(self) -> list[list[Item]]:
         """Each GPU's readings that need a person."""
         return [alarm_items(device) if device.error is None else [] for device in self.tick.devices]
-
-    @cached_property
-    def _details(self) -> dict[int, list[Line]]:
-        """The details asked for so far, by GPU."""
-        return {}
 
     @cached_property
     def _lost_s(self) -> Mapping[int, float]:

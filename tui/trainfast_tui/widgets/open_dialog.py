@@ -71,8 +71,7 @@ def _check_name(name: str) -> None:
     """Raise UserError for a name that no new preset can have; one of the user's own may be replaced."""
     from trainfast_runner.settings.saving import new_preset_path
 
-    if not _is_own(name):
-        new_preset_path(name, overwrite=False)
+    new_preset_path(name, overwrite=_is_own(name))
 
 
 def _is_own(name: str) -> bool:

@@ -65,8 +65,7 @@ class RunsTable(SortedTable[RunRow]):
         super().__init__()
         self.marked: list[str] = []
         """Ids of marked runs, first marked first; at most two."""
-        self._is_listed = False
-        self._empty_words = ""
+        self._empty_words = "listing the runs…"
         self.is_grouped = False
         """True if the order is by a figure that ranks among the runs of one seq_len alone, and there are several."""
 
@@ -81,8 +80,8 @@ class RunsTable(SortedTable[RunRow]):
         return list(dict.fromkeys((ORDERS[0], *super().orders)))
 
     def show_rows(self, rows: list[RunRow], *, is_filtered: bool) -> None:
-        """Show these rows, of which a filter may have left none."""
-        self._is_listed, self._listed = True, rows
+        """Show these rows; if there are none, `is_filtered` tells a filter from a home without runs."""
+        self._listed = rows
         self._empty_words = "No matching runs." if is_filtered else "No run yet; Esc, then r starts one."
         self.reorder()
 
@@ -108,7 +107,7 @@ class RunsTable(SortedTable[RunRow]):
 
     def lines(self, width: int, height: int) -> list[Line]:
         if not self._shown:
-            return [[(self._empty_words if self._is_listed else "listing the runs…", "muted")]]
+            return [[(self._empty_words, "muted")]]
         return [self.heading(width), *self.visible_rows(width, height - 1)]
 
     def identity(self, row: RunRow) -> str:

@@ -20,7 +20,7 @@ class CounterChecks:
         self.start_again()
 
     def start_again(self) -> None:
-        """Expect counters from 0 on: a driver that was loaded again counts from the start again."""
+        """Expect counters from 0 on: a reloaded driver counts from zero."""
         self._durations: dict[str, DurationCounter] = {}
         self._energy = EnergyCounter()
 

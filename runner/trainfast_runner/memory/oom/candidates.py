@@ -15,7 +15,7 @@ Settings = dict[str, str]
 
 def specs_with_one_change(spec: RunSpec, applicable: Iterable[Fix], phase: str | None) -> list[RunSpec]:
     """Return the specs of all single changes but a smaller batch, the most useful first."""
-    return _specs(spec, [{fix.knob: fix.value} for fix in useful_first([*applicable], phase)])
+    return _specs(spec, [{fix.knob: fix.value} for fix in useful_first(applicable, phase)])
 
 
 def specs_with_several_changes(spec: RunSpec, applicable: Iterable[Fix]) -> list[RunSpec]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom.explain import OutOfMemory
-from trainfast_runner.memory.oom.fixes import Fix, best_of_each_knob, changed_global_batch, fixes
+from trainfast_runner.memory.oom.fixes import Fix, best_of_each_knob, changed_global_batch, fixes_of_run
 from trainfast_runner.memory.oom.predicted_changes import KEEPS_GLOBAL_BATCH, MAX_CHANGES, unpredicted_change
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_file import RunFile
@@ -34,7 +34,7 @@ def _changes(run: RunFile, script: ScriptAsked, phase: str | None) -> list[OomCh
     """The changes of knobs that the run set and that reach the script; the script's own values are not known."""
     preset = _preset_of(run, script)
     knobs = {**defaults(), **run.knobs}
-    applicable = fixes(knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
+    applicable = fixes_of_run(run, knobs, phase)
     reaching = [fix for fix in best_of_each_knob(applicable, phase) if fix.knob in run.knobs and _takes(preset, fix)]
     return [_change(fix, run, preset) for fix in reaching[:MAX_CHANGES]]
 

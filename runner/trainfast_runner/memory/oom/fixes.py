@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.memory.headroom import COMPILER_BYTES, TRAINER_BYTES
 from trainfast_runner.memory.model import batch_multiple
+from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.strategy_of_run import strategy_or_single
 from trainfast_runner.units import mebibytes
@@ -64,12 +65,17 @@ def fixes(
     return [fix for fix in in_phase if fix.knob != "optimizer" or OPTIMIZERS[fix.value].refusal(strategy) is None]
 
 
+def fixes_of_run(run: RunFile, knobs: Mapping[str, Any], phase: str | None) -> list[Fix]:
+    """Return the `fixes` of a run with these knobs on its devices."""
+    return fixes(knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
+
+
 def changed_global_batch(share: float) -> str:
     """The cost, in words, of a global batch `share` times as large, where grad_accum cannot restore it."""
     return f"little; the global batch becomes {share:.2g} times as large"
 
 
-def useful_first(fixes_by_cost: list[Fix], phase: str | None) -> list[Fix]:
+def useful_first(fixes_by_cost: Iterable[Fix], phase: str | None) -> list[Fix]:
     """Sort the changes that shrink this phase's memory to the front: the states' in the optimizer's step."""
     return sorted(fixes_by_cost, key=lambda fix: fix.frees_states != (phase == OPTIMIZER_PHASE))
 

@@ -50,8 +50,8 @@ class MemoryNeed(NamedTuple):
 class FitTarget:
     """A run that ran out of memory in `phase`, and the limit that it must fit into.
 
-    `model_of` returns the memory model of a spec, None if there is none. `untouched_bytes` are those that the limit
-    counted beyond the memory held, `beyond_bytes` the least that the run took beyond its trace, `asked_bytes` the
+    `model_of` returns the memory model of a spec, None if there is none. `untouched_bytes` are counted by the limit
+    beyond the held memory, `beyond_bytes` the least that the run took beyond its trace, `asked_bytes` the
     request that failed.
     """
 

@@ -100,7 +100,7 @@ def read_command(typed: Sequence[str], python: str | None = None, cwd: str = "")
     Raises UserError for one that cannot start.
     """
     if not typed:
-        raise UserError("run -- needs a command after --", key="--", advice="run -- python train.py")
+        raise UserError("run -- needs a command after --", key="--", option="run -- python train.py")
     first = Path(typed[0]).name
     if PYTHON.fullmatch(first):
         return _python(typed, python, cwd)
@@ -180,7 +180,7 @@ def _python(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand
         name = Path(arguments[0]).name
         _refuse_missing(arguments[0], cwd)
     else:
-        raise UserError(f"{typed[0]} has no script to run", key="--", advice=f"run -- {typed[0]} train.py")
+        raise UserError(f"{typed[0]} has no script to run", key="--", option=f"run -- {typed[0]} train.py")
     argv = (interpreter, *typed[1:])
     return ScriptCommand(
         typed=tuple(typed),
@@ -251,7 +251,7 @@ def _deepspeed(typed: Sequence[str], python: str | None, cwd: str) -> ScriptComm
         elif option == "--num_nodes" and value != "1":
             raise UserError(f"deepspeed --num_nodes {value}: a run is on one machine", key=option)
     if not arguments:
-        raise UserError("deepspeed has no script to run", key="--", advice="run -- deepspeed train.py")
+        raise UserError("deepspeed has no script to run", key="--", option="run -- deepspeed train.py")
     _refuse_missing(arguments[0], cwd)
     interpreter = python or _shebang(_command_path(typed[0], cwd)) or _command_path("python", cwd)
     return ScriptCommand(
@@ -311,11 +311,11 @@ def _command_path(word: str, cwd: str) -> str:
     if path is not None:
         return os.path.abspath(path) if os.sep in word else path
     if word.endswith(".py") and os.path.exists(file):
-        raise UserError(f"{word} cannot be executed", key=word, advice=f"run -- python {word}")
+        raise UserError(f"{word} cannot be executed", key=word, advice=f"python {word}", option=f"run -- python {word}")
     known = ("python", "deepspeed", *LAUNCHERS)
     message = f"there is no command {word!r}"
     if word in known:
-        raise UserError(message, key=word, advice="--python PATH of the Python that has it")
+        raise UserError(message, key=word, option="--python PATH of the Python that has it")
     raise UserError(message, key=word, nearest=_nearest_file(word, cwd) or nearest(word, known))
 
 

@@ -58,7 +58,8 @@ def discover(
         raise UserError(
             f"no Python script found in {shlex.join(command.typed)}: discovery needs one",
             key="--",
-            advice="presets new NAME -- python train.py",
+            advice="python train.py",
+            option="presets new NAME -- python train.py",
         )
     with tempfile.TemporaryDirectory(prefix="trainfast-discovery-") as name:
         folder = Path(name)

@@ -147,7 +147,8 @@ def _step_limit(knobs: KnobValues, steps_from_log: str | None) -> int | None:
         raise UserError(
             f"timing_warmup={warmup} leaves none of the {limit} steps to measure",
             key="timing_warmup",
-            advice=f"--steps {warmup + 5}",
+            advice=f"steps={warmup + 5}",
+            option=f"--steps {warmup + 5}",
         )
     if steps_from_log is not None:
         step_pattern(steps_from_log)

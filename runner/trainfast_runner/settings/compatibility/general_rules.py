@@ -89,8 +89,8 @@ def precision_has_hardware(facts: Facts) -> None:
     for gpu in chosen_gpus(facts.knobs, facts.machine).gpus:
         if not entry.runs_on(gpu.compute_capability):
             raise UserError(
-                f"precision={precision} needs an Ampere GPU (compute capability 8.0) or later and GPU {gpu.index},"
-                f" {gpu.name}, has {gpu.compute_capability}",
+                f"precision={precision} needs compute capability {'.'.join(map(str, entry.min_compute_capability))}"
+                f" or later and GPU {gpu.index}, {gpu.name}, has {gpu.compute_capability}",
                 key="precision",
                 advice="precision=fp16",
             )

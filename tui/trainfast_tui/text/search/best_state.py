@@ -9,7 +9,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.search.best_figures import budget_words, gain_words, noise_words, objective_words, typed_knobs
-from trainfast_tui.text.search.outcomes import role_words
+from trainfast_tui.text.search.outcomes import role_of
 from trainfast_tui.text.starting import wait_words
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def doing_words(so_far: BestSoFar) -> str:
     if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
         return "deciding the next step"
     knob = f" {step.knob} of" if step.knob else ""
-    return f"{role_words(step.action).doing}{knob} {candidate_words(space, step.candidate_number)}"
+    return f"{role_of(step.action).doing}{knob} {candidate_words(space, step.candidate_number)}"
 
 
 def _answer_words(so_far: BestSoFar) -> str:

@@ -44,13 +44,13 @@ ROLES = {
 }
 
 
-def outcome_words(outcome: str) -> Outcome:
+def outcome_of(outcome: str) -> Outcome:
     """Return the row of an outcome; one of a newer version is named by itself."""
     words = outcome.replace("_", " ")
     return OUTCOMES.get(outcome) or Outcome("○", "text", words, words)
 
 
-def role_words(role: str) -> Role:
+def role_of(role: str) -> Role:
     """Return the row of a role; one of a newer version is named by itself."""
     words = role.replace("_", " ")
     return ROLES.get(role) or Role(words, words, "running")
