@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
 
+from trainfast_runner.door.trainfast_door import model_hook
 from trainfast_runner.door.trainfast_door.memory_limit import MemoryLimit
+
+if TYPE_CHECKING:
+    from trainfast_runner.door.trainfast_door.script_run import ScriptRun
 
 GIB = 1 << 30
 
@@ -48,6 +54,64 @@ def test_gpu_that_the_script_chose_after_its_first_parameter_is_limited_too(limi
     limit.impose(rank=0)
     limit.limit_gpu_of(parameter_on(3))
     assert limited == {2: 0.25, 3: 0.25}
+
+
+class ParameterOnGpu(torch.nn.Parameter):
+    """A parameter in host memory that names GPU 3 as its device."""
+
+    is_cuda = True
+
+    def get_device(self) -> int:
+        """The GPU that `model.to(device)` chose."""
+        return 3
+
+
+class Model(torch.nn.Module):
+    """Records, in its forward pass, the GPUs that are limited by then."""
+
+    def __init__(self, limited: dict[int, float]) -> None:
+        super().__init__()
+        self.weight = ParameterOnGpu(torch.ones(2))
+        self.limited = limited
+        self.limited_gpus: list[list[int]] = []
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.limited_gpus.append(list(self.limited))
+        return batch * 2
+
+
+@pytest.fixture
+def watched_run() -> Iterator[Callable[[MemoryLimit], None]]:
+    """Install the model hook for a run with this limit; the hooks are removed afterwards."""
+    yield lambda limit: model_hook.install(cast("ScriptRun", SimpleNamespace(memory_limit=limit, removals=[])))
+    model_hook.remove_hooks()
+
+
+def global_forward_hooks() -> int:
+    return len(torch.nn.modules.module._global_forward_pre_hooks)
+
+
+def test_gpu_is_limited_before_the_first_forward_pass_not_after_the_first_step(
+    limited: dict[int, float], watched_run: Callable[[MemoryLimit], None]
+) -> None:
+    limit = MemoryLimit([20 * GIB], "cuda")
+    limit.impose(rank=0)
+    model, transform, before = Model(limited), torch.nn.Sequential(torch.nn.ReLU()), global_forward_hooks()
+    watched_run(limit)
+    assert list(limited) == [2]
+    for _ in range(2):
+        model(transform(torch.ones(2)))
+    assert model.limited_gpus == [[2, 3], [2, 3]]
+    assert global_forward_hooks() == before, "a hook would slow down every module's call"
+
+
+@pytest.mark.parametrize("limit", [MemoryLimit([], "cuda"), MemoryLimit([GIB], "cpu")])
+def test_run_without_a_limit_of_gpus_hooks_no_forward_pass(
+    limit: MemoryLimit, watched_run: Callable[[MemoryLimit], None]
+) -> None:
+    before = global_forward_hooks()
+    watched_run(limit)
+    assert global_forward_hooks() == before
 
 
 def test_run_without_a_limit_limits_no_gpu(limited: dict[int, float]) -> None:

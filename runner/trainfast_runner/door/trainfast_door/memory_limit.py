@@ -27,6 +27,11 @@ class MemoryLimit:
         self._limited_gpus: set[int] = set()
         self._peak_bytes: int | None = None
 
+    @property
+    def is_on_gpus(self) -> bool:
+        """True if the limit is one of GPUs; False for a CPU, and without a limit."""
+        return bool(self._limits_bytes) and self._device == "cuda"
+
     @never_raises
     def impose(self, rank: int) -> None:
         """Set this rank's limit: on CUDA the allocator's fraction, on a CPU RLIMIT_DATA above the present VmData.

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling
 from torch.nn.modules.module import (
+    register_module_forward_pre_hook,
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
@@ -34,7 +36,10 @@ _handles: list[Any] = []
 
 
 def install(run: ScriptRun) -> None:
-    """Watch modules being built until the first step. Global forward hooks would slow down every module's call."""
+    """Watch modules being built until the first step. Global forward hooks would slow down every module's call.
+
+    The only one limits the model's GPU before the first forward pass, and is then removed.
+    """
 
     @never_raises
     def on_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
@@ -51,6 +56,20 @@ def install(run: ScriptRun) -> None:
         _modules.add(module)
         run.steps.start_first_step()
 
+    @never_raises
+    def limit_gpu(module: nn.Module, args: Any) -> None:
+        # In compiled code only this line is traced.
+        if is_compiling():
+            return
+        # The script's transforms may be modules too: they have no parameters, or some on the CPU.
+        parameter = next(module.parameters(), None)
+        if parameter is not None and parameter.is_cuda:
+            before_forward.remove()
+            run.memory_limit.limit_gpu_of(parameter)
+
+    if run.memory_limit.is_on_gpus:
+        before_forward = register_module_forward_pre_hook(limit_gpu)
+        _handles.append(before_forward)
     run.removals.append(remove_hooks)
     _handles.append(register_module_module_registration_hook(on_module))
     _handles.append(register_module_parameter_registration_hook(on_parameter))

@@ -94,6 +94,7 @@ class OptimizerHook:
         group = optimizer.param_groups[0]
         self._run.has_scheduler = "initial_lr" in group
         self._run.given_rate = _finite(group.get("initial_lr", group.get("lr")))
+        # A forward pass that was compiled whole has not limited its GPU.
         self._run.memory_limit.limit_gpu_of(parameters[0])
         steps.peaks.watch(parameters[0].device)
         self._run.actual.update(
