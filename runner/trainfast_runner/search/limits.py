@@ -43,6 +43,13 @@ def share_of_free(free_bytes: int, ranks: int) -> int:
     return int(FREE_SHARE * free_bytes / max(1, ranks)) >> 20 << 20
 
 
+def host_limit(limit_bytes: int | None, ranks: int, free_bytes: int) -> int:
+    """Return the bytes that each rank may take on a CPU: `limit_bytes` if all ranks together fit, else their share."""
+    if limit_bytes is not None and ranks * limit_bytes <= free_bytes:
+        return limit_bytes
+    return share_of_free(free_bytes, ranks)
+
+
 def with_limits(plan: RunPlan, by_rank: tuple[int, ...]) -> RunPlan:
     """Return the plan under these limits: on a CPU every run of the search gets them as its `memory_limit`."""
     if not by_rank or plan.memory_limit_bytes == by_rank:

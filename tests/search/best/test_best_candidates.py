@@ -129,12 +129,12 @@ def test_a_million_points_are_refused_with_the_count_before_anything_is_listed()
 def test_a_setting_that_needs_more_than_the_limit_says_how_much_more() -> None:
     spec = resolve("tiny-llama")
     space = enumerate_space(spec, CPU, vary(spec, batch_size=[8, 16]), 16, refuse)
-    space = with_predictions(space, {0: GIB, 1: 3 * GIB}, {0: 2 * GIB, 1: 2 * GIB})
+    space = with_predictions(space, {0: GIB, 1: 3 * GIB}, lambda number: 2 * GIB)
     assert space.candidates[0].excluded_as is None
     assert space.candidates[1].excluded_as == "too_large"
     assert space.candidates[1].excess_bytes == GIB
     assert "1024.0 MiB too large" in space.candidates[1].reason or "too large" in space.candidates[1].reason
-    too_large = with_predictions(space, {0: 3 * GIB}, {0: 2 * GIB})
+    too_large = with_predictions(space, {0: 3 * GIB}, lambda number: 2 * GIB)
     assert too_large.candidates[0].excluded_as is None, "the baseline is run all the same"
 
 

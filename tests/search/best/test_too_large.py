@@ -50,9 +50,10 @@ def test_a_run_under_a_limit_tells_what_it_held() -> None:
     assert oom_failure(msgspec.structs.replace(result, oom=None)) == Failure("an allocation of 64 MiB failed")
 
 
-def test_each_candidate_on_a_cpu_has_its_own_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def cpu_verdicts(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[int, tuple[str | None, int | None]]:
+    """The exclusion and the excess by number of ranks, if each rank needs 600 MiB and the host has 1000 MiB free."""
     ranks = BestRequest(vary={"strategy": ["single", "ddp"]})
-    best = plan_preset_best(resolve("tiny-llama", ["devices=2"]), ranks, SearchOptions())
+    best = plan_preset_best(resolve("tiny-llama", ["devices=2", *settings]), ranks, SearchOptions())
     predicted = SimpleNamespace(total_bytes=600 * MIB, context_bytes=None)
     model = SimpleNamespace(predict=lambda spec, ranks: predicted)
     monkeypatch.setattr(survey, "trace_models", lambda *words, **options: iter(()))
@@ -60,8 +61,26 @@ def test_each_candidate_on_a_cpu_has_its_own_share_of_the_free_memory(monkeypatc
     monkeypatch.setattr(survey, "read_host_free_bytes", lambda: 1000 * MIB)
     assert isinstance(best.survey, survey.ModelSurvey)
     space = best.survey.predict_candidates(best.question, threading.Event())
-    verdicts = {one.world_size: (one.excluded_as, one.excess_bytes) for one in space.candidates}
-    assert verdicts == {1: (None, None), 2: ("too_large", 150 * MIB)}
+    return {one.world_size: (one.excluded_as, one.excess_bytes) for one in space.candidates}
+
+
+def test_each_candidate_on_a_cpu_has_its_own_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu_verdicts(monkeypatch) == {1: (None, None), 2: ("too_large", 150 * MIB)}
+
+
+@pytest.mark.parametrize(("baseline", "excluded"), [("single", "too_large"), ("ddp", None)])
+def test_memory_limit_on_a_cpu_is_shared_by_the_ranks_of_the_candidate_not_of_the_baseline(
+    monkeypatch: pytest.MonkeyPatch, baseline: str, excluded: str | None
+) -> None:
+    verdicts = cpu_verdicts(monkeypatch, f"strategy={baseline}", "memory_limit=800MiB")
+    assert verdicts == {1: (None, None), 2: (excluded, 150 * MIB)}, "the baseline is run all the same"
+
+
+def test_verdict_on_memory_limit_is_the_limit_itself_where_all_ranks_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu_verdicts(monkeypatch, "memory_limit=500MiB") == {
+        1: (None, 100 * MIB),
+        2: ("too_large", 100 * MIB),
+    }
 
 
 def test_a_verdict_says_by_how_much_by_the_prediction_else_as_measured() -> None:

@@ -86,17 +86,17 @@ def process_knobs(run_knobs: KnobValues, knobs: KnobValues) -> KnobValues:
     return {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].needs_process(value)}
 
 
-def with_predictions(space: Space, bytes_of: Mapping[int, int], limits: Mapping[int, int]) -> Space:
+def with_predictions(space: Space, bytes_of: Mapping[int, int], limit_of: Callable[[int], int | None]) -> Space:
     """Return the space with the predicted bytes of some candidates (of the fullest rank), and too large ones ruled out.
 
-    `limits` are the bytes that each rank of a candidate may take; a candidate without a limit is not ruled out.
+    `limit_of` returns the bytes that each rank of a candidate may take; a candidate without a limit is not ruled out.
     The baseline is never ruled out: its run shows the error of the prediction.
     """
     candidates = list(space.candidates)
     for number, needed in bytes_of.items():
         candidate = candidates[number]
         predicted = msgspec.structs.replace(candidate, predicted_bytes=needed)
-        limit_bytes = limits.get(number)
+        limit_bytes = limit_of(number)
         if candidate.excluded_as is None and limit_bytes is not None and needed > limit_bytes:
             excess = needed - limit_bytes
             predicted = msgspec.structs.replace(predicted, excess_bytes=excess)

@@ -31,7 +31,6 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
         if trial.peak_allocated_bytes is not None and "batch_size" in candidate.knobs:
             tried[_knobs_but_batch(candidate)].setdefault(candidate.batch_size, trial)
     expected: dict[int, int] = {}
-    too_large: dict[int, int] = {}
     limits: dict[int, int] = {}
     for number, candidate in enumerate(space.candidates):
         alike = tried.get(_knobs_but_batch(candidate), {})
@@ -43,9 +42,8 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
         need, error = predicted
         expected[number] = round(need)
         if limit_bytes is not None and need - error > limit_bytes:
-            too_large[number] = round(need)
             limits[number] = limit_bytes
-    return with_predictions(with_predictions(space, expected, {}), too_large, limits)
+    return with_predictions(space, expected, limits.get)
 
 
 def _by_sizes(trials: Mapping[int, Trial], batch_size: int, device: str) -> tuple[float, float] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 
 from trainfast_runner.errors import UserError
@@ -18,7 +19,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.candidates import enumerate_space, with_predictions
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import BestQuestion, Candidate, Space
-from trainfast_runner.search.limits import limits_of, share_of_free
+from trainfast_runner.search.limits import host_limit
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.device_counts import device_count
@@ -123,22 +124,17 @@ class ModelSurvey(Survey):
             if model is not None:
                 predicted = model.predict(spec, space.candidates[number].world_size)
                 needed[number] = predicted.total_bytes + (predicted.context_bytes or 0)
-        return with_predictions(space, needed, self._limits(space))
+        return with_predictions(space, needed, self._limit_of(space))
 
-    def _limits(self, space: Space) -> dict[int, int]:
-        """Return the bytes that each rank of a candidate may take, by its number; empty if unknown.
+    def _limit_of(self, space: Space) -> Callable[[int], int | None]:
+        """Return a function from a candidate's number to the bytes that each of its ranks may take, None if unknown.
 
-        They are `memory_limit`, else the free memory, which the ranks of a candidate share on a CPU.
+        They are `memory_limit`, else the free memory. On a CPU all ranks of a candidate share the free memory.
         """
         plan = self.plan
-        if plan.memory_limit_bytes is not None:
-            limit_bytes = min(limits_of(plan).by_rank, default=None)
-        elif plan.device == "cpu":
+        limit_bytes = min(plan.memory_limit_bytes or (), default=None)
+        if plan.device == "cpu":
             free_bytes = read_host_free_bytes()
-            return {
-                number: share_of_free(free_bytes, candidate.world_size)
-                for number, candidate in enumerate(space.candidates)
-            }
-        else:
-            limit_bytes = lowest(gpu.memory_free_bytes for gpu in plan.gpus)
-        return {} if limit_bytes is None else dict.fromkeys(range(len(space.candidates)), limit_bytes)
+            return lambda number: host_limit(limit_bytes, space.candidates[number].world_size, free_bytes)
+        gpu_limit = lowest(gpu.memory_free_bytes for gpu in plan.gpus) if limit_bytes is None else limit_bytes
+        return lambda number: gpu_limit
