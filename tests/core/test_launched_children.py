@@ -21,6 +21,7 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.search_directories import search_directories
 from trainfast_runner.running.launch import _spawn_supervisor
+from trainfast_runner.search import control
 from trainfast_runner.search.control import MODULE, SearchRequest, start_search
 from trainfast_runner.search.journal.batch import BatchEnded, read_batch_journal
 from trainfast_runner.search.journal.lines import newest_conducted
@@ -52,6 +53,15 @@ def test_a_conductor_that_ended_is_collected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no Python at /nowhere"):
         start_search(resolve("tiny-llama", []), Home(tmp_path), "/nowhere")
     until(lambda: children() <= before, "the conductor to be collected")
+
+
+def test_a_conductor_that_ends_without_an_answer_is_an_error_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "MODULE", "trainfast_runner.no_such_module")
+    advice = "ended before it answered; try the same search as a command, which prints its error"
+    with pytest.raises(UserError, match=advice):
+        start_search(resolve("tiny-llama", []), Home(tmp_path))
 
 
 def test_a_conductor_whose_starter_has_gone_goes_on(

@@ -149,6 +149,14 @@ def test_question_that_trials_cannot_answer_is_refused(cli: Cli, options: list[s
     assert expected in cli("search", "best", "mine", *options).refused()
 
 
+def test_advice_on_a_knob_without_a_present_value_reads_well_on_a_screen(cli: Cli) -> None:
+    preset_of(cli, *script("plain_torch.py"))
+    preset = script_preset.load(cli.presets / "mine.toml")
+    with pytest.raises(UserError, match="does not name the present lr") as refused:
+        plan_script_best(preset, (), BestRequest(vary={"lr": ["0.1", "0.2"]}), SearchOptions())
+    assert refused.value.line_without_option().endswith("; try naming a value of lr")
+
+
 def planned(cli: Cli) -> BestPlan:
     """The question about two batch sizes of `mine`."""
     preset = script_preset.load(cli.presets / "mine.toml")

@@ -24,7 +24,7 @@ from trainfast_runner.settings.spec import RunSpec
 
 MODULE = "trainfast_runner.search"
 POLL_S = 0.02
-"""Seconds between looks for the end of a conductor."""
+"""Seconds between checks that the conductor has ended."""
 
 
 class SearchRequest(RecordedSpec, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ def _conduct(request: SearchRequest) -> dict[str, Any]:
         raise UserError(
             "the search process ended before it answered",
             key="search",
-            advice="run the same search on the command line; it prints the error",
+            advice="the same search as a command, which prints its error",
             exit_code=4,
         ) from None
 

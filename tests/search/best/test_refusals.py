@@ -8,7 +8,12 @@ import pytest
 
 from cli.command import SMALL, Cli
 from cli.test_report import RECORDED
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.best.planning.preset_question import plan_preset_best
+from trainfast_runner.search.best.planning.request import BestRequest
+from trainfast_runner.search.options import SearchOptions
+from trainfast_runner.settings.spec import resolve
 
 BEST = ("search", "best", "tiny-llama", *SMALL)
 
@@ -37,6 +42,12 @@ def test_a_bad_question_is_one_line(cli: Cli, words: tuple[str, ...], expected: 
     line = cli(*BEST, *words).refused()
     assert all(part in line for part in expected), line
     assert Home(cli.home).run_ids() == []
+
+
+def test_advice_on_a_knob_that_cannot_be_varied_reads_well_on_a_screen() -> None:
+    with pytest.raises(UserError, match="devices cannot be varied") as refused:
+        plan_preset_best(resolve("tiny-llama", []), BestRequest(vary={"devices": ["1", "2"]}), SearchOptions())
+    assert refused.value.line_without_option().endswith("; try setting devices for the next run")
 
 
 def test_a_grid_of_a_million_is_counted_and_says_which_knobs_to_drop(cli: Cli) -> None:

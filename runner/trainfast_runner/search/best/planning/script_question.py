@@ -86,7 +86,7 @@ def _check_answerable(request: BestRequest, named: Sequence[str], preset: Script
         raise UserError(
             f"{preset.name} does not name the present {name} of its script",
             key=name,
-            advice=f"a value of {name} for the next run",
+            advice=f"naming a value of {name}",
             option=f"--set {name}=VALUE",
         )
 

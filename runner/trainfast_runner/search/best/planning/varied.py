@@ -77,7 +77,7 @@ def _requested_values(name: str, values: Iterable[object]) -> list[KnobValue]:
         raise UserError(
             f"{name} cannot be varied: {NEVER_VARIED[name]}",
             key=name,
-            advice=f"{name} of the next run",
+            advice=f"setting {name} for the next run",
             option=f"--set {name}=...",
         )
     distinct = list(dict.fromkeys(entry.read(value) for value in values))
