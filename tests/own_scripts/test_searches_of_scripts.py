@@ -18,6 +18,7 @@ from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.script_question import plan_script_batch
 from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.journal.lines import Conducted, SearchJournal
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import end_if_live
 from trainfast_runner.settings.scripts import script_preset
@@ -190,6 +191,10 @@ def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli: Cli) -> None:
     preset = script_preset.load(cli.presets / "mine.toml")
     batch_plan = plan_script_batch(preset, (), None, options)
     directory = open_batch(batch_plan, home, options)
+    # The conductor that was killed wrote this line before it started anything.
+    journal = SearchJournal(directory)
+    journal.write(Conducted(pid=1, start_ticks=1, boot_id="killed"))
+    journal.close()
     left = plan_script((), preset=preset, steps=1000, trial=True)
     probe = launch.start(replace(left, role=PROBE, search_id=directory.name), home)
     try:

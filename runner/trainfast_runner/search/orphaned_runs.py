@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainfast_runner.records.file_locks import is_alive
@@ -59,3 +60,46 @@ def end_if_live(directory: Path) -> None:
     """End a run if it is still live."""
     if read_result(directory) is None and is_alive(directory):
         end_run(directory)
+
+
+class OrphanedRuns:
+    """The runs of earlier conductors of a search; `recorded` are the ids of those whose outcome its journal has.
+
+    A short run tries something (a probe or a trial), a long one measures as a run of its own (to confirm, or cold).
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        search_id: str,
+        lines: Sequence[object],
+        recorded: set[str],
+        short_role: str,
+        long_role: str,
+    ) -> None:
+        self._home = home
+        # A new search has no runs: its home is not listed.
+        runs = runs_of_search(home, search_id) if len(lines) > 1 else {}
+        unrecorded = {run_id: run for run_id, run in runs.items() if run_id not in recorded}
+        self._all_short = [run_id for run_id, run in runs.items() if run.role == short_role]
+        self._short = {run_id: run for run_id, run in unrecorded.items() if run.role == short_role}
+        self._long = {run_id: run for run_id, run in unrecorded.items() if run.role == long_role}
+
+    def end_short_runs(self) -> None:
+        """End the live short runs, recorded or not; one under way is lost."""
+        for run_id in self._all_short:
+            end_if_live(self._home.directory(run_id))
+
+    def adopt_short_run(self, plan: RunPlan) -> Path | None:
+        """Return the ended short run of a script with the plan's settings, if the journal lacks it; else None."""
+        return adopt_ended(self._short, self._home, plan)
+
+    def adopt_long_run(self, plan: RunPlan) -> Path | None:
+        """Return the newest usable long run of the plan's settings, if the journal lacks its outcome; else None.
+
+        All other long runs are ended.
+        """
+        adopted = adopt_one(self._long, self._home, plan)
+        if adopted is not None:
+            del self._long[adopted.name]
+        return adopted

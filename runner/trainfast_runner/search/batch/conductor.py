@@ -12,7 +12,6 @@ from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.answer import answer_of
 from trainfast_runner.search.batch.decide import decide
-from trainfast_runner.search.batch.orphaned_batch_runs import OrphanedBatchRuns
 from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
 from trainfast_runner.search.conductor import Conductor, SearchCaller
@@ -22,6 +21,7 @@ from trainfast_runner.search.journal.batch import (
     BatchLaunched,
     BatchLine,
     BatchQuestion,
+    ConfirmationRun,
     Predicted,
     Probe,
     RankPeaks,
@@ -30,7 +30,8 @@ from trainfast_runner.search.journal.batch import (
 from trainfast_runner.search.journal.lines import Conducted, EndState
 from trainfast_runner.search.limits import with_limits
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.worker.shared.search_roles import CONFIRMATION
+from trainfast_runner.search.orphaned_runs import OrphanedRuns
+from trainfast_runner.worker.shared.search_roles import CONFIRMATION, PROBE
 
 UNTIMED_CONFIRMATION_STEPS = 3
 """Steps of a confirmation run before the timed ones; fewer where that would leave none."""
@@ -56,7 +57,8 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         question = next(line for line in lines if isinstance(line, BatchQuestion))
         plan = with_limits(on_gpus(plan, question.device_uuids), tuple(question.limits_bytes))
         super().__init__(directory, plan, home, lines, options, caller)
-        self._orphans = OrphanedBatchRuns(home, directory.name, lines)
+        recorded = {line.run_id for line in lines if isinstance(line, Probe | ConfirmationRun)}
+        self._orphans = OrphanedRuns(home, directory.name, lines, recorded, PROBE, CONFIRMATION)
 
     @abstractmethod
     def predict(self) -> None:
@@ -86,7 +88,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def open(self) -> None:
         """End an orphaned process and predict the largest size."""
-        self._orphans.end_probes()
+        self._orphans.end_short_runs()
         if not any(isinstance(line, (Predicted, Probe)) for line in self._lines):
             self.predict()
 
@@ -122,16 +124,19 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         self._write(confirmation_record(self._state(), ranks, result, batch_size, seconds))
 
     def _start(self, plan: RunPlan, role: str) -> Path:
-        directory = self._runs.start(plan, role)
+        return self._record_launch(self._runs.start(plan, role), role)
+
+    def _record_launch(self, directory: Path, role: str) -> Path:
+        """Write that a run was started, or taken over, and return its directory."""
         self._write(BatchLaunched(run_id=directory.name, role=role))
         return directory
 
     def _adopt_confirmation(self, plan: RunPlan) -> Path | None:
         """Return the plan's run of a killed conductor, its launch recorded; None without one."""
-        adopted = self._orphans.adopt_confirmation(plan)
+        adopted = self._orphans.adopt_long_run(plan)
         launched = {line.run_id for line in self._lines if isinstance(line, BatchLaunched)}
         if adopted is not None and adopted.name not in launched:
-            self._write(BatchLaunched(run_id=adopted.name, role=CONFIRMATION))
+            self._record_launch(adopted, CONFIRMATION)
         return adopted
 
     def _state(self) -> BatchState:

@@ -16,7 +16,7 @@ from trainfast_runner.search.batch.disturbances import why_void_by_others
 from trainfast_runner.search.batch.nothing_fits import explain_nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
 from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, probe_of_ended_run
-from trainfast_runner.search.journal.batch import BatchEnded, BatchLaunched, RankPeaks
+from trainfast_runner.search.journal.batch import BatchEnded, RankPeaks
 from trainfast_runner.search.run_ends import raise_if_stopped
 from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.worker.shared.search_roles import PROBE
@@ -117,7 +117,7 @@ class PresetBatchConductor(BatchConductor):
 
     def _warm_process(self) -> WarmProcess:
         process = self._runs.start_process(self._plan, PROBE)
-        self._write(BatchLaunched(run_id=process.directory.name, role=PROBE))
+        self._record_launch(process.directory, PROBE)
         return process
 
 

@@ -27,7 +27,6 @@ from trainfast_runner.search.batch.script_question import SCRIPT_PROBE_STEPS, UN
 from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
-    BatchLaunched,
     BatchLine,
     Predicted,
     Probe,
@@ -78,9 +77,9 @@ class ScriptBatchConductor(BatchConductor):
         began_s = self._runs.clock_s()
         plan = self.plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
         is_first = self._state().largest_fitted == 0
-        orphan = self._orphans.adopt_probe(plan)
+        orphan = self._orphans.adopt_short_run(plan)
         if orphan is not None:
-            self._write(BatchLaunched(run_id=orphan.name, role=PROBE))
+            self._record_launch(orphan, PROBE)
         directory = orphan or self._start(with_trace(plan) if is_first else plan, PROBE)
         result = self._runs.wait_for_end(directory)
         seconds = self._runs.clock_s() - began_s if orphan is None else result.seconds or 0.0
