@@ -23,8 +23,16 @@ def test_a_size_below_one_is_no_model(family: str, field: str, value: int) -> No
 
 def test_positions_without_an_end_limit_no_sequence() -> None:
     check_seq_len(resolve_config({"family": "xlnet"}), "causal-lm", 100_000)
-    with pytest.raises(InvalidInput, match="more than the model's 1024 positions"):
+    with pytest.raises(InvalidInput, match="seq_len=100000 needs 100000 positions, and the model has 1024"):
         check_seq_len(resolve_config({"family": "gpt2"}), "causal-lm", 100_000)
+
+
+def test_each_half_of_a_seq2seq_sample_has_the_positions_of_the_model() -> None:
+    config = resolve_config({"family": "bart", "max_position_embeddings": 64})
+    check_seq_len(config, "seq2seq", 128)
+    with pytest.raises(InvalidInput, match="seq_len=130 needs 65 positions, and the model has 64") as refused:
+        check_seq_len(config, "seq2seq", 130)
+    assert refused.value.nearest == "128"
 
 
 def test_a_family_without_this_head_says_which_it_has() -> None:

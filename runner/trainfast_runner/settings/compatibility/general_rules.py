@@ -11,7 +11,7 @@ from trainfast_runner.settings.knob_values import MAX_CPU_PROCESSES, parse_bytes
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import nearest_strategy
-from trainfast_runner.worker.shared.recipes import SMALLEST_VOCAB, positions_needed
+from trainfast_runner.worker.shared.recipes import SMALLEST_VOCAB, longest_seq_len, positions_needed
 
 
 def _warmup_leaves_steps(facts: Facts) -> None:
@@ -134,11 +134,10 @@ def _positions_suffice(facts: Facts) -> None:
         config = {**config, **nested}
     field, positions = first_size(config, "n_positions", "max_position_embeddings")
     if positions and isinstance(seq_len, int) and (needed := positions_needed(objective, seq_len)) > positions:
-        longest = positions * 2 if objective == "seq2seq" else positions
         raise UserError(
             f"seq_len={seq_len} is longer than the model's model.{field}={positions}",
             key="seq_len",
-            advice=f"seq_len={longest}, or model.{field}={needed}",
+            advice=f"seq_len={longest_seq_len(objective, positions)}, or model.{field}={needed}",
         )
 
 

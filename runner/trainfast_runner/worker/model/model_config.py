@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..invalid import InvalidInput, one_line, unknown_name
-from ..shared.recipes import positions_needed
+from ..shared.recipes import longest_seq_len, positions_needed
 
 SOURCES = ("family", "path", "hub")
 # Every configuration takes these, although it does not store them.
@@ -158,10 +158,11 @@ def check_seq_len(config: Any, objective: str, seq_len: int) -> None:
     text = text_part(config)
     positions = getattr(text, "max_position_embeddings", None)
     # -1 stands for XLNet's relative positions, which have no end.
-    if isinstance(positions, int) and 0 < positions < positions_needed(objective, seq_len):
-        longest = positions * 2 if objective == "seq2seq" else positions
+    needed = positions_needed(objective, seq_len)
+    if isinstance(positions, int) and 0 < positions < needed:
+        longest = longest_seq_len(objective, positions)
         raise InvalidInput(
-            f"seq_len={seq_len} is more than the model's {positions} positions (max_position_embeddings)",
+            f"seq_len={seq_len} needs {needed} positions, and the model has {positions} (max_position_embeddings)",
             key="seq_len",
             allowed=[f"1 to {longest}"],
             nearest=str(longest),

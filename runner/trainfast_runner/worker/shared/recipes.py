@@ -17,3 +17,8 @@ def split_tokens(seq_len: int) -> tuple[int, int]:
 def positions_needed(objective: str, seq_len: int) -> int:
     """Positions that a text model needs for `seq_len` tokens; each half of a seq2seq sample has its own."""
     return max(split_tokens(seq_len)) if objective == "seq2seq" else seq_len
+
+
+def longest_seq_len(objective: str, positions: int) -> int:
+    """The largest `seq_len` that a text model with so many positions takes."""
+    return positions * 2 if objective == "seq2seq" else positions
