@@ -15,7 +15,7 @@ from collections.abc import Callable
 from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 
 from trainfast_runner.search.best.step_rule import StepRule
-from trainfast_runner.search.speed.process_starts import process_key
+from trainfast_runner.search.speed.process_starts import knobs_key
 
 MAX_ASKED = 300
 """Settings that TPE proposes at most, those that it proposes again among them."""
@@ -39,7 +39,7 @@ class Tries:
     def rate(self, candidate: int, steps: int | None = None) -> float:
         """The ln samples/s of a setting, by so many steps or by the search's own rule. Raises OutOfTime."""
         chosen = self.terrain.space.candidates[candidate]
-        key = process_key(chosen.process_knobs)
+        key = knobs_key(chosen.process_knobs)
         if self._process is None or key != self._key:
             self._process, self._key = self.terrain.process(candidate, self.seed), key
             self._spend(self._process.start_s)
@@ -111,7 +111,7 @@ def successive_halving(terrain: Terrain, budget_s: float, seed: int) -> int | No
     try:
         while len(left) > 1:
             tries.seed.shuffle(left)
-            left.sort(key=lambda number: str(process_key(terrain.space.candidates[number].process_knobs)))
+            left.sort(key=lambda number: str(knobs_key(terrain.space.candidates[number].process_knobs)))
             for number in left:
                 tries.rate(number, steps)
             left = sorted(left, key=lambda number: -tries.rates[number])[: math.ceil(len(left) / 3)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainfast_runner.search.journal.best import Candidate, Space
-from trainfast_runner.search.speed.process_starts import process_key
+from trainfast_runner.search.speed.process_starts import knobs_key
 
 GRIDS = Path(__file__).parent / "grids"
 UNTIMED = 2
@@ -68,7 +68,7 @@ def groups(space: Space) -> dict[tuple[tuple[str, object], ...], list[int]]:
     """The candidates of each process."""
     members: dict[tuple[tuple[str, object], ...], list[int]] = {}
     for number, candidate in enumerate(space.candidates):
-        members.setdefault(process_key(candidate.process_knobs), []).append(number)
+        members.setdefault(knobs_key(candidate.process_knobs), []).append(number)
     return members
 
 

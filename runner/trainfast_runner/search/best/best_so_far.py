@@ -20,7 +20,7 @@ from trainfast_runner.search.journal.best import (
     Trial,
 )
 from trainfast_runner.search.journal.lines import Waiting, worked_seconds
-from trainfast_runner.search.speed.process_starts import ProcessStarts, process_key
+from trainfast_runner.search.speed.process_starts import ProcessStarts, knobs_key
 from trainfast_runner.search.speed.trial_rates import log_rate, measurements
 from trainfast_runner.units import highest
 
@@ -82,7 +82,7 @@ class BestSoFar(BestJournal):
         """Return the objective of a candidate at a rate; without `start_s` its process start is the expected one."""
         candidate = self.candidate(number)
         if start_s is None:
-            start_s = self._starts.seconds(process_key(candidate.process_knobs))
+            start_s = self._starts.seconds(knobs_key(candidate.process_knobs))
         return rate if self.question is None else objective_interval(self.question, candidate, rate, start_s)
 
     @cached_property

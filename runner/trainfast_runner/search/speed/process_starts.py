@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from trainfast_runner.search.journal.best import BestLine, ProcessReady, Trial
 
 KnobsKey = tuple[tuple[str, object], ...]
-"""Some knobs of a candidate with their values, as a key; of a process those that need one of their own."""
+"""Knobs and their values as a dictionary key; for a process, the knobs that need a new process."""
 GUESSED_START_S, GUESSED_COMPILATION_S, GUESSED_SWITCH_S = 10.0, 40.0, 0.3
 """Assumed before the first process start, the first compilation and the first warm trial."""
 
 
-def process_key(process_knobs: Mapping[str, object]) -> KnobsKey:
-    """Return the knobs of a process as a key."""
-    return tuple(sorted(process_knobs.items(), key=lambda item: item[0]))
+def knobs_key(knobs: Mapping[str, object]) -> KnobsKey:
+    """Return knobs and their values as a key."""
+    return tuple(sorted(knobs.items(), key=lambda item: item[0]))
 
 
 class ProcessStarts:
@@ -30,7 +30,7 @@ class ProcessStarts:
         starts_s: dict[KnobsKey, list[float]] = defaultdict(list)
         for line in lines:
             if isinstance(line, ProcessReady):
-                starts_s[process_key(line.process_knobs)].append(line.start_s + untimed_s.get(line.run_id, 0.0))
+                starts_s[knobs_key(line.process_knobs)].append(line.start_s + untimed_s.get(line.run_id, 0.0))
         self._measured_s = {key: statistics.median(seconds) for key, seconds in starts_s.items()}
         self._guessed_s: dict[KnobsKey, float] = {}
 

@@ -28,7 +28,7 @@ from trainfast_runner.search.journal.best import (
 from trainfast_runner.search.speed.effects import Posterior
 from trainfast_runner.search.speed.fit_effects import fit_effects
 from trainfast_runner.search.speed.levels import Levels
-from trainfast_runner.search.speed.process_starts import KnobsKey, ProcessStarts, process_key, switch_seconds
+from trainfast_runner.search.speed.process_starts import KnobsKey, ProcessStarts, knobs_key, switch_seconds
 from trainfast_runner.search.speed.trial_rates import (
     Measurements,
     earlier_observations,
@@ -142,7 +142,7 @@ class BestState(BestJournal):
             return None
         for line in reversed(self.lines):
             if isinstance(line, ProcessReady) and line.run_id == self.warm_run_id:
-                return process_key(line.process_knobs)
+                return knobs_key(line.process_knobs)
             if isinstance(line, BestLaunched) and line.run_id == self.warm_run_id:
                 return self.process_keys[line.candidate_number]
         return None
@@ -198,7 +198,7 @@ def state_of_best_journal(
     measured = measurements(lines, voids_drifted=voids_drifted)
     if before is None:
         levels = Levels([candidate.knobs for candidate in space.candidates])
-        keys: Sequence[KnobsKey] = [process_key(candidate.process_knobs) for candidate in space.candidates]
+        keys: Sequence[KnobsKey] = [knobs_key(candidate.process_knobs) for candidate in space.candidates]
     else:
         levels, keys = before.posterior.levels, before.process_keys
     baseline_knobs = space.candidates[space.baseline_number].knobs

@@ -11,7 +11,7 @@ from trainfast_runner.search.best.planning.baseline_cost import earlier_starts
 from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.planning.opening import check_new_budget, find_unfinished
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.speed.process_starts import GUESSED_START_S, process_key
+from trainfast_runner.search.speed.process_starts import GUESSED_START_S, knobs_key
 from trainfast_runner.settings.knob_values import KnobValue
 
 COLD_RUNS = 6
@@ -57,7 +57,7 @@ def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimat
         for name in levels
     ]
     least_processes = 1 + sum(max(0, len(values) - 1) for values in by_knob)
-    processes = min(least_processes, len({process_key(candidate.process_knobs) for candidate in legal}))
+    processes = min(least_processes, len({knobs_key(candidate.process_knobs) for candidate in legal}))
     start_s, basis = _start(best_plan, home)
     trials_s = min(question.budget_s, processes * start_s + trials * TRIAL_S)
     return Estimate(

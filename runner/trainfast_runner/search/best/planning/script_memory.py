@@ -12,7 +12,7 @@ from trainfast_runner.search.batch_memory import NOISE_BYTES, fit_memory
 from trainfast_runner.search.best.candidates import with_predictions
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.journal.best import Candidate, Space, Trial
-from trainfast_runner.search.speed.process_starts import KnobsKey
+from trainfast_runner.search.speed.process_starts import KnobsKey, knobs_key
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TRACED_SHARE, TracedPeak
 
 MIN_SIZES = 2
@@ -98,4 +98,4 @@ def with_seen_samples(space: Space, trial: Trial) -> Space:
 
 def _knobs_but_batch(candidate: Candidate) -> KnobsKey:
     """Return the knobs other than batch and accumulation, as a key."""
-    return tuple((name, value) for name, value in candidate.knobs.items() if name not in BATCH_KNOBS)
+    return knobs_key({name: value for name, value in candidate.knobs.items() if name not in BATCH_KNOBS})
