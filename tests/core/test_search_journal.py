@@ -198,6 +198,7 @@ def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path: Path) ->
     seen = follower.poll()
     assert seen.state == "answered"
     assert not seen.is_live
+    assert follower.poll() is seen, "a screen polls often, and most polls find nothing new"
     assert batch_report(directory)["max_batch"] == 4
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -107,10 +107,14 @@ class BatchFollower:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._journal: FollowedJournal[BatchLine] = FollowedJournal(directory, BatchLine)
+        self._snapshot = BatchSnapshot((), directory, "starting", 0)
 
     def poll(self) -> BatchSnapshot:
-        """Read the new lines and return a snapshot."""
+        """Read the new lines and return a snapshot: the last one if neither the lines nor the state changed."""
         is_conducted = self._journal.read()
-        journal = BatchJournal(self._journal.lines)
-        state = state_of_search(self.directory, journal, is_conducted=is_conducted)
-        return BatchSnapshot(journal.lines, self.directory, state, self._journal.unreadable_lines)
+        lines, unreadable_lines, snapshot = self._journal.lines, self._journal.unreadable_lines, self._snapshot
+        if (len(lines), unreadable_lines) != (len(snapshot.lines), snapshot.unreadable_lines):
+            snapshot = replace(snapshot, lines=lines, unreadable_lines=unreadable_lines)
+        state = state_of_search(self.directory, snapshot, is_conducted=is_conducted)
+        self._snapshot = snapshot if state == snapshot.state else replace(snapshot, state=state)
+        return self._snapshot
