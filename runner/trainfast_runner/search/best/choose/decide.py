@@ -17,14 +17,14 @@ import msgspec
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR, TRIALS_SHARE, ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
-from trainfast_runner.search.best.choose.next_cold_run import next_cold_run
+from trainfast_runner.search.best.choose.next_cold_run import best_step, next_cold_run
 from trainfast_runner.search.best.choose.prospects import LIKELY_CHANCE, Prospects, count_drifted_if_budget_spent
 from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS, UNUSABLE
 from trainfast_runner.search.best.choose.state import WORTHWHILE_PERCENT, BestState
 from trainfast_runner.search.best.objective import seq_len_of
 from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, ORDINARY, StepRule
 from trainfast_runner.search.best.too_large import TOO_LARGE
-from trainfast_runner.search.journal.best import BestAction, BestStep
+from trainfast_runner.search.journal.best import BestStep
 from trainfast_runner.search.journal.lines import EndState
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -208,13 +208,13 @@ def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDeci
     ):
         return decision
     why = "the first setting measured in this process again: a change would be drift"
-    step = msgspec.structs.replace(_step("trial", why, reference.candidate_number), repeats=True)
+    step = best_step("trial", why, reference.candidate_number, repeats=True)
     return BestDecision(step, step_rule=StepRule(least=max(MIN_TIMED_STEPS, len(reference.step_ms))))
 
 
 def _trial_of(state: BestState, number: int, why: str) -> BestDecision:
     step_rule = StepRule(give_up_ms=_give_up_ms(state, number))
-    step = _step("trial", why, number)
+    step = best_step("trial", why, number)
     return BestDecision(step, needs_new_process=not state.is_warm(number), step_rule=step_rule)
 
 
@@ -237,11 +237,7 @@ def _give_up_ms(state: BestState, number: int) -> float | None:
 
 
 def _end(end_state: EndState, why: str) -> BestDecision:
-    return BestDecision(_step("end", why), end_state=end_state)
-
-
-def _step(action: BestAction, why: str, number: int | None = None) -> BestStep:
-    return BestStep(action=action, candidate_number=number, why=why)
+    return BestDecision(best_step("end", why), end_state=end_state)
 
 
 def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects) -> BestDecision:

@@ -8,12 +8,19 @@ from __future__ import annotations
 from trainfast_runner.search.best.choose.cold_costs import ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import NEAR_LOG_GAIN, SPEED_ROLES, ColdRanking
 from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS
-from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestStep, ColdRole
+from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestAction, BestStep, ColdRole
 
 MAX_BEFORE_TURN_BACK = 12
 """From this number of counted cold runs on no knob is turned back."""
 NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
 ROLES: tuple[ColdRole, ...] = (*SPEED_ROLES, UNDER_LIMIT)
+
+
+def best_step(
+    action: BestAction, why: str, number: int | None = None, *, knob: str | None = None, repeats: bool = False
+) -> BestStep:
+    """Return a step of the search; `number` is its candidate, None for the end."""
+    return BestStep(action=action, candidate_number=number, why=why, knob=knob, repeats=repeats)
 
 
 def next_cold_run(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
@@ -27,7 +34,7 @@ def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     """Return the next run of the race, runs under memory_limit first; None when the race is decided."""
     for number in ranking.finalists:
         if ranking.is_near_limit(number) and not ranking.count_runs(number, UNDER_LIMIT):
-            return BestStep(action=UNDER_LIMIT, candidate_number=number, why=NEARLY_ALL)
+            return best_step(UNDER_LIMIT, NEARLY_ALL, number)
     has_confirming = any(run.role == CONFIRM for run in ranking.state.cold_runs)
     if len(ranking.finalists) < 2 or has_confirming:
         return None
@@ -41,7 +48,7 @@ def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
             return None
         if missing:
             why = f"one of {len(ranking.finalists)} settings within {100 * NEAR_LOG_GAIN:.0f} % of the leader"
-            return BestStep(action=RACE, candidate_number=missing[0], why=why)
+            return best_step(RACE, why, missing[0])
     return None
 
 
@@ -49,7 +56,7 @@ def _confirm(ranking: ColdRanking) -> BestStep | None:
     """Return the next run of winner, baseline, baseline, winner; None when both have two runs."""
     winner_number, baseline_number = ranking.winner_number, ranking.baseline_number
     if ranking.state.untested_limits and not ranking.count_runs(winner_number, UNDER_LIMIT):
-        return BestStep(action=UNDER_LIMIT, candidate_number=winner_number, why="the winner, under memory_limit")
+        return best_step(UNDER_LIMIT, "the winner, under memory_limit", winner_number)
     order = [winner_number, baseline_number, baseline_number, winner_number]
     if winner_number == baseline_number or baseline_number in ranking.state.ruled_out:
         order = [winner_number, winner_number]
@@ -58,7 +65,7 @@ def _confirm(ranking: ColdRanking) -> BestStep | None:
     for index, number in enumerate(order):
         if ranking.count_runs(number, CONFIRM) < order[: index + 1].count(number):
             role = "baseline" if number == baseline_number else "winner"
-            return BestStep(action=CONFIRM, candidate_number=number, why=f"the {role} in a fresh process")
+            return best_step(CONFIRM, f"the {role} in a fresh process", number)
     return None
 
 
@@ -77,7 +84,7 @@ def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     for _, knob, number in sorted(gains, reverse=True):
         if costs.are_affordable([number]):
             why = f"the winner with {knob} back at the baseline's value, to measure the gain of {knob}"
-            return BestStep(action=TURN_BACK, candidate_number=number, why=why, knob=knob)
+            return best_step(TURN_BACK, why, number, knob=knob)
     return None
 
 
@@ -85,6 +92,6 @@ def _under_limit(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     """Return the run under memory_limit of the answer, then of candidates near the limit that the budget pays for."""
     answer_number = ranking.answer_number
     if ranking.state.untested_limits and not ranking.count_runs(answer_number, UNDER_LIMIT):
-        return BestStep(action=UNDER_LIMIT, candidate_number=answer_number, why="the answer, under memory_limit")
+        return best_step(UNDER_LIMIT, "the answer, under memory_limit", answer_number)
     number = next((number for number in ranking.unchecked if costs.are_affordable([number])), None)
-    return None if number is None else BestStep(action=UNDER_LIMIT, candidate_number=number, why=NEARLY_ALL)
+    return None if number is None else best_step(UNDER_LIMIT, NEARLY_ALL, number)
