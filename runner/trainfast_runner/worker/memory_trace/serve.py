@@ -20,7 +20,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .trace_request import TraceRequest
 
 POLL_S = 0.1
 CHUNK = 1 << 16
@@ -63,15 +66,16 @@ def main() -> None:
     from .answers import import_for
     from .trace_request import read_request
 
-    requests = RequestLines()
-    batch = requests.next()
-    if batch is not None:
-        with _ended_with_stdin():
-            import_for([read_request(fields) for fields in batch["requests"]])
-        _print({"imported": True})
-    while batch is not None:
-        _trace(batch, requests)
-        batch = requests.next()
+    lines = RequestLines()
+    is_first = True
+    while (batch := lines.next()) is not None:
+        requests = [read_request(fields) for fields in batch["requests"]]
+        if is_first:
+            with _ended_with_stdin():
+                import_for(requests)
+            _print({"imported": True})
+            is_first = False
+        _trace(int(batch["batch"]), requests, batch["devices"], lines)
 
 
 @contextmanager
@@ -95,25 +99,24 @@ def _ended_with_stdin() -> Iterator[None]:
         thread.join()
 
 
-def _trace(request: dict[str, Any], requests: RequestLines) -> None:
+def _trace(batch: int, requests: list[TraceRequest], devices: dict[str, str | None], lines: RequestLines) -> None:
     """Trace a batch in a fork, and return when the fork and its own forks have ended."""
-    batch = int(request["batch"])
     alive_pipe, child_end = os.pipe()
     server, child = os.getpid(), os.fork()
     if child == 0:
         os.close(alive_pipe)
-        _choose_gpus(request["devices"])
-        _answer(batch, request["requests"], server)
+        _choose_gpus(devices)
+        _answer(batch, requests, server)
     os.close(child_end)
     with suppress(OSError):  # the child has set its own group
         os.setpgid(child, child)
     try:
         # The cancel may have been read together with its batch.
-        while not requests.is_over and not requests.cancels(batch):
+        while not lines.is_over and not lines.cancels(batch):
             # The pipe ends when neither the child nor its forks have it open.
             if alive_pipe in select.select([STDIN, alive_pipe], [], [])[0]:
                 break
-            requests.read()
+            lines.read()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
@@ -131,17 +134,16 @@ def _choose_gpus(devices: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _answer(batch: int, requests: list[dict[str, Any]], server: int) -> None:
+def _answer(batch: int, requests: list[TraceRequest], server: int) -> None:
     """Trace and answer in the child, as a process group of its own, so that one signal ends the child and its forks."""
     from .answers import answers, die_with_parent
-    from .trace_request import read_request
 
     try:
         os.setpgid(0, 0)
         die_with_parent()
         if os.getppid() == server:
             os.dup2(os.open(os.devnull, os.O_RDONLY), STDIN)
-            for answer in answers([read_request(fields) for fields in requests]):
+            for answer in answers(requests):
                 _print({"batch": batch, **answer})
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
