@@ -35,7 +35,7 @@ SAVES = {
     "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint", "DeepSpeedEngine.save_16bit_model"),
     "huggingface_hub.hf_api": (*UPLOADS, *(f"HfApi.{name}" for name in UPLOADS)),
 }
-"""Functions that write checkpoints or upload them, by module; a trial calls none."""
+"""Functions that write checkpoints or upload them, by module; in a trial they do nothing."""
 
 SILENT = "_trainfast_silent"
 """Marks a function that was replaced."""

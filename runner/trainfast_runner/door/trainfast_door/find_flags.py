@@ -20,7 +20,7 @@ def main() -> None:
     directory, *words = sys.argv[1:]
     is_module = words[0] == "-m"
     if sys.path and os.path.abspath(sys.path[0]) == FOLDER:
-        # Python puts the folder of the started file first: of this file, and not of the user's script.
+        # Python puts this file's folder first in sys.path; the script expects its own.
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(words[0]))
     sys.path.append(os.path.dirname(FOLDER))
 

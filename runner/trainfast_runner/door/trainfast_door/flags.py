@@ -59,7 +59,7 @@ def configurator_flags(names: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value for JSON: a plain one as it is, None for a placeholder of a missing value, else the text."""
+    """Return a JSON value: plain values unchanged, None for a missing-value placeholder, str(value) for others."""
     if value is None or isinstance(value, (bool, int, str)):
         return _cut(value) if isinstance(value, str) else value
     if isinstance(value, float):

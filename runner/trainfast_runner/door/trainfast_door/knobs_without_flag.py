@@ -1,4 +1,4 @@
-"""Set knobs for which the script has no flag.
+"""Set the knobs that the script has no flag for.
 
 Fields of TrainingArguments, also those that the script sets; defaults of DataLoader, where an argument of the script
 wins.

@@ -38,8 +38,8 @@ class StepLog:
     The hooks write its fields: the loader's `begun_ns` before the first step, and by `add_batch` `data_ns`,
     `loader_samples` and `largest_batch`; the model's `forward_ns`, `forward_samples` and `peaks`; the optimizer's
     `optimizer_ns`, `lr` and `peaks`; a framework's `waits_for_loss`, and by `count_steps_of` `source` and `framework`.
-    Each hook takes out of `unknown` the fields that it sees, and puts in those that it cannot see. All else is the
-    log's own.
+    A hook removes a field from `unknown` when it can fill the field, and adds the reason when it cannot. Only the log
+    writes the other fields.
 
     The three times add up over a step, None for a phase that was not seen in it. The record of a step whose loss may
     still come waits for the next one, and those of fast steps wait for each other.
@@ -52,7 +52,8 @@ class StepLog:
         self.framework: str | None = None
         """The framework that has reported steps; None without one."""
         self.begun_ns = monotonic_ns()
-        """Beginning of the step: the end of the last step, for the first one the newest sign of its preparation."""
+        """Start of the step: the end of the last step. For the first step, the time of the latest parameter or batch
+        that was made."""
         self.taken = 0
         self.is_stopping = False
         """True once the steps that `--steps` allows are taken."""

@@ -33,7 +33,7 @@ def explain_nothing_fits(
     if failed is None or run is None:
         return BatchEnded(state="nothing_fits", reason=why)
     phase = failed.phase if isinstance(failed, Probe) else None
-    # Without the role of a probe, for which no changes are explained.
+    # No changes are explained for a probe, so the run has no role here.
     run_of_one = msgspec.structs.replace(run, role=None, knobs={**run.knobs, "batch_size": 1}, predicted=None)
     result = read_result(home.directory(failed.run_id))
     rank = failed.rank if isinstance(failed, Probe) else None

@@ -155,7 +155,7 @@ def _compared(
         return None, None
     if not speeds_rank(baseline, result):
         return STRICT_THRESHOLDS, None
-    # The n-th results of all rows are of one repetition, whose runs followed each other.
+    # The n-th results of all rows come from one repetition, run back to back.
     pairs = [
         (baseline_rate, rate)
         for baseline_run, run in zip(baseline_results, row_results, strict=False)

@@ -1,6 +1,6 @@
 """The rows of a bench: a preset's variants beside their baseline, and the order in which they are run.
 
-Runs interleave (A B A B), so that a machine that warms up or slows down affects every row.
+Runs interleave (A B A B), so that drift of the machine affects every row equally.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ TOO_LARGE: Final = "too_large"
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason that a candidate did not run; `missing_bytes` are those missing at least, None if unknown."""
+    """The reason a candidate did not run; `missing_bytes` is the least memory that was missing, None if unknown."""
 
     reason: str
     missing_bytes: int | None = None

@@ -55,7 +55,7 @@ TIMED_OUTCOMES: tuple[AttemptOutcome, ...] = ("measured", "slow")
 Verdict = Literal["measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried"]
 """The `verdict` on a candidate at the end of a search."""
 InstructionWord = Literal["skip", "pin", "unpin"]
-"""The `do` of an instruction: never try this value of the knob, try this value alone, or take the pin off the knob."""
+"""The `do` of an instruction. skip: never try this value; pin: try only this value; unpin: remove the pin."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):

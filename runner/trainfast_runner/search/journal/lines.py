@@ -68,7 +68,7 @@ class Resumed(Line, frozen=True, kw_only=True, tag="resumed"):
 
 
 class SearchEnded(Line, frozen=True, kw_only=True):
-    """The end of a search: `state` is answered, nothing_fits, failed or cancelled, with the reason in words.
+    """The end of a search: `state` is an `EndState`, with the reason in words.
 
     `seconds` is the time that all conductors worked on the search, without pauses and waits for another run. After
     `cancelled` the same command continues the search.

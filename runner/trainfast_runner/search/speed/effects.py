@@ -35,7 +35,8 @@ class Scales:
 class Observation:
     """A measured ln rate (or a difference of two): `terms` are points with their weights.
 
-    `variance` is that of its noise. Observations of one `process` (a run id) share its effect; None is of no process.
+    `variance` is that of its noise. Observations of one `process` (a run id) share its effect; None if
+    the observation belongs to no process.
     """
 
     terms: tuple[tuple[float, Point], ...]

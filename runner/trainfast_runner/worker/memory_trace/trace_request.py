@@ -23,7 +23,7 @@ class TraceRequest:
     whole: bool = False
     """True to trace every block, not three of a stack of identical ones."""
     tp_degree: int | None = None
-    """Ranks that share the model by tensor parallelism, of which one's slice is traced; None for a whole model."""
+    """Number of ranks that share the layers under tp; the slice of one is traced. None for a whole model."""
     stages: int | None = None
     """Stages of a pipeline; None without one."""
     spread: bool = False

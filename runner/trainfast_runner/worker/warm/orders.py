@@ -35,7 +35,7 @@ class TrialOrder:
     steps: int
     """Timed steps."""
     more: bool
-    """True to go on with the last trial: `steps` timed steps, no untimed ones, and `knobs` are not read."""
+    """True to continue the last trial with `steps` more timed steps; `untimed` and `knobs` are ignored."""
 
 
 Order = TypeVar("Order", bound=ProbeOrder | TrialOrder)

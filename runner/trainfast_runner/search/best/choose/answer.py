@@ -293,7 +293,7 @@ def _notes(ranking: ColdRanking) -> Iterator[str]:
     void_percent = f"{100 * VOID_LOG_DRIFT:.0f} %"
     if state.measured.drift_variance_by_run:
         drifted = counted(len(state.measured.drift_variance_by_run), "process", "processes")
-        yield f"{drifted} drifted by more than {void_percent}: the intervals of their settings are as wide as the drift"
+        yield f"{drifted} drifted by more than {void_percent}: their settings' intervals include the drift"
     if state.measured.void:
         drifted = counted(len(state.measured.void), "process", "processes")
         yield f"{drifted} drifted by more than {void_percent}; their settings were measured again"

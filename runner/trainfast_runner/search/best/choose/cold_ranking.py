@@ -124,7 +124,7 @@ class ColdRanking:
 
     @cached_property
     def winner_number(self) -> int:
-        """The fastest of the race; among equals that of less memory, of fewer overridden knobs, of a cheaper start."""
+        """The fastest of the race; ties go to less memory, then fewer overridden knobs, then a cheaper start."""
         return min(self.equally_fast, key=self._preference)
 
     @cached_property

@@ -1,6 +1,6 @@
 """Choose the next cold run: a race among the leaders, the winner beside the baseline, each knob turned back alone.
 
-Runs follow each other as A B B A, so that a machine that warms up or slows down affects all of them.
+Runs follow each other as A B B A, so that drift of the machine affects all of them equally.
 """
 
 from __future__ import annotations

@@ -54,7 +54,10 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
 
 
 def budget_error(budget_s: float, cost_s: float, detail: str) -> UserError:
-    """Return the refusal of a budget below the cost of the baseline; `detail` ends its first sentence."""
+    """Return the refusal of a budget below the cost of the baseline.
+
+    `detail` is appended to the message, punctuation included.
+    """
     suggested_s = BUDGET_PER_COST * cost_s
     return UserError(
         f"the budget of {budget_s:g} s is below the cost of the baseline{detail}",

@@ -36,7 +36,7 @@ def earlier_effects(home: Home, question: BestQuestion, own_directory: Path) -> 
         if ended is None or ended.state != "answered" or ended.answer is None:
             continue
         for effect in ended.answer.effects:
-            # That search passed the effect on and measured nothing.
+            # That search only copied the effect from an earlier one.
             if effect.earlier:
                 continue
             if effect.knob != "seq_len" and effect.value in question.vary.get(effect.knob, ()):
