@@ -33,7 +33,7 @@ from typing import Any
 from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.run_ends import wait_for_result
+from trainfast_runner.search.conducting.run_ends import wait_for_result
 from trainfast_runner.settings.spec import resolve
 
 ROOT = Path(__file__).resolve().parents[1]

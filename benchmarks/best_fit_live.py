@@ -27,7 +27,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
 from trainfast_runner.search.candidate_spec import candidate_spec
-from trainfast_runner.search.run_ends import wait_for_result
+from trainfast_runner.search.conducting.run_ends import wait_for_result
 from trainfast_runner.settings.spec import resolve
 
 COMMAND = [sys.executable, "-m", "trainfast_tui.cli"]

@@ -36,9 +36,9 @@ from trainfast_runner.search.best.candidates import enumerate_space
 from trainfast_runner.search.best.global_batch import default_global_batch
 from trainfast_runner.search.best.planning.varied import vary_of
 from trainfast_runner.search.candidate_spec import candidate_spec
+from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.best import Space
 from trainfast_runner.search.searches import new_search
-from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve
 

@@ -30,9 +30,9 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.search_directories import conductor_lock
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan, plan_run
-from trainfast_runner.search.run_ends import end_run
+from trainfast_runner.search.conducting.run_ends import end_run
+from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.searches import new_search
-from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.spec import resolve
 
 TOLERANCE_PERCENT = 3.0

@@ -13,7 +13,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cooling import STUCK_S, cooling, stuck_words
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.cool_down import check_coolable, cool_down
+from trainfast_runner.search.conducting.cool_down import check_coolable, cool_down
 from trainfast_runner.search.journal.lines import CoolingDown
 
 

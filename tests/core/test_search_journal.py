@@ -21,7 +21,6 @@ from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock, is_conducted, search_directories
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search import limits
 from trainfast_runner.search.batch import conductor, opening
 from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.batch_plan import BatchPlan
@@ -30,7 +29,7 @@ from trainfast_runner.search.batch.decide import BatchDecision
 from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.batch.report import batch_report
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
-from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.journal.batch import (
     BatchAnswer,
@@ -53,6 +52,7 @@ from trainfast_runner.search.journal.lines import (
     worked_seconds,
 )
 from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseFit
+from trainfast_runner.search.memory import limits
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.searches import BATCH_KIND, new_search, newest_search, unfinished
 

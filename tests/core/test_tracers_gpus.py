@@ -19,7 +19,7 @@ from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.predicted_size import SizePrediction
-from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.spec import resolve
 

@@ -27,11 +27,11 @@ from trainfast_runner.search.best.planning.script_memory import (
     with_seen_samples,
 )
 from trainfast_runner.search.best.planning.script_question import plan_script_best
-from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.conducting.conductor import SearchCaller
+from trainfast_runner.search.conducting.run_ends import end_run
 from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.run_ends import end_run
 from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.worker.shared.search_roles import TRIAL

@@ -10,7 +10,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.preset_conductor import PresetBatchConductor
 from trainfast_runner.search.batch.preset_question import plan_preset_batch
-from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.journal.lines import Conducted, SearchJournal
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.spec import resolve

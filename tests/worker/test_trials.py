@@ -25,9 +25,9 @@ from trainfast_runner.records.search_directories import conductor_lock
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.run_ends import end_run, wait_for_result
+from trainfast_runner.search.conducting.run_ends import end_run, wait_for_result
+from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.searches import new_search
-from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import allows_warm_trials
 from trainfast_runner.worker.warm.trials import HeldLoader, trial_fields

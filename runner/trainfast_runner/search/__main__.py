@@ -25,7 +25,7 @@ from trainfast_runner.search.batch.spec_question import plan_spec_batch
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.planning.opening import open_best
 from trainfast_runner.search.best.planning.spec_question import plan_spec_best
-from trainfast_runner.search.conductor import AlreadyConducted, SearchCaller
+from trainfast_runner.search.conducting.conductor import AlreadyConducted, SearchCaller
 from trainfast_runner.search.control import SearchRequest
 from trainfast_runner.search.journal.batch import BatchLine
 from trainfast_runner.search.journal.best import BestLine

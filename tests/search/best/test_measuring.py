@@ -22,7 +22,7 @@ from trainfast_runner.search.best.measure.gpu_conditions import joules_of
 from trainfast_runner.search.best.measure.trial import WantedTrial, steps_to_add, take_trial, why_other_than_asked
 from trainfast_runner.search.best.planning.request import read_budget
 from trainfast_runner.search.best.step_rule import StepRule
-from trainfast_runner.search.warm_process import WarmProcess
+from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.worker.shared.search_roles import CONTROL_FILE
 
 RULE = StepRule(least=4, most=25, standard_error=0.012)

@@ -17,7 +17,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.table import RowResult, again_is_pointless
 from trainfast_runner.search.bench.variants import Bench, Entry, run_order
 from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
-from trainfast_runner.search.run_ends import Interrupted
+from trainfast_runner.search.conducting.run_ends import Interrupted
 from trainfast_tui.cli.follow_run import Signals, follow
 from trainfast_tui.cli.output import print_notice
 from trainfast_tui.cli.start_run import predict_memory, start_when_free
@@ -145,7 +145,7 @@ def _print_row_result(result: RowResult) -> None:
 
 def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> RowResult:
     """Return the result of a script's row, or the UserError for a value that the script overrode."""
-    from trainfast_runner.search.script_runs import why_incompatible
+    from trainfast_runner.search.conducting.script_runs import why_incompatible
 
     why = why_incompatible(result, varied)
     return result if why is None else UserError(why, key=result.run_id)

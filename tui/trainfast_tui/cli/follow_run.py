@@ -16,7 +16,7 @@ from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.run_state import run_state
 from trainfast_runner.running.stopping import STOP_GRACE_S, kill_now, request_stop, stop_unsupervised
-from trainfast_runner.search.run_ends import Interrupted
+from trainfast_runner.search.conducting.run_ends import Interrupted
 from trainfast_tui.cli.progress import Progress
 
 LOOK_EVERY_S, READ_EVERY_S = 0.15, 0.6

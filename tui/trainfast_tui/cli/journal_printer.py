@@ -12,7 +12,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Resumed, Waiting
 from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.units import counted

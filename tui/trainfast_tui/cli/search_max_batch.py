@@ -16,7 +16,7 @@ from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.preset_question import plan_preset_batch
 from trainfast_runner.search.batch.report import batch_report
 from trainfast_runner.search.batch.script_question import plan_script_batch
-from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine, Probe, read_batch_journal
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings import presets

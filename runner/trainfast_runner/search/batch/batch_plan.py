@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.script_runs import ScriptPlanner
+from trainfast_runner.search.conducting.script_runs import ScriptPlanner
 
 
 @dataclass(frozen=True)

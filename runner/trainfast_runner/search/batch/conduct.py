@@ -9,7 +9,7 @@ from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.preset_conductor import PresetBatchConductor
 from trainfast_runner.search.batch.script_conductor import ScriptBatchConductor
-from trainfast_runner.search.conductor import SearchCaller, conduct_alone
+from trainfast_runner.search.conducting.conductor import SearchCaller, conduct_alone
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine
 from trainfast_runner.search.options import BatchSearchOptions
 

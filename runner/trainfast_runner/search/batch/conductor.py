@@ -14,7 +14,8 @@ from trainfast_runner.search.batch.answer import answer_of
 from trainfast_runner.search.batch.decide import decide
 from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
-from trainfast_runner.search.conductor import Conductor, SearchCaller
+from trainfast_runner.search.conducting.conductor import Conductor, SearchCaller
+from trainfast_runner.search.conducting.orphaned_runs import OrphanedRuns
 from trainfast_runner.search.journal.batch import (
     CONFIRM_STEP,
     BatchEnded,
@@ -28,9 +29,8 @@ from trainfast_runner.search.journal.batch import (
     read_batch_journal,
 )
 from trainfast_runner.search.journal.lines import Conducted, EndState
-from trainfast_runner.search.limits import with_limits
+from trainfast_runner.search.memory.limits import with_limits
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.orphaned_runs import OrphanedRuns
 from trainfast_runner.worker.shared.search_roles import CONFIRMATION, PROBE
 
 UNTIMED_CONFIRMATION_STEPS = 3

@@ -14,7 +14,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
 from trainfast_runner.search.journal.lines import SearchJournal
-from trainfast_runner.search.limits import limits_of
+from trainfast_runner.search.memory.limits import limits_of
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.question_key import key_of_question
 from trainfast_runner.search.searches import BATCH_KIND, new_search, unfinished

@@ -15,7 +15,7 @@ from trainfast_runner.memory.tracing import cached_model, trace_model
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.state import LARGEST_BATCH
 from trainfast_runner.search.journal.batch import Predicted
-from trainfast_runner.search.traced_script import TracedPeak
+from trainfast_runner.search.memory.traced_script import TracedPeak
 
 BATCH_PHASE = "forward_backward"
 """The phase that grows with the batch."""

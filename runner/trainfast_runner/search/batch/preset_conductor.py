@@ -16,9 +16,9 @@ from trainfast_runner.search.batch.disturbances import why_void_by_others
 from trainfast_runner.search.batch.nothing_fits import explain_nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
 from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, probe_of_ended_run
+from trainfast_runner.search.conducting.run_ends import raise_if_stopped
+from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.batch import BatchEnded, RankPeaks
-from trainfast_runner.search.run_ends import raise_if_stopped
-from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.worker.shared.search_roles import PROBE
 
 FIRST_PROBE_STEPS = {"cpu": 2, "cuda": 4}

@@ -8,7 +8,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.batch_plan import BatchPlan
-from trainfast_runner.search.cool_down import check_coolable
+from trainfast_runner.search.conducting.cool_down import check_coolable
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategy_of_run import strategy_of

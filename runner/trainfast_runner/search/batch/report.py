@@ -18,7 +18,7 @@ from trainfast_runner.search.journal.batch import (
     read_batch_journal,
     refuted_by,
 )
-from trainfast_runner.search.report_parts import fields_of, first_fields
+from trainfast_runner.search.journal.report_fields import fields_of, first_fields
 
 PROBE_FIELDS = (
     "batch_size",

@@ -24,7 +24,8 @@ from trainfast_runner.search.batch.script_probe_record import (
     why_not_usable,
 )
 from trainfast_runner.search.batch.script_question import SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS
-from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.conducting.conductor import SearchCaller
+from trainfast_runner.search.conducting.script_runs import ScriptPlanner, why_incompatible, with_trace
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLine,
@@ -32,9 +33,8 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     RankPeaks,
 )
+from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.script_runs import ScriptPlanner, why_incompatible, with_trace
-from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
 from trainfast_runner.worker.shared.search_roles import PROBE
 
 BARE_CONTEXT_BYTES = 512 << 20

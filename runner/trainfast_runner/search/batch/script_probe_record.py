@@ -12,7 +12,7 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.worker_lines import ScriptLine, WorkerLine
 from trainfast_runner.search.batch.probe_record import highest_peaks
 from trainfast_runner.search.journal.batch import Probe, RankPeaks
-from trainfast_runner.search.traced_script import SCRIPT_PHASE
+from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE
 from trainfast_runner.units import highest
 
 

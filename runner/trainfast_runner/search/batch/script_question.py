@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.preset_question import check_options
+from trainfast_runner.search.conducting.script_runs import script_planner
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.script_runs import script_planner
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 

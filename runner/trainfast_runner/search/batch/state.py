@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainfast_runner.search.batch_memory import fit_memory
 from trainfast_runner.search.journal.batch import BatchJournal, BatchLine, ConfirmationRun, Predicted, Probe
 from trainfast_runner.search.journal.memory_fit import MemoryFit
+from trainfast_runner.search.memory.fit_memory import fit_memory
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 LARGEST_BATCH = 1 << 20

@@ -18,9 +18,9 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.search.candidate_spec import takes_warm_trials
-from trainfast_runner.search.run_ends import Interrupted, end_run, wait_for_result
+from trainfast_runner.search.conducting.run_ends import Interrupted, end_run, wait_for_result
+from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.searches import new_search
-from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec

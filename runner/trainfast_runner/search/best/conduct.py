@@ -9,7 +9,7 @@ from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.planning.survey import ModelSurvey
 from trainfast_runner.search.best.preset_conductor import PresetBestConductor
 from trainfast_runner.search.best.script_conductor import ScriptBestConductor
-from trainfast_runner.search.conductor import SearchCaller, conduct_alone
+from trainfast_runner.search.conducting.conductor import SearchCaller, conduct_alone
 from trainfast_runner.search.journal.best import BestEnded, BestLine
 from trainfast_runner.search.options import SearchOptions
 

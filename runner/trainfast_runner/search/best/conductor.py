@@ -25,7 +25,7 @@ from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.best.planning.baseline_cost import budget_error
 from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit
-from trainfast_runner.search.conductor import Conductor, SearchCaller
+from trainfast_runner.search.conducting.conductor import Conductor, SearchCaller
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
     AttemptOutcome,

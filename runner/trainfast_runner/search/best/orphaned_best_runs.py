@@ -8,8 +8,8 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.roles import COLD
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.conducting.orphaned_runs import OrphanedRuns, end_if_live, is_usable
 from trainfast_runner.search.journal.best import BestLaunched, BestLine, ColdRun, Trial
-from trainfast_runner.search.orphaned_runs import OrphanedRuns, end_if_live, is_usable
 from trainfast_runner.worker.shared.search_roles import TRIAL
 
 

@@ -21,7 +21,9 @@ from trainfast_runner.search.best.planning.flops_bounds import ceiling_here, flo
 from trainfast_runner.search.best.planning.survey import ModelSurvey
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.candidate_spec import candidate_spec, takes_warm_trials
-from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.conducting.conductor import SearchCaller
+from trainfast_runner.search.conducting.run_ends import raise_if_stopped
+from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.best import (
     AttemptOutcome,
     BestLine,
@@ -29,8 +31,6 @@ from trainfast_runner.search.journal.best import (
     Trial,
 )
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.run_ends import raise_if_stopped
-from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.worker.shared.search_roles import TRIAL
 

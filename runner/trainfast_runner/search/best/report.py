@@ -24,7 +24,7 @@ from trainfast_runner.search.journal.best import (
     Trial,
     read_best_journal,
 )
-from trainfast_runner.search.report_parts import fields_of, first_fields
+from trainfast_runner.search.journal.report_fields import fields_of, first_fields
 
 SCRIPT_MEMORY = "the memory of a script is predicted from its trials of like settings"
 """The reason that `predicted_bytes` may be None for a script."""

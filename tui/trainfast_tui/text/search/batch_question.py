@@ -37,7 +37,7 @@ def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None, free
         return ""
     if machine.used_by(spec.knobs.get("devices")).device != "cpu":
         return ""
-    from trainfast_runner.search.limits import share_of_free
+    from trainfast_runner.search.memory.limits import share_of_free
 
     each = fmt.size(share_of_free(free_bytes, ranks))
     whose = "of this machine's memory" if ranks == 1 else f"of this machine's memory for each of {ranks} processes"

@@ -20,9 +20,9 @@ from trainfast_runner.search.best.disturbances import CpuDisturbance, why_thrott
 from trainfast_runner.search.best.measure.gpu_conditions import gpu_conditions, joules_of
 from trainfast_runner.search.best.step_rule import UNTIMED_TRIAL_STEPS, StepRule
 from trainfast_runner.search.best.too_large import failure_in
+from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, AttemptOutcome, Trial
 from trainfast_runner.search.speed.trial_rates import relative_error
-from trainfast_runner.search.warm_process import WarmProcess
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.units import highest
 

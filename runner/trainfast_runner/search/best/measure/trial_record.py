@@ -11,7 +11,7 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.search.best.measure.cold_run_record import outcome_of
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.journal.best import Candidate, Trial
-from trainfast_runner.search.traced_script import why_untraced
+from trainfast_runner.search.memory.traced_script import why_untraced
 
 
 def trial_of_run(

@@ -13,7 +13,7 @@ from trainfast_runner.search.best.planning.request import BestRequest, check_req
 from trainfast_runner.search.best.planning.survey import ModelSurvey, Survey
 from trainfast_runner.search.best.planning.varied import vary_of
 from trainfast_runner.search.candidate_spec import MESH_KNOBS, candidate_spec
-from trainfast_runner.search.cool_down import check_coolable
+from trainfast_runner.search.conducting.cool_down import check_coolable
 from trainfast_runner.search.journal.best import Space
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.device_counts import chosen_gpus, device_count

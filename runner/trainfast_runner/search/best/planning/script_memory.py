@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from trainfast_runner.search.batch_memory import NOISE_BYTES, fit_memory
 from trainfast_runner.search.best.candidates import with_predictions
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.journal.best import Candidate, Space, Trial
+from trainfast_runner.search.memory.fit_memory import NOISE_BYTES, fit_memory
+from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE, TRACED_SHARE, TracedPeak
 from trainfast_runner.search.speed.process_starts import KnobsKey, knobs_key
-from trainfast_runner.search.traced_script import SCRIPT_PHASE, TRACED_SHARE, TracedPeak
 
 MIN_SIZES = 2
 """Batch sizes that a line needs."""

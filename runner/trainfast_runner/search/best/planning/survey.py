@@ -19,7 +19,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.candidates import enumerate_space, with_predictions
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import BestQuestion, Candidate, Space
-from trainfast_runner.search.limits import host_limit
+from trainfast_runner.search.memory.limits import host_limit
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.device_counts import device_count

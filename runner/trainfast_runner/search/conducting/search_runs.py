@@ -11,11 +11,11 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running import busy_devices, launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.cool_down import cool_down
+from trainfast_runner.search.conducting.cool_down import cool_down
+from trainfast_runner.search.conducting.run_ends import end_run, raise_if_stopped, wait_for_result
+from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.lines import Line, Resumed, Waiting
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.run_ends import end_run, raise_if_stopped, wait_for_result
-from trainfast_runner.search.warm_process import WarmProcess
 
 
 class SearchRuns:

@@ -10,7 +10,7 @@ from trainfast_runner.records.home import STAMP_CHARACTERS, Home
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.run_ends import end_run
+from trainfast_runner.search.conducting.run_ends import end_run
 
 
 def runs_of_search(home: Home, search_id: str) -> dict[str, RunFile]:

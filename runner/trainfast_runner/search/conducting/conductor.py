@@ -22,6 +22,8 @@ from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home, home_error
 from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.conducting.run_ends import POLL_S, Interrupted
+from trainfast_runner.search.conducting.search_runs import SearchRuns
 from trainfast_runner.search.journal.lines import (
     CANCELLED,
     Conducted,
@@ -34,8 +36,6 @@ from trainfast_runner.search.journal.lines import (
     worked_seconds,
 )
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.run_ends import POLL_S, Interrupted
-from trainfast_runner.search.search_runs import SearchRuns
 
 PAUSE_POLL_S = 0.1
 
