@@ -10,7 +10,7 @@ from cli.command import SMALL, Cli
 from cli.test_report import RECORDED
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.best.planning.preset_question import plan_preset_best
+from trainfast_runner.search.best.planning.question import plan_preset_best
 from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.spec import resolve

@@ -11,7 +11,7 @@ from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.records.result import OomExplanation, Result
 from trainfast_runner.search.best.planning import survey
-from trainfast_runner.search.best.planning.preset_question import plan_preset_best
+from trainfast_runner.search.best.planning.question import plan_preset_best
 from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit, failure_in, oom_failure, verdict_of
 from trainfast_runner.search.journal.best import BestLaunched, Candidate, Trial

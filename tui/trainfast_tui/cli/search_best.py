@@ -17,8 +17,9 @@ from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.planning.estimate import estimate
 from trainfast_runner.search.best.planning.opening import open_best
-from trainfast_runner.search.best.planning.preset_question import plan_preset_best
+from trainfast_runner.search.best.planning.question import plan_preset_best
 from trainfast_runner.search.best.planning.request import BestRequest, read_budget
+from trainfast_runner.search.best.planning.script_question import plan_script_best
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.journal.best import BestEnded, ColdRun, Trial, read_best_journal
 from trainfast_runner.search.options import SearchOptions
@@ -111,8 +112,6 @@ def _budget_s(text: str) -> float:
 def _plan(arguments: argparse.Namespace, request: BestRequest, options: SearchOptions) -> BestPlan:
     """Return the checked question about a preset, or about the script of one. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        from trainfast_runner.search.best.planning.script_question import plan_script_best
-
         return plan_script_best(script_preset.load(script), arguments.settings, request, options, arguments.python)
     return plan_preset_best(resolve(arguments.preset, arguments.settings), request, options, arguments.python)
 

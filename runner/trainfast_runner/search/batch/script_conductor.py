@@ -17,13 +17,13 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.predicted_size import predict_script_size
 from trainfast_runner.search.batch.probe_record import probe_of_ended_run
+from trainfast_runner.search.batch.question import SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS
 from trainfast_runner.search.batch.script_probe_record import (
     fitting_probe,
     script_peaks,
     size_that_data_fills,
     why_not_usable,
 )
-from trainfast_runner.search.batch.script_question import SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS
 from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.conducting.script_runs import ScriptPlanner, why_incompatible, with_trace
 from trainfast_runner.search.journal.batch import (

@@ -1,4 +1,4 @@
-"""The question of a best-fit search about a preset, checked against this machine."""
+"""The question of a best-fit search, checked against this machine: about a preset, or by `script_question` a script."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from trainfast_runner.running import planning
 from trainfast_runner.search.best.global_batch import default_global_batch
 from trainfast_runner.search.best.planning.best_plan import BestPlan, global_batch_of, question_of
 from trainfast_runner.search.best.planning.request import BestRequest, check_request
+from trainfast_runner.search.best.planning.script_question import plan_script_best
 from trainfast_runner.search.best.planning.survey import ModelSurvey, Survey
 from trainfast_runner.search.best.planning.varied import vary_of
 from trainfast_runner.search.candidate_spec import MESH_KNOBS, candidate_spec
@@ -18,6 +19,14 @@ from trainfast_runner.search.journal.best import Space
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.device_counts import chosen_gpus, device_count
 from trainfast_runner.settings.spec import RunSpec, expand_paths
+from trainfast_runner.settings.typed_settings import settings_of
+
+
+def plan_spec_best(spec: RunSpec, request: BestRequest, options: SearchOptions, python: str | None = None) -> BestPlan:
+    """Check a question about a preset or a script against this machine. Raises UserError; starts nothing."""
+    if spec.script is None:
+        return plan_preset_best(spec, request, options, python)
+    return plan_script_best(spec.script, settings_of(spec.knobs, spec.overrides), request, options, python)
 
 
 def plan_preset_best(
