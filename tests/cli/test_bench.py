@@ -118,7 +118,7 @@ def test_a_signal_ends_the_wait_of_a_bench_for_a_device(cli: Cli, number: signal
 
 
 def test_ctrl_c_ends_the_wait_of_a_bench_for_a_cool_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    signals, asked = Signals(), argparse.Namespace(wait=False, cool_to=50.0, cold=True, repeat=1)
+    signals, options = Signals(), bench_rows.BenchOptions(cold=True, cool_to_c=50.0)
 
     def wait(uuids: object, below_c: float, on_poll: Callable[[Cooling], None]) -> None:
         signals.receive(signal.SIGINT, None)
@@ -127,7 +127,7 @@ def test_ctrl_c_ends_the_wait_of_a_bench_for_a_cool_gpu(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(waits, "wait_until_cool", wait)
     row = Entry("one", PLAN.spec, {}, lambda: PLAN)
-    assert not bench_rows.BenchRows(Home(tmp_path), signals, asked).run(
+    assert not bench_rows.BenchRows(Home(tmp_path), signals, options).run(
         Bench("mine", "one", "one", (row,)), {"one": []}
     )
 
@@ -175,8 +175,8 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
         monkeypatch.setattr(bench_rows, name, noting(name))
     monkeypatch.setattr(bench_rows.launch, "start", start)
     monkeypatch.setattr(bench_rows, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
-    row, asked = Entry("one", PLAN.spec, {}, lambda: PLAN), argparse.Namespace(wait=wait, cool_to=50.0)
-    rows = bench_rows.BenchRows(Home(tmp_path), Signals(), asked)
+    row = Entry("one", PLAN.spec, {}, lambda: PLAN)
+    rows = bench_rows.BenchRows(Home(tmp_path), Signals(), bench_rows.BenchOptions(wait=wait, cool_to_c=50.0))
     with warm_rows(Home(tmp_path), lambda: None) as warm:
         if not wait:
             with pytest.raises(DevicesBusy):

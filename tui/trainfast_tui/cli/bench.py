@@ -24,7 +24,7 @@ from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, finite, positive
 from trainfast_tui.cli.bench_file import WRITERS
-from trainfast_tui.cli.bench_rows import BenchRows
+from trainfast_tui.cli.bench_rows import BenchOptions, BenchRows
 from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
 from trainfast_tui.cli.follow_run import caught_signals
 from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table
@@ -72,8 +72,15 @@ def run(arguments: argparse.Namespace) -> int:
     bench = _prepared(arguments)
     output = output_path(arguments.output, tuple(WRITERS)) if arguments.output else None
     results_by_row: dict[str, list[RowResult]] = {entry.id: [] for entry in bench.entries}
+    options = BenchOptions(
+        repeat=arguments.repeat,
+        cold=arguments.cold,
+        wait=arguments.wait,
+        cool_to_c=arguments.cool_to,
+        python=arguments.python,
+    )
     with caught_signals() as signals:
-        is_complete = BenchRows(Home().create(), signals, arguments).run(bench, results_by_row)
+        is_complete = BenchRows(Home().create(), signals, options).run(bench, results_by_row)
     if signals.must_leave:
         return HUNG_UP
     table = tabulate(bench, results_by_row)

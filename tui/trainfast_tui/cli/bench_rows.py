@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
@@ -27,11 +27,27 @@ from trainfast_tui.text.format import plain, with_sizes
 StartedT = TypeVar("StartedT")
 
 
+@dataclass(frozen=True)
+class BenchOptions:
+    """The options of `bench` that decide how its rows are run."""
+
+    repeat: int = 1
+    """Repetitions of every row."""
+    cold: bool = False
+    """True if every row takes a process of its own."""
+    wait: bool = False
+    """True to queue after a run on the same device."""
+    cool_to_c: float | None = None
+    """The temperature below which each row starts; None to wait for none."""
+    python: str | None = None
+    """The training Python of a preset's rows; None for the default."""
+
+
 class BenchRows:
     """Runs the rows of a bench with the command's options."""
 
-    def __init__(self, home: Home, signals: Signals, arguments: argparse.Namespace) -> None:
-        self._home, self._signals, self._arguments = home, signals, arguments
+    def __init__(self, home: Home, signals: Signals, options: BenchOptions) -> None:
+        self._home, self._signals, self._options = home, signals, options
 
     def run(self, bench: Bench, results_by_row: Mapping[str, list[RowResult]]) -> bool:
         """Run all rows and append to their results; return False if a signal or a stopped row ended the bench early.
@@ -39,11 +55,11 @@ class BenchRows:
         A row whose device another run has taken is not run. Raises DevicesBusy if no row was measured before.
         """
         # Only presets can share a warm process: a script's rows are launched.
-        is_cold = self._arguments.cold or any(entry.plan is not None for entry in bench.entries)
+        is_cold = self._options.cold or any(entry.plan is not None for entry in bench.entries)
         groups = {} if is_cold else warm_groups(bench)
-        total = len(bench.entries) * self._arguments.repeat
+        total = len(bench.entries) * self._options.repeat
         with warm_rows(self._home, self._raise_if_ended) as warm:
-            for number, entry in enumerate(run_order(bench, self._arguments.repeat, groups), start=1):
+            for number, entry in enumerate(run_order(bench, self._options.repeat, groups), start=1):
                 if again_is_pointless(results_by_row[entry.id]):
                     continue
                 if self._is_ended:
@@ -88,7 +104,7 @@ class BenchRows:
         Raises DevicesBusy when another run uses its device, without --wait, and Interrupted if a signal ends a wait.
         """
         try:
-            plan = planning.plan_run(entry.spec, self._arguments.python) if entry.plan is None else entry.plan()
+            plan = planning.plan_run(entry.spec, self._options.python) if entry.plan is None else entry.plan()
         except UserError as error:
             return error
         if group is not None and warm.has_process(group):
@@ -108,14 +124,14 @@ class BenchRows:
             self._home,
             lambda plan: self._prepare(plan, group),
             start,
-            wait=self._arguments.wait,
+            wait=self._options.wait,
             raise_if_ended=self._raise_if_ended,
         )
 
     def _prepare(self, plan: RunPlan, group: str | None) -> RunPlan:
         """With --cool-to wait for the GPUs; predict the memory of a row that is a run of its own; return the plan."""
-        if self._arguments.cool_to is not None:
-            await_cooling(plan, self._arguments.cool_to, self._raise_if_ended)
+        if self._options.cool_to_c is not None:
+            await_cooling(plan, self._options.cool_to_c, self._raise_if_ended)
         if group is None:
             predict_memory(plan, self._home)
         return plan
