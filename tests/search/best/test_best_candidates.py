@@ -85,6 +85,13 @@ def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named()
     assert "CPU" in wrong.reason
 
 
+def test_refused_candidate_names_no_option_of_the_command_line() -> None:
+    spec = resolve("tiny-llama")
+    refusal = UserError("no such device", advice="another device", option="--set devices=1")
+    space = enumerate_space(spec, CPU, {"lr": [0.1]}, None, lambda spec: refusal)
+    assert {one.reason for one in space.candidates} == {"no such device; try another device"}
+
+
 def test_a_compiled_process_tries_one_setting() -> None:
     spec = resolve("tiny-llama")
     space = enumerate_space(spec, CPU, vary(spec, compile=["off", "default"], batch_size=[4, 8]), 8, refuse)

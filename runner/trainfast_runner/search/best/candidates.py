@@ -67,7 +67,7 @@ def _candidate(
         world_size=processes_of(run_spec, machine) or 1,
         samples_per_step=batch * accumulation * global_batch.degree(knobs),
         excluded_as=None if refusal is None else "incompatible",
-        reason="" if refusal is None else refusal.line(),
+        reason="" if refusal is None else refusal.line_without_option(),
     )
 
 

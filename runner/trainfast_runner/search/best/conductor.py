@@ -153,7 +153,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         except UserError as error:
             if number == self._space.baseline_number:
                 raise
-            self._record_failure(number, "", "failed", Failure(error.line()))
+            self._record_failure(number, "", "failed", Failure(error.line_without_option()))
             return None
 
     def _record_launch(self, directory: Path, role: str, number: int, knob: str | None = None) -> BestLaunched:
