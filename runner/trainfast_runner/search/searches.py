@@ -30,7 +30,7 @@ TRY_KINDS = [line.__struct_config__.tag for line in (Probe, ConfirmationRun, Tri
 """Tags of the lines of a probe, a trial or a run."""
 END_KINDS = [line.__struct_config__.tag for line in (BatchEnded, BestEnded)]
 """Tags of the lines that end a search."""
-NEWEST_SEARCHES_READ = 20
+SEARCHES_CHECKED_FOR_LIVE = 20
 """Number of newest searches that are checked for a live one."""
 
 
@@ -110,7 +110,7 @@ def newest_search(home: Home, kind: str = BATCH_KIND) -> Path | None:
 
     A search that was cut short before it tried anything does not hide an older one. Raises as `search_directories`.
     """
-    directories = newest_search_directories(home, NEWEST_SEARCHES_READ)
+    directories = newest_search_directories(home, SEARCHES_CHECKED_FOR_LIVE)
     searches = [directory for directory in directories if first_line(directory).kind == kind]
     live = next((directory for directory in searches if is_conducted(directory)), None)
     if live is not None or not searches:

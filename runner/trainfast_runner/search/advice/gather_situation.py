@@ -14,7 +14,7 @@ from trainfast_runner.running.history import iter_rows
 from trainfast_runner.search.advice.facts import EndedRun, Situation
 from trainfast_runner.settings.spec import RunSpec
 
-NEWEST_RUNS_READ = 300
+RUNS_READ_FOR_ADVICE = 300
 """Number of newest runs that are searched for runs of the same preset."""
 SHAPES = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "vocab_size")
 
@@ -38,7 +38,7 @@ def _measured(spec: RunSpec, home: Home) -> tuple[EndedRun, ...]:
     sections = {"model": spec.model, "data": spec.data}
     fields = {key: sections[key.partition(".")[0]].get(key.partition(".")[2]) for key in spec.overrides if "." in key}
     try:
-        rows = list(itertools.islice(iter_rows(home), NEWEST_RUNS_READ))
+        rows = list(itertools.islice(iter_rows(home), RUNS_READ_FOR_ADVICE))
     except UserError:
         return ()
     return tuple(

@@ -20,8 +20,8 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.state import BatchState
 from trainfast_runner.search.journal.batch import BatchEnded, Change, ConfirmationRun, Probe
 
-TRACES_WITHIN_S = 30.0
-"""After a search without an answer, trace possible changes for at most this long."""
+TRACE_CHANGES_WITHIN_S = 30.0
+"""If nothing fits, changes that would help are traced for at most this long."""
 
 
 def explain_nothing_fits(
@@ -53,7 +53,7 @@ def explain_nothing_fits(
 
 def _trace_changes(oom_run: OutOfMemory, python: str, raise_if_cancelled: Callable[[], None]) -> None:
     """Trace the memory models of changes that may be enough."""
-    deadline = time.monotonic() + TRACES_WITHIN_S
+    deadline = time.monotonic() + TRACE_CHANGES_WITHIN_S
     with suppress(UserError), closing(trace_changes(oom_run, python)) as traces:
         for _ in traces:
             raise_if_cancelled()

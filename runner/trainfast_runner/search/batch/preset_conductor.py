@@ -24,12 +24,12 @@ from trainfast_runner.worker.shared.search_roles import PROBE
 FIRST_PROBE_STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps
 are slow."""
-LATER_STEPS = {"cpu": 1, "cuda": 4}
-"""Optimizer steps of its later probes. A step under strict malloc thresholds is no faster the second time."""
-EXTRA_WAIT_S = 5.0
-"""Once its first process is ready, a search waits for its prediction as long as the process took, and this longer."""
-TRACE_WITHIN_S = 30.0
-"""A search on a GPU waits at most this long for its prediction before its first process takes the GPU."""
+LATER_PROBE_STEPS = {"cpu": 1, "cuda": 4}
+"""Optimizer steps of a process's later probes. A step under strict malloc thresholds is no faster the second time."""
+EXTRA_PREDICTION_WAIT_S = 5.0
+"""A search waits for its prediction as long as its first process took to be ready, and this longer."""
+GPU_PREDICTION_WAIT_S = 30.0
+"""A search on a GPU waits for its prediction at most this long before its first process takes the GPU."""
 
 
 class PresetBatchConductor(BatchConductor):
@@ -43,13 +43,13 @@ class PresetBatchConductor(BatchConductor):
             try:
                 if self._plan.device == "cuda":
                     # The tracer's CUDA context would be missing from the memory that the warm process finds free.
-                    self._wait_until(prediction, time.monotonic() + TRACE_WITHIN_S)
+                    self._wait_until(prediction, time.monotonic() + GPU_PREDICTION_WAIT_S)
                     cancelled.set()
                     prediction.result()
                 began_s = self._runs.clock_s()
                 available = self._available_by_rank(self._warm_process())
                 # A prediction saves a few sizes, so waiting about as long as for the process is worth it.
-                wait_s = self._runs.clock_s() - began_s + EXTRA_WAIT_S
+                wait_s = self._runs.clock_s() - began_s + EXTRA_PREDICTION_WAIT_S
                 if available is not None:
                     self._wait_until(prediction, time.monotonic() + wait_s)
             finally:
@@ -66,7 +66,7 @@ class PresetBatchConductor(BatchConductor):
             if self._available_by_rank(process) is None:
                 return None
         is_first = not any(probe.run_id == process.directory.name for probe in self._state().probes)
-        steps = (FIRST_PROBE_STEPS if is_first else LATER_STEPS)[self._plan.device]
+        steps = (FIRST_PROBE_STEPS if is_first else LATER_PROBE_STEPS)[self._plan.device]
         began_ns = time.monotonic_ns()
         replies = process.probe(batch_size, steps)
         seconds = (time.monotonic_ns() - began_ns) / 1e9

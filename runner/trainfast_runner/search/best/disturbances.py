@@ -13,10 +13,10 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.search.journal.best import BestLine, ColdRun, Trial
 
-MAX_OTHERS = 0.15
-"""Share of the cores from which the diagnosis of a run names other processes (the rule of `others_cpu_percent`)."""
-MAX_THROTTLED = 0.02
-"""Largest share of the time that a GPU may be throttled: as much as the gain that a search looks for."""
+VOIDING_OTHERS_SHARE = 0.15
+"""A measurement is void if other processes took more than this share of the cores, as in the diagnosis of a run."""
+VOIDING_THROTTLED_SHARE = 0.02
+"""A measurement is void if a GPU was throttled for more of the time: a search looks for a gain of as much."""
 VOIDING_FRACTIONS = {"thermal": "thermal_fraction", "brake": "brake_fraction"}
 """Causes of throttling that void a measurement, with their fields in a run's `Throttle`."""
 USUALLY_DISTURBED, AMONG_LAST = 2, 8
@@ -41,7 +41,7 @@ def why_throttled(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: in
     for device in devices:
         for cause in VOIDING_FRACTIONS:
             share = (device.throttled_ms.get(cause) or 0.0) * 1e6 / max(1, end_ns - begin_ns)
-            if share > MAX_THROTTLED:
+            if share > VOIDING_THROTTLED_SHARE:
                 return f"GPU {device.index} was throttled ({cause}) for {share:.0%} of the time"
     return None
 
@@ -53,13 +53,13 @@ def why_run_void(result: Result) -> str | None:
         return words
     for cause, field in VOIDING_FRACTIONS.items():
         share: float | None = getattr(result.throttle, field)
-        if share is not None and share > MAX_THROTTLED:
+        if share is not None and share > VOIDING_THROTTLED_SHARE:
             return f"a GPU was throttled ({cause}) for {share:.0%} of the time"
     return None
 
 
 def _others_words(share: float) -> str | None:
-    return f"other processes took {share:.0%} of the CPU" if share > MAX_OTHERS else None
+    return f"other processes took {share:.0%} of the CPU" if share > VOIDING_OTHERS_SHARE else None
 
 
 def is_usually_disturbed(lines: Sequence[BestLine], number: int) -> bool:

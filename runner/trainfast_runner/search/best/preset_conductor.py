@@ -34,8 +34,8 @@ from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.worker.shared.search_roles import TRIAL
 
-TRACE_WITHIN_S = 30.0
-"""The first trial waits at most this long for predictions once its process is ready; no trace runs beside a trial."""
+PREDICTIONS_WAIT_S = 30.0
+"""The first trial, its process ready, waits for predictions at most this long; no trace runs beside a trial."""
 OUTCOME_OF_END_STATE: Mapping[str, AttemptOutcome] = {"oom": "oom", "lost": "void"}
 """Outcome of a trial by the state in which its process ended without an answer; any other state is a failure."""
 
@@ -65,7 +65,7 @@ class PresetBestConductor(BestConductor):
             prediction = pool.submit(self._survey.predict_candidates, self._question, cancelled)
             try:
                 self._process_for(self._space.baseline_number)
-                self._wait_until(prediction, time.monotonic() + TRACE_WITHIN_S)
+                self._wait_until(prediction, time.monotonic() + PREDICTIONS_WAIT_S)
             finally:
                 cancelled.set()
         self._space = prediction.result()

@@ -38,7 +38,7 @@ from trainfast_runner.search.journal.lines import (
 from trainfast_runner.search.options import SearchOptions
 
 PAUSE_POLL_S = 0.1
-
+"""Seconds between checks that a pause is over."""
 
 LineT = TypeVar("LineT")
 EndedT = TypeVar("EndedT", bound=SearchEnded)

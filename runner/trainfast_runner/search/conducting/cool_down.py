@@ -11,7 +11,8 @@ from trainfast_runner.machine.cooling import Cooling
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.journal.lines import CoolingDown
 
-CHECK_EVERY_S = 0.1
+CANCEL_POLL_S = 0.1
+"""Seconds between checks that the search is cancelled."""
 
 
 def check_coolable(plan: RunPlan, below_c: float | None) -> None:
@@ -52,6 +53,6 @@ def cool_down(
         again = time.monotonic() + seconds
         while (left_s := again - time.monotonic()) > 0:
             raise_if_cancelled()
-            time.sleep(min(left_s, CHECK_EVERY_S))
+            time.sleep(min(left_s, CANCEL_POLL_S))
 
     cooling.wait_until_cool(plan.watched_uuids, below_c, note, wait)

@@ -14,10 +14,11 @@ from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 
 POLL_S = 0.02
+"""Seconds between checks of a run's result, or of a warm process's replies."""
 STOPS_WITHIN_S = 10.0
-"""A run that was asked to stop is killed after this time."""
+"""Seconds after which a run that was asked to stop is killed."""
 RESULT_WITHIN_S = 5.0
-"""A run that is gone has no readable result if none appears within this time."""
+"""Seconds within which the result of a run that is gone has to appear."""
 
 
 class Interrupted(Exception):

@@ -24,7 +24,8 @@ from trainfast_runner.search.conducting.run_ends import POLL_S, ResultWatch
 from trainfast_runner.worker.shared.search_roles import CONTROL_FILE, PROBE, TRIAL
 
 STATE_EVERY_S = 0.25
-"""Seconds between readings of the state of a run without a result."""
+"""Seconds between checks that a run without a result is alive."""
+
 LineT = TypeVar("LineT", bound=WarmLine)
 
 

@@ -22,14 +22,14 @@ from trainfast_runner.search.searches import BEST_KIND, first_line
 from trainfast_runner.search.speed.trial_rates import log_rate, measurements
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
-NEWEST_RUNS_READ, NEWEST_SEARCHES_READ = 200, 20
+RUNS_READ_FOR_SPEEDS, SEARCHES_READ_FOR_SPEEDS = 200, 20
 """Number of newest runs and searches that are read."""
 MAX_OF_MODEL, MAX_OF_OTHERS = 60, 10
 """Largest number of measured speeds that count: of the spec's model, and of other models."""
 SLOW_SHARE = 0.5
 """Share of the step-to-step deviation that shifts a whole run: slow and fast spells outlast one run."""
-MAX_THROTTLED = 0.05
-"""Largest share of the time that a run may be slowed by heat or a power brake and still count."""
+COMPARABLE_THROTTLED_SHARE = 0.05
+"""The speed of a run counts if heat or a power brake slowed it for at most this share of the time."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def measured_speeds(home: Home, spec: RunSpec, device: SpeedDevice) -> list[Earl
 
 
 def _speeds_of_runs(home: Home, device: SpeedDevice) -> Iterator[EarlierSpeed]:
-    for run_id in home.newest_run_ids(NEWEST_RUNS_READ):
+    for run_id in home.newest_run_ids(RUNS_READ_FOR_SPEEDS):
         result = read_written_result(home.directory(run_id))
         if result is None or not is_comparable(result):
             continue
@@ -101,7 +101,7 @@ def is_comparable(result: Result) -> bool:
     if result.state != "finished" or result.role in WARM_ROLES or result.measured_under is not None:
         return False
     throttled = (result.throttle.thermal_fraction or 0.0) + (result.throttle.brake_fraction or 0.0)
-    return throttled <= MAX_THROTTLED and bool(result.throughput.samples_per_s.median)
+    return throttled <= COMPARABLE_THROTTLED_SHARE and bool(result.throughput.samples_per_s.median)
 
 
 def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
@@ -120,7 +120,7 @@ def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
 
 def _speeds_of_trials(home: Home, spec: RunSpec, device: SpeedDevice) -> Iterator[EarlierSpeed]:
     """Yield the newest trial of each candidate in best-fit searches of the same training."""
-    for directory in newest_search_directories(home, NEWEST_SEARCHES_READ):
+    for directory in newest_search_directories(home, SEARCHES_READ_FOR_SPEEDS):
         if first_line(directory).kind != BEST_KIND:
             continue
         lines = read_best_journal(directory)

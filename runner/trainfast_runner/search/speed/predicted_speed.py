@@ -72,7 +72,7 @@ REFERENCE: KnobValues = {
 """Knobs without an effect beyond their work; the effects of other values are relative to these knobs."""
 NEAREST = 16
 """Number of earlier speeds behind a prediction: those with the most similar settings."""
-NOISE = 1e-4
+ASSUMED_NOISE_VARIANCE = 1e-4
 """Assumed variance of the ln rate that a run measures, before the first run."""
 
 SpeedAndStep = tuple[EarlierSpeed, ExpectedStep]
@@ -104,7 +104,8 @@ class SpeedModel:
         self._measured_knobs = [self._speed_knobs(speed.spec, speed.devices) for speed, _ in measured]
         self.own_count = sum(training_of(speed.spec) == self._training for speed, _ in measured)
         # The next run is as noisy as the earlier ones.
-        self._noise = statistics.median(speed.variance for speed, _ in measured) if measured else NOISE
+        variances = [speed.variance for speed, _ in measured]
+        self._noise_variance = statistics.median(variances or [ASSUMED_NOISE_VARIANCE])
         self._calibrated = calibrated
 
     def predict(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | UnknownSpeed:
@@ -127,7 +128,7 @@ class SpeedModel:
             observed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.process)
             for number, (speed, expected) in ((number, self._measured[number]) for number in near)
         ]
-        runs.append(observed(wanted, step, 0.0, self._noise, ""))
+        runs.append(observed(wanted, step, 0.0, self._noise_variance, ""))
         fixed_covariances = [
             [self._work_covariance(run, other) for other in runs[: place + 1]] for place, run in enumerate(runs)
         ]

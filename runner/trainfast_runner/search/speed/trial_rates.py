@@ -22,12 +22,12 @@ POOL_STEPS = 4
 """The pooled variance of a step weighs as much as this many steps of the trial itself. Chosen, not measured."""
 NOISE_GRID_RATIO = 1.25
 """The pooled noise is rounded to powers of this ratio, so that a new trial seldom changes the noise of all others."""
-MIN_NOISE = 0.001
+MIN_RATE_DEVIATION = 0.001
 """Chosen, not measured: the least deviation of a trial in ln rate, even if its few steps are equal."""
 EARLIER_SPREAD, EARLIER_LEAST = 2.0, 0.03
 """Factor on the spread of an earlier search's effect, and the deviation added to it, in ln rate. Chosen, not
 measured."""
-DEFAULT_NOISE = 0.02
+DEFAULT_STEP_DEVIATION = 0.02
 """The deviation of a step before three steps of one candidate were measured."""
 
 
@@ -64,7 +64,7 @@ class Measurements:
             pooled = POOL_STEPS * step_variance
             step_variance = (pooled + count * _robust_variance(deviations)) / (POOL_STEPS + count)
         drift_variance = self.drift_variance + self.drift_variance_by_run.get(trial.run_id, 0.0)
-        return MEDIAN_VARIANCE * step_variance / max(1, len(trial.step_ms)) + MIN_NOISE**2 + drift_variance
+        return MEDIAN_VARIANCE * step_variance / max(1, len(trial.step_ms)) + MIN_RATE_DEVIATION**2 + drift_variance
 
 
 def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Measurements:
@@ -195,5 +195,5 @@ def _pooled(trials: Sequence[Trial]) -> float:
         for trial in trials
         for deviation in _deviations(trial.step_ms)
     ]
-    noise = MAD_TO_SIGMA * statistics.median(residuals) if residuals else DEFAULT_NOISE
-    return float(NOISE_GRID_RATIO ** round(math.log(max(noise, MIN_NOISE)) / math.log(NOISE_GRID_RATIO)))
+    noise = MAD_TO_SIGMA * statistics.median(residuals) if residuals else DEFAULT_STEP_DEVIATION
+    return float(NOISE_GRID_RATIO ** round(math.log(max(noise, MIN_RATE_DEVIATION)) / math.log(NOISE_GRID_RATIO)))

@@ -26,9 +26,9 @@ from trainfast_runner.search.speed.trial_rates import relative_error
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.units import highest
 
-MIN_MORE = 2
+MIN_ADDED_STEPS = 2
 """The fewest steps that are added to a trial."""
-SAMPLED_S = 3.0
+ENERGY_SAMPLED_S = 3.0
 """Timed steps of this length have two samples of a GPU's energy counter, which is read once a second."""
 
 
@@ -156,7 +156,7 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
             return _Ending("slow", f"its best step takes {best_ms:.3g} ms, hopeless above {rule.give_up_ms:.3g} ms")
         if judgement == "more":
             count = steps_to_add(steps.step_ms, rule)
-        elif wanted.needs_energy and (missing_s := SAMPLED_S - steps.seconds) > 0:
+        elif wanted.needs_energy and (missing_s := ENERGY_SAMPLED_S - steps.seconds) > 0:
             # In one order: between two orders the GPU waits, and that energy would count.
             count = max(rule.least, math.ceil(1000 * missing_s / statistics.median(steps.step_ms)))
         else:
@@ -184,4 +184,4 @@ def steps_to_add(step_ms: Sequence[float], rule: StepRule) -> int:
     """Return the further steps that bring the median's standard error to the rule's, within the rule's most."""
     count, error = len(step_ms), relative_error(step_ms)
     needed = rule.most if math.isinf(error) else math.ceil(count * (error / rule.standard_error) ** 2)
-    return min(rule.most - count, max(MIN_MORE, needed - count))
+    return min(rule.most - count, max(MIN_ADDED_STEPS, needed - count))

@@ -13,8 +13,8 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.step_rule import LEAST_TRIAL_STEPS
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 
-NEWEST_RUNS_READ, ENOUGH_STARTS = 50, 3
-"""Number of newest runs searched for starts of the same model, and number of starts that is enough."""
+RUNS_READ_FOR_STARTS, ENOUGH_STARTS = 50, 3
+"""Number of newest runs searched for similar starts, and number of starts that is enough."""
 BUDGET_PER_COST = 5
 """A suggested budget is this many times the cost of the baseline. Chosen, not measured."""
 START_KNOBS = ("strategy", "engine", "compile")
@@ -27,7 +27,7 @@ def earlier_starts(home: Home, is_alike: Callable[[RunFile], bool]) -> list[floa
     Raises UserError when the home cannot be listed.
     """
     starts_s: list[float] = []
-    for directory in map(home.directory, home.newest_run_ids(NEWEST_RUNS_READ)):
+    for directory in map(home.directory, home.newest_run_ids(RUNS_READ_FOR_STARTS)):
         run = read_run_file(directory)
         if run is not None and is_alike(run) and (seconds := start_s(directory)):
             starts_s.append(seconds)

@@ -11,7 +11,7 @@ from trainfast_runner.records.search_directories import newest_search_directorie
 from trainfast_runner.search.journal.best import BestEnded, BestQuestion, EarlierEffect, read_best_journal
 from trainfast_runner.search.searches import BEST_KIND, first_line
 
-NEWEST_SEARCHES_READ = 50
+SEARCHES_READ_FOR_EFFECTS = 50
 """Number of newest searches whose effects are read."""
 
 
@@ -25,7 +25,7 @@ def earlier_effects(home: Home, question: BestQuestion, own_directory: Path) -> 
     if question.objective == "time":
         return []
     effects: dict[tuple[str, str], EarlierEffect] = {}
-    for directory in newest_search_directories(home, NEWEST_SEARCHES_READ):
+    for directory in newest_search_directories(home, SEARCHES_READ_FOR_EFFECTS):
         if directory == own_directory or first_line(directory).kind != BEST_KIND:
             continue
         lines = read_best_journal(directory)
