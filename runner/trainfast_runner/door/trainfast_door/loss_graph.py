@@ -17,7 +17,7 @@ class LossGraph:
     def __init__(self, roots: Iterable[Tensor], outputs: list[Any]) -> None:
         """`outputs` are the nodes of the model's outputs, None for one that needs no gradient."""
         self.reached = set()
-        """The places of outputs that the roots depend on."""
+        """The indexes of the outputs that the roots depend on."""
         self.saved: dict[int, int] = {}
         """The bytes of every storage that a node saved, by its address."""
         self.gradient_bytes = 0
@@ -43,9 +43,9 @@ class LossGraph:
             self.saved[storage.data_ptr()] = storage.nbytes()
         taken_bytes = sum(map(_bytes_of, getattr(node, "_input_metadata", ())))
         passed_on_bytes = 0
-        for following, place in node.next_functions:
+        for following, index in node.next_functions:
             forms = getattr(following, "_input_metadata", ())
-            passed_on_bytes += _bytes_of(forms[place]) if place < len(forms) else 0
+            passed_on_bytes += _bytes_of(forms[index]) if index < len(forms) else 0
         self.gradient_bytes = max(self.gradient_bytes, taken_bytes + passed_on_bytes)
 
     def bytes_beside(self, counted_addresses: Collection[int]) -> int:

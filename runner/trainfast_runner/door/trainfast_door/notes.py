@@ -64,9 +64,9 @@ def never_raises(function: Function) -> Function:
     return quiet  # type: ignore[return-value]
 
 
-def note_error(place: str, error: Exception) -> None:
-    """Append an error of the door itself to `door.jsonl`."""
-    note(f"{place}: {type(error).__name__}: {error}")
+def note_error(hook: str, error: Exception) -> None:
+    """Append an error of a hook to `door.jsonl`."""
+    note(f"{hook}: {type(error).__name__}: {error}")
 
 
 def note(detail: str) -> None:

@@ -38,8 +38,9 @@ class OptimizerHook:
         self._run = run
         self._steps = run.steps
         self._main: Callable[[], Optimizer | None] = lambda: None
-        """The optimizer with most parameters of those that have stepped and live."""
-        self._parameters = 0
+        """The main optimizer: the one with most parameters of those that have stepped and live."""
+        self._main_count = 0
+        """Number of the main optimizer's parameters."""
         self._live: weakref.WeakSet[Optimizer] | None = None
         """The optimizers that lived at the first step; None before it."""
         self._skipped = 0
@@ -79,18 +80,18 @@ class OptimizerHook:
         """Return True if the optimizer has more parameters than the main optimizer, and so becomes the main one."""
         if optimizer in self._smaller:
             return False
-        parameters, size = _parameters(optimizer), _size(optimizer)
+        parameters, count = _parameters_of(optimizer), _parameter_count(optimizer)
         steps = self._steps
         is_first = self._main() is None
-        if is_first and self._is_skipped(size):
+        if is_first and self._is_skipped(count):
             return False
-        if not is_first and size <= self._parameters:
+        if not is_first and count <= self._main_count:
             self._smaller.add(optimizer)
             self._run.trace.why_untraced = "its script has another optimizer"
             return False
         if steps.source == OPTIMIZER:
             steps.note_hook("optimizer step hook")
-        self._main, self._parameters = weakref.ref(optimizer), size
+        self._main, self._main_count = weakref.ref(optimizer), count
         group = optimizer.param_groups[0]
         self._run.has_scheduler = "initial_lr" in group
         self._run.given_rate = _finite(group.get("initial_lr", group.get("lr")))
@@ -101,28 +102,28 @@ class OptimizerHook:
             optimizer=type(optimizer).__name__,
             param_dtype=str(parameters[0].dtype).replace("torch.", ""),
             device=str(parameters[0].device),
-            parameters=size,
+            parameters=count,
         )
         find_model(self._run, optimizer, parameters)
         return True
 
-    def _is_skipped(self, size: int) -> bool:
-        """True for one of the first steps, while a larger optimizer than `size` may still take its first."""
+    def _is_skipped(self, count: int) -> bool:
+        """True for one of the first steps, while an optimizer of more parameters may still take its first."""
         if self._live is None:
             # Looked for once: 50 ms for half a million objects.
             self._live = weakref.WeakSet(live for live in gc.get_objects() if issubclass(type(live), Optimizer))
         if self._skipped == MAX_SKIPPED:
             return False
         self._skipped += 1
-        return any(_size(live) > size for live in self._live)
+        return any(_parameter_count(live) > count for live in self._live)
 
 
-def _parameters(optimizer: Optimizer) -> list[Any]:
+def _parameters_of(optimizer: Optimizer) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _size(optimizer: Optimizer) -> int:
-    return sum(parameter.numel() for parameter in _parameters(optimizer))
+def _parameter_count(optimizer: Optimizer) -> int:
+    return sum(parameter.numel() for parameter in _parameters_of(optimizer))
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:

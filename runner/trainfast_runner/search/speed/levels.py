@@ -33,7 +33,7 @@ class Levels:
         weight = (weights or {}).get
         self.correlations = [_correlations(name, self.values[name], weight(name, 1.0)) for name in self.names]
         """By knob, level and other level."""
-        self.columns = [[point[place] for point in self.points] for place in range(len(self.names))]
+        self.columns = [[point[index] for point in self.points] for index in range(len(self.names))]
         """The levels of all candidates, by knob."""
         self.numbers = {point: number for number, point in enumerate(self.points)}
         """The number of the candidate at a point."""
@@ -60,7 +60,7 @@ class Levels:
             (left_sums, left_squares), (right_sums, right_squares) = (
                 half.correlation_sums(point) for half in self._halves
             )
-            left, right = (half.indices for half in self._halves)
+            left, right = (half.point_indices for half in self._halves)
             sums = [left_sums[low] + right_sums[high] for low, high in zip(left, right, strict=True)]
             # Twice the sum over pairs of products is the square of the sum without the squares.
             pairs = [
@@ -77,16 +77,16 @@ class _Half:
     Thousands of candidates have few distinct points of half the knobs, so the correlations of a point are summed once.
     """
 
-    def __init__(self, levels: Levels, places: range) -> None:
-        self._places, self._correlations = places, levels.correlations
-        points = [point[places.start : places.stop] for point in levels.points]
+    def __init__(self, levels: Levels, knob_indices: range) -> None:
+        self._knob_indices, self._correlations = knob_indices, levels.correlations
+        points = [point[knob_indices.start : knob_indices.stop] for point in levels.points]
         self._points = list(dict.fromkeys(points))
         index_of = {point: index for index, point in enumerate(self._points)}
-        self.indices = [index_of[point] for point in points]
+        self.point_indices = [index_of[point] for point in points]
 
     def correlation_sums(self, point: Point) -> tuple[list[float], list[float]]:
         """Return, by distinct point, the sum over these knobs of correlations with `point`, and of their squares."""
-        tables = [self._correlations[place][point[place]] for place in self._places]
+        tables = [self._correlations[index][point[index]] for index in self._knob_indices]
         rows = [[table[level] for table, level in zip(tables, distinct, strict=True)] for distinct in self._points]
         return [sum(row) for row in rows], [sum(map(mul, row, row)) for row in rows]
 

@@ -130,7 +130,7 @@ class SpeedModel:
         ]
         runs.append(observed(wanted, step, 0.0, self._noise_variance, ""))
         fixed_covariances = [
-            [self._work_covariance(run, other) for other in runs[: place + 1]] for place, run in enumerate(runs)
+            [self._work_covariance(run, other) for other in runs[: index + 1]] for index, run in enumerate(runs)
         ]
         likelihood = Likelihood(levels, [run.observation for run in runs], 0.0, fixed_covariances)
         deviations = RUN_DEVIATIONS if len(near) >= ENOUGH_RUNS else RUN_DEVIATIONS[:1]

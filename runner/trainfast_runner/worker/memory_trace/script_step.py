@@ -32,7 +32,7 @@ UNTRACEABLE_OPERATIONS = ("mkldnn_rnn_layer", "_cudnn_rnn")
 class ScriptStep:
     """A step as the script took it: the model's inputs, on the meta device, with `rows` in their batch dimension.
 
-    `used` are the places of the outputs that the loss depends on, `kept` the places of the outputs that outlive the
+    `used` are the indexes of the outputs that the loss depends on, `kept` the indexes of the outputs that outlive the
     forward pass. `loss_bytes` are the bytes of the graph between outputs and loss, `autocast` is the dtype that the
     script casts to around the model. With `holds_gradients` the gradients of an earlier backward are alive from the
     start.

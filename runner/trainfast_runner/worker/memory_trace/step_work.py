@@ -32,7 +32,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     if name == "aten::embedding":
         # It reads the looked up rows, not the table.
         read = _bytes(result)
-    changed = tuple(args[place] for place in written if place < len(args))
+    changed = tuple(args[index] for index in written if index < len(args))
     # An operation that changes its arguments returns one of them.
     stored = sum(_bytes(tensor) for tensor in _tensors(changed if written else (result,)))
     return 1.0, _flops(name, args, result), read + stored
@@ -40,7 +40,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
 
 @cache
 def _traits(func: Any) -> tuple[str, bool, tuple[int, ...]]:
-    """The operation's name, True if its result is a view of an argument, and the places of arguments that change."""
+    """The operation's name, True if its result is a view of an argument, and the indexes of arguments that change."""
     schema = func._schema
     name = str(schema.name)
     is_view = any(returned.alias_info is not None and not returned.alias_info.is_write for returned in schema.returns)

@@ -79,7 +79,7 @@ def init_in_turn(model: nn.Module, seed: int, device: torch.device) -> Iterator[
 
 
 @dataclass(frozen=True)
-class _Place:
+class _NamedModule:
     """A module, its full name, and the (sub)model whose `_init_weights` initializes it."""
 
     name: str
@@ -89,12 +89,12 @@ class _Place:
 
 @torch.no_grad()
 def _init_part(model: nn.Module, seed: int, device: torch.device, modules: list[nn.Module]) -> None:
-    places = list(_inner_first(model, "", model, set()))
+    named_modules = list(_inner_first(model, "", model, set()))
     # The module that initializes each parameter: a tied weight has one, which may be in another part.
-    initializer: dict[int, _Place] = {}
-    for place in places:
-        for parameter in _own(place.module).values():
-            initializer.setdefault(id(parameter), place)
+    initializer: dict[int, _NamedModule] = {}
+    for named in named_modules:
+        for parameter in _own(named.module).values():
+            initializer.setdefault(id(parameter), named)
     parameters = {id(parameter): parameter for module in modules for parameter in _own(module).values()}
     initializing = {id(module) for module in modules} | {id(initializer[key].module) for key in parameters}
     empty = [parameter for parameter in parameters.values() if parameter.is_meta]
@@ -105,31 +105,31 @@ def _init_part(model: nn.Module, seed: int, device: torch.device, modules: list[
         torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
             parameter, nn.Parameter(values, requires_grad=parameter.requires_grad)
         )
-    for place in places:
-        if id(place.module) in initializing:
-            with _tied_absent(place, initializer):
-                torch.manual_seed(_seed(seed, place.name))
-                place.owner._init_weights(place.module)
+    for named in named_modules:
+        if id(named.module) in initializing:
+            with _tied_absent(named, initializer):
+                torch.manual_seed(_seed(seed, named.name))
+                named.owner._init_weights(named.module)
     for parameter in empty:
         if _is_uninitialized(parameter):
             _init_by_module(initializer[id(parameter)], parameter, seed)
 
 
-def _init_by_module(place: _Place, parameter: Tensor, seed: int) -> None:
+def _init_by_module(named: _NamedModule, parameter: Tensor, seed: int) -> None:
     """Initialize as the module's own constructor does, or else as transformers does without a rule."""
-    torch.manual_seed(_seed(seed, place.name))
-    reset = getattr(place.module, "reset_parameters", None)
+    torch.manual_seed(_seed(seed, named.name))
+    reset = getattr(named.module, "reset_parameters", None)
     if callable(reset):
         reset()
     if _is_uninitialized(parameter):
-        parameter.normal_(0.0, getattr(place.owner.config, "initializer_range", USUAL_STD))
+        parameter.normal_(0.0, getattr(named.owner.config, "initializer_range", USUAL_STD))
 
 
 @contextmanager
-def _tied_absent(place: _Place, initializer: dict[int, _Place]) -> Iterator[None]:
-    """Take away the weights of `place` that another module initializes (tied ones)."""
-    parameters = place.module._parameters
-    theirs = {key: p for key, p in _own(place.module).items() if initializer[id(p)].module is not place.module}
+def _tied_absent(named: _NamedModule, initializer: dict[int, _NamedModule]) -> Iterator[None]:
+    """Take away the weights of `named` that another module initializes (tied ones)."""
+    parameters = named.module._parameters
+    theirs = {key: p for key, p in _own(named.module).items() if initializer[id(p)].module is not named.module}
     for key, parameter in theirs.items():
         parameters[key] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
     try:
@@ -138,7 +138,7 @@ def _tied_absent(place: _Place, initializer: dict[int, _Place]) -> Iterator[None
         parameters.update(theirs)
 
 
-def _inner_first(module: nn.Module, name: str, owner: Any, seen: set[int]) -> Iterator[_Place]:
+def _inner_first(module: nn.Module, name: str, owner: Any, seen: set[int]) -> Iterator[_NamedModule]:
     """Yield every module once, its children first: transformers' own order of initialization."""
     if id(module) in seen:
         return
@@ -146,7 +146,7 @@ def _inner_first(module: nn.Module, name: str, owner: Any, seen: set[int]) -> It
     owner = module if hasattr(module, "_init_weights") else owner
     for key, child in module.named_children():
         yield from _inner_first(child, f"{name}.{key}", owner, seen)
-    yield _Place(name, module, owner)
+    yield _NamedModule(name, module, owner)
 
 
 def _own(module: nn.Module) -> dict[str, nn.Parameter]:

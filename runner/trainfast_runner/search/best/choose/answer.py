@@ -228,9 +228,9 @@ def _effects(ranking: ColdRanking) -> Iterator[Effect]:
     state = ranking.state
     levels = state.posterior.levels
     earlier = {(effect.knob, repr(effect.value)) for effect in state.question.earlier}
-    for place, name in enumerate(levels.names):
-        base_level = levels.points[ranking.baseline_number][place]
-        levels_run = {levels.points[number][place] for number in state.counted_trials}
+    for index, name in enumerate(levels.names):
+        base_level = levels.points[ranking.baseline_number][index]
+        levels_run = {levels.points[number][index] for number in state.counted_trials}
         for level, value in enumerate(levels.values[name]):
             pair = None if level == base_level else _pair_with_levels(ranking, name, level, base_level)
             if pair is None:

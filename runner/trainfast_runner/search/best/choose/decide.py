@@ -263,9 +263,9 @@ def _unseen_values(state: BestState, number: int) -> Iterable[str]:
     """Yield the values of a candidate that no trial had, as `name=value`."""
     levels = state.posterior.levels
     tried_points = [levels.points[trial.candidate_number] for trial in state.trials]
-    for place, name in enumerate(levels.names):
-        level = levels.points[number][place]
-        if all(point[place] != level for point in tried_points):
+    for index, name in enumerate(levels.names):
+        level = levels.points[number][index]
+        if all(point[index] != level for point in tried_points):
             yield f"{name}={_value_text(name, levels.values[name][level])}"
 
 

@@ -159,11 +159,11 @@ class Prospects:
         }
         seen_levels = [set(levels) for levels in zip(*(points[number] for number in tried), strict=True)]
         columns = state.posterior.levels.columns
-        unfinished = [place for place, levels in enumerate(seen_levels) if not levels.issuperset(columns[place])]
+        unfinished = [index for index, levels in enumerate(seen_levels) if not levels.issuperset(columns[index])]
         return [
             number
             for number in self.open_candidates
-            if any(points[number][place] not in seen_levels[place] for place in unfinished)
+            if any(points[number][index] not in seen_levels[index] for index in unfinished)
         ]
 
     @cached_property

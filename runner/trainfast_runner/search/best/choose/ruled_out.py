@@ -181,7 +181,7 @@ def _failed_levels(attempts: Attempts, measured_numbers: Collection[int], levels
         if len(numbers) < 2:
             continue
         shared = sorted(set.intersection(*(unmeasured[number] for number in numbers)))
-        names = [levels.names[place] for place, _ in shared]
+        names = [levels.names[index] for index, _ in shared]
         values = [levels.values[name][level] for name, (_, level) in zip(names, shared, strict=True)]
         words = " with ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
         first = failed[numbers[0]]
@@ -189,6 +189,6 @@ def _failed_levels(attempts: Attempts, measured_numbers: Collection[int], levels
         verdicts += [
             CandidateVerdict(candidate_number=number, verdict=first.outcome, reason=reason)
             for number, point in enumerate(levels.points)
-            if all(point[place] == level for place, level in shared)
+            if all(point[index] == level for index, level in shared)
         ]
     return verdicts
