@@ -18,14 +18,13 @@ from trainfast_runner.search.journal.batch import (
     ConfirmationRun,
     Probe,
 )
-from trainfast_runner.search.journal.followed import FollowedJournal
+from trainfast_runner.search.journal.followed import FollowedJournal, state_of_search
 from trainfast_runner.search.journal.lines import (
     Conducted,
     CoolingDown,
     Paused,
     Resumed,
     Waiting,
-    state_of_search,
 )
 from trainfast_runner.search.journal.memory_fit import MemoryFit
 

@@ -1,4 +1,4 @@
-"""A journal of either kind of search, read while its conductor writes it."""
+"""A journal of either kind of search, read while its conductor writes it, and the state that it shows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainfast_runner.records.json_lines import Tail
-from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
+from trainfast_runner.records.search_directories import JOURNAL_FILE, PAUSE_FILE, is_conducted
+from trainfast_runner.search.journal.batch import BatchJournal
+from trainfast_runner.search.journal.best import BestJournal
 
 LineT = TypeVar("LineT")
 
@@ -36,3 +38,19 @@ class FollowedJournal(Generic[LineT]):
         if new_lines:
             self.lines = (*self.lines, *new_lines)
         return conducted
+
+
+def state_of_search(directory: Path, journal: BatchJournal | BestJournal, *, is_conducted: bool) -> str:
+    """Return the state of a search of either kind: that of its end, else by its journal and its lock.
+
+    The state is `interrupted` if no process conducts the search, and `starting` before its question and first step.
+    """
+    if journal.ended is not None:
+        return journal.ended.state
+    if not is_conducted:
+        return "starting" if journal.question is None else "interrupted"
+    if journal.is_paused:
+        return "paused"
+    if (directory / PAUSE_FILE).exists():
+        return "pausing"
+    return "starting" if journal.newest_step is None else "running"

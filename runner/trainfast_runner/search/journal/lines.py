@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from trainfast_runner.records.json_lines import Appender, read_all
-from trainfast_runner.records.search_directories import JOURNAL_FILE, PAUSE_FILE
+from trainfast_runner.records.search_directories import JOURNAL_FILE
 
 CANCELLED = "the same command continues it"
 """The reason of an end that the user asked for; any other reason of `cancelled` is the error that ended the search."""
@@ -90,25 +89,10 @@ def current_end(lines: Sequence[object], kind: type[EndedT]) -> EndedT | None:
 
 
 @dataclass(frozen=True)
-class JournalLines(ABC):
+class JournalLines:
     """The lines of a journal of either kind, oldest first, and the waits of its conductor."""
 
     lines: tuple[Any, ...]
-
-    @property
-    @abstractmethod
-    def question(self) -> object | None:
-        """The first line; None while it is unwritten."""
-
-    @property
-    @abstractmethod
-    def newest_step(self) -> object | None:
-        """The newest decision; None before the first."""
-
-    @property
-    @abstractmethod
-    def ended(self) -> SearchEnded | None:
-        """The end; None while the search goes on or was continued."""
 
     def all_of(self, kind: type[LineT]) -> tuple[LineT, ...]:
         """The lines of this kind, in their order."""
@@ -149,22 +133,6 @@ def worked_seconds(lines: Iterable[Any]) -> float:
     if since_ns is not None:
         total_ns += last_ns - since_ns
     return total_ns / 1e9
-
-
-def state_of_search(directory: Path, journal: JournalLines, *, is_conducted: bool) -> str:
-    """Return the state of a search of either kind: that of its end, else by its journal and its lock.
-
-    The state is `interrupted` if no process conducts the search, and `starting` before its question and first step.
-    """
-    if journal.ended is not None:
-        return journal.ended.state
-    if not is_conducted:
-        return "starting" if journal.question is None else "interrupted"
-    if journal.is_paused:
-        return "paused"
-    if (directory / PAUSE_FILE).exists():
-        return "pausing"
-    return "starting" if journal.newest_step is None else "running"
 
 
 class SearchJournal:
