@@ -1,4 +1,4 @@
-"""Bytes, counts and chances in the runner's sentences; extremes of readings that may be missing.
+"""Bytes, counts, durations and chances in the runner's sentences; extremes of readings that may be missing.
 
 Bytes are in binary units, thousands separated.
 """
@@ -29,6 +29,29 @@ def process_memory(size_bytes: float) -> str:
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """A count with its noun: `1 step`, `12,345 steps`."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in its two largest units: `4.2 s`, `45 s`, `2 min 05 s`, `1 h 02 min`, `3 d 04 h`.
+
+    A second unit of zero is left out (`2 min`).
+    """
+    sign, value = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if value < 9.95:
+        text = f"{value:.1f}"
+        return f"{sign if float(text) else ''}{text.removesuffix('.0')} s"
+    whole = round(value)
+    if whole < 60:
+        return f"{sign}{whole} s"
+    for large, large_name, small, small_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= large:
+            rest = whole % large // small
+            return f"{sign}{whole // large} {large_name}" + (f" {rest:02d} {small_name}" if rest else "")
+    raise AssertionError("every whole number of seconds from 60 on has a unit")
 
 
 def chance_text(chance: float, decimals: int = 0) -> str:

@@ -10,6 +10,7 @@ from cli.command import SMALL, Cli
 from cli.test_report import RECORDED
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.best.planning.baseline_cost import budget_error
 from trainfast_runner.search.best.planning.question import plan_preset_best
 from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.search.options import SearchOptions
@@ -78,6 +79,14 @@ def test_without_vary_only_what_trains_the_same_is_varied(cli: Cli) -> None:
     assert {"lr", "seq_len"} <= set(found["left_alone"])
     assert "bf16-pure" not in found["vary"]["precision"]
     assert found["global_batch"] == 2
+
+
+def test_refused_budget_is_in_minutes_and_the_option_in_seconds() -> None:
+    error = budget_error(600.0, 812.4, "")
+    assert error.line_without_option() == (
+        "the budget of 10 min is below the cost of the baseline; try a budget of 1 h 07 min or more"
+    )
+    assert error.line().endswith("try --budget 4062s or more")
 
 
 def test_a_budget_below_the_start_of_earlier_runs_is_refused_before_anything_starts(cli: Cli) -> None:

@@ -10,6 +10,8 @@ from typing import Literal
 
 from rich.cells import cell_len, set_cell_size
 
+from trainfast_runner import units
+
 Formatter = Callable[[float | None], str]
 """Turns a value, or None when absent, into text with its unit."""
 
@@ -181,28 +183,9 @@ def elapsed(since_ns: int | None, now_ns: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a length of time in its two largest units: `4.2 s`, `45 s`, `2 min 05 s`, `1 h 02 min`, `3 d 04 h`.
-
-    A second unit of zero is left out (`2 min`).
-    """
-    if (value := _finite(seconds)) is None:
-        return ABSENT
-    sign, value = ("-", -value) if value < 0 else ("", value)
-    if value < 9.95:
-        text = f"{value:.1f}"
-        return f"{sign if float(text) else ''}{text.removesuffix('.0')} s"
-    whole = round(value)
-    if whole < 60:
-        return f"{sign}{whole} s"
-    for large, large_name, small, small_name in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= large:
-            rest = whole % large // small
-            return f"{sign}{whole // large} {large_name}" + (f" {rest:02d} {small_name}" if rest else "")
-    raise AssertionError("every whole number of seconds from 60 on has a unit")
+    """Return a length of time in its two largest units, as `units.duration` does; `ABSENT` if unknown."""
+    value = _finite(seconds)
+    return ABSENT if value is None else units.duration(value)
 
 
 # A whole sequence first, so that its parameters go with it; then every control that is left alone.

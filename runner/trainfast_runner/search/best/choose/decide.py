@@ -28,7 +28,7 @@ from trainfast_runner.search.journal.best import BestStep
 from trainfast_runner.search.journal.lines import EndState
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.units import chance_text
+from trainfast_runner.units import chance_text, duration
 
 HOPELESS_SHARE = 0.7
 """A trial ends early when its best step is below this share of the leader's pace. Chosen, not measured."""
@@ -141,7 +141,7 @@ def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
             " and every value was run"
         )
     if prospects.is_budget_spent:
-        return f"the budget of {state.question.budget_s:g} s: {_price_words(state, prospects)}"
+        return f"the budget of {duration(state.question.budget_s)}: {_price_words(state, prospects)}"
     return None
 
 
@@ -150,7 +150,7 @@ def _price_words(state: BestState, prospects: Prospects) -> str:
     outlook = prospects.outlook
     if round(100 * outlook.chance) > 0:
         chance = chance_text(outlook.chance)
-        return f"going on for {outlook.price_s:.0f} s finds {WORTHWHILE_PERCENT} % more with a chance of {chance}"
+        return f"going on for {duration(outlook.price_s)} finds {WORTHWHILE_PERCENT} % more with a chance of {chance}"
     values = (value for number in prospects.with_unseen_values for value in _unseen_values(state, number))
     return f"never run: {', '.join(dict.fromkeys(values))}"
 
@@ -168,7 +168,7 @@ def _without_leader(state: BestState) -> BestDecision | None:
             return _end("nothing_fits", "no setting fits")
         return _end("failed", "no setting could be measured")
     if state.spent_s > state.question.budget_s:
-        return _end("failed", f"no setting could be measured in the budget of {state.question.budget_s:g} s")
+        return _end("failed", f"no setting could be measured in the budget of {duration(state.question.budget_s)}")
     needs = {number: state.candidates[number].predicted_bytes or 0 for number in untried}
     number = min(untried, key=lambda number: (needs[number], state.candidates[number].batch_size))
     return _trial_of(state, number, f"{_why_no_baseline(state)}: the smallest setting first")

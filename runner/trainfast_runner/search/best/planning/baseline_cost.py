@@ -12,6 +12,7 @@ from trainfast_runner.results.start_time import start_s
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.step_rule import LEAST_TRIAL_STEPS
 from trainfast_runner.search.speed.speeds import with_predicted_speed
+from trainfast_runner.units import duration
 
 RUNS_READ_FOR_STARTS, ENOUGH_STARTS = 50, 3
 """Number of newest runs searched for similar starts, and number of starts that is enough."""
@@ -49,8 +50,8 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
     steps_s = 0.0 if speed is None else LEAST_TRIAL_STEPS * samples_per_step / speed.high
     cost_s = shortest_s + steps_s
     if cost_s > budget_s:
-        more = f", {LEAST_TRIAL_STEPS} steps take {steps_s:.1f} s" if steps_s else ""
-        raise budget_error(budget_s, cost_s, f": its process starts in {shortest_s:.1f} s{more}")
+        more = f", {LEAST_TRIAL_STEPS} steps take {duration(steps_s)}" if steps_s else ""
+        raise budget_error(budget_s, cost_s, f": its process starts in {duration(shortest_s)}{more}")
 
 
 def budget_error(budget_s: float, cost_s: float, detail: str) -> UserError:
@@ -60,9 +61,9 @@ def budget_error(budget_s: float, cost_s: float, detail: str) -> UserError:
     """
     suggested_s = BUDGET_PER_COST * cost_s
     return UserError(
-        f"the budget of {budget_s:g} s is below the cost of the baseline{detail}",
+        f"the budget of {duration(budget_s)} is below the cost of the baseline{detail}",
         key="--budget",
-        advice=f"a budget of {suggested_s:.0f} s or more",
+        advice=f"a budget of {duration(suggested_s)} or more",
         option=f"--budget {suggested_s:.0f}s or more",
     )
 
