@@ -1,4 +1,4 @@
-"""The options that a person gives to a search of either kind."""
+"""The options that a person gives to a search."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Options of a search.
-
-    `fresh` ignores an unfinished search and the effects of earlier ones, `wait` queues after a run on the same device,
-    `cool_to_c` is the temperature below which each process starts.
-    """
+    """Options of a search of either kind."""
 
     fresh: bool = False
+    """True to ignore an unfinished search and the effects of earlier ones."""
     wait: bool = False
+    """True to queue after a run on the same device."""
     cool_to_c: float | None = None
+    """The temperature below which each process starts; None to wait for none."""
 
 
 @dataclass(frozen=True)
 class BatchSearchOptions(SearchOptions):
-    """Options of a batch search.
-
-    `no_oom` never runs out of memory on purpose, `confirmation_steps` is the length of the confirmation run.
-    """
+    """Options of a batch search."""
 
     no_oom: bool = False
+    """True to never run out of memory on purpose."""
     confirmation_steps: int = 10
+    """Steps of the confirmation run."""

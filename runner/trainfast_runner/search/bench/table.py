@@ -28,26 +28,26 @@ RowResult = Result | UserError
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table. `result` is its middle run's, by throughput.
-
-    `vs_baseline_percent` is the gain in samples/s over the baseline, for a row that trains the same model on samples of
-    the same length; `published_vs_baseline_percent` is the gain of the published figures. `ratio` is the measured over
-    the published samples/s; `samples_per_s` has those of every finished run.
-    """
+    """One row of the table."""
 
     id: str
     state: str
     reason: str
     result: Result | None
+    """The result of the middle run by throughput; None without a run."""
     vs_baseline_percent: float | None
+    """The gain in samples/s over the baseline, for a row of the same model and samples of the same length."""
     published: Mapping[str, Any]
     ratio: float | None
+    """The measured over the published samples/s."""
     verdict: str | None = None
     samples_per_s: list[float] = field(default_factory=list)
+    """Those of every finished run."""
     interval_percent: tuple[float, float] | None = None
     """95 % CI of the difference from the baseline: from pairs of runs if there are enough repetitions, else from the
     steps of the middle runs."""
     published_vs_baseline_percent: float | None = None
+    """The gain of the published figures over the baseline's."""
     knobs: KnobValues = field(default_factory=dict)
     """Every knob as asked for."""
     warm: bool | None = None

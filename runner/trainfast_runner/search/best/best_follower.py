@@ -19,13 +19,13 @@ class BestSnapshot:
 
     `state` is starting, running, pausing (finishing its step first), paused, interrupted (no conductor and no
     recorded end: the same question continues the search), answered, nothing_fits, failed or cancelled.
-    `untaken_instructions` are those that the conductor has not taken yet.
     """
 
     directory: Path
     state: str
     so_far: BestSoFar
     untaken_instructions: tuple[Instruction, ...] = ()
+    """The instructions that the conductor has not taken yet."""
 
     @property
     def is_live(self) -> bool:

@@ -19,15 +19,14 @@ Judgement = Literal["more", "enough", "slow"]
 
 @dataclass(frozen=True)
 class StepRule:
-    """Timed steps of a trial: from `least` to `most`, until the median's standard error is below `standard_error`.
-
-    `give_up_ms` ends the trial when its best step is slower; None never does.
-    """
+    """The number of timed steps of a trial: from `least` to `most`, as many as their scatter needs."""
 
     least: int = MIN_TIMED_STEPS
     most: int = MAX_TIMED_STEPS
     standard_error: float = ENOUGH_ERROR
+    """The standard error of the median that is enough, as a share of the median."""
     give_up_ms: float | None = None
+    """A trial whose best step is slower ends; None to end none."""
 
     def judge(self, step_ms: Sequence[float]) -> Judgement:
         """Judge a trial by the times of its steps so far, in ms."""

@@ -46,14 +46,14 @@ EndedT = TypeVar("EndedT", bound=SearchEnded)
 
 @dataclasses.dataclass(frozen=True)
 class SearchCaller(Generic[LineT]):
-    """The caller of a search: `on_line` gets every new line, `is_cancelled` ends the search.
-
-    Time counts from `began_ns` (CLOCK_MONOTONIC); None for the start of the conductor.
-    """
+    """The caller of a search."""
 
     on_line: Callable[[LineT], None] = lambda line: None
+    """Called with every new line of the journal."""
     is_cancelled: Callable[[], bool] = lambda: False
+    """Returns True to end the search."""
     began_ns: int | None = None
+    """CLOCK_MONOTONIC from which the search's time counts; None for the start of the conductor."""
 
 
 class AlreadyConducted(UserError):

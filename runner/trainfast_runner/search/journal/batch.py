@@ -37,53 +37,56 @@ ProbeOutcome = Literal["fits", "oom", "void"]
 
 
 class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
-    """The first line: the question. The same command has the same `key`; `limit_words` names the source of the limit.
-
-    `limits_bytes` has one figure per rank; empty on a GPU without `memory_limit`, where each rank reports its own.
-    `device_uuids` are the GPUs that a preset's search takes; empty on a CPU.
-    """
+    """The first line: the question."""
 
     t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
     schema: int = SCHEMA
     search_id: str
     key: str
+    """Equal for two commands that ask the same."""
     device: str = "cpu"
     world_size: int = 1
     device_uuids: list[str] = []
+    """The GPUs that a preset's search takes; empty on a CPU."""
     limits_bytes: list[int] = []
+    """One limit a rank; empty on a GPU without `memory_limit`, where each rank reports its own."""
     limit_words: str = ""
+    """The source of the limits, in words."""
     clock: ClockAnchor
 
 
 class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
     """The memory model's line for the fullest rank: `fixed_bytes + batch_size * bytes_per_sample`.
 
-    `linear_from` is the batch size from which that line holds: below it the peak is at a point of the step where less
-    or nothing grows with the batch. Without a prediction all figures are None, `reason` says why, and the search
-    starts from `start`.
+    Without a prediction all figures are None.
     """
 
     fixed_bytes: int | None = None
     bytes_per_sample: int | None = None
     max_batch: int | None = None
+    """The largest batch that is predicted to fit; 0 if none is."""
     linear_from: int = 1
+    """The batch size from which the line holds: below it the peak is at a point of the step where less or nothing grows
+    with the batch."""
     start: int = 1
+    """The first size of a search without a prediction."""
     basis: str = ""
+    """The source of the prediction, in words."""
     reason: str = ""
+    """The reason that there is no prediction."""
 
 
 class BatchStep(Line, frozen=True, kw_only=True, tag="next"):
-    """The next step and its reason. `action` is a `BatchAction`.
-
-    `memory_fits` (JSON `fits`) has the current fit of each rank.
-    """
+    """The next step and its reason."""
 
     action: str
+    """A `BatchAction`."""
     batch_size: int | None = None
     why: str
     needs_bytes: int | None = None
     """Bytes this batch needs on the tightest rank, by the fit."""
     memory_fits: list[MemoryFit] = msgspec.field(default_factory=list, name="fits")
+    """The current fit of each rank."""
     tightest_rank: int | None = None
 
 
@@ -95,65 +98,65 @@ class BatchLaunched(Line, frozen=True, kw_only=True, tag="launched"):
 
 
 class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's peaks by phase in one probe; `available_bytes` (JSON `room_bytes`) is its available memory.
-
-    `limit_peak_bytes` is the peak as the limit counts it (on a CPU reserved address space, a little more than resident
-    memory); None on a GPU, and when an earlier probe was higher.
-    """
+    """One rank's peaks in a probe or a confirmation run."""
 
     rank: int
     phase_peaks: dict[str, int] = {}
+    """Peak bytes by phase of a step."""
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     limit_peak_bytes: int | None = None
+    """The peak as the limit counts it (on a CPU reserved address space, a little more than resident memory); None on a
+    GPU, and when an earlier probe was higher."""
     available_bytes: int | None = msgspec.field(default=None, name="room_bytes")
+    """The rank's available memory."""
     alloc_retries: int | None = None
     step_ms: float | None = None
 
 
 class Probe(Line, frozen=True, kw_only=True, tag="probe"):
-    """A batch size that was tried. `outcome` is a `ProbeOutcome`; a void probe is repeated.
-
-    `rank` is the rank that came closest to its limit, and the peaks are its own. After an oom, `rank` and `phase` are
-    where memory ran out, and the peaks those reached by then. `samples_per_s` is summed over ranks. `fills_data` is
-    true for the largest size that a script's data fills.
-    """
+    """A batch size that was tried. The peaks are those of `rank`: after an oom, as far as reached by then."""
 
     batch_size: int
     outcome: str
+    """A `ProbeOutcome`; a void probe is repeated."""
     fills_data: bool = False
+    """True for the largest size that a script's data fills."""
     run_id: str
     seconds: float
     reason: str = ""
+    """The reason for an oom or a void probe."""
     rank: int | None = None
+    """The rank that came closest to its limit; after an oom the one that ran out of memory."""
     phase: str | None = None
+    """The phase of the highest peak; after an oom the one in which memory ran out."""
     phase_peaks: dict[str, int] = {}
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     alloc_retries: int | None = None
     samples_per_s: float | None = None
+    """The rate of all ranks together."""
     step_ms: float | None = None
     ranks: list[RankPeaks] = []
 
 
 class ConfirmationRun(Line, frozen=True, kw_only=True, tag="proof"):
-    """A confirmation run: a normal run of a fresh process. `state` is that run's end state.
-
-    `ranks` has each rank's peaks over all its steps, warm-up included; a rank without a finished step is left out.
-    `step_ms` is the median that the run's result has; journals of earlier versions have none.
-    `refutes` lists the sizes that had fitted in a probe but no longer count, because this run ran out of memory.
-    """
+    """A confirmation run: a normal run of a fresh process."""
 
     batch_size: int
     run_id: str
     state: str
+    """The end state of the run."""
     reason: str = ""
     peak_allocated_bytes: int | None = None
     ranks: list[RankPeaks] = []
+    """Peaks of each rank over all its steps, warm-up included; a rank without a finished step is left out."""
     samples_per_s: float | None = None
     step_ms: float | None = None
+    """The median of the run's result; None in journals of earlier versions."""
     seconds: float
     refutes: list[int] = []
+    """The sizes that fitted in a probe but no longer count, because this run ran out of memory."""
 
 
 class Margin(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,26 +167,28 @@ class Margin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer. `headroom_bytes` is the measured rest of the tightest rank's limit at `max_batch`; `samples_per_s` is
-    the confirmation run's rate, summed over ranks.
-
-    `aligned_batch` is the largest multiple of 8 (of 64 from 512 on) within `max_batch`, None below 8.
-    `fixed_bytes`, `bytes_per_sample` and `phase` are the line that limits the batch on the tightest rank.
-    """
+    """The answer; bytes are those of the tightest rank."""
 
     max_batch: int
     samples_per_s: float | None = None
+    """The confirmation run's rate, summed over ranks."""
     aligned_batch: int | None = None
+    """The largest multiple of 8 (of 64 from 512 on) within `max_batch`; None below 8."""
     recommended_batch: int
     recommended_why: str = ""
     margins: list[Margin] = []
     fastest_batch: int | None = None
+    """The size with the highest rate, probed or confirmed; None on a CPU, whose speeds do not rank."""
     fastest_samples_per_s: float | None = None
     limit_bytes: int | None = None
     headroom_bytes: int | None = None
+    """The rest of the limit at `max_batch`, as measured, else by the fit."""
     fixed_bytes: int | None = None
+    """Start of the line that limits the batch."""
     bytes_per_sample: int | None = None
+    """Slope of that line."""
     phase: str | None = None
+    """Phase of that line."""
     tightest_rank: int = 0
     confirmation_run_id: str | None = msgspec.field(default=None, name="proof_run_id")
     certainty: str = ""

@@ -77,32 +77,33 @@ class EarlierEffect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="question"):
-    """The first line. The baseline is the recorded spec; the same command has the same `key`.
-
-    `vary` are the values of each varied knob, `global_batch` the samples of one optimizer step (None if free),
-    `objective` is samples_per_s, tokens_per_s, samples_per_joule or time (a cold start and `for_steps` steps).
-    `limits_bytes` has one figure a rank, empty without `memory_limit`. `earlier` is empty with --fresh.
-    `device_uuids` are the GPUs of the whole search, of which each process takes the first ones; empty on a CPU.
-    """
+    """The first line: the question. The baseline is the recorded spec."""
 
     t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
     schema: int = SCHEMA
     search_id: str
     key: str
+    """Equal for two commands that ask the same."""
     vary: dict[str, list[KnobValue]]
+    """The values of each varied knob."""
     left_alone: dict[str, str] = {}
     """Knobs, and values as `name=value`, that are not varied, each with the reason."""
     global_batch: int | None = None
+    """Samples of one optimizer step; None if free."""
     objective: str = "samples_per_s"
+    """samples_per_s, tokens_per_s, samples_per_joule or time (a cold start and `for_steps` steps)."""
     for_steps: int | None = None
     budget_s: float = 600.0
     device: str = "cpu"
     device_names: list[str] = []
     device_uuids: list[str] = []
+    """The GPUs of the whole search, of which each process takes the first ones; empty on a CPU."""
     limits_bytes: list[int] = []
+    """One limit a rank; empty without `memory_limit`."""
     limits_trials: bool = False
     """True if every trial is under `limits_bytes`, as those of a script are."""
     earlier: list[EarlierEffect] = []
+    """Effects that earlier searches measured; empty with --fresh."""
     clock: ClockAnchor
 
 
@@ -213,24 +214,27 @@ class ColdRun(Attempt, frozen=True, kw_only=True, tag="race"):
 
 
 class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
-    """The next step and its reason. `action` is a `BestAction`.
-
-    The leader is the best candidate so far; `rate` and its 95 % interval from `low` to `high` are in samples/s, or in
-    samples/J where that is the objective. `chance` is the probability that further trials find 2 % more, in an
-    expected `price_s` seconds. `repeats` marks a trial that repeats the first of its process.
-    """
+    """The next step and its reason."""
 
     action: str
+    """A `BestAction`."""
     candidate_number: int | None = msgspec.field(default=None, name="candidate")
     knob: str | None = None
+    """The knob that a turn_back run resets; None for another step."""
     why: str
     leader_number: int | None = msgspec.field(default=None, name="leader")
+    """The best candidate so far."""
     rate: float | None = None
+    """The leader's samples/s, or samples/J where that is the objective; `low` and `high` are the ends of its 95 %
+    interval."""
     low: float | None = None
     high: float | None = None
     chance: float | None = None
+    """The probability that further trials find 2 % more."""
     price_s: float | None = None
+    """The expected seconds of those trials."""
     repeats: bool = False
+    """True for a trial that repeats the first of its process."""
 
 
 class BestLaunched(Line, frozen=True, kw_only=True, tag="launched-best"):
@@ -255,60 +259,57 @@ class Instruction(Line, frozen=True, kw_only=True, tag="ordered"):
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """Gain of one value of a knob over the baseline's, in percent of the objective; `measured` by a turn_back run.
-
-    `earlier` is True if the value was not tried and its gain is that of earlier searches.
-    """
+    """Gain of one value of a knob over the baseline's, `before`, in percent of the objective."""
 
     knob: str
     value: KnobValue
     before: KnobValue
     gain_percent: Interval
     measured: bool = False
+    """True if cold runs measured the gain."""
     earlier: bool = False
+    """True if the value was not tried and its gain is that of earlier searches."""
 
 
 class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one candidate: its `Verdict` and the reason.
-
-    `rate` is in samples/s, None for a candidate that was not measured. `excess_bytes` are the bytes beyond the
-    limit: by the prediction, else at least, by the allocation that failed; None if unknown.
-    """
+    """The end of one candidate: its `Verdict` and the reason."""
 
     candidate_number: int = msgspec.field(name="candidate")
     verdict: str
     reason: str
     rate: Interval | None = None
+    """In samples/s; None for a candidate that was not measured."""
     excess_bytes: int | None = None
+    """The bytes beyond the limit by the prediction, else at least, by the allocation that failed; None if unknown."""
 
 
 class BestAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer. `within_percent` is the noise of the machine if it is too large for the claim, else None.
-
-    Rates are in samples/s (None for a baseline that does not fit), values in the unit of the objective (seconds for
-    time), the gain is by the objective.
-    `tried_in_budget` is the number of candidates tried when the budget ended; None if nothing was left to try.
-    The runs could not tell the tied candidates from the winner; those of `pareto_numbers` are beaten by no other in
-    both speed and memory. `notes` are sentences on the limits of the claim.
-    """
+    """The answer. Rates are in samples/s, values in the unit of the objective (seconds for time)."""
 
     best_number: int = msgspec.field(name="best")
     best_rate: Interval
     baseline_rate: Interval | None = None
+    """None for a baseline that does not fit."""
     best_value: Interval | None = None
     baseline_value: Interval | None = None
     gain_percent: Interval | None = None
+    """The gain over the baseline by the objective."""
     best_run_ids: list[str]
     baseline_run_ids: list[str]
     within_percent: float | None = None
+    """The noise of the machine if it is too large for the claim, else None."""
     tried_in_budget: int | None = None
+    """Number of candidates tried when the budget ended; None if nothing was left to try."""
     tied_numbers: list[int] = msgspec.field(default_factory=list, name="ties")
+    """The candidates that the runs could not tell from the winner."""
     effects: list[Effect] = []
     verdicts: list[CandidateVerdict] = []
     pareto_numbers: list[int] = msgspec.field(default_factory=list, name="pareto")
+    """The measured candidates that no other beats in both speed and memory."""
     changes_training: list[str] = []
     """Knobs of the winner that change the training itself."""
     notes: list[str] = []
+    """Sentences on the limits of the claim."""
 
 
 class BestEnded(SearchEnded, frozen=True, kw_only=True, tag="best-ended"):

@@ -67,15 +67,13 @@ class Resumed(Line, frozen=True, kw_only=True, tag="resumed"):
 
 
 class SearchEnded(Line, frozen=True, kw_only=True):
-    """The end of a search: `state` is an `EndState`, with the reason in words.
-
-    `seconds` is the time that all conductors worked on the search, without pauses and waits for another run. After
-    `cancelled` the same command continues the search.
-    """
+    """The end of a search."""
 
     state: str
+    """An `EndState`; after `cancelled` the same command continues the search."""
     reason: str = ""
     seconds: float = 0.0
+    """Seconds that all conductors worked on the search, without pauses and waits for another run."""
 
 
 LineT = TypeVar("LineT", bound=Line)

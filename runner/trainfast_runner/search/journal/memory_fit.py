@@ -20,18 +20,17 @@ class PhaseFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that one rank needs by batch size, as its limit counts memory.
-
-    The error is `error_bytes` at the batch size `anchor`, the largest that was measured, and grows by
-    `error_per_sample` with every sample away from that size.
-    """
+    """Memory that one rank needs by batch size, as its limit counts memory."""
 
     rank: int
     lines: list[PhaseFit]
     limit_bytes: int
     error_bytes: float = 0.0
+    """The largest error at the batch size `anchor`."""
     error_per_sample: float = 0.0
+    """Growth of the error with every sample away from `anchor`."""
     anchor: int = 0
+    """The largest batch size that was measured."""
 
     def need_bytes(self, batch_size: float) -> float:
         """Return the peak of the step: that of the highest phase at this batch size."""

@@ -33,16 +33,15 @@ class Scales:
 
 @dataclass(frozen=True)
 class Observation:
-    """A measured ln rate (or a difference of two): `terms` are points with their weights.
-
-    `variance` is that of its noise. Observations of one `process` (a run id) share its effect; None if
-    the observation belongs to no process.
-    """
+    """A measured ln rate, or a difference of two."""
 
     terms: tuple[tuple[float, Point], ...]
+    """The points that were measured, with their weights: 1, or 1 and -1 for a difference."""
     value: float
     variance: float
+    """Variance of the measurement's noise."""
     process: str | None = None
+    """Run id of the process, whose effect its observations share; None for an observation of no process."""
 
     def centered_on(self, mean: float) -> float:
         """Return the value less the value expected if every ln rate is `mean`."""

@@ -26,14 +26,13 @@ OVERLAP_EXPONENT = {"cpu": 1.0, "cuda": 4.0}
 
 @dataclass(frozen=True)
 class ExpectedStep:
-    """Expected seconds of an optimizer step, and the share of them that grows with each part of the work.
-
-    `shares` are those of calls, FLOPs and moved bytes, 1 together. `samples` are of the step, over all ranks.
-    """
+    """The expected time of an optimizer step."""
 
     seconds: float
     shares: tuple[float, ...]
+    """The shares of the seconds that grow with calls, FLOPs and moved bytes; 1 together."""
     samples: int
+    """Samples of the step, over all ranks."""
 
 
 def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceiling: Ceiling) -> ExpectedStep | None:

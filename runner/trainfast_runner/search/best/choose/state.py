@@ -45,7 +45,7 @@ WORTHWHILE_LOG_GAIN = math.log1p(WORTHWHILE_PERCENT / 100)
 
 @dataclass(frozen=True, kw_only=True)
 class BestState(BestJournal):
-    """The state of a search after `spent_s` seconds; `warm_run_id` is the run of the warm process, None without one."""
+    """The state of a search at one moment."""
 
     # Without `field()` the journal's property of that name would be the default.
     question: BestQuestion = field()
@@ -53,7 +53,9 @@ class BestState(BestJournal):
     measured: Measurements
     posterior: Posterior
     spent_s: float
+    """Seconds that conductors worked on the search."""
     warm_run_id: str | None
+    """The run of the warm process; None without one."""
     starts: ProcessStarts = field(repr=False)
     process_keys: Sequence[KnobsKey] = field(repr=False)
     """The process of each candidate."""

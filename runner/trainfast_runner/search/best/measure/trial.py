@@ -34,18 +34,16 @@ ENERGY_SAMPLED_S = 3.0
 
 @dataclass(frozen=True)
 class WantedTrial:
-    """A candidate to be measured in a warm process, with the rules of the measurement.
-
-    With `needs_energy` steps are added until the GPUs' energy counters were read twice. A trial that other processes
-    or heat disturb is void at once; with `keep_disturbed` it is measured, and the reason recorded.
-    """
+    """A candidate to be measured in a warm process, with the rules of the measurement."""
 
     candidate_number: int
     knobs: KnobValues
     samples_per_step: int
     rule: StepRule
     needs_energy: bool = False
+    """True to add steps until the GPUs' energy counters were read twice."""
     keep_disturbed: bool = False
+    """True to measure a trial that other processes or heat disturb, and record the reason; False to void it at once."""
 
 
 @dataclass

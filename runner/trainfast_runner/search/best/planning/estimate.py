@@ -22,10 +22,7 @@ TRIAL_S = 1.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """Candidates and expected time. `processes` is the least number that runs every value of every knob once.
-
-    `grid_s` is the time of a process for each legal candidate; `basis` is the source of `start_s`, the start of one.
-    """
+    """The candidates of a search, and its expected time."""
 
     vary: dict[str, list[KnobValue]]
     left_alone: dict[str, str]
@@ -34,11 +31,15 @@ class Estimate:
     legal: int
     dropped: int
     processes: int
+    """The fewest processes that run every value of every knob once."""
     cold_runs: int
     start_s: float
+    """Seconds of the start of a process."""
     basis: str
+    """The source of `start_s`, in words."""
     seconds: float
     grid_s: float
+    """Seconds of a process for each legal candidate."""
 
 
 def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimate:

@@ -24,15 +24,17 @@ MAX_BUDGET_H = 365 * 24
 class BestRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a best-fit search: knobs to vary, objective, budget.
 
-    Part of its key, unlike `SearchOptions`. An empty `vary` leaves the choice of knobs to the search. A
-    `global_batch` of None is the preset's own, or any if `vary` names batch_size or grad_accum. `for_steps` is the
-    length of the training for the objective `time`.
+    Part of the search's key, unlike `SearchOptions`.
     """
 
     vary: dict[str, list[KnobValue]] = {}
+    """The values of each knob to vary; empty to leave the choice to the search."""
     global_batch: int | None = None
+    """None for the preset's own, or for any if `vary` names batch_size or grad_accum."""
     objective: str = "samples_per_s"
+    """One of SEARCH_OBJECTIVES."""
     for_steps: int | None = None
+    """Steps of the training for the objective `time`; None for another objective."""
     budget_s: float = BUDGET_S
 
 
