@@ -35,14 +35,8 @@ UNKNOWN = {
 class StepLog:
     """Counts the optimizer steps of this process and appends their records.
 
-    The hooks write its fields: the loader's `begun_ns` before the first step, and by `add_batch` `data_ns`,
-    `loader_samples` and `largest_batch`; the model's `forward_ns`, `forward_samples` and `peaks`; the optimizer's
-    `optimizer_ns`, `lr` and `peaks`; a framework's `waits_for_loss`, and by `count_steps_of` `source` and `framework`.
-    A hook removes a field from `unknown` when it can fill the field, and adds the reason when it cannot. Only the log
-    writes the other fields.
-
-    The three times add up over a step, None for a phase that was not seen in it. The record of a step whose loss may
-    still come waits for the next one, and those of fast steps wait for each other.
+    The hooks write the public fields of the step that runs. The record of a step whose loss may still come waits for
+    the next one, and those of fast steps wait for each other.
     """
 
     def __init__(self, files: RankFiles, settings: Settings, write_facts: Callable[[], None]) -> None:
@@ -55,17 +49,24 @@ class StepLog:
         """Start of the step: the end of the last step. For the first step, the time of the latest parameter or batch
         that was made."""
         self.taken = 0
+        """Number of steps so far."""
         self.is_stopping = False
         """True once the steps that `--steps` allows are taken."""
         self.data_ns: int | None = None
+        """Time that the step waited for DataLoaders; None if it asked none."""
         self.forward_ns: int | None = None
+        """Time of the step's forward passes on a CPU; None if none was seen."""
         self.optimizer_ns: int | None = None
+        """Time of the optimizer's work on a CPU; None if it was not seen."""
         self.lr: float | None = None
         self.loader_samples = 0
+        """Samples of the DataLoaders' batches in this step."""
         self.largest_batch = 0
         """Samples of the largest batch that a DataLoader gave; 0 before one gave any that can be counted."""
         self.forward_samples = 0
+        """Samples of the model's inputs in this step, without a DataLoader."""
         self.waits_for_loss = False
+        """True if a framework reports the loss of a step after its end."""
         self.peaks = MemoryPeaks()
         self.hooks: list[str] = []
         """Names of the hooks that were called in this process."""
@@ -82,6 +83,7 @@ class StepLog:
         self._sources: dict[str, int] = {}
         """Steps by the source of their samples: a loader that fetches ahead gives none to the last."""
         self.unknown = dict(UNKNOWN)
+        """The reason for each null field. A hook removes a field that it can fill, and adds the reason if it cannot."""
 
     @property
     def samples_from(self) -> str | None:

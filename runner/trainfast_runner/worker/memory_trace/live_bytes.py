@@ -35,19 +35,19 @@ Bytes = tuple[int, ...]
 
 @dataclass
 class TracedSegment:
-    """A part of the step's timeline: `place` is a block as "STACK:INDEX", or empty outside of all blocks.
-
-    `points` are the live bytes after each operation that allocated, `start` and `end` those at the segment's ends.
-    `work` is that of all its operations.
-    """
+    """A part of the step's timeline, from `start` live bytes to `end`."""
 
     phase: str
     micro: int
+    """The micro-batch, from 1; 0 before the first forward pass."""
     place: str
+    """The block that runs, as "STACK:INDEX"; empty outside of all blocks."""
     start: Bytes
     end: Bytes = ()
     points: list[Bytes] = field(default_factory=list)
+    """The live bytes after each operation that allocated."""
     work: Work = NO_WORK
+    """The work of all operations."""
 
 
 _GROUPED = getattr(torch.ops.aten._grouped_mm, "default", None) if hasattr(torch.ops.aten, "_grouped_mm") else None

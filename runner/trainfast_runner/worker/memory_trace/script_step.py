@@ -30,22 +30,22 @@ UNTRACEABLE_OPERATIONS = ("mkldnn_rnn_layer", "_cudnn_rnn")
 
 @dataclass(frozen=True)
 class ScriptStep:
-    """A step as the script took it: the model's inputs, on the meta device, with `rows` in their batch dimension.
-
-    `used` are the indexes of the outputs that the loss depends on, `kept` the indexes of the outputs that outlive the
-    forward pass. `loss_bytes` are the bytes of the graph between outputs and loss, `autocast` is the dtype that the
-    script casts to around the model. With `holds_gradients` the gradients of an earlier backward are alive from the
-    start.
-    """
+    """A step as the script took it. `arguments` and `keywords` are the model's inputs, on the meta device."""
 
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     rows: int
+    """Size of the inputs' batch dimension."""
     used: tuple[int, ...]
+    """Indexes of the outputs that the loss depends on."""
     kept: tuple[int, ...]
+    """Indexes of the outputs that outlive the forward pass."""
     loss_bytes: int
+    """Bytes of the graph between outputs and loss."""
     holds_gradients: bool
+    """True if the gradients of an earlier backward are alive from the start."""
     autocast: torch.dtype | None
+    """The dtype that the script casts to around the model; None without autocast."""
 
 
 def trace_peaks(model: nn.Module, optimizer: Any, step: ScriptStep) -> list[tuple[float, float]]:

@@ -31,11 +31,13 @@ _CROSS_KEYS = re.compile(r"\.(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)\.")
 
 @dataclass(frozen=True)
 class SampleFlops:
-    """FLOPs of a sample. `recomputed` is extra work on top of `model`; `notebook` is counted by another formula."""
+    """FLOPs of a sample."""
 
     model: float
     recomputed: float
+    """Those of activations computed again, on top of `model`."""
     notebook: float | None
+    """Those by the formula of the "Transformers Benchmarks" notebook, for BERT and GPT-2; None for other models."""
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,15 @@ from .worker_log import WorkerLog
 
 
 class EndedStep(NamedTuple):
-    """A step that has ended on the host; `loss` is being summed over ranks until `reduced`, if not None, is ready."""
+    """A step that has ended on the host."""
 
     step: int
     """From 1."""
     times: StepTimes
     loss: Tensor
+    """Summed over ranks once `reduced` is ready."""
     reduced: Any
+    """The handle of the sum; None if the loss needs none."""
     scale: Tensor | None
     """fp16's loss scale; None without one."""
     fields: dict[str, Any]

@@ -37,16 +37,18 @@ class _NothingToAdd(nn.Module):
 
 
 Replacement = Callable[[], nn.Module] | None
-"""Makes the module in place of one that was taken out; None if nothing is needed."""
+"""Makes the module that replaces one of another stage; None if nothing replaces it."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths of a family's layers, of the modules for the first stage only (`entry`), and for the last only (`exit`)."""
+    """The parts of a model family that a pipeline divides, by their full names."""
 
     layers: str
     entry: dict[str, Replacement]
+    """Modules for the first stage only."""
     exit: dict[str, Replacement]
+    """Modules for the last stage only."""
     heads: tuple[str, ...]
     """Endings of the names of the classes that have this layout."""
 
