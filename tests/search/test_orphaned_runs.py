@@ -24,10 +24,10 @@ def test_only_a_continued_batch_search_lists_the_runs_of_the_home(
     directory = open_batch(batch_plan, home, options)
     listed: list[Home] = []
     monkeypatch.setattr(Home, "run_ids", lambda home: listed.append(home) or [])
-    PresetBatchConductor(directory, batch_plan.plan, home, options, SearchCaller()).close()
+    PresetBatchConductor(directory, batch_plan, home, options, SearchCaller()).close()
     assert listed == [], "a new search has no runs, and a home may have thousands"
     journal = SearchJournal(directory)
     journal.write(Conducted(pid=1, start_ticks=1, boot_id="an earlier conductor"))
     journal.close()
-    PresetBatchConductor(directory, batch_plan.plan, home, options, SearchCaller()).close()
+    PresetBatchConductor(directory, batch_plan, home, options, SearchCaller()).close()
     assert listed == [home]

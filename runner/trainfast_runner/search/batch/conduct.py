@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.preset_conductor import PresetBatchConductor
 from trainfast_runner.search.batch.question import BatchPlan
 from trainfast_runner.search.batch.script_conductor import ScriptBatchConductor
@@ -25,11 +24,5 @@ def conduct_batch(
 
     Raises UserError when another process conducts the search, and when its device is in use.
     """
-
-    def make_conductor() -> BatchConductor:
-        plan, plan_script_run = batch_plan.plan, batch_plan.plan_script_run
-        if plan_script_run is None:
-            return PresetBatchConductor(directory, plan, home, options, caller)
-        return ScriptBatchConductor(directory, plan, home, options, caller, plan_script_run)
-
-    return conduct_alone(directory, make_conductor)
+    conductor_class = PresetBatchConductor if batch_plan.plan_script_run is None else ScriptBatchConductor
+    return conduct_alone(directory, lambda: conductor_class(directory, batch_plan, home, options, caller))

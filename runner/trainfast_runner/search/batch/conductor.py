@@ -13,6 +13,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.answer import answer_of
 from trainfast_runner.search.batch.decide import decide
 from trainfast_runner.search.batch.probe_record import confirmation_record
+from trainfast_runner.search.batch.question import BatchPlan
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
 from trainfast_runner.search.conducting.conductor import Conductor, SearchCaller
 from trainfast_runner.search.conducting.orphaned_runs import OrphanedRuns
@@ -48,15 +49,16 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
     def __init__(
         self,
         directory: Path,
-        plan: RunPlan,
+        batch_plan: BatchPlan,
         home: Home,
         options: BatchSearchOptions,
         caller: SearchCaller[BatchLine],
     ) -> None:
         lines = read_batch_journal(directory)
         question = next(line for line in lines if isinstance(line, BatchQuestion))
-        plan = with_limits(on_gpus(plan, question.device_uuids), tuple(question.limits_bytes))
+        plan = with_limits(on_gpus(batch_plan.plan, question.device_uuids), tuple(question.limits_bytes))
         super().__init__(directory, plan, home, lines, options, caller)
+        self._plan_script_run = batch_plan.plan_script_run
         recorded = {line.run_id for line in lines if isinstance(line, Probe | ConfirmationRun)}
         self._orphans = OrphanedRuns(home, directory.name, lines, recorded, PROBE, CONFIRMATION)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
@@ -24,17 +23,14 @@ from trainfast_runner.search.batch.script_probe_record import (
     size_that_data_fills,
     why_not_usable,
 )
-from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.conducting.script_runs import ScriptPlanner, why_incompatible, with_trace
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
-    BatchLine,
     Predicted,
     Probe,
     RankPeaks,
 )
 from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
-from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.worker.shared.search_roles import PROBE
 
 BARE_CONTEXT_BYTES = 512 << 20
@@ -43,19 +39,9 @@ BARE_CONTEXT_BYTES = 512 << 20
 
 
 class ScriptBatchConductor(BatchConductor):
-    """Conducts the batch search of a script; `plan_script_run` plans its probes."""
+    """Conducts the batch search of a script."""
 
-    def __init__(
-        self,
-        directory: Path,
-        plan: RunPlan,
-        home: Home,
-        options: BatchSearchOptions,
-        caller: SearchCaller[BatchLine],
-        plan_script_run: ScriptPlanner,
-    ) -> None:
-        super().__init__(directory, plan, home, options, caller)
-        self._plan_script_run = plan_script_run
+    _plan_script_run: ScriptPlanner
 
     def predict(self) -> None:
         """Start with the script's own size: nothing is known of its memory yet."""
