@@ -6,7 +6,7 @@ from trainfast_runner.results.start_time import start_s
 from trainfast_runner.search.best.choose.decide import BestDecision
 from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
-from trainfast_runner.search.best.measure.trial_record import trial_of_run
+from trainfast_runner.search.best.measure.trial_record import trial_of_run, with_checked_samples
 from trainfast_runner.search.best.planning.script_survey import ScriptSurvey
 from trainfast_runner.search.best.step_rule import UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.journal.best import ProcessReady, Trial
@@ -51,8 +51,10 @@ class ScriptBestConductor(BestConductor):
             result,
             max(0.0, seconds - process_start_s),
             keep_disturbed=is_usually_disturbed(self._lines, number),
-            checks_samples=any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines),
         )
+        # The first measured trial shows the samples of a step: a script may accumulate by itself. Others must match.
+        if any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines):
+            trial = with_checked_samples(trial, candidate)
         if trial.step_ms:
             self._write(
                 ProcessReady(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=process_start_s)

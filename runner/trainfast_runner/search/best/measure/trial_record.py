@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
+import msgspec
+
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_records
@@ -15,27 +17,16 @@ from trainfast_runner.search.memory.traced_script import why_untraced
 
 
 def trial_of_run(
-    number: int,
-    candidate: Candidate,
-    directory: Path,
-    result: Result,
-    seconds: float,
-    *,
-    keep_disturbed: bool,
-    checks_samples: bool,
+    number: int, candidate: Candidate, directory: Path, result: Result, seconds: float, *, keep_disturbed: bool
 ) -> Trial:
     """Return the line of an ended run of candidate `number`; `seconds` are without the preparation of the run.
 
-    With `keep_disturbed` a run that other processes or heat disturbed is not void. With `checks_samples` a run whose
-    steps took other than the candidate's samples is incompatible: often nothing else shows the value of a script's own
-    flag. The losses are left out: a script's samples may come in another order.
+    With `keep_disturbed` a run that other processes or heat disturbed is not void. The losses are left out: a script's
+    samples may come in another order.
     """
     outcome, reason = outcome_of(result, candidate.knobs, keep_disturbed=keep_disturbed)
     failure = oom_failure(result) if outcome == "oom" else Failure(reason)
     step_ms, samples = _timed_steps(directory)
-    if outcome in ("measured", "void") and checks_samples and samples != candidate.samples_per_step:
-        outcome = "incompatible"
-        failure = Failure(f"samples a step: {samples} ran, {candidate.samples_per_step} were asked for")
     script, run = result.script, read_run_file(directory)
     is_traced = run is not None and run.script is not None and run.script.trace
     memory = script.traced_memory if script is not None else None
@@ -55,6 +46,17 @@ def trial_of_run(
         traced=memory,
         untraced=why_untraced(script) if is_traced and memory is None else "",
     )
+
+
+def with_checked_samples(trial: Trial, candidate: Candidate) -> Trial:
+    """Return the trial, incompatible if its steps took other than the candidate's samples.
+
+    Often nothing else shows the value of a script's own flag.
+    """
+    if trial.outcome not in ("measured", "void") or trial.samples_per_step == candidate.samples_per_step:
+        return trial
+    reason = f"samples a step: {trial.samples_per_step} ran, {candidate.samples_per_step} were asked for"
+    return msgspec.structs.replace(trial, outcome="incompatible", reason=reason)
 
 
 def _timed_steps(directory: Path) -> tuple[list[float], int]:
