@@ -17,7 +17,9 @@ from .shared.lock_files import ALIVE_LOCK_FILE
 from .spec import read_spec
 
 EXIT_FAILED = 1
+"""Exit code after an error of the training."""
 EXIT_INVALID = 2
+"""Exit code after a mistake in the input."""
 
 
 def main(run_dir: str) -> None:

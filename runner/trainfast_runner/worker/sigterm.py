@@ -14,6 +14,7 @@ from .records.step_log import StepLog
 from .records.worker_log import WorkerLog
 
 STEP_LOG_TIMEOUT_S = 1.0
+"""Seconds to wait for the figures of the last step."""
 EXIT_SIGTERM = 128 + signal.SIGTERM
 
 

@@ -23,6 +23,7 @@ from trainfast_runner.worker.shared.malloc_thresholds import malloc_settings
 SCRIPT_PROBE_STEPS = 4
 """Steps of a script's probe: the optimizer's states exist from the second on, two later ones are timed."""
 UNTIMED_SCRIPT_STEPS = 2
+"""Steps of a script's probe before the timed ones."""
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,13 @@ KNOB_DEVIATIONS = {
 }
 """Prior deviations, in ln rate, of a knob's effect beyond the work it changes. Other knobs do not change the speed."""
 SCALES = Scales(main=0.1, pair=0.03, process=0.04)
+"""Prior deviations; that of a knob's effect is scaled to its own in `KNOB_DEVIATIONS` by `WEIGHTS`."""
 RUN_DEVIATIONS = (0.04, 0.08, 0.16)
-"""Deviations between runs of the same settings to choose from; with fewer than `ENOUGH_RUNS` runs the first."""
+"""Deviations between runs of the same settings, in ln rate, to choose from; the first with few runs."""
 ENOUGH_RUNS = 4
+"""Number of runs from which their own scatter chooses among `RUN_DEVIATIONS`."""
 WEIGHTS = {name: (deviation / SCALES.main) ** 2 for name, deviation in KNOB_DEVIATIONS.items()}
+"""Factor on the prior variance of each knob's effect."""
 REFERENCE: KnobValues = {
     **{name: value for name, value in defaults().items() if name in KNOB_DEVIATIONS},
     "batch_size": 8,

@@ -20,9 +20,13 @@ from .image_files import CLASSES, ImageFiles, drawn_images, user_images
 from .samples import Batch
 
 CROP_AREA = (0.08, 1.0)
+"""Least and greatest area of a crop, as a share of the image's."""
 CROP_RATIO = (3 / 4, 4 / 3)
+"""Least and greatest width of a crop over its height."""
 CROP_TRIES = 10
+"""Random crops that are tried before the whole image is taken."""
 MEAN, DEVIATION = 0.5, 0.5
+"""Subtracted from values between 0 and 1, and divided by, to lie between -1 and 1."""
 
 
 @dataclass(eq=False)

@@ -21,6 +21,7 @@ from .corpus import VOCAB_LIMIT, CorpusRequest, describe, texts
 
 PAD, END, MASK = "<pad>", "<end>", "<mask>"
 DOCUMENTS_AT_ONCE, LINES_AT_ONCE = 64, 4096
+"""Texts that are tokenized in one call."""
 Encode = Callable[[list[str]], list[list[int]]]
 
 

@@ -23,6 +23,7 @@ CUDA_ROUNDING_BYTES = 512
 """torch's caching allocator hands out multiples of this (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp)."""
 
 SINGLE_BYTES = 4
+"""Bytes of a value in single precision."""
 EIGHT_BIT_COPIES = 5
 """fp32 copies of an element in bitsandbytes' 8-bit step on a CPU: both states, the gradient, the root of the second
 state and the quotient; a half-precision parameter adds its own copy. Measured: 20 and 24 bytes an element (bitsandbytes

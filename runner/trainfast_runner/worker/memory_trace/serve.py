@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from .trace_request import TraceRequest
 
 POLL_S = 0.1
-CHUNK = 1 << 16
+"""Seconds between checks that stdin has not ended."""
+READ_BYTES = 1 << 16
+"""Most bytes of stdin read at once."""
 STDIN, STDOUT = 0, 1
 
 
@@ -40,7 +42,7 @@ class RequestLines:
 
     def read(self) -> None:
         """Read the lines in the pipe; block while it is empty."""
-        chunk = os.read(STDIN, CHUNK)
+        chunk = os.read(STDIN, READ_BYTES)
         self.is_over = not chunk
         *lines, self._begun = (self._begun + chunk).split(b"\n")
         self._waiting += [json.loads(line) for line in lines]

@@ -20,7 +20,9 @@ from typing import Any
 TEST_S = 0.4
 """Approximate length of each test."""
 CPU_SIDE, GPU_SIDE = 1024, 8192
+"""Rows and columns of the square matrices that are multiplied."""
 COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+"""Bytes of the tensor that is copied."""
 SMALL_BLOCKS, SMALL_WIDTH = 16, 8
 """Blocks of the model whose step is nothing but calls, and their width."""
 

@@ -11,6 +11,7 @@ STRICT_IN_WARMUP = "strict in warm-up"
 ORDINARY_MMAP_BYTES = 32 << 20
 """The most that glibc's own threshold grows to on 64 bits (DEFAULT_MMAP_THRESHOLD_MAX, malloc.c)."""
 ORDINARY_TRIM_BYTES = 256 << 20
+"""Free bytes at the top of the heap beyond which glibc returns them; chosen by measured speed (docs/decisions.md)."""
 ORDINARY_VARIABLES = {
     "MALLOC_MMAP_THRESHOLD_": str(ORDINARY_MMAP_BYTES),
     "MALLOC_TRIM_THRESHOLD_": str(ORDINARY_TRIM_BYTES),

@@ -83,7 +83,7 @@ class _Swap:
         self.summed = {key.rpartition(".")[2] for key in plan.summed if key.rpartition(".")[0] == name}
         self.once = {key.rpartition(".")[2] for key in plan.once if key.rpartition(".")[0] == name}
         self.group = mesh.get_group()
-        self.first = mesh.get_local_rank() == 0
+        self.is_first_rank = mesh.get_local_rank() == 0
         self.saved_parameters: dict[str, nn.Parameter | None] = {}
 
     def in_forward(self, module: nn.Module, _inputs: Any) -> None:
@@ -101,7 +101,7 @@ class _Swap:
         if key in self.summed:
             copied: Tensor = _Copy.apply(local, self.group)  # type: ignore[no-untyped-call]
             return copied
-        if key in self.once and not self.first:
+        if key in self.once and not self.is_first_rank:
             # Zero, but with the whole gradient: the sum over ranks then has the bias once.
             return local - local.detach()
         return local
@@ -139,21 +139,21 @@ class _LookUp:
         self.table = table
         self.group = mesh.get_group()
         self.rows = table.num_embeddings // mesh.size()
-        self.first = self.rows * mesh.get_local_rank()
+        self.first_row = self.rows * mesh.get_local_rank()
         self.ours: Tensor | None = None
 
     def add_hooks(self) -> None:
         """Add the hooks, and keep the padding's row, which never learns, on one rank."""
         padding = self.table.padding_idx
         if padding is not None:
-            is_here = self.first <= padding < self.first + self.rows
-            self.table.padding_idx = padding - self.first if is_here else None
+            is_here = self.first_row <= padding < self.first_row + self.rows
+            self.table.padding_idx = padding - self.first_row if is_here else None
         self.table.num_embeddings = self.rows
         self.table.register_forward_pre_hook(self.before)
         self.table.register_forward_hook(self.after)
 
     def before(self, _module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        local = inputs[0] - self.first
+        local = inputs[0] - self.first_row
         self.ours = (local >= 0) & (local < self.rows)
         return (local.where(self.ours, 0),)
 

@@ -16,7 +16,9 @@ LARGEST_BUCKET_ELEMENTS = 500_000_000
 MAX_LIVE_ELEMENTS = 1_000_000_000
 """DeepSpeed's own bound on the elements that ZeRO-3 keeps gathered."""
 ALIGNED_ELEMENTS = 65_536
+"""The size of a buffer is a multiple of this, for the alignment of the disk."""
 NEVER_PRINT_STEPS = 1_000_000_000
+"""More steps than a run takes, so that DeepSpeed prints no progress."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 POLL_S = 0.02
+"""Seconds between looks for the next order."""
 PARENT_CHECK_S = 1.0
-"""Seconds between two checks that the parent lives."""
+"""Seconds between checks that the parent lives."""
 
 
 @dataclass(frozen=True)

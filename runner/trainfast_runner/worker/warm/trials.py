@@ -103,7 +103,7 @@ class TrialRunner:
         """Return the last trial's setting once all ranks have read the order for more steps."""
         if self._state is None:
             raise ValueError("more steps were ordered before any trial")
-        # They read it up to 20 ms apart, and the first timed step would be that much longer.
+        # Ranks read the order up to 20 ms apart: without this sum the first timed step would be that much longer.
         self._state.strategy.all_reduce(torch.zeros((), device=self.device))
         return self._state
 

@@ -169,7 +169,7 @@ class BestState(BestJournal):
 
     @cached_property
     def needs_repeat(self) -> bool:
-        """True if the warm process timed several candidates since its reference trial, which it has not repeated."""
+        """True if the warm process timed several candidates since its reference trial, and has not repeated that."""
         if self.reference_trial is None:
             return False
         since = self.warm_trials[self.warm_trials.index(self.reference_trial) :]

@@ -14,7 +14,9 @@ from trainfast_runner.settings.knob_values import KnobValue
 
 SEARCH_OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
 BUDGET_S = 600.0
+"""Seconds of a search without --budget."""
 UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+"""Seconds of each unit of a typed budget."""
 BUDGET_EXAMPLES = ("90s", "10m", "1.5h")
 """Budgets as they are typed."""
 MAX_BUDGET_H = 365 * 24
