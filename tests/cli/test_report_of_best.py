@@ -81,7 +81,7 @@ def answer(**changes: Any) -> BestAnswer:
         ],
         "verdicts": [
             CandidateVerdict(
-                candidate_number=0, verdict="measured", reason="-16.7 % beside the best", rate=between(50.0)
+                candidate_number=0, verdict="measured", reason="-16.7 % against the best", rate=between(50.0)
             ),
             CandidateVerdict(candidate_number=1, verdict="measured", reason=EVIL, rate=between(55.0)),
             CandidateVerdict(candidate_number=2, verdict="measured", reason="the best", rate=between(60.0)),

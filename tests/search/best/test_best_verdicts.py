@@ -138,7 +138,7 @@ def test_a_leader_that_loses_in_fresh_processes_is_not_within_the_noise_of_the_b
     answer = answer_of(state_of(space, *lines, *confirmed(other, (50.0, 50.5)), *confirmed(base, (80.0, 80.5))))
     assert answer is not None
     assert answer.best_number == base
-    assert answer.verdicts[other].reason == "-37.4 % beside the best"
+    assert answer.verdicts[other].reason == "-37.4 % against the best"
 
 
 def test_the_losses_of_trials_compare_step_by_step(space: Synthetic) -> None:

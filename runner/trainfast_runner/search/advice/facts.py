@@ -32,7 +32,7 @@ class EndedRun:
 
 @dataclass(frozen=True)
 class Situation:
-    """Facts about model and machine beside the knobs; None if unknown."""
+    """Facts about model and machine that advice needs besides the knobs; None if unknown."""
 
     size: ModelSize | None = None
     shapes: Mapping[str, int] | None = None

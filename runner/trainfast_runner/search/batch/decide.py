@@ -49,7 +49,8 @@ def decide(state: BatchState) -> BatchDecision:
     if state.confirmations:
         decision = _after_confirmation(state, memory_fits)
     elif not memory_fits:
-        decision = _first_probe(state)
+        too_large = state.too_large
+        decision = _first_probe(state) if too_large is None else _much_smaller_probe(state, too_large)
     else:
         decision = _towards_boundary(state, memory_fits)
     size = decision.step.batch_size
@@ -83,16 +84,18 @@ def _decision(
     return BatchDecision(BatchStep(action=action, batch_size=batch_size, why=why), end_state)
 
 
-def _first_probe(state: BatchState) -> BatchDecision:
-    """Probe the first size, or a smaller size if the first did not fit."""
-    too_large = state.too_large
+def _much_smaller_probe(state: BatchState, too_large: int) -> BatchDecision:
+    """Before any size fitted: probe a much smaller size than `too_large`, or end the search."""
     if too_large == 1:
         return _end("nothing_fits", "a batch of 1 does not fit")
-    if too_large is not None:
-        smaller = max(1, too_large // SMALLER_SIZE_DIVISOR)
-        is_predicted = state.prediction is not None and state.prediction.max_batch
-        contrary = ", contrary to the prediction" if is_predicted else ""
-        return _probe(smaller, f"{too_large} does not fit{contrary}: trying a much smaller size")
+    smaller = max(1, too_large // SMALLER_SIZE_DIVISOR)
+    is_predicted = state.prediction is not None and state.prediction.max_batch
+    contrary = ", contrary to the prediction" if is_predicted else ""
+    return _probe(smaller, f"{too_large} does not fit{contrary}: trying a much smaller size")
+
+
+def _first_probe(state: BatchState) -> BatchDecision:
+    """Probe the first size: a small one by the prediction, or the start that the prediction names without one."""
     prediction = state.prediction
     predicted_max = prediction.max_batch if prediction is not None else None
     if prediction is None or not predicted_max or predicted_max < 2:
@@ -113,15 +116,15 @@ def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> 
     """After a size fitted: probe the next one, or confirm once the sizes on both sides are close enough."""
     largest_fitted = state.largest_fitted
     too_large = state.too_large
-    points = len(state.probes_that_fit)
-    sure = _largest_sure_size(memory_fits)
+    fitted_count = len(state.probes_that_fit)
+    largest_sure = _largest_sure_size(memory_fits)
     likely = max(largest_fitted, min(_largest_likely_size(state, memory_fits), (too_large or LARGEST_BATCH + 1) - 1))
     deciding = deciding_size(state, memory_fits, likely)
     if too_large is not None and too_large <= deciding:
         return _confirm(likely, _why_confirm(memory_fits, largest_fitted, likely, f"{too_large} does not"))
     if (why := why_no_more_sizes(state, largest_fitted)) is not None:
         return _confirm(largest_fitted, f"{why}: a fresh process runs the largest that fitted, {largest_fitted}")
-    target = min(sure, _second_size(state)) if points == 1 else sure
+    target = min(largest_sure, _second_size(state)) if fitted_count == 1 else largest_sure
     if largest_fitted < target < (too_large or LARGEST_BATCH + 1) and (
         too_large or not _should_run_out(state, memory_fits, deciding)
     ):
@@ -144,10 +147,9 @@ def _at_boundary(
     state: BatchState, memory_fits: tuple[MemoryFit, ...], largest_fitted: int, likely: int, deciding: int
 ) -> BatchDecision:
     """Confirm `likely`, or probe the `deciding` size, which shows whether `likely` is the largest."""
-    points = len(state.probes_that_fit)
     tight = tightest(memory_fits, likely + 1)
     needs = tight.need_text(likely + 1)
-    if state.no_oom and points > 1:
+    if state.no_oom and len(state.probes_that_fit) > 1:
         error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
         above = f"by the fit {likely + 1} would need {needs}, {error}"
         return _confirm(likely, _why_confirm(memory_fits, largest_fitted, likely, above))
@@ -167,8 +169,8 @@ def _largest_sure_size(memory_fits: tuple[MemoryFit, ...]) -> int:
 def _largest_likely_size(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> int:
     """Return the largest size that fitted, or that surely fits by a fit of two sizes or more."""
     # A fit of a single size has no measured slope, so no other size is sure.
-    sure = _largest_sure_size(memory_fits) if len(state.probes_that_fit) > 1 else 0
-    return max(state.largest_fitted, sure)
+    largest_sure = _largest_sure_size(memory_fits) if len(state.probes_that_fit) > 1 else 0
+    return max(state.largest_fitted, largest_sure)
 
 
 def _should_run_out(state: BatchState, memory_fits: tuple[MemoryFit, ...], size: int) -> bool:

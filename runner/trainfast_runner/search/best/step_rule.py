@@ -1,4 +1,4 @@
-"""The steps of a trial of a best-fit search: untimed ones, then timed ones until their median is sure enough."""
+"""The steps of a trial of a best fit: untimed ones, then timed ones until the error of their median is small."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from trainfast_runner.search.speed.levels import Levels
 from trainfast_runner.search.speed.trial_rates import MAX_VOID_PROCESSES, VOID_LOG_DRIFT, Measurements
 
 MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
-"""Numbers of own observations at which the scales of the effects are chosen anew."""
+"""Numbers of own observations at which the scales of the effects are chosen again."""
 MAINS, PAIRS, PROCESSES = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
 """The `Scales` to choose from: of effects, of pairwise terms, between processes."""
 

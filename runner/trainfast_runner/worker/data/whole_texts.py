@@ -1,4 +1,4 @@
-"""Training samples that are whole texts of varying length (documents or lines), padded to the longest beside them."""
+"""Training samples that are whole texts of varying length (documents or lines), padded to the longest in a batch."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from .trace_request import TraceRequest
 
 PR_SET_PDEATHSIG = 1  # sys/prctl.h
 FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transformers.generation.utils")
-"""Imported before the forks: a thousand modules that each fork would import anew, which takes as long as torch."""
+"""Imported before the forks: a thousand modules that each fork would import again, which takes as long as torch."""
 PROCESSES = 2
 """Processes that trace at a time; each uses one core."""
 HIDDEN_PACKAGES = (

@@ -15,5 +15,5 @@ TRIAL = "trial"
 
 
 def search_lock(run_directory: Path, search_id: str) -> Path:
-    """The lock that a search's conductor holds; the directories of searches stand beside those of runs."""
+    """The lock that a search's conductor holds; the searches' folder is next to that of the runs."""
     return run_directory.parent.parent / "searches" / search_id / SEARCH_LOCK_FILE

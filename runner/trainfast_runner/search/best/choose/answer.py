@@ -108,7 +108,7 @@ def _verdict(ranking: ColdRanking, prospects: Prospects, number: int) -> Candida
 
 
 def _verdict_measured(ranking: ColdRanking, number: int) -> tuple[Verdict, str]:
-    reason = _beside_best(ranking, number)
+    reason = _against_best(ranking, number)
     if number in ranking.unchecked:
         reason += "; no time was left to run it under memory_limit"
     return "measured", reason
@@ -125,15 +125,15 @@ def _verdict_unmeasured(state: BestState, prospects: Prospects, number: int) -> 
     return ("beaten", words) if chance <= LIKELY_CHANCE else ("not_tried", f"no time left: {words}")
 
 
-def _beside_best(ranking: ColdRanking, number: int) -> str:
-    """Return a measured candidate beside the best, in words."""
+def _against_best(ranking: ColdRanking, number: int) -> str:
+    """Return a measured candidate's difference from the best, in words."""
     if number == ranking.answer_number:
         return "the best"
     difference = ranking.difference(number, ranking.answer_number)
     words = f"{100 * math.expm1(difference.mean):+.1f} %"
     if not difference.is_clear:
         return f"{words}, within the noise of the best"
-    return f"{words} by its trial, not confirmed" if difference.mean > 0 else f"{words} beside the best"
+    return f"{words} by its trial, not confirmed" if difference.mean > 0 else f"{words} against the best"
 
 
 def _percent(difference: Difference) -> Interval:
@@ -289,7 +289,7 @@ def _notes(ranking: ColdRanking) -> Iterator[str]:
             if values and number in state.counted_trials:
                 gap = statistics.fmean(values) - state.log_objective(number).value
                 if abs(gap) > NOTED_LOG_GAP:
-                    yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its trial"
+                    yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes against its trial"
     void_percent = f"{100 * VOID_LOG_DRIFT:.0f} %"
     if state.measured.drift_variance_by_run:
         drifted = counted(len(state.measured.drift_variance_by_run), "process", "processes")

@@ -134,7 +134,7 @@ class BestState(BestJournal):
 
     @cached_property
     def switch_s(self) -> float:
-        """Expected seconds of a warm trial beside its timed steps."""
+        """Expected seconds of a warm trial without its timed steps."""
         return switch_seconds(self.trials)
 
     @cached_property
