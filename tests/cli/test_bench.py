@@ -24,7 +24,7 @@ from trainfast_runner.records.result import Result, Spread, Throughput
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.bench.variants import Bench, Entry
+from trainfast_runner.search.bench.variants import Bench, PlannedRow
 from trainfast_runner.search.bench.warm_rows import warm_rows
 from trainfast_tui.cli import bench, bench_rows, start_run, waits
 from trainfast_tui.cli.follow_run import Signals
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_the_wait_of_a_bench_for_a_cool_gpu(tmp_path: Path, monkeypa
         pytest.fail("the wait went on after Ctrl-C")
 
     monkeypatch.setattr(waits, "wait_until_cool", wait)
-    row = Entry("one", PLAN.spec, {}, lambda: PLAN)
+    row = PlannedRow("one", PLAN.spec, {}, lambda: PLAN)
     assert not bench_rows.BenchRows(Home(tmp_path), signals, options).run(
         Bench("mine", "one", "one", (row,)), {"one": []}
     )
@@ -175,7 +175,7 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
         monkeypatch.setattr(bench_rows, name, noting(name))
     monkeypatch.setattr(bench_rows.launch, "start", start)
     monkeypatch.setattr(bench_rows, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
-    row = Entry("one", PLAN.spec, {}, lambda: PLAN)
+    row = PlannedRow("one", PLAN.spec, {}, lambda: PLAN)
     rows = bench_rows.BenchRows(Home(tmp_path), Signals(), bench_rows.BenchOptions(wait=wait, cool_to_c=50.0))
     with warm_rows(Home(tmp_path), lambda: None) as warm:
         if not wait:

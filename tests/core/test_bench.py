@@ -11,7 +11,7 @@ from trainfast_runner.records.result_conditions import Conditions, Throttle
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.search.bench.report import markdown
 from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, RowResult, again_is_pointless, tabulate
-from trainfast_runner.search.bench.variants import Bench, prepare, run_order
+from trainfast_runner.search.bench.variants import Bench, prepare_variants, run_order
 
 
 def ended(rate: float, state: str = "finished", reason: str = "") -> Result:
@@ -21,25 +21,25 @@ def ended(rate: float, state: str = "finished", reason: str = "") -> Result:
 
 @pytest.fixture
 def bench() -> Bench:
-    return prepare("benchmarks-bert", ["seq_len=32"], 0.01)
+    return prepare_variants("benchmarks-bert", ["seq_len=32"], 0.01)
 
 
 def test_settings_and_scale_reach_every_row(bench: Bench) -> None:
-    assert [entry.spec.knobs["batch_size"] for entry in bench.entries] == [1, 1, 1, 1, 1, 3]
-    assert {entry.spec.knobs["seq_len"] for entry in bench.entries} == {32}
-    assert [entry.id for entry in prepare("benchmarks-bert/bert_4").entries] == ["bert_1", "bert_4"]
+    assert [planned.spec.knobs["batch_size"] for planned in bench.rows] == [1, 1, 1, 1, 1, 3]
+    assert {planned.spec.knobs["seq_len"] for planned in bench.rows} == {32}
+    assert [planned.id for planned in prepare_variants("benchmarks-bert/bert_4").rows] == ["bert_1", "bert_4"]
 
 
 def test_runs_interleave_with_the_baseline_first() -> None:
-    multi = prepare("guide-dp-ddp-nvlink")
-    assert [entry.id for entry in run_order(multi, 2, {})] == ["ddp", "dp", "ddp-nop2p", "ddp", "dp", "ddp-nop2p"]
+    multi = prepare_variants("guide-dp-ddp-nvlink")
+    assert [planned.id for planned in run_order(multi, 2, {})] == ["ddp", "dp", "ddp-nop2p", "ddp", "dp", "ddp-nop2p"]
 
 
 @pytest.mark.parametrize(
     ("setting", "named"), [("seq_len=32", "seq_len is"), ("model.num_hidden_layers=2", "model.num_hidden_layers is")]
 )
 def test_another_model_or_length_has_no_published_figures(setting: str, named: str) -> None:
-    other = prepare("guide-single-gpu/fp16", [setting])
+    other = prepare_variants("guide-single-gpu/fp16", [setting])
     table = tabulate(other, {"vanilla": [ended(9)], "fp16": [ended(18)]})
     assert [(row.published, row.ratio, row.published_vs_baseline_percent) for row in table.rows] == [
         ({}, None, None)
@@ -51,13 +51,13 @@ def test_another_model_or_length_has_no_published_figures(setting: str, named: s
 
 
 def test_a_batch_or_the_same_length_keeps_the_published_figures() -> None:
-    same = prepare("guide-single-gpu/fp16", ["seq_len=512", "batch_size=2"])
+    same = prepare_variants("guide-single-gpu/fp16", ["seq_len=512", "batch_size=2"])
     assert same.unpublished == ""
     assert tabulate(same, {"vanilla": [ended(8.86)]}).rows[0].ratio == pytest.approx(1)
 
 
 def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
-    bench = prepare("benchmarks-bert", ["steps=32"], 0.01)
+    bench = prepare_variants("benchmarks-bert", ["steps=32"], 0.01)
     results_by_row: dict[str, list[RowResult]] = {
         "bert_1": [ended(100), ended(50), ended(90)],
         "bert_2": [ended(180)],
@@ -94,13 +94,13 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
 
 def test_a_preset_without_variants_is_refused_with_presets_that_have_some() -> None:
     with pytest.raises(UserError) as refused:
-        prepare("tiny-llama")
+        prepare_variants("tiny-llama")
     assert "no variants" in refused.value.line()
     assert "benchmarks-bert" in (refused.value.allowed or [])
 
 
 def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline() -> None:
-    multi = prepare("benchmarks-multi-gpu")
+    multi = prepare_variants("benchmarks-multi-gpu")
     results_by_row: dict[str, list[RowResult]] = {name: [ended(9)] for name in ("mbert_2 (ddp)", "mgpt_2 (zero2)")}
     table = tabulate(multi, results_by_row)
     found = {row.id: row for row in table.rows}

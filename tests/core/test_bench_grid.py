@@ -28,7 +28,7 @@ def grid(reference: str, *vary: str, settings: tuple[str, ...] = ()) -> Bench:
 
 
 def ids(bench: Bench) -> list[str]:
-    return [entry.id for entry in bench.entries]
+    return [planned.id for planned in bench.rows]
 
 
 def test_rows_are_the_product_of_the_values() -> None:
@@ -39,7 +39,7 @@ def test_rows_are_the_product_of_the_values() -> None:
         "batch_size=16 precision=fp32",
         "batch_size=16 precision=bf16",
     ]
-    assert [entry.spec.overrides for entry in bench.entries] == [
+    assert [planned.spec.overrides for planned in bench.rows] == [
         (),
         ("precision",),
         ("batch_size",),
@@ -51,24 +51,24 @@ def test_rows_are_the_product_of_the_values() -> None:
 def test_the_baseline_is_the_presets_own_settings_and_a_row_of_its_own_where_the_grid_lacks_it() -> None:
     bench = grid("tiny-llama", "batch_size=2,4", settings=("batch_size=3",))
     assert (bench.baseline_id, ids(bench)) == ("batch_size=3", ["batch_size=3", "batch_size=2", "batch_size=4"])
-    assert [entry.id for entry in run_order(bench, 2, {})] == ids(bench) * 2
+    assert [planned.id for planned in run_order(bench, 2, {})] == ids(bench) * 2
 
 
 def test_a_preset_with_variants_has_the_grid_for_each_of_them() -> None:
     bench = grid("benchmarks-bert", "batch_size=4,512")
     assert bench.baseline_id == "bert_1 batch_size=56"
-    assert len(bench.entries) == 6 * 2 + 1
+    assert len(bench.rows) == 6 * 2 + 1
     assert "bert_6 batch_size=512" in ids(bench)
-    own = next(entry for entry in bench.entries if entry.id == bench.baseline_id)
+    own = next(planned for planned in bench.rows if planned.id == bench.baseline_id)
     assert own.published["samples_per_s"] == 88.9
     # A source measured its own settings only.
-    assert all(not entry.published for entry in bench.entries if entry is not own)
+    assert all(not planned.published for planned in bench.rows if planned is not own)
 
 
 def test_a_variant_is_its_own_baseline() -> None:
     bench = grid("benchmarks-bert/bert_4", "grad_accum=1,2")
     assert (bench.baseline_id, ids(bench)) == ("grad_accum=1", ["grad_accum=1", "grad_accum=2"])
-    assert {entry.spec.variant for entry in bench.entries} == {"bert_4"}
+    assert {planned.spec.variant for planned in bench.rows} == {"bert_4"}
 
 
 def test_equal_values_are_one_row() -> None:
@@ -76,7 +76,7 @@ def test_equal_values_are_one_row() -> None:
 
 
 def test_devices_are_joined_by_plus() -> None:
-    assert [entry.spec.knobs["devices"] for entry in grid("tiny-llama", "devices=0+1,2,cpu").entries] == [
+    assert [planned.spec.knobs["devices"] for planned in grid("tiny-llama", "devices=0+1,2,cpu").rows] == [
         None,
         "0+1",
         2,
@@ -112,7 +112,7 @@ def test_a_grid_of_a_million_rows_names_the_knobs_to_drop() -> None:
 def test_scaled_sizes_are_not_those_of_the_ids() -> None:
     with pytest.raises(UserError, match="--scale-batch"):
         prepare_grid("tiny-llama", read_vary(["batch_size=1,2"]), (), 0.5)
-    assert prepare_grid("tiny-llama", read_vary(["workers=0,1"]), (), 0.5).entries[0].spec.knobs["batch_size"] == 4
+    assert prepare_grid("tiny-llama", read_vary(["workers=0,1"]), (), 0.5).rows[0].spec.knobs["batch_size"] == 4
 
 
 def sharing(bench: Bench) -> list[list[str]]:
@@ -135,7 +135,7 @@ def test_another_value_of_a_cold_knob_is_another_process() -> None:
         ["batch_size=8 seq_len=128", "batch_size=4 seq_len=128"],
     ]
     # Their rows follow each other, the baseline's process first.
-    assert [entry.id for entry in run_order(bench, 1, warm_groups(bench))] == [
+    assert [planned.id for planned in run_order(bench, 1, warm_groups(bench))] == [
         "batch_size=8 seq_len=128",
         "batch_size=4 seq_len=128",
         "batch_size=8 seq_len=64",

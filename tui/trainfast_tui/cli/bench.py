@@ -19,7 +19,7 @@ from trainfast_runner.search.bench.report import (
     table_notes,
 )
 from trainfast_runner.search.bench.table import RowResult, Table, tabulate
-from trainfast_runner.search.bench.variants import Bench, prepare
+from trainfast_runner.search.bench.variants import Bench, prepare_variants
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, finite, positive
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--scale-batch must be above 0 and at most {MAX_BATCH_SCALE}", key="--scale-batch")
     bench = _prepared(arguments)
     output = output_path(arguments.output, tuple(WRITERS)) if arguments.output else None
-    results_by_row: dict[str, list[RowResult]] = {entry.id: [] for entry in bench.entries}
+    results_by_row: dict[str, list[RowResult]] = {planned.id: [] for planned in bench.rows}
     options = BenchOptions(
         repeat=arguments.repeat,
         cold=arguments.cold,
@@ -106,7 +106,7 @@ def _prepared(arguments: argparse.Namespace) -> Bench:
         return prepare_script_grid(script_preset.load(script), vary, arguments.settings, arguments.python)
     if vary:
         return prepare_grid(arguments.preset, vary, arguments.settings, arguments.scale_batch)
-    return prepare(arguments.preset, arguments.settings, arguments.scale_batch)
+    return prepare_variants(arguments.preset, arguments.settings, arguments.scale_batch)
 
 
 def _print_table(table: Table) -> None:

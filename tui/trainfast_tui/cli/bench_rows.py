@@ -15,7 +15,7 @@ from trainfast_runner.running import launch, planning
 from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.table import RowResult, again_is_pointless
-from trainfast_runner.search.bench.variants import Bench, Entry, run_order
+from trainfast_runner.search.bench.variants import Bench, PlannedRow, run_order
 from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
 from trainfast_runner.search.conducting.run_ends import Interrupted
 from trainfast_tui.cli.follow_run import Signals, follow
@@ -55,30 +55,30 @@ class BenchRows:
         A row whose device another run has taken is not run. Raises DevicesBusy if no row was measured before.
         """
         # Only presets can share a warm process: a script's rows are launched.
-        is_cold = self._options.cold or any(entry.plan is not None for entry in bench.entries)
+        is_cold = self._options.cold or any(planned.plan is not None for planned in bench.rows)
         groups = {} if is_cold else warm_groups(bench)
-        total = len(bench.entries) * self._options.repeat
+        total = len(bench.rows) * self._options.repeat
         with warm_rows(self._home, self._raise_if_ended) as warm:
-            for number, entry in enumerate(run_order(bench, self._options.repeat, groups), start=1):
-                if again_is_pointless(results_by_row[entry.id]):
+            for number, planned in enumerate(run_order(bench, self._options.repeat, groups), start=1):
+                if again_is_pointless(results_by_row[planned.id]):
                     continue
                 if self._is_ended:
                     return False
-                group = groups.get(entry.id)
-                where = f"{bench.preset} {number}/{total}: {entry.id}{', warm' if group else ''}"
+                group = groups.get(planned.id)
+                where = f"{bench.preset} {number}/{total}: {planned.id}{', warm' if group else ''}"
                 print_notice(plain(where))
                 has_measured = any(isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values()))
-                result = self._result_of(entry, group, warm, bench.varied, may_skip=has_measured)
+                result = self._result_of(planned, group, warm, bench.varied, may_skip=has_measured)
                 if result is None:
                     return False
-                results_by_row[entry.id].append(result)
+                results_by_row[planned.id].append(result)
                 _print_row_result(result)
                 if isinstance(result, Result) and self._ends_bench(result):
                     return False
         return True
 
     def _result_of(
-        self, entry: Entry, group: str | None, warm: WarmRows, varied: tuple[str, ...], *, may_skip: bool
+        self, planned: PlannedRow, group: str | None, warm: WarmRows, varied: tuple[str, ...], *, may_skip: bool
     ) -> RowResult | None:
         """Run one row as `run_row`; None if a signal ended a wait.
 
@@ -87,24 +87,24 @@ class BenchRows:
         A script's row that ran other values than those of the `varied` knobs is a UserError.
         """
         try:
-            result = self.run_row(entry, group, warm)
+            result = self.run_row(planned, group, warm)
         except DevicesBusy as busy:
             if not may_skip:
                 raise
             return busy
         except Interrupted:
             return None
-        if entry.plan is not None and isinstance(result, Result):
+        if planned.plan is not None and isinstance(result, Result):
             return _refused_if_overridden(result, varied)
         return result
 
-    def run_row(self, entry: Entry, group: str | None, warm: WarmRows) -> RowResult | None:
+    def run_row(self, planned: PlannedRow, group: str | None, warm: WarmRows) -> RowResult | None:
         """Run one row to its end; return the UserError if it cannot run here, None if the terminal has gone.
 
         Raises DevicesBusy when another run uses its device, without --wait, and Interrupted if a signal ends a wait.
         """
         try:
-            plan = planning.plan_run(entry.spec, self._options.python) if entry.plan is None else entry.plan()
+            plan = planning.plan_run(planned.spec, self._options.python) if planned.plan is None else planned.plan()
         except UserError as error:
             return error
         if group is not None and warm.has_process(group):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.bench.variants import Bench, Entry, scaled
+from trainfast_runner.search.bench.variants import Bench, PlannedRow, scaled
 from trainfast_runner.search.candidate_spec import with_knobs
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_values import KnobValue
@@ -34,7 +34,7 @@ def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale
     check_count(vary, len(bases))
     baseline = preset.baseline_variant if chosen is None else chosen
     combinations = list(combinations_of(vary))
-    entries: list[Entry] = []
+    planned_rows: list[PlannedRow] = []
     baseline_id = unpublished = ""
     for base in bases:
         spec = scaled(from_preset(preset, base, settings), scale_batch)
@@ -50,8 +50,8 @@ def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale
             *combinations,
         ]:
             figures = published if combination == own_knobs else {}
-            entries.append(Entry(prefix + id_of(combination), with_knobs(spec, combination), figures))
-    return Bench(preset.name, preset.title, baseline_id, tuple(entries), unpublished, tuple(vary))
+            planned_rows.append(PlannedRow(prefix + id_of(combination), with_knobs(spec, combination), figures))
+    return Bench(preset.name, preset.title, baseline_id, tuple(planned_rows), unpublished, tuple(vary))
 
 
 def id_of(combination: Combination) -> str:

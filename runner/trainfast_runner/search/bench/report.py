@@ -34,7 +34,7 @@ def cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
     has_gains = any(published_gain(row) for row in table.rows)
     header += [*(f"published {key}" for key in published), *(["published vs baseline"] if has_gains else [])]
     header += [*(["ours / published"] if published else []), "process", "state"]
-    specs = {entry.id: entry.spec for entry in bench.entries}
+    specs = {planned.id: planned.spec for planned in bench.rows}
     rows = [
         [
             row.id + (" (baseline)" if row.id == bench.baseline_id else ""),

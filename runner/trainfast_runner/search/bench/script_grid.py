@@ -7,7 +7,7 @@ from functools import partial
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.grid import check_count, id_of
-from trainfast_runner.search.bench.variants import Bench, Entry
+from trainfast_runner.search.bench.variants import Bench, PlannedRow
 from trainfast_runner.search.conducting.script_runs import ScriptPlanner, script_planner
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
@@ -40,16 +40,16 @@ def prepare_script_grid(preset: ScriptPreset, vary: Vary, settings: Sequence[str
     if own_knobs not in combinations:
         combinations = [own_knobs, *combinations]
     plan_script_run = script_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
-    entries = [_entry(preset, base, combination, plan_script_run) for combination in combinations]
-    return Bench(preset.name, preset.title, id_of(own_knobs) or AS_IT_IS_ID, tuple(entries), varied=tuple(vary))
+    planned_rows = [_planned_row(preset, base, combination, plan_script_run) for combination in combinations]
+    return Bench(preset.name, preset.title, id_of(own_knobs) or AS_IT_IS_ID, tuple(planned_rows), varied=tuple(vary))
 
 
-def _entry(
+def _planned_row(
     preset: ScriptPreset,
     base: Mapping[str, KnobValue],
     combination: Mapping[str, KnobValue],
     plan_script_run: ScriptPlanner,
-) -> Entry:
+) -> PlannedRow:
     knobs = {**base, **combination}
     spec = RunSpec(preset.name, None, preset.title, model={}, data={}, knobs=knobs, overrides=tuple(knobs))
-    return Entry(id_of(combination) or AS_IT_IS_ID, spec, {}, partial(plan_script_run, knobs))
+    return PlannedRow(id_of(combination) or AS_IT_IS_ID, spec, {}, partial(plan_script_run, knobs))

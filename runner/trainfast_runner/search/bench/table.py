@@ -13,7 +13,7 @@ from trainfast_runner.results.comparison.difference import BETTER, NOISE, WORSE,
 from trainfast_runner.results.comparison.ranking import STRICT_THRESHOLDS, speeds_rank
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.running.busy_devices import DevicesBusy
-from trainfast_runner.search.bench.variants import Bench, Entry
+from trainfast_runner.search.bench.variants import Bench, PlannedRow
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.shared.search_roles import TRIAL
@@ -100,20 +100,22 @@ def again_is_pointless(row_results: Iterable[RowResult]) -> bool:
 
 def tabulate(bench: Bench, results_by_row: Mapping[str, Sequence[RowResult]]) -> Table:
     """Return the table of the runs made so far; their results by row id."""
-    baseline = next(entry for entry in bench.entries if entry.id == bench.baseline_id)
+    baseline = next(planned for planned in bench.rows if planned.id == bench.baseline_id)
     baseline_results = results_by_row.get(bench.baseline_id, ())
-    rows = [_row(entry, results_by_row.get(entry.id, ()), baseline, baseline_results) for entry in bench.entries]
+    rows = [_row(planned, results_by_row.get(planned.id, ()), baseline, baseline_results) for planned in bench.rows]
     return Table(bench.preset, bench.baseline_id, rows, bench.unpublished)
 
 
-def _row(entry: Entry, row_results: Sequence[RowResult], baseline: Entry, baseline_results: Sequence[RowResult]) -> Row:
+def _row(
+    planned: PlannedRow, row_results: Sequence[RowResult], baseline: PlannedRow, baseline_results: Sequence[RowResult]
+) -> Row:
     state, reason = _ending(row_results)
     result, rates = _middle(row_results), _rates(row_results)
     rate = _median(rates)
-    published_rate = _published_rate(entry.published)
-    is_baseline = entry.id == baseline.id
+    published_rate = _published_rate(planned.published)
+    is_baseline = planned.id == baseline.id
     baseline_published_rate = _published_rate(baseline.published)
-    if not _same_work(entry.spec, baseline.spec):
+    if not _same_work(planned.spec, baseline.spec):
         baseline_results, baseline_published_rate = (), None
     baseline_middle = _middle(baseline_results)
     is_comparable = baseline_middle is not None and result is not None and speeds_rank(baseline_middle, result)
@@ -122,18 +124,18 @@ def _row(entry: Entry, row_results: Sequence[RowResult], baseline: Entry, baseli
         (None, None) if is_baseline else _compared(baseline_middle, result, baseline_results, row_results)
     )
     return Row(
-        id=entry.id,
+        id=planned.id,
         state=state,
         reason=reason,
         result=result,
         vs_baseline_percent=0.0 if is_baseline and rate else _percent(rate, baseline_rate),
-        published=entry.published,
+        published=planned.published,
         ratio=rate / published_rate if rate and published_rate else None,
         verdict=verdict,
         samples_per_s=rates,
         interval_percent=interval,
         published_vs_baseline_percent=_percent(published_rate, baseline_published_rate),
-        knobs=entry.spec.knobs,
+        knobs=planned.spec.knobs,
         warm=None if result is None else result.role == TRIAL,
     )
 

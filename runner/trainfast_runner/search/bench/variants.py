@@ -18,7 +18,7 @@ from trainfast_runner.settings.spec import RunSpec, from_preset
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlannedRow:
     """One row to be run."""
 
     id: str
@@ -35,14 +35,14 @@ class Bench:
     preset: str
     title: str
     baseline_id: str
-    entries: tuple[Entry, ...]
+    rows: tuple[PlannedRow, ...]
     unpublished: str = ""
     """Why the published figures are left out; empty if they are not."""
     varied: tuple[str, ...] = ()
     """The knobs of `--vary`, whose values are in the ids."""
 
 
-def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1.0) -> Bench:
+def prepare_variants(reference: str, settings: Sequence[str] = (), scale_batch: float = 1.0) -> Bench:
     """Return the rows of PRESET, or for NAME/VARIANT that one and the baseline, with every setting applied.
 
     `scale_batch` multiplies each row's batch_size, which stays at least 1. Raises UserError.
@@ -58,15 +58,15 @@ def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1
             nearest=nearest(preset.name, tables),
             advice=f"trainfast-tui bench {preset.name} --vary batch_size=8,16",
         )
-    entries = []
+    planned_rows = []
     unpublished = ""
     for variant in preset.variants:
         if chosen is None or variant.id in (chosen.id, baseline.id):
             spec = from_preset(preset, variant, settings)
             published, reason = published_for(preset, variant, spec)
-            entries.append(Entry(variant.id, scaled(spec, scale_batch), published))
+            planned_rows.append(PlannedRow(variant.id, scaled(spec, scale_batch), published))
             unpublished = unpublished or reason
-    return Bench(preset.name, preset.title, baseline.id, tuple(entries), unpublished)
+    return Bench(preset.name, preset.title, baseline.id, tuple(planned_rows), unpublished)
 
 
 def scaled(spec: RunSpec, factor: float) -> RunSpec:
@@ -76,12 +76,12 @@ def scaled(spec: RunSpec, factor: float) -> RunSpec:
     return spec.with_overrides(batch_size=max(1, round(whole_number(spec.knobs, "batch_size") * factor)))
 
 
-def run_order(bench: Bench, repeat: int, groups: Mapping[str, str]) -> Iterator[Entry]:
+def run_order(bench: Bench, repeat: int, groups: Mapping[str, str]) -> Iterator[PlannedRow]:
     """Yield the row of every run: the baseline first in each repetition, rows of one group after each other."""
-    rows = sorted(bench.entries, key=lambda entry: entry.id != bench.baseline_id)
+    rows = sorted(bench.rows, key=lambda planned: planned.id != bench.baseline_id)
     # A group stands where its first row stands.
-    order = list(dict.fromkeys(groups.get(entry.id, entry.id) for entry in rows))
-    rows.sort(key=lambda entry: order.index(groups.get(entry.id, entry.id)))
+    order = list(dict.fromkeys(groups.get(planned.id, planned.id) for planned in rows))
+    rows.sort(key=lambda planned: order.index(groups.get(planned.id, planned.id)))
     for _ in range(repeat):
         yield from rows
 

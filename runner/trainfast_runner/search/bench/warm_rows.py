@@ -31,7 +31,7 @@ WARM_KNOBS = tuple(name for name, entry in KNOBS_BY_NAME.items() if entry.change
 
 def warm_groups(bench: Bench) -> dict[str, str]:
     """Return the group of each row that can share a process with another, by row id; the other rows are cold."""
-    keys = {entry.id: key for entry in bench.entries if (key := _process_key(entry.spec)) is not None}
+    keys = {planned.id: key for planned in bench.rows if (key := _process_key(planned.spec)) is not None}
     rows = Counter(keys.values())
     return {id: key for id, key in keys.items() if rows[key] > 1}
 
