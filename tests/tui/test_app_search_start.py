@@ -173,6 +173,15 @@ async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> 
         assert app.screen is app.main
 
 
+async def test_a_refusal_stands_below_a_question_that_is_longer_than_the_screen(home: Home, starts: Starts) -> None:
+    starts.refusal = UserError("memory_limit is too small", key="memory_limit")
+    async with running(home, size=(40, 9)) as (_, pilot):
+        await show(pilot, None)
+        await pilot.press("b", "enter")
+        text = await until(pilot, "Refused: memory_limit is too small")
+    assert "more lines: " in text
+
+
 async def test_a_refusal_that_comes_under_the_help_stands_there_when_the_help_is_closed(
     home: Home, starts: Starts
 ) -> None:

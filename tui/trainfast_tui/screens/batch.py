@@ -14,7 +14,6 @@ from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_tui.control.batch_control import BatchControl
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.live.search_kind import SearchKind
-from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.same_settings import has_same_settings
 from trainfast_tui.screens.search import SearchScreen
@@ -50,18 +49,18 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         return self.session.searches.batch
 
     def on_mount(self) -> None:
-        snapshot, machine = self.session.snapshot, self.session.machine
+        machine = self.session.machine
         self._limit = limit_notice(self._next_run.spec, machine, self._next_run.ranks(machine), read_host_free_bytes())
-        self.view.show_limit(self._limit)
         if self._is_asking:
             self._ask()
         else:
-            self._show_search(self.search_control.current, snapshot.taken_ns if snapshot is not None else 0)
+            self._show_search(self.search_control.current)
 
     def _ask(self) -> None:
         """Ask whether to start a search of the next run's knobs."""
         self._is_asking = True
-        self.view.show_question(batch_question_rows(self._next_run.spec, self._limit, self._search_of_same_knobs()))
+        rows = batch_question_rows(self._next_run.spec, self._limit, self._search_of_same_knobs())
+        self.view.show_question(self._next_run.spec.name, rows)
         self.show_useful_keys()
 
     def refuse(self, error: UserError) -> None:
@@ -75,17 +74,19 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         search = self.search_control.current
         return search if search is not None and has_same_settings(search, self._next_run.spec) else None
 
-    def show_snapshot(self, snapshot: Snapshot) -> None:
-        """Paint the newest snapshot of the search."""
+    def show_newest(self) -> None:
         if self.search_control.is_active:
             self._is_asking = False
         if not self._is_asking:
-            self._show_search(self.search_control.current, snapshot.taken_ns)
+            self._show_search(self.search_control.current)
 
-    def _show_search(self, search: BatchSnapshot | None, now_ns: int = 0) -> None:
-        """Paint the search as of `now_ns` (CLOCK_MONOTONIC); None while it is being started."""
+    def _show_search(self, search: BatchSnapshot | None) -> None:
+        """Paint the search as of the newest snapshot; None while it is being started."""
         self.keep_search(search)
-        self.view.show_search(search, now_ns, self.search_control.requested_ns)
+        if search is not None:
+            self.view.show_search(search, self._now_ns)
+        else:
+            self.view.show_question(self._next_run.spec.name, [self.starting_row(), ("", self._limit, "warning")])
         self.show_useful_keys()
 
     def hidden_actions(self) -> set[str]:
@@ -135,5 +136,5 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         elif not self.search_control.is_active:
             self.notify("There is no answer to apply; f5 resumes the search.", severity="warning")
         elif search is not None:
-            # Before there is a search, the screen says that the knobs are checked; a notice would take its place.
+            # Without a search, the screen says already that the knobs are being checked.
             self.notify("There is no answer yet.", severity="warning")

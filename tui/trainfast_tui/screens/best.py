@@ -19,15 +19,12 @@ from trainfast_tui.control.instruction_choices import InstructionChoices, pin_ch
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.search_kind import SearchKind
-from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.same_settings import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
 from trainfast_tui.screens.base import PostedMessage
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
-from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY
-from trainfast_tui.text.lines import LabelledText
 from trainfast_tui.text.search.batch_question import ENTER_STARTS
 from trainfast_tui.text.search.best_question import ABOUT, ABOUT_SCRIPT, best_question_rows
 from trainfast_tui.text.search.best_state import candidate_settings
@@ -59,32 +56,24 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         """True while a new question is on the screen in place of a search that has ended."""
         self._plan_waits = False
         """True while the plan waits for the end of a live run."""
-        self._now_ns = 0
 
     def compose(self) -> ComposeResult:
         yield BestView()
         yield self.footer()
 
     @property
-    def view(self) -> BestView:
-        return self.query_one(BestView)
-
-    @property
     def search_control(self) -> BestControl:
         return self.session.searches.best
 
     def on_mount(self) -> None:
-        snapshot = self.session.snapshot
-        self._now_ns = snapshot.taken_ns if snapshot is not None else 0
         self._show_search_or_plan()
         if self._search is None and not self.search_control.is_active:
             self._make_plan()
 
-    def show_snapshot(self, snapshot: Snapshot) -> None:
-        """Paint the newest snapshot of the search, or of its question, whose plan may have waited for a run's end."""
-        self._now_ns = snapshot.taken_ns
+    def show_newest(self) -> None:
         self._show_search_or_plan()
-        is_busy = self.search_control.is_active or snapshot.live_run is not None
+        # The plan may have waited for the end of a run.
+        is_busy = self.search_control.is_active or self.session.live_run is not None
         if self._plan_waits and self._search is None and not is_busy:
             self._make_plan()
 
@@ -138,16 +127,14 @@ class BestScreen(SearchScreen["BestSnapshot"]):
 
     def _show_plan(self) -> None:
         next_run, control = self.session.next_run, self.search_control
-        if control.is_active:
-            waited = elapsed(control.requested_ns, self._now_ns)
-            rows: list[LabelledText] = [("", f"The knobs are being checked… {waited}", "text")]
-        else:
+        rows = [self.starting_row()]
+        if not control.is_active:
             question = best_question_rows(control.request, self._planned.global_batch, fresh=control.options.is_fresh)
             of_script = next_run is not None and next_run.script is not None
             rows = [("", ABOUT_SCRIPT if of_script else ABOUT, "muted"), ("", ENTER_STARTS, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
             rows += [("", text, tone) for text, tone in self._planned.texts]
-        self.view.show_plan(next_run.spec.name if next_run is not None else "", rows)
+        self.view.show_question(next_run.spec.name if next_run is not None else "", rows)
 
     def hidden_actions(self) -> set[str]:
         search, is_active = self._search, self.search_control.is_active

@@ -14,14 +14,16 @@ from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.search_control import SearchControl, SearchSnapshotT
 from trainfast_tui.next_run.sources import next_run_from_search
 from trainfast_tui.screens.base import AppScreen
-from trainfast_tui.text.lines import Tone
+from trainfast_tui.text.format import elapsed
+from trainfast_tui.text.lines import LabelledText, Tone
 from trainfast_tui.widgets.header_footer import Footer
 from trainfast_tui.widgets.open_dialog import ask_yes
-from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
+from trainfast_tui.widgets.search_view import SearchView
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import RecordedSpec
     from trainfast_runner.settings.spec import RunSpec
+    from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.session import Session
 
 
@@ -32,10 +34,21 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         super().__init__(session)
         self._search: SearchSnapshotT | None = None
         """The search on the screen; None while the screen asks whether to start one, and while one is starting."""
+        self._now_ns = session.snapshot.taken_ns if session.snapshot is not None else 0
+        """CLOCK_MONOTONIC of the newest snapshot."""
 
     @property
     def search_control(self) -> SearchControl[SearchSnapshotT]:
         """The session's control of this kind of search."""
+        raise NotImplementedError
+
+    @property
+    def view(self) -> SearchView[SearchSnapshotT]:
+        """The view of the search and of its question."""
+        return self.query_one(SearchView)
+
+    def show_newest(self) -> None:
+        """Paint the followed search as of the newest snapshot, or the question of the next one."""
         raise NotImplementedError
 
     def start_after(self, run_to_stop: Path | None) -> None:
@@ -49,6 +62,15 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
     def action_labels(self) -> Mapping[str, str]:
         """Return the labels that depend on the search by action id, without those of this base class."""
         raise NotImplementedError
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """Paint the newest snapshot of the search."""
+        self._now_ns = snapshot.taken_ns
+        self.show_newest()
+
+    def starting_row(self) -> LabelledText:
+        """Return the text in place of the search while it is being started."""
+        return "", f"The knobs are being checked… {elapsed(self.search_control.requested_ns, self._now_ns)}", "text"
 
     def keep_search(self, search: SearchSnapshotT | None) -> None:
         """Make this the search on the screen; a notice about its state before is outdated."""
@@ -73,7 +95,7 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Show a line below the search."""
-        self.query_one(PaintedWithNotice).show_notice(text, tone)
+        self.view.show_notice(text, tone)
 
     def refuse(self, error: UserError) -> None:
         """Show why the search cannot be started."""

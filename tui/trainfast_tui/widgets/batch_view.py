@@ -7,67 +7,28 @@ from trainfast_runner.search.journal.batch import CONFIRM_STEP, Probe
 from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import (
-    LabelledText,
-    Line,
-    Piece,
-    labelled,
-    labelled_lines,
-    line_length,
-    newest_rows,
-    paragraph,
-    rule,
-    scrolled,
-    wrap,
-)
+from trainfast_tui.text.lines import Line, Piece, labelled, line_length, paragraph, wrap
 from trainfast_tui.text.search.batch_answer import Offer, offers
 from trainfast_tui.text.search.batch_question import limits_words
 from trainfast_tui.text.search.batch_state import batch_search_words
 from trainfast_tui.text.search.outcomes import outcome_of
 from trainfast_tui.text.state_signs import search_sign
 from trainfast_tui.widgets.batch_lines import table_lines
-from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
+from trainfast_tui.widgets.search_view import SearchView
 
 MIN_CHART, MAX_CHART = 6, 16
 """The least lines of a useful chart, and the most."""
 
 
-class BatchView(PaintedWithNotice):
-    """The view of a batch search, as large as the screen."""
+class BatchView(SearchView[BatchSnapshot]):
+    """The view of a batch search; after its end a cursor stands on one of the answers."""
 
-    DEFAULT_CSS = "BatchView { height: 1fr; }"
+    TITLE = "largest batch"
 
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._spec_name = name
-        self._search: BatchSnapshot | None = None
-        self._now_ns = 0
-        self._requested_ns: int | None = None
-        self._limit_notice = ""
-        self._question: list[LabelledText] = []
+    def __init__(self, spec_name: str) -> None:
+        super().__init__(spec_name)
         self._cursor = 0
         """The answer under the cursor."""
-        self._top = 0
-        """The first visible line of a question that is longer than the screen."""
-        self._rows_below = 0
-        """Rows of the table that are hidden below."""
-        self._visible_rows = 1
-
-    def show_search(self, search: BatchSnapshot | None, now_ns: int, requested_ns: int | None = None) -> None:
-        """Show this search at `now_ns`; one requested at `requested_ns` has not started. Both are CLOCK_MONOTONIC."""
-        self._search, self._now_ns, self._requested_ns = search, now_ns, requested_ns
-        self._question = []
-        self.repaint()
-
-    def show_limit(self, notice: str) -> None:
-        """Show the notice of the limit while the search has not started."""
-        self._limit_notice = notice
-        self.repaint()
-
-    def show_question(self, rows: list[LabelledText]) -> None:
-        """Show these rows until a search is shown."""
-        self._question = rows
-        self.repaint()
 
     @property
     def offer(self) -> Offer | None:
@@ -77,63 +38,28 @@ class BatchView(PaintedWithNotice):
 
     def action_move(self, by: int) -> None:
         """Move the cursor among the answers that Enter can apply; without any scroll the table, or the question."""
-        offered = () if self._question else offers(self._search)
-        if offered:
+        if offered := offers(self._search):
             self._cursor = max(0, min(len(offered) - 1, self._cursor + by))
             self.repaint()
         else:
-            self._scroll(by)
+            self.scroll_lines(by)
 
-    def action_page(self, by: int) -> None:
-        """Scroll the table, or the question, by pages."""
-        self._scroll(by * (max(1, self.size.height - 2) if self._question else self._visible_rows))
-
-    def _scroll(self, by: int) -> None:
-        """Scroll by lines of the question, else by rows of the table."""
-        if self._question:
-            self._top += by
-        else:
-            self._rows_below -= by
-        self.repaint()
-
-    def _question_lines(self, width: int) -> list[Line]:
-        title = rule(f"largest batch: {self._spec_name}", width)
-        return [title, *labelled_lines(self._question, width), [], *self.notice_lines(width)]
-
-    def _waiting_lines(self, width: int) -> list[Line]:
-        words = f"The knobs are being checked… {fmt.elapsed(self._requested_ns, self._now_ns)}"
-        return [*paragraph(words, width, "text"), *paragraph(self._limit_notice, width, "warning")]
-
-    def lines(self, width: int, height: int) -> list[Line]:
-        search, notice = self._search, self.notice_lines(width)
-        if self._question:
-            shown, self._top = scrolled(self._question_lines(width), self._top, height)
-            return shown
-        if search is None:
-            return [rule(f"largest batch: {self._spec_name}", width), *(notice or self._waiting_lines(width))]
-        head = _head(search, self._spec_name, self._now_ns, width)
+    def search_lines(self, search: BatchSnapshot, notice: list[Line], width: int, height: int) -> list[Line]:
+        name = search.question.name if search.question is not None else self._spec_name
+        head = [self.title_line(name, width), *_state_lines(search, self._now_ns, width)]
         table = table_lines(search, width)
         foot = [*_next_lines(search, width), *_offer_lines(search, self._cursor, width)]
         foot += [[], *notice] if notice else []
         foot = [[], *foot] if foot else []
         room = height - len(head) - 1 - len(foot)
-        table, hidden = self._scrolled_table(table, room)
+        table, hidden = self.scrolled_table(table, room)
         room -= len(table) + 1
         chart = _chart(search, width, min(MAX_CHART, room)) if room >= MIN_CHART else []
         return [*head, hidden, *table, *([[], *chart] if chart else []), *foot]
 
-    def _scrolled_table(self, table: list[Line], room: int) -> tuple[list[Line], Line]:
-        """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""
-        title, *rows = table
-        self._visible_rows = max(1, min(len(rows), room - 1))
-        shown, self._rows_below, hidden = newest_rows(rows, self._rows_below, self._visible_rows)
-        return [title, *shown], hidden
 
-
-def _head(search: BatchSnapshot, name: str, now_ns: int, width: int) -> list[Line]:
-    question = search.question
-    if question is not None:
-        name = question.name
+def _state_lines(search: BatchSnapshot, now_ns: int, width: int) -> list[Line]:
+    """Return the state of the search and its time, the limit, and why there is no prediction."""
     sign, tone = search_sign(search.state)
     lines = labelled((f"{sign} ", tone), batch_search_words(search, now_ns), width, "title")
     time: Piece = (f"  {_time_words(search, now_ns)}", "muted")
@@ -142,7 +68,7 @@ def _head(search: BatchSnapshot, name: str, now_ns: int, width: int) -> list[Lin
     lines += [line] if (line := _limit_line(search)) else []
     if search.prediction is not None and search.prediction.reason:
         lines += paragraph(search.prediction.reason, width, "warning", 2)
-    return [rule(f"largest batch: {name}", width), *lines]
+    return lines
 
 
 def _time_words(search: BatchSnapshot, now_ns: int) -> str:

@@ -9,17 +9,7 @@ from trainfast_runner.search.best.person_instructions import instructions_in_for
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter import Spot, front_of, scatter
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import (
-    LabelledText,
-    Line,
-    Piece,
-    labelled,
-    labelled_lines,
-    newest_rows,
-    paragraph,
-    rule,
-    scrolled,
-)
+from trainfast_tui.text.lines import Line, Piece, labelled, paragraph
 from trainfast_tui.text.search.best_figures import best_label, objective_of
 from trainfast_tui.text.search.best_question import BY_KEYS, question_lines
 from trainfast_tui.text.search.best_state import (
@@ -31,7 +21,7 @@ from trainfast_tui.text.search.best_state import (
 )
 from trainfast_tui.text.state_signs import search_sign
 from trainfast_tui.widgets.best_lines import effect_lines, footnote_lines, trial_lines, waiting_line
-from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
+from trainfast_tui.widgets.search_view import SearchView
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
@@ -45,55 +35,14 @@ MIN_ROWS = 4
 """Lines of the table that the chart leaves."""
 
 
-class BestView(PaintedWithNotice):
-    """The view of a best-fit search, as large as the screen."""
+class BestView(SearchView["BestSnapshot"]):
+    """The view of a best-fit search."""
 
-    DEFAULT_CSS = "BestView { height: 1fr; }"
+    TITLE = "best fit"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._search: BestSnapshot | None = None
-        self._now_ns = 0
-        self._plan: list[LabelledText] = []
-        self._spec_name = ""
-        """The preset or script of the plan."""
-        self._rows_below = 0
-        """Rows of the table that are hidden below."""
-        self._visible_rows = 1
-        self._top = 0
-        """The first visible line of a text that is longer than the screen."""
-
-    def show_search(self, search: BestSnapshot, now_ns: int) -> None:
-        """Show this search as of `now_ns` (CLOCK_MONOTONIC)."""
-        if self._search is None:
-            self._top = 0
-        self._search, self._now_ns = search, now_ns
-        self.repaint()
-
-    def show_plan(self, name: str, rows: list[LabelledText]) -> None:
-        """Show these rows of the plan of a search of `name` while there is none."""
-        if self._search is not None:
-            self._top = 0
-        self._search, self._spec_name, self._plan = None, name, rows
-        self.repaint()
-
-    def action_move(self, by: int) -> None:
-        """Scroll the table of trials, and a text that is longer than the screen."""
-        self._top += by
-        attempts = 0 if self._search is None else len(self._search.so_far.attempts)
-        self._rows_below = max(0, min(attempts - 1, self._rows_below - by))
-        self.repaint()
-
-    def action_page(self, by: int) -> None:
-        """Scroll the table of trials, or the question, by pages."""
-        self.action_move(by * (max(1, self.size.height - 2) if self._search is None else self._visible_rows))
-
-    def lines(self, width: int, height: int) -> list[Line]:
-        search, notice = self._search, self.notice_lines(width)
-        if search is None:
-            lines = [rule(f"best fit: {self._spec_name}", width), *labelled_lines(self._plan, width)]
-            return [*self._scrolled(lines, height - len(notice)), *notice]
-        head = [*_head(search, self._now_ns, width), *_varied_lines(search, width)]
+    def search_lines(self, search: BestSnapshot, notice: list[Line], width: int, height: int) -> list[Line]:
+        name = search.so_far.question.name if search.so_far.question is not None else ""
+        head = [self.title_line(name, width), *_state_lines(search, self._now_ns, width), *_varied_lines(search, width)]
         foot = [*_answer_lines(search, width, height), *_instruction_lines(search, width)]
         table = trial_lines(search.so_far, width) if search.so_far.space is not None else []
         line = waiting_line(search.so_far, width) if search.is_live else []
@@ -102,7 +51,7 @@ class BestView(PaintedWithNotice):
         room = height - len(head) - len(end)
         if room < 0:
             text = [*head, [], *foot, [], *table, *under_way]
-            return [*self._scrolled(text, height - len(notice)), *notice]
+            return [*self.scrolled_text(text, height - len(notice)), *notice]
         self._top = 0
         table_rows = len(table) + len(under_way) + 1 if len(table) > 1 or under_way else 0
         spots = spots_of(search.so_far, is_live=search.is_live)
@@ -110,31 +59,17 @@ class BestView(PaintedWithNotice):
         chart = scatter(spots, search.so_far.limit_bytes, width, max_chart - 1) if max_chart > MIN_CHART else []
         if chart:
             chart = [[], _chart_title(search.so_far, spots), *chart]
-        room -= len(chart)
-        shown, hidden = self._scrolled_table(table, room - 1 - len(under_way)) if table_rows else ([], [])
+        room -= len(chart) + 1 + len(under_way)
+        shown, hidden = self.scrolled_table(table, room) if len(table) > 1 and room >= 2 else ([], [])
         body = [hidden, *shown, *under_way] if shown or under_way else []
         return [*head, *chart, *body, *end]
 
-    def _scrolled(self, lines: list[Line], height: int) -> list[Line]:
-        shown, self._top = scrolled(lines, self._top, height)
-        return shown
 
-    def _scrolled_table(self, table: list[Line], room: int) -> tuple[list[Line], Line]:
-        """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""
-        if room < 2 or len(table) < 2:
-            return [], []
-        title, *rows = table
-        self._visible_rows = max(1, min(len(rows), room - 1))
-        shown, self._rows_below, hidden = newest_rows(rows, self._rows_below, self._visible_rows)
-        return [title, *shown], hidden
-
-
-def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
+def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
+    """Return the state of the search, the best setting so far, and the time."""
     so_far = search.so_far
-    name = so_far.question.name if so_far.question is not None else ""
     sign, tone = search_sign(search.state)
-    lines: list[Line] = [rule(f"best fit: {name}", width)]
-    lines += labelled((f"{sign} ", tone), best_search_words(search, now_ns), width, "title")
+    lines = labelled((f"{sign} ", tone), best_search_words(search, now_ns), width, "title")
     if so_far.best is not None and so_far.space is not None:
         label = best_label(so_far.answer, search.state)
         setting = candidate_words(so_far.space, so_far.best.number)
