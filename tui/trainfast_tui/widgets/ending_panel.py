@@ -100,12 +100,20 @@ class EndingPanel(GrowingPanel):
 
 
 def with_same_keys(changes: Sequence[OomChange], shown: Sequence[OomChange]) -> tuple[OomChange, ...]:
-    """Return the changes in the order of their keys; a change in `shown` keeps its place."""
+    """Return the changes in the order of their keys; a change in `shown` keeps its key.
+
+    The key of a change that is gone goes to a new change, else to the last one: the keys have no gap.
+    """
     by_settings = {tuple(sorted(change.settings.items())): change for change in changes}
     kept = [by_settings.pop(tuple(sorted(change.settings.items())), None) for change in shown]
     added = iter(by_settings.values())
-    in_place = [next(added, None) if change is None else change for change in kept]
-    return tuple(change for change in (*in_place, *added) if change is not None)
+    by_key = [next(added, None) if change is None else change for change in kept]
+    by_key += added
+    while None in by_key:
+        last = by_key.pop()
+        if last is not None:
+            by_key[by_key.index(None)] = last
+    return tuple(change for change in by_key if change is not None)
 
 
 def _change_lines(changes: tuple[OomChange, ...], width: int) -> list[Line]:
