@@ -48,7 +48,7 @@ def chart_at(point: int) -> ChartData:
         gap_ns=2 * SECOND_NS,
         format_value=watts,
         spans=(ThrottledSpan(times_ns[200], times_ns[260], "thermal"),),
-        limits=(Limit(400, "limit"),),
+        limit=Limit(400, "limit"),
     )
 
 

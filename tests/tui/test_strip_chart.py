@@ -164,7 +164,7 @@ def test_a_very_low_chart_still_marks_throttling() -> None:
 
 
 def test_a_limit_has_a_line_a_label_and_its_value() -> None:
-    rows = lines(a_chart(a_series([100.0] * 121), limits=(Limit(300.0, "limit"),)))
+    rows = lines(a_chart(a_series([100.0] * 121), limit=Limit(300.0, "limit")))
     (row,) = [row for row in rows if "╌" in row]
     assert "╌limit╌" in row
     assert row.startswith("   300 W ┤")
@@ -213,7 +213,7 @@ def test_ascii_has_only_ascii() -> None:
         title="Temperatur °C – 温度",
         format_value=fmt.celsius,
         spans=(ThrottledSpan(0, 120 * S, "thermal"),),
-        limits=(Limit(90.0, "≥ 90 °C"),),
+        limit=Limit(90.0, "≥ 90 °C"),
         empty="nichts – ",
     )
     for width in (3, 12, 40, 120):
@@ -235,12 +235,11 @@ def charts(draw: st.DrawFn) -> ChartData:
     t_max = t_min + draw(st.integers(-5, 10**12))
     times = st.integers(t_min - 10**9, t_min + 10**12)
     series = []
-    for _ in range(draw(st.integers(0, 4))):
+    for _ in range(draw(st.integers(0, 2))):
         values = draw(_values)
         stamps = sorted(draw(st.lists(times, min_size=len(values), max_size=len(values))))
         series.append(Series(draw(_texts), stamps, values))
     spans = draw(st.lists(st.builds(ThrottledSpan, times, times, _causes), max_size=3))
-    limits = draw(st.lists(st.builds(Limit, st.floats(0, 1e300), _texts), max_size=2))
     return ChartData(
         title=draw(_texts),
         series=tuple(series),
@@ -248,7 +247,7 @@ def charts(draw: st.DrawFn) -> ChartData:
         gap_ns=draw(st.integers(0, 10**12)),
         format_value=draw(st.sampled_from([fmt.watts, fmt.size, fmt.celsius, fmt.number])),
         spans=tuple(spans),
-        limits=tuple(limits),
+        limit=draw(st.none() | st.builds(Limit, st.floats(0, 1e300), _texts)),
         y_min=draw(st.none() | st.just(0.0) | st.floats(-1e9, 1e9)),
         y_max=draw(st.none() | st.floats(-1e9, 1e9)),
         binary=draw(st.booleans()),
@@ -350,7 +349,7 @@ async def test_every_part_can_be_read_in_every_theme() -> None:
         chart = app.query_one(StripChart)
         causes = [shade.cause for shade in SHADES]
         spans = tuple(ThrottledSpan(20 * S * at, 20 * S * (at + 1), cause) for at, cause in enumerate(causes))
-        data = a_chart(a_series([100.0] * 121), spans=spans, limits=(Limit(300, "limit"),))
+        data = a_chart(a_series([100.0] * 121), spans=spans, limit=Limit(300, "limit"))
         chart.show_chart(data)
         for theme in sorted(app.available_themes):
             app.theme = theme

@@ -1,4 +1,4 @@
-"""The data of a chart: series over time, throttled time and limits."""
+"""The data of a chart: series over time, throttled time and a limit."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,7 @@ from trainfast_tui.text.shades import severity_order, shade_of
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One line of a chart; the first is drawn solid and in front, later ones dotted."""
+    """One line of a chart; the first is drawn solid and in front, the second dotted."""
 
     name: str
     times_ns: Sequence[int]
@@ -55,7 +55,7 @@ class ChartData(msgspec.Struct, frozen=True):
     format_value: Formatter = number
     """Formats the y labels and the newest value in the title row."""
     spans: tuple[ThrottledSpan, ...] = ()
-    limits: tuple[Limit, ...] = ()
+    limit: Limit | None = None
     y_min: float | None = 0.0
     """The lower end of the y axis while the data stays above; None follows the data."""
     y_max: float | None = None

@@ -23,7 +23,7 @@ from trainfast_tui.text.lines import Tone
 if TYPE_CHECKING:
     from trainfast_runner.records.tick import DeviceReading
 
-LINE_TONES: tuple[Tone, ...] = ("primary", "secondary", "accent", "success")
+LINE_TONES: tuple[Tone, Tone] = ("primary", "secondary")
 
 
 def device_charts(
@@ -57,18 +57,15 @@ def _gpu_chart(
     """Return one reading's chart; of over `MAX_LINES` GPUs (`newest`) only the highest and the lowest are drawn."""
     reading = GPU_READINGS[number]
     if len(newest) > MAX_LINES:
-        lines: list[tuple[str, Tone]] = [(f"highest of {len(newest)} GPUs", "primary"), ("lowest", "secondary")]
+        names = [f"highest of {len(newest)} GPUs", "lowest"]
     else:
-        lines = [
-            (f"GPU {device.index}" if device is not None else "GPU", LINE_TONES[position % len(LINE_TONES)])
-            for position, device in enumerate(newest)
-        ]
+        names = [f"GPU {device.index}" if device is not None else "GPU" for device in newest]
     series = tuple(
-        Series(name, times, [values.values[number][position] for values in tick_values], tone)
-        for position, (name, tone) in enumerate(lines)
+        Series(name, times, [values.values[number][index] for values in tick_values], LINE_TONES[index])
+        for index, name in enumerate(names)
     )
-    limits = _limits(reading, [device for device in newest if device is not None])
-    y_min, y_max = _ends(reading, limits)
+    limit = _limit(reading, [device for device in newest if device is not None])
+    y_min, y_max = _ends(reading, limit)
     return ChartData(
         title=reading.name,
         series=series,
@@ -76,7 +73,7 @@ def _gpu_chart(
         gap_ns=gap_between(times),
         format_value=reading.format_value,
         spans=spans,
-        limits=limits,
+        limit=limit,
         y_min=y_min,
         y_max=y_max,
         binary=reading.binary,
@@ -84,15 +81,16 @@ def _gpu_chart(
     )
 
 
-def _ends(reading: Reading, limits: Sequence[Limit]) -> tuple[float | None, float | None]:
+def _ends(reading: Reading, limit: Limit | None) -> tuple[float | None, float | None]:
     """Return the ends of the y axis while the data stays inside; None follows the data."""
-    if reading.limit_headroom is None or not limits:
+    if reading.limit_headroom is None or limit is None:
         return 0.0, reading.y_max
-    return None, max(limit.value for limit in limits) + reading.limit_headroom
+    return None, limit.value + reading.limit_headroom
 
 
-def _limits(reading: Reading, devices: Sequence[DeviceReading]) -> tuple[Limit, ...]:
+def _limit(reading: Reading, devices: Sequence[DeviceReading]) -> Limit | None:
+    """Return the lowest limit of the devices; None without one."""
     if reading.limit_of is None:
-        return ()
+        return None
     values = [value for device in devices if (value := reading.limit_of(device)) is not None]
-    return (Limit(min(values), reading.limit_label),) if values else ()
+    return Limit(min(values), reading.limit_label) if values else None

@@ -26,8 +26,9 @@ from trainfast_tui.painting.palettes import Palette
 from trainfast_tui.text.format import duration, plain, to_width, truncate
 from trainfast_tui.text.shades import Shade, severity_order, shade_of
 
-_STRIDES = (1, 2, 4)
-_LEGEND_TEXTURES = {1: "⠤⠤", 2: "⠄⠄", 4: "⠄ "}
+_SOLID, _DOTTED = 1, 2
+"""Strides of the first series and of the second."""
+_LEGEND_TEXTURES = {_SOLID: "⠤⠤", _DOTTED: "⠄⠄"}
 """The texture of a series in the legend, by its stride."""
 _MARK_LABEL = "throttle"
 
@@ -53,7 +54,7 @@ def paint(
     frame = Frame(height, cell_axis(width, gutter, data.axis), time_labels)
     styles = ChartStyles(palette)
     drawn = [
-        _series_columns(frame.axis, series, data.gap_ns, _STRIDES[min(index, len(_STRIDES) - 1)])
+        _series_columns(frame.axis, series, data.gap_ns, _DOTTED if index else _SOLID)
         for index, series in enumerate(data.series)
     ]
     ends = [bounds for series in drawn if (bounds := extremes(series.columns)) is not None]
@@ -73,11 +74,13 @@ def paint(
 
 
 def update_y_range(y_range: YRange, data: ChartData, ends: list[tuple[float, float]]) -> tuple[float, float]:
-    """Fit `y_range` around the limits and the series, which reach to these `ends`; return its ends."""
-    reach = [limit.value for limit in data.limits]
+    """Fit `y_range` around the limit and the series, which reach to these `ends`; return its ends."""
+    values = [value for bounds in ends for value in bounds]
+    if data.limit is not None:
+        values.append(data.limit.value)
     return y_range.fit(
-        min([low for low, _ in ends] + reach),
-        max([high for _, high in ends] + reach),
+        min(values),
+        max(values),
         data.axis.end_ns,
         y_min=data.y_min,
         y_max=data.y_max,

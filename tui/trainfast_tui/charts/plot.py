@@ -1,6 +1,6 @@
-"""Draw the plot of a chart as rows of segments: series, limits, throttled time, the cursor and the y axis."""
+"""Draw the plot of a chart as rows of segments: series, limit, throttled time, the cursor and the y axis."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -69,10 +69,8 @@ def plot_rows(
 ) -> list[list[Segment]]:
     """Return the rows of the plot with the y axis."""
     layers = [_layer(frame, series, y_range) for series in drawn]
-    limits = {
-        _row_of(limit.value, y_range, frame): limit for limit in data.limits if y_range[0] <= limit.value <= y_range[1]
-    }
-    labels = _axis_labels(frame, data, y_range, limits)
+    limit_row = None if data.limit is None else _row_of(data.limit.value, y_range, frame)
+    labels = _axis_labels(frame, data, y_range, limit_row)
     cell_styles = [Style.null(), styles.limit, styles.mark, *(styles.series(series.tone) for series in data.series)]
     shaded = list(enumerate(_cells_by_shade(shades_by_cell), len(cell_styles)))
     cell_styles += [styles.shade(shade) for _, (shade, _) in shaded]
@@ -80,8 +78,8 @@ def plot_rows(
     rows = []
     for row in range(frame.plot_height):
         text, style_indexes = _merge(frame, layers, row)
-        if (limit := limits.get(row)) is not None:
-            _overlay_limit(text, style_indexes, limit)
+        if data.limit is not None and row == limit_row:
+            _overlay_limit(text, style_indexes, data.limit)
         if not frame.has_marks and row == frame.plot_height - 1:
             # Without a row of marks the letters take the free cells of the last row.
             for _, (shade, cells) in shaded:
@@ -90,7 +88,7 @@ def plot_rows(
             _fill_free(text, style_indexes, (cursor,), "│", MARK_STYLE)
         for style_index, (shade, cells) in shaded:
             _fill_free(text, style_indexes, cells, shade.glyph, style_index)
-        gutter = y_axis(frame, labels.get(row, ""), styles, is_limit=limit is not None)
+        gutter = y_axis(frame, labels.get(row, ""), styles, is_limit=row == limit_row)
         rows.append(gutter + styled_segments(text, style_indexes, cell_styles))
     return rows
 
@@ -157,10 +155,8 @@ def _overlay_limit(text: list[str], style_indexes: bytearray, limit: Limit) -> N
         text[begin + 1 : begin + 1 + len(label)] = label
 
 
-def _axis_labels(
-    frame: Frame, data: ChartData, y_range: tuple[float, float], limits: Mapping[int, Limit]
-) -> dict[int, str]:
-    """Return the y label of each labelled row; a limit's label replaces a tick's."""
+def _axis_labels(frame: Frame, data: ChartData, y_range: tuple[float, float], limit_row: int | None) -> dict[int, str]:
+    """Return the y label of each labelled row; the limit's label replaces a tick's."""
     if not frame.axis.gutter:
         return {}
     low, high = y_range
@@ -170,11 +166,12 @@ def _axis_labels(
     if frame.plot_height >= 5:
         middle = low + (high - low) / 2
         ticks[_row_of(middle, y_range, frame)] = middle
-    ticks.update((row, limit.value) for row, limit in limits.items())
+    if data.limit is not None and limit_row is not None:
+        ticks[limit_row] = data.limit.value
     texts = {row: plain(data.format_value(value)) for row, value in sorted(ticks.items())}
     # A range narrower than the unit's precision would print one figure twice.
     for above, below in pairwise(list(texts)):
-        if texts[above] == texts[below] and below not in limits:
+        if texts[above] == texts[below] and below != limit_row:
             texts[below] = ""
     return texts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from trainfast_tui.charts.chart_data import ChartData, ThrottledSpan, worst_last
+from trainfast_tui.charts.chart_data import ChartData, Limit, ThrottledSpan, worst_last
 from trainfast_tui.charts.paint import update_y_range
 from trainfast_tui.charts.time_columns import ColumnRanges, extremes, time_columns
 from trainfast_tui.charts.y_range import YRange
@@ -31,8 +31,8 @@ from trainfast_tui.text.shades import shade_of
 HEIGHT = 240
 COLUMN_WIDTH = 2
 """The width of a column of a line, which keeps its lowest and highest value."""
-DASHES = ("", "6 3", "2 3", "9 3 2 3")
-"""Lines differ by their dashes too."""
+DASHES = ("", "6 3")
+"""The two lines of a chart differ by their dashes too."""
 STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 MAX_TIME_TICKS = 8
 MIN_SPAN_WIDTH = 2.0
@@ -64,10 +64,11 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
         names[0] if len(names) == 1 and "/" in names[0] else data.title,
     )
     body = [*(_span(span, data, origin_ns, x) for span in _spans(data)), axes.markup()]
-    for columns, series, dashes in zip(drawn, data.series, DASHES * len(drawn), strict=False):
+    for columns, series, dashes in zip(drawn, data.series, DASHES, strict=False):
         path = "".join(_path(columns, y))
         body.append(element("path", tip(series.name), d=path, class_=f"line {series.tone}", stroke_dasharray=dashes))
-    body += [_limit(limit.value, limit.label, data, x, y) for limit in data.limits if low <= limit.value <= high]
+    if data.limit is not None:
+        body.append(_limit(data.limit, data, x, y))
     if data.cursor_ns is not None:
         at = x.at((data.cursor_ns - origin_ns) / 1e9)
         body.append(element("line", x1=at, y1=TOP, x2=at, y2=y.start, class_="axis marked"))
@@ -128,17 +129,17 @@ def _when(span: ThrottledSpan, data: ChartData, origin_ns: int) -> str:
     return f"from {duration((span.start_ns - origin_ns) / 1e9)} to {duration((end_ns - origin_ns) / 1e9)}"
 
 
-def _limit(value: float, words: str, data: ChartData, x: Scale, y: Scale) -> str:
-    at = y.at(value)
+def _limit(limit: Limit, data: ChartData, x: Scale, y: Scale) -> str:
+    at = y.at(limit.value)
     line = element("line", x1=x.start, y1=at, x2=x.end, y2=at, class_="line error limit")
-    return line + label(f"{words} {data.format_value(value)}", x.end - 4, at - 4, "end note")
+    return line + label(f"{limit.label} {data.format_value(limit.value)}", x.end - 4, at - 4, "end note")
 
 
 def _legend(data: ChartData) -> list[tuple[str, str]]:
     """Return the signs of lines and their names where there are several, and the causes of throttled time."""
     entries = []
     if len(data.series) > 1:
-        for series, dashes in zip(data.series, DASHES * len(data.series), strict=False):
+        for series, dashes in zip(data.series, DASHES, strict=False):
             line = element("path", d="M0 0H18", class_=f"line {series.tone}", stroke_dasharray=dashes)
             entries.append((line, series.name))
     for cause in dict.fromkeys(span.cause for span in reversed(_spans(data))):
