@@ -16,7 +16,7 @@ from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.running.history import iter_rows
 from trainfast_tui.cli import output
-from trainfast_tui.widgets.runs_table import RunsTable
+from trainfast_tui.widgets.tables.runs_table import RunsTable
 
 
 def test_an_empty_history_says_what_to_do(cli: Cli) -> None:

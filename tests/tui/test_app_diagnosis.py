@@ -41,7 +41,7 @@ from trainfast_tui.text.diagnosis_words import (
     no_bottleneck_of,
     overlap_words,
 )
-from trainfast_tui.widgets.conditions_line import conditions_line
+from trainfast_tui.widgets.main.conditions_line import conditions_line
 
 
 async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> None:

@@ -29,7 +29,7 @@ from trainfast_tui.next_run.sources import (
 )
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
 from trainfast_tui.text.lines import line_text
-from trainfast_tui.widgets.knob_panel import KnobPanel
+from trainfast_tui.widgets.main.knob_panel import KnobPanel
 
 
 async def test_a_turned_knob_is_marked_and_counts_in_the_global_batch(home: Home) -> None:

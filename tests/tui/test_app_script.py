@@ -21,8 +21,8 @@ from trainfast_runner.running.scripts import discovery
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.batch import BatchScreen
 from trainfast_tui.screens.best import PLANNING
-from trainfast_tui.widgets.dialogs import YesDialog
-from trainfast_tui.widgets.knob_panel import KnobPanel
+from trainfast_tui.widgets.dialogs.modal import YesDialog
+from trainfast_tui.widgets.main.knob_panel import KnobPanel
 from trainfast_tui.widgets.script_view import ScriptView
 
 ARGPARSE = """

@@ -27,7 +27,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.search.journal.batch import BatchStep, Predicted, Probe
 from trainfast_runner.search.journal.lines import Resumed, Waiting
 from trainfast_tui.text.lines import line_text
-from trainfast_tui.widgets.batch_lines import table_lines
+from trainfast_tui.widgets.search.batch_lines import table_lines
 
 
 async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(

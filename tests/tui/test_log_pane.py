@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainfast_tui.widgets.log_pane import added_lines
+from trainfast_tui.widgets.main.log_pane import added_lines
 
 LOG = tuple(f"line {number}" for number in range(30))
 

@@ -20,7 +20,7 @@ from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.next_run.memory_and_speed import MeasuredMemory, NextRunMemory
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.widgets.bar import MEASURED
-from trainfast_tui.widgets.memory_bar import LIMIT, SIGNS, MemoryBar, memory_lines
+from trainfast_tui.widgets.main.memory_bar import LIMIT, SIGNS, MemoryBar, memory_lines
 
 FULL, SMALL = (160, 48), (80, 24)
 PANEL = {FULL: 46, SMALL: 30}

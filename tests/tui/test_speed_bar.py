@@ -16,8 +16,8 @@ from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
 from trainfast_tui.next_run.memory_and_speed import MeasuredSpeed, NextRunMemory, NextRunSpeed
 from trainfast_tui.next_run.sources import next_run_from_preset
 from trainfast_tui.text import format as fmt
-from trainfast_tui.widgets.memory_bar import memory_lines
-from trainfast_tui.widgets.speed_bar import speed_lines
+from trainfast_tui.widgets.main.memory_bar import memory_lines
+from trainfast_tui.widgets.main.speed_bar import speed_lines
 
 FULL, SMALL = (160, 48), (80, 24)
 PANEL = {FULL: 46, SMALL: 30}

@@ -90,7 +90,7 @@ class TrainfastApp(TerminalApp):
     async def handle_event(self, event: events.Event) -> None:
         """Queue keys that were typed before a dialog opened, though the screen below got them first."""
         if isinstance(event, events.Key):
-            from trainfast_tui.widgets.dialogs import Dialog
+            from trainfast_tui.widgets.dialogs.modal import Dialog
 
             screen = self.screen
             if not event.is_forwarded:

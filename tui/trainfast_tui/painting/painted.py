@@ -1,6 +1,8 @@
-"""A widget drawn from lines of toned text; it shows plain text only and sends only the cells that changed."""
+"""Widgets drawn from lines of toned text; they show plain text only and send only the cells that changed."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -9,7 +11,10 @@ from textual.geometry import Size
 from trainfast_tui.painting.palettes import Palette
 from trainfast_tui.painting.row_widget import RowWidget, SegmentRows
 from trainfast_tui.text.format import plain, truncate
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.lines import Line, Piece, Tone, paragraph
+
+if TYPE_CHECKING:
+    from trainfast_runner.running.follower import RunSnapshot
 
 MAX_ROWS = 100
 """A growing panel asks for no more lines of its text."""
@@ -54,6 +59,35 @@ class GrowingPanel(Painted):
         self.set_class(is_shown, "-shown")
         self._rows = None
         self.refresh(layout=True)
+
+
+class PaintedRun(Painted):
+    """A widget about a run, by the newest snapshot of it."""
+
+    _run: RunSnapshot | None = None
+
+    def show_run(self, run: RunSnapshot | None) -> None:
+        """Draw this run from now on."""
+        self._run = run
+        self.repaint()
+
+
+class PaintedWithNotice(Painted):
+    """A view that places its `notice_lines` among its own, for screens without a status line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._notice: Piece = ("", "muted")
+
+    def show_notice(self, text: str, tone: Tone = "text") -> None:
+        """Show this notice until the next one; an empty text removes it."""
+        self._notice = (text, tone)
+        self.repaint()
+
+    def notice_lines(self, width: int, max_lines: int | None = None) -> list[Line]:
+        """Return the notice in at most `max_lines` lines of `width` cells; empty without a notice."""
+        text, tone = self._notice
+        return paragraph(text, width, tone, max_lines)
 
 
 def _row(line: Line, width: int, palette: Palette) -> list[Segment]:

@@ -19,7 +19,7 @@ from trainfast_tui.next_run.same_settings import has_same_settings
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.search.batch_question import batch_question_rows, limit_notice
-from trainfast_tui.widgets.batch_view import BatchView
+from trainfast_tui.widgets.search.batch_view import BatchView
 
 
 class BatchScreen(SearchScreen[BatchSnapshot]):

@@ -28,9 +28,9 @@ from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VA
 from trainfast_tui.text.search.batch_question import ENTER_STARTS
 from trainfast_tui.text.search.best_question import ABOUT, ABOUT_SCRIPT, best_question_rows
 from trainfast_tui.text.search.best_state import candidate_settings
-from trainfast_tui.widgets.best_question_dialogs import QuestionDialogs
-from trainfast_tui.widgets.best_view import BestView
-from trainfast_tui.widgets.open_dialog import ask_choice
+from trainfast_tui.widgets.dialogs.ask import ask_choice
+from trainfast_tui.widgets.dialogs.ask_best_question import QuestionDialogs
+from trainfast_tui.widgets.search.best_view import BestView
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot

@@ -11,7 +11,7 @@ from trainfast_tui.text.keys import actions_of
 from trainfast_tui.text.knob_groups import knobs_by_group
 from trainfast_tui.text.lines import Line, Section, Tone, labelled, line_text, paragraph, rule
 from trainfast_tui.text.shades import SHADES
-from trainfast_tui.widgets.open_dialog import ask_text
+from trainfast_tui.widgets.dialogs.ask import ask_text
 from trainfast_tui.widgets.page import Page
 
 if TYPE_CHECKING:

@@ -24,16 +24,16 @@ from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import with_sizes
 from trainfast_tui.widgets.devices import DevicesPanel
-from trainfast_tui.widgets.diagnosis_line import DiagnosisLine
-from trainfast_tui.widgets.ending_panel import EndingPanel
+from trainfast_tui.widgets.dialogs.ask import ask_yes
 from trainfast_tui.widgets.header_footer import Header, StatusLine
-from trainfast_tui.widgets.knob_panel import KnobPanel
-from trainfast_tui.widgets.log_pane import LogPane
-from trainfast_tui.widgets.memory_bar import MemoryBar
-from trainfast_tui.widgets.open_dialog import ask_yes
-from trainfast_tui.widgets.speed_bar import SpeedBar
-from trainfast_tui.widgets.step_panel import StepPanel
-from trainfast_tui.widgets.welcome import TooSmall, Welcome
+from trainfast_tui.widgets.main.diagnosis_line import DiagnosisLine
+from trainfast_tui.widgets.main.ending_panel import EndingPanel
+from trainfast_tui.widgets.main.knob_panel import KnobPanel
+from trainfast_tui.widgets.main.log_pane import LogPane
+from trainfast_tui.widgets.main.memory_bar import MemoryBar
+from trainfast_tui.widgets.main.speed_bar import SpeedBar
+from trainfast_tui.widgets.main.step_panel import StepPanel
+from trainfast_tui.widgets.main.welcome import TooSmall, Welcome
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -312,7 +312,7 @@ class MainScreen(AppScreen):
         self.notify(words, severity="warning")
 
     def action_cool_to(self) -> None:
-        from trainfast_tui.widgets.cool_to_dialog import ask_cool_to
+        from trainfast_tui.widgets.dialogs.ask_cool_to import ask_cool_to
 
         ask_cool_to(self.app, self.session.run_control, self.notify)
 

@@ -17,10 +17,10 @@ from trainfast_tui.control.threads import start_thread
 from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.keys import actions_of
+from trainfast_tui.widgets.dialogs.ask import ask_text, ask_yes
 from trainfast_tui.widgets.header_footer import Footer, StatusLine
-from trainfast_tui.widgets.open_dialog import ask_text, ask_yes
-from trainfast_tui.widgets.run_detail import RunDetail
-from trainfast_tui.widgets.runs_table import RunsTable, matches
+from trainfast_tui.widgets.tables.run_detail import RunDetail
+from trainfast_tui.widgets.tables.runs_table import RunsTable, matches
 
 REFRESH_S = 2.0
 

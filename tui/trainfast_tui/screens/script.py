@@ -27,8 +27,8 @@ from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import Tone
+from trainfast_tui.widgets.dialogs.ask import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.widgets.header_footer import Footer
-from trainfast_tui.widgets.open_dialog import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.widgets.script_view import ScriptFindings, ScriptView
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from trainfast_tui.next_run.sources import next_run_from_search
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import LabelledText, Tone
+from trainfast_tui.widgets.dialogs.ask import ask_yes
 from trainfast_tui.widgets.header_footer import Footer
-from trainfast_tui.widgets.open_dialog import ask_yes
-from trainfast_tui.widgets.search_view import SearchView
+from trainfast_tui.widgets.search.search_view import SearchView
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import RecordedSpec

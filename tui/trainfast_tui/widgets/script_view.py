@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.scripts.script_preset import place_tokens, place_words
 from trainfast_runner.settings.scripts.script_reach import ways_without_flag
+from trainfast_tui.painting.painted import PaintedWithNotice
 from trainfast_tui.text.discovery_words import default_words, discovery_words
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.lines import Line, clamp_scroll, labelled, paragraph, rule
-from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
 if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered, Flag

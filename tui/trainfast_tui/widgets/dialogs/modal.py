@@ -1,4 +1,4 @@
-"""Questions over a screen: yes or no, one line of text, one of a list."""
+"""The dialogs: yes or no, one line of text, one of a list."""
 
 from __future__ import annotations
 

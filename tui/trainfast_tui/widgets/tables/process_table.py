@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone
-from trainfast_tui.widgets.sorted_table import Columns, SortedTable, SortOrder
+from trainfast_tui.widgets.tables.sorted_table import Columns, SortedTable, SortOrder
 
 NARROW_COLUMNS: Columns = (("pid", 9), ("owner", 9), ("GPU memory", 18), ("CPU", 8), ("memory", 10), ("age", 8))
 WIDE_COLUMNS: Columns = (("pid", 10), ("owner", 12), ("GPU memory", 20), ("CPU", 9), ("memory", 11), ("age", 13))

@@ -13,8 +13,8 @@ from trainfast_tui.text.search.batch_question import limits_words
 from trainfast_tui.text.search.batch_state import batch_search_words
 from trainfast_tui.text.search.outcomes import outcome_of
 from trainfast_tui.text.state_signs import search_sign
-from trainfast_tui.widgets.batch_lines import table_lines
-from trainfast_tui.widgets.search_view import SearchView
+from trainfast_tui.widgets.search.batch_lines import table_lines
+from trainfast_tui.widgets.search.search_view import SearchView
 
 MIN_CHART, MAX_CHART = 6, 16
 """The least lines of a useful chart, and the most."""

@@ -13,7 +13,7 @@ from trainfast_tui.text.overrides import field_overrides, short_overrides, typed
 from trainfast_tui.text.speed import few_steps_note
 from trainfast_tui.text.state_signs import run_sign
 from trainfast_tui.text.synthetic import SYNTHETIC
-from trainfast_tui.widgets.sorted_table import Columns, SortedTable, SortOrder
+from trainfast_tui.widgets.tables.sorted_table import Columns, SortedTable, SortOrder
 
 LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
 """Knobs left out of the overrides: they change little of a result."""

@@ -14,8 +14,8 @@ from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
 from trainfast_tui.text.lines import Line, Section, Tone, clamp_scroll, hidden_words, rule, with_more, wrap
-from trainfast_tui.widgets.knob_text import KnobText
-from trainfast_tui.widgets.open_dialog import ask_choice, ask_preset_name, ask_text
+from trainfast_tui.widgets.dialogs.ask import ask_choice, ask_preset_name, ask_text
+from trainfast_tui.widgets.main.knob_text import KnobText
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine

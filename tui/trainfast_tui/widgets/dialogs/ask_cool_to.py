@@ -11,7 +11,7 @@ from textual.app import App
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cooling import HIGHEST_C, LOWEST_C
 from trainfast_tui.control.run_control import RunControl
-from trainfast_tui.widgets.open_dialog import ask_text
+from trainfast_tui.widgets.dialogs.ask import ask_text
 
 ALLOWED = f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"
 HINT = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainfast_tui.painting.painted import PaintedRun
 from trainfast_tui.text.diagnosis_words import worst_bottleneck_line
 from trainfast_tui.text.lines import Line
-from trainfast_tui.widgets.painted_run import PaintedRun
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

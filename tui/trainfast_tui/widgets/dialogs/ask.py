@@ -1,4 +1,4 @@
-"""Open a dialog and pass its answer on. Its widgets are imported with the first dialog: the first frame needs none."""
+"""Open a dialog and pass its answer on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ask_text(
 
     Enter calls `accept`; the dialog stays open if that raises a UserError, else it closes and calls `then`.
     """
-    from trainfast_tui.widgets.dialogs import TextDialog
+    from trainfast_tui.widgets.dialogs.modal import TextDialog
 
     app.push_screen(TextDialog(title, hint, value, accept), None if then is None else _unless_left(then))
 
@@ -38,14 +38,14 @@ def ask_choice(
     current: str | None = None,
 ) -> None:
     """Ask for one of these (value, label) pairs, with the cursor on the value `current`; `then` gets the value."""
-    from trainfast_tui.widgets.dialogs import ChoiceDialog
+    from trainfast_tui.widgets.dialogs.modal import ChoiceDialog
 
     app.push_screen(ChoiceDialog(title, choices, current), _unless_left(then))
 
 
 def ask_yes(app: App[Any], question: str, yes: str, then: Callable[[], object]) -> Screen[bool]:
     """Ask a question, call `then` if the answer is yes, and return the dialog; `yes` is that answer in words."""
-    from trainfast_tui.widgets.dialogs import YesDialog
+    from trainfast_tui.widgets.dialogs.modal import YesDialog
 
     dialog = YesDialog(question, yes)
     app.push_screen(dialog, _unless_left(lambda answer: then()))

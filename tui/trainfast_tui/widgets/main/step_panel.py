@@ -15,14 +15,14 @@ from trainfast_tui.live.figures import (
     step_words,
 )
 from trainfast_tui.next_run.memory_and_speed import predicted_peak_bytes
+from trainfast_tui.painting.painted import PaintedRun
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text import synthetic
 from trainfast_tui.text.lines import Line, Tone, line_length
 from trainfast_tui.text.memory import against_predicted_memory, peak_word_of
 from trainfast_tui.text.phases import PHASE_TONES
 from trainfast_tui.widgets.bar import bar, stacked_cells
-from trainfast_tui.widgets.conditions_line import LONG_STEP_WORDS_FROM, conditions_line, has_conditions, steadiness
-from trainfast_tui.widgets.painted_run import PaintedRun
+from trainfast_tui.widgets.main.conditions_line import LONG_STEP_WORDS_FROM, conditions_line, has_conditions, steadiness
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

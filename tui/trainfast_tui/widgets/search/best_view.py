@@ -20,8 +20,8 @@ from trainfast_tui.text.search.best_state import (
     instruction_words,
 )
 from trainfast_tui.text.state_signs import search_sign
-from trainfast_tui.widgets.best_lines import effect_lines, footnote_lines, trial_lines, waiting_line
-from trainfast_tui.widgets.search_view import SearchView
+from trainfast_tui.widgets.search.best_lines import effect_lines, footnote_lines, trial_lines, waiting_line
+from trainfast_tui.widgets.search.search_view import SearchView
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from trainfast_runner.records.run_states import state_words
 from trainfast_tui.live.figures import peak_allocated_bytes, run_figures, step_words
-from trainfast_tui.painting.painted import Painted
+from trainfast_tui.painting.painted import Painted, PaintedRun
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, paragraph
 from trainfast_tui.text.memory import peak_word_of
 from trainfast_tui.text.state_signs import run_sign
 from trainfast_tui.text.synthetic import SYNTHETIC
-from trainfast_tui.widgets.painted_run import PaintedRun
 
 
 class Welcome(Painted):

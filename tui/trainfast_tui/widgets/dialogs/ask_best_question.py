@@ -15,7 +15,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.text.search.best_figures import OBJECTIVES
 from trainfast_tui.text.search.best_question import EVERY_KNOB, vary_text
-from trainfast_tui.widgets.open_dialog import ask_choice, ask_text
+from trainfast_tui.widgets.dialogs.ask import ask_choice, ask_text
 
 if TYPE_CHECKING:
     from textual.app import App

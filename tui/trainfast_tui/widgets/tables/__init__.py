@@ -1,0 +1,1 @@
+"""Tables with a cursor and orders, and the details of one row."""
