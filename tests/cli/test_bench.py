@@ -26,8 +26,9 @@ from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.variants import Bench, PlannedRow
 from trainfast_runner.search.bench.warm_rows import warm_rows
-from trainfast_tui.cli import bench, bench_rows, start_run, waits
-from trainfast_tui.cli.follow_run import Signals
+from trainfast_tui.cli import bench
+from trainfast_tui.cli.launching import bench_rows, start_run, waits
+from trainfast_tui.cli.signals import Signals
 
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
 

@@ -15,7 +15,7 @@ from trainfast_runner.records.result_conditions import Conditions
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.running.history import iter_rows
-from trainfast_tui.cli import output
+from trainfast_tui.cli.printing import output
 from trainfast_tui.widgets.tables.runs_table import RunsTable
 
 

@@ -28,9 +28,9 @@ from trainfast_runner.search.journal.batch import (
     read_batch_journal,
 )
 from trainfast_runner.search.journal.lines import CoolingDown
-from trainfast_tui.cli import journal_printer, progress
-from trainfast_tui.cli.batch_printer import BatchPrinter
-from trainfast_tui.cli.progress import Progress
+from trainfast_tui.cli.printing import journal_printer, progress
+from trainfast_tui.cli.printing.batch_printer import BatchPrinter
+from trainfast_tui.cli.printing.progress import Progress
 from trainfast_tui.text.search.batch_answer import without_answer
 
 SMALL = [

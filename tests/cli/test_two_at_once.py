@@ -16,7 +16,7 @@ from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock
-from trainfast_tui.cli import waits
+from trainfast_tui.cli.launching import waits
 from trainfast_tui.cli.stop import directory_to_stop, search_notice
 
 RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6", "--json"]

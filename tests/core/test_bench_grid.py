@@ -19,8 +19,8 @@ from trainfast_runner.search.bench.variants import Bench, run_order
 from trainfast_runner.search.bench.warm_rows import warm_groups
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.vary import read_vary
-from trainfast_tui.cli.bench_file import WRITERS
-from trainfast_tui.cli.output_file import output_path, write_output
+from trainfast_tui.cli.printing.bench_file import WRITERS
+from trainfast_tui.cli.printing.output_file import output_path, write_output
 
 
 def grid(reference: str, *vary: str, settings: tuple[str, ...] = ()) -> Bench:

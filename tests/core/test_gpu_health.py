@@ -9,7 +9,7 @@ import pytest
 from trainfast_runner.machine.doctor.gpus import gpu_checks
 from trainfast_runner.machine.gpus.health import defects
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
-from trainfast_tui.cli.monitor_details import ecc_errors, lines_below
+from trainfast_tui.cli.printing.monitor_details import ecc_errors, lines_below
 from trainfast_tui.text.topology import pcie_link
 
 LINK = {"pcie_generation": 4, "pcie_width": 16, "pcie_generation_max": 4, "pcie_width_max": 16}

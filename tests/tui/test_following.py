@@ -22,8 +22,9 @@ from trainfast_runner.records.run_directory import RESULT_FILE
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.running.stopping import STOP_GRACE_S
-from trainfast_tui.cli import follow_run
-from trainfast_tui.cli.follow_run import LOOK_EVERY_S, Signals, follow
+from trainfast_tui.cli.launching import follow_run
+from trainfast_tui.cli.launching.follow_run import LOOK_EVERY_S, follow
+from trainfast_tui.cli.signals import Signals
 
 
 def test_a_run_whose_result_is_still_being_written_is_waited_for(

@@ -17,7 +17,7 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.knobs import defaults
-from trainfast_tui.cli.run_status import live_record, status_line
+from trainfast_tui.cli.printing.run_status import live_record, status_line
 from trainfast_tui.live.figures import run_figures, step_words
 from trainfast_tui.widgets.main.step_panel import StepPanel
 

@@ -9,10 +9,11 @@ from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
-from trainfast_tui.cli.follow_run import caught_signals, follow
-from trainfast_tui.cli.output import print_json, print_notice
-from trainfast_tui.cli.run_status import live_record
-from trainfast_tui.cli.summary import print_result
+from trainfast_tui.cli.launching.follow_run import follow
+from trainfast_tui.cli.printing.output import print_json, print_notice
+from trainfast_tui.cli.printing.run_status import live_record
+from trainfast_tui.cli.printing.summary import print_result
+from trainfast_tui.cli.signals import caught_signals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

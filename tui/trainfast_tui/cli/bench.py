@@ -23,12 +23,12 @@ from trainfast_runner.search.bench.variants import Bench, prepare_variants
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, finite, positive
-from trainfast_tui.cli.bench_file import WRITERS
-from trainfast_tui.cli.bench_rows import BenchOptions, BenchRows
 from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
-from trainfast_tui.cli.follow_run import caught_signals
-from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table
-from trainfast_tui.cli.output_file import output_path, write_output
+from trainfast_tui.cli.launching.bench_rows import BenchOptions, BenchRows
+from trainfast_tui.cli.printing.bench_file import WRITERS
+from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, print_table
+from trainfast_tui.cli.printing.output_file import output_path, write_output
+from trainfast_tui.cli.signals import caught_signals
 from trainfast_tui.text.format import plain, with_sizes
 
 MAX_BATCH_SCALE = 1_000_000

@@ -12,7 +12,7 @@ from trainfast_runner.export.onto import OntoFile, onto
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_tui.cli.arguments import add_run, directory_of
-from trainfast_tui.cli.output import print_exact, print_json, print_line, print_notice
+from trainfast_tui.cli.printing.output import print_exact, print_json, print_line, print_notice
 from trainfast_tui.text.format import plain
 
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is not None:
         _refuse_existing(exported, folder, arguments.prove)
     if arguments.prove:
-        from trainfast_tui.cli.prove import prove
+        from trainfast_tui.cli.launching.prove import prove
 
         code = prove(run_file, directory, exported, arguments.script or (), wait=arguments.wait)
         if code:

@@ -9,8 +9,8 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.imported import KINDS, SHELL_COMMAND, import_settings
 from trainfast_runner.settings.presets import PLAIN_PRESET
-from trainfast_tui.cli.output import print_json, print_line, print_notice
-from trainfast_tui.cli.output_file import output_path, write_output
+from trainfast_tui.cli.printing.output import print_json, print_line, print_notice
+from trainfast_tui.cli.printing.output_file import output_path, write_output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knobs import KNOBS, knob
-from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table
+from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, print_table
 from trainfast_tui.text.tables import pairs
 
 

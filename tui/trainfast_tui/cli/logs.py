@@ -11,7 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.output_log import OUTPUT_FILE, GrowingLog, read_log
 from trainfast_runner.records.run_directory import is_unfinished
 from trainfast_tui.cli.arguments import add_run, directory_of, whole
-from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.cli.printing.output import print_json, print_line, print_lines
 from trainfast_tui.text.format import plain
 
 

@@ -18,8 +18,8 @@ from trainfast_runner.machine.telemetry.sampler import Cadence, read_tick, take_
 from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
 from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_tui.cli.arguments import finite
-from trainfast_tui.cli.monitor_details import ecc_errors, lines_below
-from trainfast_tui.cli.output import print_json, print_lines
+from trainfast_tui.cli.printing.monitor_details import ecc_errors, lines_below
+from trainfast_tui.cli.printing.output import print_json, print_lines
 from trainfast_tui.text.format import (
     ABSENT,
     beside_limit,

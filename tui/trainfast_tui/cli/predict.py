@@ -24,9 +24,9 @@ from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
 from trainfast_runner.search.speed.predicted_speed import UnknownSpeed
 from trainfast_runner.search.speed.speeds import predict_speed
 from trainfast_tui.cli.arguments import add_settings
-from trainfast_tui.cli.output import print_json, print_line, print_lines, print_notice
-from trainfast_tui.cli.prediction_table import PredictionTable, print_notes
-from trainfast_tui.cli.progress import progress_when_slow
+from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, print_notice
+from trainfast_tui.cli.printing.prediction_table import PredictionTable, print_notes
+from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.format import count, percent, plain, size
 from trainfast_tui.text.memory import CATEGORY_WORDS, phase_words
 from trainfast_tui.text.speed import speed_words

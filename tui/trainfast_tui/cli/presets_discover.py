@@ -20,8 +20,8 @@ from trainfast_runner.settings.scripts.script_reach import ways_without_flag
 from trainfast_runner.settings.scripts.typed_mapping import mapping_of
 from trainfast_runner.settings.typed_settings import setting_of
 from trainfast_runner.units import counted
-from trainfast_tui.cli.output import print_json, print_line, print_lines
-from trainfast_tui.cli.progress import progress_when_slow
+from trainfast_tui.cli.printing.output import print_json, print_line, print_lines
+from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.discovery_words import default_words, discovery_words
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.tables import pairs, table

@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.scripts import script_preset
-from trainfast_tui.cli.output import print_json, print_table
+from trainfast_tui.cli.printing.output import print_json, print_table
 from trainfast_tui.text.format import plain
 
 

@@ -9,7 +9,7 @@ from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_runner.settings.saving import save_preset
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_settings
-from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.printing.output import print_json, print_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

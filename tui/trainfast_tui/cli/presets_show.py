@@ -20,7 +20,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import Preset, Variant
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.spec import RunSpec, from_preset
-from trainfast_tui.cli.output import print_json, print_line, print_lines, terminal_width
+from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, terminal_width
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.overrides import field_text, typed_overrides
 from trainfast_tui.text.tables import pairs, table

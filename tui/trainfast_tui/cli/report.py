@@ -6,8 +6,8 @@ import argparse
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.units import counted
-from trainfast_tui.cli.output import print_json, print_line
-from trainfast_tui.cli.output_file import output_path, write_output
+from trainfast_tui.cli.printing.output import print_json, print_line
+from trainfast_tui.cli.printing.output_file import output_path, write_output
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.as_markdown import as_markdown
 from trainfast_tui.report.report_document import report_document

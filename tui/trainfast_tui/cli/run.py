@@ -20,12 +20,12 @@ from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, positive
 from trainfast_tui.cli.exit_codes import HUNG_UP
-from trainfast_tui.cli.follow_run import follow
-from trainfast_tui.cli.output import print_json, print_line, print_notice
+from trainfast_tui.cli.launching.follow_run import follow
+from trainfast_tui.cli.launching.start_run import predict_memory, run_started_when_free
+from trainfast_tui.cli.launching.waits import await_cooling
 from trainfast_tui.cli.parser import refuse_script_word
-from trainfast_tui.cli.progress import progress_when_slow
-from trainfast_tui.cli.start_run import predict_memory, run_started_when_free
-from trainfast_tui.cli.waits import await_cooling
+from trainfast_tui.cli.printing.output import print_json, print_line, print_notice
+from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.format import plain
 
 
@@ -90,10 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
         result = follow(directory, signals, interrupt_stops=True, printed="starting")
     if result is None:
         return HUNG_UP
-    from trainfast_tui.cli.summary import print_result
+    from trainfast_tui.cli.printing.summary import print_result
 
     if result.state == "oom":
-        from trainfast_tui.cli.traced_changes import with_traced_changes
+        from trainfast_tui.cli.launching.traced_changes import with_traced_changes
 
         result = with_traced_changes(directory, result, arguments.python)
     return print_result(result, arguments.json)

@@ -17,7 +17,7 @@ from trainfast_runner.settings import presets
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.worker.shared.search_roles import PROBE, TRIAL
 from trainfast_tui.cli.arguments import positive
-from trainfast_tui.cli.output import print_json, print_line, print_table, terminal_width
+from trainfast_tui.cli.printing.output import print_json, print_line, print_table, terminal_width
 from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size, with_sizes
 from trainfast_tui.text.overrides import short_overrides, without_search_settings
 from trainfast_tui.text.speed import few_steps_note

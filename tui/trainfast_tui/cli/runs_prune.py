@@ -14,7 +14,7 @@ from trainfast_runner.running.pruning import PrunePlan
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import whole
 from trainfast_tui.cli.exit_codes import FAILED
-from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.cli.printing.output import print_json, print_line, print_lines
 from trainfast_tui.text.format import count, size
 
 SHOWN = 12

@@ -7,7 +7,7 @@ import argparse
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import is_alive_after_grace
-from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.printing.output import print_json, print_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,10 +15,10 @@ from trainfast_runner.results.device_conditions.joined_steps import as_record, j
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.cli.arguments import add_run, directory_of
-from trainfast_tui.cli.output import print_json, print_line, print_lines, terminal_width
-from trainfast_tui.cli.run_status import live_record, status_line
-from trainfast_tui.cli.step_table import print_steps
-from trainfast_tui.cli.summary import summary_lines
+from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, terminal_width
+from trainfast_tui.cli.printing.run_status import live_record, status_line
+from trainfast_tui.cli.printing.step_table import print_steps
+from trainfast_tui.cli.printing.summary import summary_lines
 from trainfast_tui.text.diagnosis_words import diagnosis_section, no_bottleneck_in, no_bottleneck_of, overlap_words
 from trainfast_tui.text.format import count, plain
 from trainfast_tui.text.lines import line_text

@@ -28,14 +28,14 @@ from trainfast_runner.settings.spec import resolve
 from trainfast_runner.settings.vary import read_vary
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_search_arguments, positive
-from trainfast_tui.cli.best_printer import BestPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
-from trainfast_tui.cli.follow_run import Signals, caught_signals
-from trainfast_tui.cli.journal_printer import print_earlier_search
-from trainfast_tui.cli.output import print_json, print_lines
-from trainfast_tui.cli.output_file import refuse_unwritable, write_output
-from trainfast_tui.cli.progress import Progress, progress_when_slow
-from trainfast_tui.cli.waits import await_devices
+from trainfast_tui.cli.launching.waits import await_devices
+from trainfast_tui.cli.printing.best_printer import BestPrinter
+from trainfast_tui.cli.printing.journal_printer import print_earlier_search
+from trainfast_tui.cli.printing.output import print_json, print_lines
+from trainfast_tui.cli.printing.output_file import refuse_unwritable, write_output
+from trainfast_tui.cli.printing.progress import Progress, progress_when_slow
+from trainfast_tui.cli.signals import Signals, caught_signals
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.search.best_answer import answer_lines
 from trainfast_tui.text.search.best_question import estimate_lines, question_lines

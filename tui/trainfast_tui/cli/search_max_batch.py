@@ -23,13 +23,13 @@ from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_search_arguments, positive
-from trainfast_tui.cli.batch_printer import BatchPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
-from trainfast_tui.cli.follow_run import Signals, caught_signals
-from trainfast_tui.cli.journal_printer import print_earlier_search
-from trainfast_tui.cli.output import print_json, print_lines, print_notice
-from trainfast_tui.cli.progress import Progress, progress_when_slow
-from trainfast_tui.cli.waits import await_devices
+from trainfast_tui.cli.launching.waits import await_devices
+from trainfast_tui.cli.printing.batch_printer import BatchPrinter
+from trainfast_tui.cli.printing.journal_printer import print_earlier_search
+from trainfast_tui.cli.printing.output import print_json, print_lines, print_notice
+from trainfast_tui.cli.printing.progress import Progress, progress_when_slow
+from trainfast_tui.cli.signals import Signals, caught_signals
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.search.batch_answer import batch_answer_rows, without_answer
 from trainfast_tui.text.tables import pairs

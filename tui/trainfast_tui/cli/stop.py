@@ -14,9 +14,10 @@ from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.arguments import add_run
 from trainfast_tui.cli.exit_codes import INTERRUPTED
-from trainfast_tui.cli.follow_run import caught_signals, stop
-from trainfast_tui.cli.output import print_json, print_line, print_notice
-from trainfast_tui.cli.run_status import live_record
+from trainfast_tui.cli.launching.follow_run import stop
+from trainfast_tui.cli.printing.output import print_json, print_line, print_notice
+from trainfast_tui.cli.printing.run_status import live_record
+from trainfast_tui.cli.signals import caught_signals
 from trainfast_tui.text.result_figures import headline
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from trainfast_runner.machine.link_advice import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
-from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.cli.printing.output import print_json, print_line, print_lines
 from trainfast_tui.text.topology import sections
 
 

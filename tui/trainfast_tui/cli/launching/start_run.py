@@ -16,10 +16,10 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.busy_devices import DevicesBusy, busy_with
 from trainfast_runner.running.planning import RunPlan
 from trainfast_tui.cli.exit_codes import HUNG_UP
-from trainfast_tui.cli.follow_run import Signals, caught_signals
-from trainfast_tui.cli.output import print_notice
-from trainfast_tui.cli.progress import progress_when_slow
-from trainfast_tui.cli.waits import await_devices
+from trainfast_tui.cli.launching.waits import await_devices
+from trainfast_tui.cli.printing.output import print_notice
+from trainfast_tui.cli.printing.progress import progress_when_slow
+from trainfast_tui.cli.signals import Signals, caught_signals
 from trainfast_tui.text.format import plain
 
 StartedT = TypeVar("StartedT")

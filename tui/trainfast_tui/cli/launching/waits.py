@@ -11,7 +11,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.search_directories import conducted_search_of, has_journal
 from trainfast_runner.running.busy_devices import wait_for_devices
 from trainfast_runner.running.planning import RunPlan
-from trainfast_tui.cli.progress import Progress
+from trainfast_tui.cli.printing.progress import Progress
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.starting import cooling_words
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import closing
 
 from trainfast_runner.running.follower import RunSnapshot
-from trainfast_tui.cli.output import progress_bar, write_to_stderr
-from trainfast_tui.cli.run_status import status_line
+from trainfast_tui.cli.printing.output import progress_bar, write_to_stderr
+from trainfast_tui.cli.printing.run_status import status_line
 from trainfast_tui.text.format import plain, truncate
 
 PLAIN_EVERY_S = 5.0

@@ -16,10 +16,10 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_states import exit_code_of, state_words
 from trainfast_runner.running.exported_run import plan_exported
 from trainfast_tui.cli.exit_codes import HUNG_UP
-from trainfast_tui.cli.follow_run import follow
-from trainfast_tui.cli.output import print_notice
-from trainfast_tui.cli.progress import progress_when_slow
-from trainfast_tui.cli.start_run import run_started_when_free
+from trainfast_tui.cli.launching.follow_run import follow
+from trainfast_tui.cli.launching.start_run import run_started_when_free
+from trainfast_tui.cli.printing.output import print_notice
+from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.format import plain, with_sizes
 
 

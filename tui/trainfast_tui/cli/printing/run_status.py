@@ -8,7 +8,7 @@ from typing import Any
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.running.follower import RunSnapshot
-from trainfast_tui.cli.output import progress_bar
+from trainfast_tui.cli.printing.output import progress_bar
 from trainfast_tui.live.figures import planned_steps, run_figures, seconds_left
 from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size
 from trainfast_tui.text.starting import start_words

@@ -11,7 +11,7 @@ from trainfast_runner.memory.oom.trace_changes import trace_changes
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_records
-from trainfast_tui.cli.progress import progress_when_slow
+from trainfast_tui.cli.printing.progress import progress_when_slow
 
 TRACES_WITHIN_S = 20.0
 """After an out-of-memory error, trace possible fixes for at most this long before printing the result."""

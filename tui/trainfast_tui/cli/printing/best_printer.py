@@ -20,8 +20,8 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.search_roles import TRIAL
-from trainfast_tui.cli.journal_printer import JournalPrinter
-from trainfast_tui.cli.progress import Progress
+from trainfast_tui.cli.printing.journal_printer import JournalPrinter
+from trainfast_tui.cli.printing.progress import Progress
 from trainfast_tui.text.format import duration, plain, size, with_sizes
 from trainfast_tui.text.search.best_figures import objective_words, typed_knobs
 from trainfast_tui.text.search.best_question import question_lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_states import exit_code_of
-from trainfast_tui.cli.output import print_json, print_lines
+from trainfast_tui.cli.printing.output import print_json, print_lines
 from trainfast_tui.text import oom
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.result_figures import figure_rows, headline, notes

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.worker.shared.phases import STEP_PHASES
-from trainfast_tui.cli.output import print_line, print_table
+from trainfast_tui.cli.printing.output import print_line, print_table
 from trainfast_tui.text.format import ABSENT, celsius, count, fraction, joules, milliseconds
 
 Record = dict[str, Any]

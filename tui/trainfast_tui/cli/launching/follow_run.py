@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
@@ -17,50 +14,13 @@ from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.run_state import run_state
 from trainfast_runner.running.stopping import STOP_GRACE_S, kill_now, request_stop, stop_unsupervised
 from trainfast_runner.search.conducting.run_ends import Interrupted
-from trainfast_tui.cli.progress import Progress
+from trainfast_tui.cli.printing.progress import Progress
+from trainfast_tui.cli.signals import Signals
 
 LOOK_EVERY_S, READ_EVERY_S = 0.15, 0.6
 """Seconds between two looks at result and signals, which are cheap, and between two reads of the records, which take
 CPU time from the training."""
 STOPPING = f"stopping the run; SIGKILL follows after {STOP_GRACE_S:.0f} s, Ctrl-C again sends it now"
-
-
-class Signals:
-    """The presses of Ctrl-C since signals were caught; `must_leave` is True after SIGHUP or SIGTERM.
-
-    Both end the command and leave the run running.
-    """
-
-    def __init__(self) -> None:
-        self.interrupts = 0
-        self.must_leave = False
-
-    def receive(self, signum: int, frame: FrameType | None) -> None:
-        """Note a signal; the handler of all three."""
-        if signum == signal.SIGINT:
-            self.interrupts += 1
-        else:
-            self.must_leave = True
-
-
-@contextmanager
-def caught_signals(signals: Signals | None = None) -> Iterator[Signals]:
-    """Note SIGINT, SIGHUP and SIGTERM instead of dying of them, which could leave a half-started run behind.
-
-    They are noted in `signals`, else in new ones.
-    """
-    signals = Signals() if signals is None else signals
-    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
-    # A SIGHUP that is ignored (nohup) stays ignored.
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in handlers.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, signals.receive)
-    try:
-        yield signals
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed: str = "") -> Result | None:

@@ -18,10 +18,11 @@ from trainfast_runner.search.bench.table import RowResult, again_is_pointless
 from trainfast_runner.search.bench.variants import Bench, PlannedRow, run_order
 from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
 from trainfast_runner.search.conducting.run_ends import Interrupted
-from trainfast_tui.cli.follow_run import Signals, follow
-from trainfast_tui.cli.output import print_notice
-from trainfast_tui.cli.start_run import predict_memory, start_when_free
-from trainfast_tui.cli.waits import await_cooling
+from trainfast_tui.cli.launching.follow_run import follow
+from trainfast_tui.cli.launching.start_run import predict_memory, start_when_free
+from trainfast_tui.cli.launching.waits import await_cooling
+from trainfast_tui.cli.printing.output import print_notice
+from trainfast_tui.cli.signals import Signals
 from trainfast_tui.text.format import plain, with_sizes
 
 StartedT = TypeVar("StartedT")

@@ -16,8 +16,8 @@ from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Resumed, Waiting
 from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.units import counted
-from trainfast_tui.cli.follow_run import Signals
-from trainfast_tui.cli.progress import Progress
+from trainfast_tui.cli.printing.progress import Progress
+from trainfast_tui.cli.signals import Signals
 from trainfast_tui.text.format import duration, plain
 from trainfast_tui.text.starting import search_cooling_words
 

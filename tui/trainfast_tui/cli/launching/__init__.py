@@ -1,0 +1,1 @@
+"""Start the runs of a command once their devices are free, and follow them to their ends."""

@@ -1,0 +1,1 @@
+"""Everything that commands print: tables, progress, results and the journals of searches."""

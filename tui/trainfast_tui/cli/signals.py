@@ -1,0 +1,46 @@
+"""The signals that come while a command follows a run or a search."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Signals:
+    """The presses of Ctrl-C since signals were caught; `must_leave` is True after SIGHUP or SIGTERM.
+
+    Both end the command and leave the run running.
+    """
+
+    def __init__(self) -> None:
+        self.interrupts = 0
+        self.must_leave = False
+
+    def receive(self, signum: int, frame: FrameType | None) -> None:
+        """Note a signal; the handler of all three."""
+        if signum == signal.SIGINT:
+            self.interrupts += 1
+        else:
+            self.must_leave = True
+
+
+@contextmanager
+def caught_signals(signals: Signals | None = None) -> Iterator[Signals]:
+    """Note SIGINT, SIGHUP and SIGTERM instead of dying of them, which could leave a half-started run behind.
+
+    They are noted in `signals`, else in new ones.
+    """
+    signals = Signals() if signals is None else signals
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+    # A SIGHUP that is ignored (nohup) stays ignored.
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, signals.receive)
+    try:
+        yield signals
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
