@@ -24,7 +24,7 @@ from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.app import TrainfastApp
 from trainfast_tui.control.messages import MachineSeen, NextRunPredicted, SnapshotTaken
-from trainfast_tui.control.prediction_request import PredictionRequest
+from trainfast_tui.control.prediction.prediction_request import PredictionRequest
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.session import Session

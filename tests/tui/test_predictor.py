@@ -25,9 +25,9 @@ from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
-from trainfast_tui.control.prediction_request import PredictionRequest, request_for
-from trainfast_tui.control.predictor import NOT_NOW, Predictor
-from trainfast_tui.control.shared_tracer import SharedTracer
+from trainfast_tui.control.prediction.prediction_request import PredictionRequest, request_for
+from trainfast_tui.control.prediction.predictor import NOT_NOW, Predictor
+from trainfast_tui.control.prediction.shared_tracer import SharedTracer
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.next_run.sources import next_run_from_preset
 

@@ -10,8 +10,8 @@ from trainfast_tui.charts.tick_values import TickValuesCache, throttled_spans
 from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, ticks_on
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.signs import SYNTHETIC
 from trainfast_tui.text.starting import start_words
-from trainfast_tui.text.synthetic import SYNTHETIC
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

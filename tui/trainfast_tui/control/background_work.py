@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.idle_calibrator import IdleCalibrator
 from trainfast_tui.control.messages import Post, TrainingPython
-from trainfast_tui.control.next_run_predictions import NextRunPredictions
 from trainfast_tui.control.oom_explainer import OomExplainer
-from trainfast_tui.control.prediction_request import SpeedKey
-from trainfast_tui.control.predictor import Predictor
-from trainfast_tui.control.shared_tracer import SharedTracer
+from trainfast_tui.control.prediction.next_run_predictions import NextRunPredictions
+from trainfast_tui.control.prediction.prediction_request import SpeedKey
+from trainfast_tui.control.prediction.predictor import Predictor
+from trainfast_tui.control.prediction.shared_tracer import SharedTracer
 from trainfast_tui.control.situation_gatherer import SituationGatherer
 from trainfast_tui.live.search_kind import SearchKind
 

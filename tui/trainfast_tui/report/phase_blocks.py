@@ -9,7 +9,7 @@ from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_pi
 from trainfast_tui.report.document import Block, Heading, Prose, as_blocks, grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, count, milliseconds
-from trainfast_tui.text.phases import PHASE_TONES
+from trainfast_tui.text.signs import PHASE_TONES
 from trainfast_tui.text.speed import few_steps_note
 
 

@@ -9,9 +9,9 @@ from trainfast_runner.units import counted
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text import synthetic
 from trainfast_tui.text.comparison import difference_text, figure_with_unit, interval_text, value_text, verdict_text
 from trainfast_tui.text.lines import Line, Tone, paragraph, rule
+from trainfast_tui.text.signs import SYNTHETIC_BADGE
 
 VERDICT_TONES: dict[str, Tone] = {"better": "success", "worse": "error"}
 DIFFERENCES_FROM, INTERVALS_FROM = 100, 132
@@ -66,7 +66,7 @@ def _run_line(letter: str, result: Result) -> Line:
         ),
     ]
     if result.synthetic_data:
-        line += synthetic.BADGE
+        line += SYNTHETIC_BADGE
     return line
 
 

@@ -33,8 +33,8 @@ from trainfast_tui.text.format import (
     with_sizes,
 )
 from trainfast_tui.text.memory import against_predicted_memory, peak_word
+from trainfast_tui.text.search.warm_process import warm_words
 from trainfast_tui.text.speed import against_predicted_speed, few_steps_note
-from trainfast_tui.text.warm_process import warm_words
 
 
 def headline(result: Result) -> str:

@@ -10,10 +10,9 @@ from rich.cells import cell_len
 
 from trainfast_runner.records.run_states import state_words
 from trainfast_tui.painting.painted import Painted
-from trainfast_tui.text import synthetic
 from trainfast_tui.text.keys import Action, Shown
 from trainfast_tui.text.lines import Line, Piece, Tone, paragraph
-from trainfast_tui.text.state_signs import run_sign
+from trainfast_tui.text.signs import SYNTHETIC_BADGE, run_sign
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -44,7 +43,7 @@ class Header(Painted):
         sign, tone = run_sign(run.state)
         line += [("  ", "text"), (f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "text")]
         if run.synthetic:
-            line += synthetic.BADGE
+            line += SYNTHETIC_BADGE
         if run.run_file is not None and width >= TITLE_FROM:
             line += [(f"  {run.run_file.title}", "muted")]
         return [line]

@@ -17,10 +17,9 @@ from trainfast_tui.live.figures import (
 from trainfast_tui.next_run.memory_and_speed import predicted_peak_bytes
 from trainfast_tui.painting.painted import PaintedRun
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text import synthetic
 from trainfast_tui.text.lines import Line, Tone, line_length
 from trainfast_tui.text.memory import against_predicted_memory, peak_word_of
-from trainfast_tui.text.phases import PHASE_TONES
+from trainfast_tui.text.signs import PHASE_TONES, SYNTHETIC_BADGE
 from trainfast_tui.widgets.bar import bar, stacked_cells
 from trainfast_tui.widgets.main.conditions_line import LONG_STEP_WORDS_FROM, conditions_line, has_conditions, steadiness
 
@@ -106,7 +105,7 @@ def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
     if predicted is not None and width >= LONG_STEP_WORDS_FROM:
         line += [(f" ({against_predicted_memory(peak, predicted)})", "muted")]
     if run.synthetic:
-        line += synthetic.BADGE
+        line += SYNTHETIC_BADGE
     actual = run.actual
     if actual is not None and width >= LONG_STEP_WORDS_FROM:
         ranks = f"{actual.world_size} ranks, " if actual.world_size and actual.world_size > 1 else ""

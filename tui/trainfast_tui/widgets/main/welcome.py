@@ -8,8 +8,7 @@ from trainfast_tui.painting.painted import Painted, PaintedRun
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, paragraph
 from trainfast_tui.text.memory import peak_word_of
-from trainfast_tui.text.state_signs import run_sign
-from trainfast_tui.text.synthetic import SYNTHETIC
+from trainfast_tui.text.signs import SYNTHETIC, run_sign
 
 
 class Welcome(Painted):

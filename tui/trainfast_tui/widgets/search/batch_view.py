@@ -12,7 +12,7 @@ from trainfast_tui.text.search.batch_answer import Offer, offers
 from trainfast_tui.text.search.batch_question import limits_words
 from trainfast_tui.text.search.batch_state import batch_search_words
 from trainfast_tui.text.search.outcomes import outcome_of
-from trainfast_tui.text.state_signs import search_sign
+from trainfast_tui.text.signs import search_sign
 from trainfast_tui.widgets.search.batch_lines import table_lines
 from trainfast_tui.widgets.search.search_view import SearchView
 

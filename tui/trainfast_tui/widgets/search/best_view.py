@@ -19,7 +19,7 @@ from trainfast_tui.text.search.best_state import (
     chance_words,
     instruction_words,
 )
-from trainfast_tui.text.state_signs import search_sign
+from trainfast_tui.text.signs import search_sign
 from trainfast_tui.widgets.search.best_lines import effect_lines, footnote_lines, trial_lines, waiting_line
 from trainfast_tui.widgets.search.search_view import SearchView
 

@@ -9,7 +9,7 @@ from trainfast_runner.running.history import RunRow
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import with_sizes
 from trainfast_tui.text.lines import Line, paragraph
-from trainfast_tui.text.synthetic import SYNTHETIC
+from trainfast_tui.text.signs import SYNTHETIC
 from trainfast_tui.widgets.tables.runs_table import override_words
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from trainfast_tui.control.messages import NextRunPredicted
-from trainfast_tui.control.prediction_request import SpeedKey, free_memory_bytes, has_moved, request_for
-from trainfast_tui.control.predictor import Predictor
+from trainfast_tui.control.prediction.prediction_request import SpeedKey, free_memory_bytes, has_moved, request_for
+from trainfast_tui.control.prediction.predictor import Predictor
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed, measured_memory, measured_speed
 from trainfast_tui.next_run.same_settings import has_same_model
 

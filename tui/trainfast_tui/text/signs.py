@@ -1,12 +1,23 @@
-"""The signs of the states of runs and searches, the same on every screen.
+"""The signs and tones of states, of synthetic data and of the phases of a step, the same wherever they are shown.
 
 The words of a run's state are `state_words` of the runner, which messages of the runner use too.
 """
 
 from __future__ import annotations
 
-from trainfast_tui.text.lines import Piece
+from trainfast_tui.text.lines import Line, Piece, Tone
 
+SYNTHETIC = "synthetic data"
+"""The mark of a run on data drawn at random, whose loss means nothing."""
+SYNTHETIC_BADGE: Line = [("  ", "text"), (f" {SYNTHETIC} ", "badge")]
+PHASE_TONES: dict[str, Tone] = {
+    "data": "warning",
+    "forward": "primary",
+    "backward": "secondary",
+    "optimizer": "accent",
+    "other": "muted",
+}
+"""The tone of each phase of a step."""
 _RUN_SIGNS: dict[str, Piece] = {
     "starting": ("○", "secondary"),
     "running": ("●", "success"),

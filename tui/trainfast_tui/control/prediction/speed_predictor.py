@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.prediction_request import SpeedKey
+from trainfast_tui.control.prediction.prediction_request import SpeedKey
 from trainfast_tui.next_run.memory_and_speed import NextRunSpeed
 
 if TYPE_CHECKING:

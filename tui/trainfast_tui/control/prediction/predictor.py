@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed, TrainingPython
-from trainfast_tui.control.model_tracer import ModelTracer
-from trainfast_tui.control.prediction_request import PredictionRequest
-from trainfast_tui.control.speed_predictor import SpeedPredictor, TracedSettings
+from trainfast_tui.control.prediction.model_tracer import ModelTracer
+from trainfast_tui.control.prediction.prediction_request import PredictionRequest
+from trainfast_tui.control.prediction.speed_predictor import SpeedPredictor, TracedSettings
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.text.starting import importing_words
