@@ -54,5 +54,5 @@ COMMANDS = (
 GROUPS = {
     "search": "what fits, and what is fastest",
     "runs": "history and live runs",
-    "presets": "recipes: shipped ones and your own",
+    "presets": "recipes, shipped and your own",
 }
