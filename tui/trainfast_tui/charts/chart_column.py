@@ -26,7 +26,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import DescribedEvent, events_of_run
 
 MAX_DEVICE_CHARTS = 4
-MIN_ROWS = 6
+MIN_CHART_ROWS = 6
 """The least height of a chart, in rows."""
 MIN_ROWS_WITH_READING = 8
 """The least height for throughput and one reading, both low."""
@@ -113,7 +113,7 @@ class ChartColumn(Vertical):
 
     def _fitting_device_charts(self, snapshot: Snapshot, height: int) -> int:
         """Return the number of charts of device readings that fit in `height` rows."""
-        fitting = min(len(reading_names(snapshot)), height // MIN_ROWS - self._with_run, MAX_DEVICE_CHARTS)
+        fitting = min(len(reading_names(snapshot)), height // MIN_CHART_ROWS - self._with_run, MAX_DEVICE_CHARTS)
         return fitting if fitting > 0 else int(height >= MIN_ROWS_WITH_READING)
 
     def _show_events(self, snapshot: Snapshot, axis: TimeAxis, height: int) -> int:

@@ -16,7 +16,7 @@ from trainfast_tui.text.lines import Line, Piece, Tone
 GUTTER = 8
 """Cells left of the axis, for a rate."""
 MAX_LIMIT_RATIO = 4.0
-"""A limit of more than this many times the largest setting is written at the edge, not drawn."""
+"""Chosen, not measured: a limit over this many times the largest setting is written at the edge, not drawn."""
 
 
 @dataclass(frozen=True, slots=True)

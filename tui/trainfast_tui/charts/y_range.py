@@ -5,6 +5,7 @@ import math
 LIMIT_HEADROOM = 1.06
 """End of an axis over the limit, so that a point above the limit shows."""
 SHRINK_AFTER_NS = 20_000_000_000
+"""Chosen, not measured: time of the data after which a range that is too large shrinks."""
 _DECIMAL_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _BINARY_STEPS = (1.0, 1.25, 1.5, 1.75, 2.0)
 _LARGEST = 1e300

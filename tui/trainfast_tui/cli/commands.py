@@ -51,8 +51,9 @@ COMMANDS = (
     Command(("topo",), "topo", "how the GPUs are connected, and what it means for the strategies"),
     Command(("doctor",), "doctor", "problems of this machine, each with its cure"),
 )
-GROUPS = {
+GROUP_HELP = {
     "search": "what fits, and what is fastest",
     "runs": "history and live runs",
     "presets": "recipes, shipped and your own",
 }
+"""The help of the first word of commands with two."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_tui.cli.commands import COMMANDS, GROUPS, Command
+from trainfast_tui.cli.commands import COMMANDS, GROUP_HELP, Command
 
 PROGRAM = "trainfast-tui"
 Run = Callable[[argparse.Namespace], int]
@@ -137,7 +137,7 @@ def _build() -> Parser:
         group = "".join(groups)
         if group not in subparsers:
             names = [other.words[1] for other in COMMANDS if other.words[0] == group]
-            about = f"{GROUPS[group]}: {', '.join(names)}"
+            about = f"{GROUP_HELP[group]}: {', '.join(names)}"
             added = subparsers[""].add_parser(group, help=about, description=_sentence(about))
             added.set_defaults(run=partial(_refuse_group, group, names), leaf=added)
             subparsers[group] = added.add_subparsers(title="commands", metavar="COMMAND")

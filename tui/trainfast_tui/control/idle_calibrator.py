@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from trainfast_tui.live.snapshot import Snapshot
 
 IDLE_S = 20.0
-"""Seconds that the machine must have been idle."""
+"""Chosen, not measured: seconds that the machine must have been idle."""
 IDLE_CPU_PERCENT, IDLE_GPU_PERCENT = 15.0, 5.0
-"""A machine with a higher load is not idle."""
+"""Chosen, not measured: a machine with a higher load is not idle."""
 MAX_TRIES = 3
-"""Measurements in all, if each fails or other processes disturb it. A cancelled one does not count."""
+"""Chosen, not measured: tries in all, if each fails or other processes disturb it; a cancelled one does not count."""
 
 
 class IdleCalibrator:

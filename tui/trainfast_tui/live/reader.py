@@ -35,7 +35,7 @@ WATCHED_PERIOD_S = 0.5
 TICKS_KEPT = 3600
 XIDS_KEPT = 100
 FRESH_NS = 4_000_000_000
-"""The machine is not sampled here while a live run's own samples are at most this old."""
+"""Chosen, not measured: the machine is not sampled here while a live run's own samples are at most this old."""
 
 
 class Reader(threading.Thread):

@@ -24,7 +24,7 @@ from trainfast_tui.report.svg import (
 from trainfast_tui.text.format import Formatter, truncate
 
 ROW_HEIGHT, BAR_HEIGHT = 30, 20
-LEFT = 210
+BARS_LEFT = 210
 """The left margin: a label names a run and the meaning of the bar."""
 LABEL_LETTERS = 29
 """The letters of a label that fit left of the bars."""
@@ -143,7 +143,7 @@ def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], forma
 def _axes(
     low: float, high: float, rows: int, x_title: str, format_value: Formatter, *, binary: bool = False
 ) -> tuple[Scale, Axes]:
-    x = Scale(low, high, LEFT, WIDTH - RIGHT - 30)
+    x = Scale(low, high, BARS_LEFT, WIDTH - RIGHT - 30)
     ticks = [(value, format_value(value)) for value in round_ticks(low, high, binary=binary)]
     return x, Axes(x, Scale(0, 1, _height(rows) - BOTTOM, TOP), ticks, [], x_title, "")
 
@@ -157,4 +157,4 @@ def _top(row: int) -> float:
 
 
 def _label(text: str, top: float) -> str:
-    return label(truncate(text, LABEL_LETTERS), LEFT - 8, top + BAR_HEIGHT - 6, "end")
+    return label(truncate(text, LABEL_LETTERS), BARS_LEFT - 8, top + BAR_HEIGHT - 6, "end")

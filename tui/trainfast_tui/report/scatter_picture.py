@@ -23,7 +23,7 @@ from trainfast_tui.report.svg import (
 from trainfast_tui.text.format import Formatter, number
 
 HEIGHT = 340
-SIGNS = {
+SIGN_PATHS = {
     "dot": "M-4 0A4 4 0 1 1 4 0A4 4 0 1 1 -4 0Z",
     "ring": "M-6 0A6 6 0 1 1 6 0A6 6 0 1 1 -6 0Z",
     "cross": "M-4 -4L4 4M-4 4L4 -4",
@@ -31,7 +31,7 @@ SIGNS = {
     "triangle": "M0 -5L5 4H-5Z",
 }
 """Points of one kind have one sign: no kind is known by its colour alone."""
-OPEN = ("ring", "cross")
+OPEN_SIGNS = ("ring", "cross")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,6 @@ def scatter_picture(
 
 
 def _sign(kind: PointKind, words: str, x: float, y: float) -> str:
-    class_ = f"{'ring' if kind.sign in OPEN else 'dot'} {kind.tone}"
+    class_ = f"{'ring' if kind.sign in OPEN_SIGNS else 'dot'} {kind.tone}"
     position = f"translate({x:.1f} {y:.1f})"
-    return element("path", tip(words), d=SIGNS[kind.sign], class_=class_, transform=position)
+    return element("path", tip(words), d=SIGN_PATHS[kind.sign], class_=class_, transform=position)

@@ -26,7 +26,7 @@ DARK = {
     "warning": "#f0b45a",
     "error": "#ff7b81",
 }
-TONES = ("primary", "secondary", "accent", "success", "warning", "error", "muted")
+PICTURE_TONES = ("primary", "secondary", "accent", "success", "warning", "error", "muted")
 
 
 def _colours(colours: dict[str, str]) -> str:
@@ -53,7 +53,7 @@ STYLE = "\n".join(
         ".line{fill:none;stroke-width:1.6;stroke-linejoin:round}.fill{fill-opacity:.4}"
         ".shade{fill-opacity:.22;stroke-opacity:.6}.limit{stroke-dasharray:7 4}.front{stroke-dasharray:3 3}"
         ".marked{stroke-dasharray:2 4}.ring{fill:none;stroke-width:2}",
-        "".join(f".{tone}{{--tone:var(--{tone})}}" for tone in TONES)
+        "".join(f".{tone}{{--tone:var(--{tone})}}" for tone in PICTURE_TONES)
         + ",".join(f".{kind}" for kind in ("line", "fill", "shade", "dot", "ring"))
         + "{stroke:var(--tone)}.fill,.shade,.dot{fill:var(--tone)}",
     ]

@@ -34,7 +34,7 @@ ABOUT = (
     "trainfast-tui trains a preset for real, for seconds, and shows what the machine did meanwhile."
     " Turn one knob, run again, compare. No weights are kept. A script of your own runs as it is: o finds its flags."
 )
-SIGNS = (
+SIGN_MEANINGS = (
     ("•", "a knob that differs from the run on the screen"),
     ("▸", "the cursor; beside a GPU: the run uses it"),
     ("T t", "event line: throttling by heat began (T) and ended (t); other causes use their letters"),
@@ -103,7 +103,7 @@ def help_sections(width: int, scope: str = "main") -> list[Section]:
     return [
         Section("help", [paragraph(ABOUT, width, "text")]),
         *(_keys_section(shown_scope, width) for shown_scope in dict.fromkeys((first, *SCOPES))),
-        Section("signs", [_entry(sign, meaning, "key", width) for sign, meaning in SIGNS]),
+        Section("signs", [_entry(sign, meaning, "key", width) for sign, meaning in SIGN_MEANINGS]),
         *(
             Section(f"knobs: {group}", [_knob_entry(name, width) for name in names])
             for group, names in knobs_by_group().items()

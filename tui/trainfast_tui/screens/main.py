@@ -43,7 +43,7 @@ MIN_WIDTH, MIN_HEIGHT = 80, 24
 WIDE_SIDE_FROM = 120
 """Columns from which the knobs have a wide column."""
 KNOBS_A_PAGE = 8
-WIDE_STEPS_FROM = 100
+LOW_STEP_PANEL_FROM = 100
 """Columns from which the step panel needs one line less."""
 RUNS_TO_COMPLETION = "{} runs to completion and writes its usual files; set the knob steps to end it sooner."
 
@@ -124,7 +124,7 @@ class MainScreen(AppScreen):
     def _fit(self, size: Size) -> None:
         self.set_class(size.width < MIN_WIDTH or size.height < MIN_HEIGHT, "-small")
         self.set_class(size.width >= WIDE_SIDE_FROM, "-wide")
-        self.set_class(size.width < WIDE_STEPS_FROM, "-narrow")
+        self.set_class(size.width < LOW_STEP_PANEL_FROM, "-narrow")
 
     def on_screen_resume(self) -> None:
         # Another screen was on top: paint the newest snapshot now.

@@ -26,11 +26,11 @@ from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
 from trainfast_tui.widgets.tables.process_table import ProcessTable
 
 HEAD_AND_FOOTER_ROWS = 2
-MIN_CHART_ROWS = 7
+MIN_ROWS_FOR_CHARTS = 7
 """With fewer rows the charts make room for the table of processes."""
-CHART_ROWS = ((38, 15), (26, 8))
+ROWS_KEPT_FOR_CHARTS = ((38, 15), (26, 8))
 """(rows of the screen, rows kept for charts before a GPU shows all its readings)."""
-MIN_PROCESS_ROWS = 6
+MIN_ROWS_FOR_PROCESSES = 6
 MIN_ROWS_WITH_EVENTS = 3
 """With fewer rows for processes and events, the processes take them all."""
 
@@ -100,8 +100,8 @@ class MonitorScreen(AppScreen):
             return
         tick = self._snapshot.tick if self._snapshot is not None else None
         devices, table = self.query_one(MonitorDevices), self.query_one(ProcessTable)
-        for_charts = next((rows for least, rows in CHART_ROWS if room >= least), 0)
-        device_rows = devices.rows_wanted(self.size.width, max(1, room - MIN_PROCESS_ROWS - for_charts))
+        for_charts = next((rows for least, rows in ROWS_KEPT_FOR_CHARTS if room >= least), 0)
+        device_rows = devices.rows_wanted(self.size.width, max(1, room - MIN_ROWS_FOR_PROCESSES - for_charts))
         size_and_gpus = self.size, len(tick.devices) if tick is not None else 0
         if size_and_gpus != self._reserved_for:
             self._reserved_rows, self._reserved_for = (0, 0), size_and_gpus
@@ -110,8 +110,8 @@ class MonitorScreen(AppScreen):
         process_rows = max(table.rows_wanted, self._reserved_rows[1])
         self._reserved_rows = device_rows, process_rows
         left = room - device_rows
-        chart_rows = left - max(MIN_PROCESS_ROWS, min(process_rows, left // 2))
-        if chart_rows < MIN_CHART_ROWS:
+        chart_rows = left - max(MIN_ROWS_FOR_PROCESSES, min(process_rows, left // 2))
+        if chart_rows < MIN_ROWS_FOR_CHARTS:
             # The words of an event need one row.
             chart_rows = int(left > MIN_ROWS_WITH_EVENTS)
         devices.set_height(device_rows)

@@ -61,7 +61,7 @@ def ending(run: RunSnapshot, explanation: OomExplanation | None, traces_left: in
         case "failed":
             advice = "l shows the whole log. Fix what the error names, then press r."
             return Ending(
-                f"failed{_error_place(run)}", "error", run.reason or _message(run), log=last_words, advice=advice
+                f"failed{_error_location(run)}", "error", run.reason or _message(run), log=last_words, advice=advice
             )
         case "failed_to_start":
             advice = "l shows the whole log; trainfast-tui doctor looks for what is missing on this machine."
@@ -92,10 +92,10 @@ def _oom(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int)
         reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run_file.memory_limit_bytes))} a rank."
     changes = () if explanation is None else tuple(explanation.changes)
     advice = "" if changes else NO_CHANGE if run.run_file is not None and run.run_file.script else "r runs again."
-    return Ending(f"out of memory{_error_place(run)}", "error", reason, changes, advice=advice, facts=tuple(facts))
+    return Ending(f"out of memory{_error_location(run)}", "error", reason, changes, advice=advice, facts=tuple(facts))
 
 
-def _error_place(run: RunSnapshot) -> str:
+def _error_location(run: RunSnapshot) -> str:
     """Name the phase, step and rank of the error."""
     result_error = run.result.error if run.result is not None else None
     line = run.error if isinstance(run.error, ExceptionLine) else None
@@ -105,8 +105,8 @@ def _error_place(run: RunSnapshot) -> str:
     words = [f"in {phase_words(phase)}" if phase else "", f"at step {step}" if step is not None else ""]
     if rank is not None and run.run_file is not None and run.run_file.world_size > 1:
         words.append(f"on rank {rank}")
-    place = " ".join(word for word in words if word)
-    return f" {place}" if place else ""
+    location = " ".join(filter(None, words))
+    return f" {location}" if location else ""
 
 
 def _message(run: RunSnapshot) -> str:

@@ -39,7 +39,7 @@ def shade_of(cause: str) -> Shade:
 
 
 def severity_order(shade: Shade) -> int:
-    """Return the shade's place, 0 for the worst."""
+    """Return the rank of the shade, 0 for the worst."""
     return SHADES.index(shade)
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 LONG_DEVICE_WORDS_FROM, GPU_NAMES_FROM = 120, 150
 """Columns from which words and bars are long, and from which a GPU's row has its name."""
 NEARLY_FULL = 0.93
-"""A bar of memory above this share is a warning; a judgement, not a vendor's figure."""
+"""Chosen, not measured: a bar of memory above this share is a warning."""
 NEAR_SLOWDOWN_C = 5
-"""A GPU this near its slowdown temperature, in degrees Celsius, is a warning; a judgement, not a vendor's figure."""
+"""Chosen, not measured: a GPU this near its slowdown temperature, in degrees Celsius, is a warning."""
 SHORT_WORDS = {
     "sw_power_cap": "power limit",
     "hw_slowdown": "hardware slowdown",

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered, Flag
     from trainfast_runner.settings.scripts.script_mapping import Proposal
 
-MIN_FLAGS = 5
+MIN_FLAG_LINES = 5
 """Lines that the mapping leaves to the flags."""
-MIN_KNOBS = 3
+MIN_KNOB_LINES = 3
 """Rows that the list of knobs keeps on a small screen."""
 MAX_REASON_LINES, MAX_NOTICE_LINES = 2, 3
 WIDE_NAMES_FROM = 100
@@ -65,8 +65,8 @@ class ScriptView(PaintedWithNotice):
         if findings.discovered is not self._findings.discovered:
             self._cursor = self._first_flag = 0
         self._findings = findings
-        places = (place for place, proposal in enumerate(findings.mapping) if proposal.knob == knob)
-        self._cursor = max(0, min(next(places, self._cursor), len(findings.mapping) - 1))
+        rows = (row for row, proposal in enumerate(findings.mapping) if proposal.knob == knob)
+        self._cursor = max(0, min(next(rows, self._cursor), len(findings.mapping) - 1))
         self.repaint()
 
     def action_move(self, by: int) -> None:
@@ -77,7 +77,7 @@ class ScriptView(PaintedWithNotice):
     def action_page(self, by: int) -> None:
         """Scroll the flags by some lines."""
         flags = self._findings.discovered.flags if self._findings.discovered is not None else []
-        self._first_flag = max(0, min(len(flags) - 1, self._first_flag + by * MIN_FLAGS))
+        self._first_flag = max(0, min(len(flags) - 1, self._first_flag + by * MIN_FLAG_LINES))
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -94,9 +94,9 @@ class ScriptView(PaintedWithNotice):
         ways = _way_lines(discovered, self._findings.mapping, width)
         flags = [_flag_line(flag, self._findings.mapping, width) for flag in discovered.flags]
         rows, reason = self._mapping_lines(width)
-        for_rows = room - 2 - len(reason) - len(ways) - min(MIN_FLAGS, len(flags))
-        top = max(0, self._cursor + 1 - max(MIN_KNOBS, for_rows))
-        rows = rows[top : top + max(MIN_KNOBS, for_rows)]
+        for_rows = room - 2 - len(reason) - len(ways) - min(MIN_FLAG_LINES, len(flags))
+        top = max(0, self._cursor + 1 - max(MIN_KNOB_LINES, for_rows))
+        rows = rows[top : top + max(MIN_KNOB_LINES, for_rows)]
         lines = [rule("knobs and their flags", width), *rows, *reason, *ways]
         if flags and room > len(lines) + 1:
             for_flags = room - len(lines) - 1

@@ -14,7 +14,7 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_tui.cli.printing.progress import progress_when_slow
 
 TRACES_WITHIN_S = 20.0
-"""After an out-of-memory error, trace possible fixes for at most this long before printing the result."""
+"""Chosen, not measured: after an out-of-memory error, trace possible fixes for at most this long."""
 
 
 def with_traced_changes(directory: Path, result: Result, python: str | None) -> Result:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SpeedKey = tuple[object, ...]
 """A value that changes with the runs, searches and calibrations that speeds are predicted from."""
 MOVED_SHARE = 0.01
-"""A smaller change of free memory is noise of an idle machine; it starts no prediction."""
+"""Chosen, not measured: a smaller change of free memory is noise of an idle machine, and starts no prediction."""
 
 
 class PredictionRequest(msgspec.Struct, frozen=True):

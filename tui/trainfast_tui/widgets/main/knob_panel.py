@@ -26,14 +26,14 @@ AUTO = "auto"
 NO_VALUE = "–"
 """Stands for the value of a knob that cannot reach a script."""
 NAME_WIDTH = 15
-ABOUT_ROWS, ADVISED_ROWS = 13, 16
+MAX_ABOUT_LINES, MAX_ADVISED_LINES = 13, 16
 """The most lines about a knob, and about one there is advice for."""
-MIN_LIST = 7
-"""The text about a knob leaves the list this many lines, unless the text would get fewer than `MIN_ABOUT`."""
-MIN_ABOUT = 3
+MIN_LIST_LINES = 7
+"""The text about a knob leaves the list this many lines, unless the text would get fewer than `MIN_ABOUT_LINES`."""
+MIN_ABOUT_LINES = 3
 WIDE_FACTORS_FROM = 40
 """Columns from which the factors of the global batch have room around them."""
-KNOBS_BESIDE_REFUSAL = 3
+MIN_LIST_LINES_BESIDE_REFUSAL = 3
 """Lines of the list that a long refusal leaves."""
 
 
@@ -192,16 +192,17 @@ class KnobPanel(Painted, can_focus=True):
         room = height - 1 - len(head)
         if (refusal := self._shown_refusal) is not None:
             # A refusal and its advice matter more than knobs that were not turned.
-            text = _refusal_lines(refusal, width, max(MIN_ABOUT, room // 2, room - KNOBS_BESIDE_REFUSAL))
+            text = _refusal_lines(refusal, width, max(MIN_ABOUT_LINES, room // 2, room - MIN_LIST_LINES_BESIDE_REFUSAL))
         else:
-            max_rows = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS
-            text = self._knob_text.cut_to(max(MIN_ABOUT, min(max_rows, room // 2, room - MIN_LIST)), width)
+            max_rows = MAX_ADVISED_LINES if self.current in self._advice else MAX_ABOUT_LINES
+            text = self._knob_text.cut_to(max(MIN_ABOUT_LINES, min(max_rows, room // 2, room - MIN_LIST_LINES)), width)
         room = max(1, room - len(text))
-        rows, places = self._list_rows(next_run)
-        cursor = places[self._cursor]
+        rows, row_of_knob = self._list_rows(next_run)
+        cursor = row_of_knob[self._cursor]
         # The group's title stays visible when the cursor reaches its first knob.
         self._top = max(clamp_scroll(min(self._top, cursor - 1), len(rows), room), cursor - room + 1)
-        above, below = sum(place < self._top for place in places), sum(place >= self._top + room for place in places)
+        above = sum(row < self._top for row in row_of_knob)
+        below = sum(row >= self._top + room for row in row_of_knob)
         shown = rows[self._top : self._top + room]
         shown += [[] for _ in range(room - len(shown))]
         return [rule("next run", width, hidden_words(above, below)), *head, *shown, *text]
@@ -218,18 +219,18 @@ class KnobPanel(Painted, can_focus=True):
         return lines
 
     def _list_rows(self, next_run: NextRun) -> tuple[list[Line], list[int]]:
-        """Return the rows of the list with its headings, and the place of each knob's row."""
+        """Return the rows of the list with its headings, and the index of each knob's row."""
         rows: list[Line] = []
-        places: list[int] = []
+        row_of_knob: list[int] = []
         group = ""
         for number, (name, heading) in enumerate(self._headings.items()):
             if heading != group:
                 group = heading
                 rows.append([(group, "muted")])
             changed = next_run.is_changed(name)
-            places.append(len(rows))
+            row_of_knob.append(len(rows))
             rows.append(_knob_row(name, next_run, changed, number == self._cursor, self._auto_choice(next_run, name)))
-        return rows, places
+        return rows, row_of_knob
 
     def about(self, width: int) -> Section:
         """Return the whole text about the knob under the cursor, after the refusal of a value."""

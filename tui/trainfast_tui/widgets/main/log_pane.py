@@ -6,7 +6,7 @@ from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.lines import Line, clamp_scroll, rule
 
 COMPARED_LINES = 8
-"""Lines by which the place of an earlier last line is found again."""
+"""Lines by which an earlier last line is found again."""
 
 
 class LogPane(Painted):

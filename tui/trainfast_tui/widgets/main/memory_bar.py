@@ -15,7 +15,7 @@ from trainfast_tui.widgets.bar import LONG_FORM_COLUMNS, MEASURED, has_long_form
 if TYPE_CHECKING:
     from trainfast_runner.memory.headroom import PredictedFit
 
-SIGNS: dict[str, Piece] = {
+PART_SIGNS: dict[str, Piece] = {
     "params": ("█", "primary"),
     "grads": ("▓", "secondary"),
     "optimizer": ("▒", "accent"),
@@ -26,7 +26,7 @@ SIGNS: dict[str, Piece] = {
     "margin": ("┈", "muted"),
 }
 """The sign and the tone of each part of the bar."""
-LIMIT = "┃"
+LIMIT_SIGN = "┃"
 """The sign of the limit."""
 CORRECTED = ("above: corrected by the runs measured since", "above: corrected since")
 OTHER_KNOBS = ("above: the next run, with other knobs", "above: with other knobs")
@@ -150,11 +150,11 @@ def _bar_line(fit: PredictedFit, measured: MeasuredMemory | None, width: int) ->
     cells = stacked_cells([float(size) for _, size in parts], used)
     painted: Line = []
     for (key, _), count in zip(parts, cells, strict=True):
-        painted += [SIGNS[key]] * count
+        painted += [PART_SIGNS[key]] * count
     painted += [("·", "muted")] * (width - len(painted))
     if fit.available is not None:
         limit_cell = min(width - 1, int(fit.available.size_bytes / scale * width))
-        painted[limit_cell] = (LIMIT, "error")
+        painted[limit_cell] = (LIMIT_SIGN, "error")
     return joined(painted)
 
 
@@ -177,7 +177,7 @@ def _legend_lines(fit: PredictedFit, width: int) -> list[Line]:
     sizes = dict(_shown_parts(fit))
     column = width // 2
     cells: list[Line] = []
-    for key, (sign, tone) in SIGNS.items():
+    for key, (sign, tone) in PART_SIGNS.items():
         if key in sizes:
             # A long word is cut, never a figure.
             figure = fmt.size(sizes[key])

@@ -16,7 +16,7 @@ from trainfast_tui.text.signs import search_sign
 from trainfast_tui.widgets.search.batch_lines import table_lines
 from trainfast_tui.widgets.search.search_view import SearchView
 
-MIN_CHART, MAX_CHART = 6, 16
+MIN_CHART_LINES, MAX_CHART_LINES = 6, 16
 """The least lines of a useful chart, and the most."""
 
 
@@ -54,7 +54,7 @@ class BatchView(SearchView[BatchSnapshot]):
         room = height - len(head) - 1 - len(foot)
         table, hidden = self.scrolled_table(table, room)
         room -= len(table) + 1
-        chart = _chart(search, width, min(MAX_CHART, room)) if room >= MIN_CHART else []
+        chart = _chart(search, width, min(MAX_CHART_LINES, room)) if room >= MIN_CHART_LINES else []
         return [*head, hidden, *table, *([[], *chart] if chart else []), *foot]
 
 

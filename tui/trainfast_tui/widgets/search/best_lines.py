@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.best_so_far import BestSoFar
     from trainfast_runner.search.journal.best import BestAnswer, ColdRun, Effect, Trial
 
-RATE, STEPS, TOOK, PROCESS = 26, 6, 12, 11
+RATE_CELLS, STEPS_CELLS, TOOK_CELLS, PROCESS_CELLS = 26, 6, 12, 11
 """Cells of the columns right of the setting."""
-NARROW_RATE, NARROW_TOOK, NARROW_PROCESS = 22, 9, 9
+NARROW_RATE_CELLS, NARROW_TOOK_CELLS, NARROW_PROCESS_CELLS = 22, 9, 9
 WIDE_COLUMNS_FROM = 100
 """Width of the table from which its columns are wide and its words long."""
 
@@ -67,9 +67,9 @@ def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: T
     """Return a sign and the cells of setting, rate, steps, time and process."""
     setting, *figures, process = cells
     widths = (
-        (RATE, STEPS, TOOK, PROCESS)
+        (RATE_CELLS, STEPS_CELLS, TOOK_CELLS, PROCESS_CELLS)
         if width >= WIDE_COLUMNS_FROM
-        else (NARROW_RATE, STEPS, NARROW_TOOK, NARROW_PROCESS)
+        else (NARROW_RATE_CELLS, STEPS_CELLS, NARROW_TOOK_CELLS, NARROW_PROCESS_CELLS)
     )
     room = max(12, width - 2 - sum(widths))
     right = "".join(fmt.to_width(cell, cell_width, "right") for cell, cell_width in zip(figures, widths, strict=False))

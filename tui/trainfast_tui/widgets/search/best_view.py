@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.best_so_far import BestSoFar
 
-MIN_CHART, MAX_CHART = 7, 20
+MIN_CHART_LINES, MAX_CHART_LINES = 7, 20
 """The least lines of a useful chart, and the most."""
 MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "now"}
 """The signs of the chart; one on the line is ● where it is not the best."""
-MIN_ROWS = 4
+MIN_TABLE_LINES = 4
 """Lines of the table that the chart leaves."""
 
 
@@ -55,8 +55,8 @@ class BestView(SearchView["BestSnapshot"]):
         self._top = 0
         table_rows = len(table) + len(under_way) + 1 if len(table) > 1 or under_way else 0
         spots = spots_of(search.so_far, is_live=search.is_live)
-        max_chart = min(MAX_CHART, room - 1 - min(table_rows, MIN_ROWS))
-        chart = scatter(spots, search.so_far.limit_bytes, width, max_chart - 1) if max_chart > MIN_CHART else []
+        max_chart = min(MAX_CHART_LINES, room - 1 - min(table_rows, MIN_TABLE_LINES))
+        chart = scatter(spots, search.so_far.limit_bytes, width, max_chart - 1) if max_chart > MIN_CHART_LINES else []
         if chart:
             chart = [[], _chart_title(search.so_far, spots), *chart]
         room -= len(chart) + 1 + len(under_way)

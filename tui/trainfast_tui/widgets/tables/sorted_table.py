@@ -32,7 +32,7 @@ class SortOrder(Generic[RowT]):
 
 
 def ordered(rows: Iterable[RowT], order: SortOrder[RowT], reverse: bool) -> list[RowT]:
-    """Return the rows in this order, those without its value last; rows of one value keep their places.
+    """Return the rows in this order, those without its value last; rows of one value keep their order.
 
     Groups follow each other in the order of their first rows.
     """
@@ -49,7 +49,7 @@ def ordered(rows: Iterable[RowT], order: SortOrder[RowT], reverse: bool) -> list
 
 
 class SortedTable(Painted, Generic[RowT]):
-    """The cursor stays on its row while rows change their places."""
+    """The cursor stays on its row while the order of the rows changes."""
 
     ORDERS: ClassVar[tuple[SortOrder[Any], ...]]
     """The first is taken until a person chooses another."""
@@ -95,12 +95,12 @@ class SortedTable(Painted, Generic[RowT]):
         return next((order for order in self.orders if order.name == self._order), self.orders[0])
 
     def reorder(self) -> None:
-        """Put the listed rows in order and draw them; the cursor stays in place if its row is not listed any more."""
-        place = self._cursor
+        """Put the listed rows in order and draw them; the cursor keeps its index if its row is not listed any more."""
+        cursor = self._cursor
         self._shown = ordered(self._listed, self.order, self.reverse)
         identities = [self.identity(row) for row in self._shown]
         if identities and self._current_identity is not None and self._current_identity not in identities:
-            self._current_identity = identities[min(place, len(identities) - 1)]
+            self._current_identity = identities[min(cursor, len(identities) - 1)]
         self.repaint()
         self.post_message(self.Moved())
 
