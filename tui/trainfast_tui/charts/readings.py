@@ -23,9 +23,12 @@ class Reading(msgspec.Struct, frozen=True):
     value_of: Callable[[DeviceReading], float | None]
     format_value: fmt.Formatter
     limit_of: Callable[[DeviceReading], float | None] | None = None
+    """Returns a device's limit; None if the reading has none."""
     limit_label: str = ""
     y_max: float | None = None
+    """The upper end of the y axis; None follows the data."""
     binary: bool = False
+    """Round the ends of the y axis to powers of two, for bytes."""
     limit_headroom: float | None = None
     """Headroom of the y axis above the limit, in the reading's unit; its lower end then follows the data.
 

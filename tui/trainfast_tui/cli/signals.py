@@ -9,14 +9,13 @@ from types import FrameType
 
 
 class Signals:
-    """The presses of Ctrl-C since signals were caught; `must_leave` is True after SIGHUP or SIGTERM.
-
-    Both end the command and leave the run running.
-    """
+    """The signals that came since they were caught."""
 
     def __init__(self) -> None:
         self.interrupts = 0
+        """Presses of Ctrl-C."""
         self.must_leave = False
+        """True after SIGHUP or SIGTERM, which end the command and leave the run running."""
 
     def receive(self, signum: int, frame: FrameType | None) -> None:
         """Note a signal; the handler of all three."""

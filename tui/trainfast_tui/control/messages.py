@@ -58,9 +58,10 @@ class DeviceCalibrated(msgspec.Struct, frozen=True):
 
 
 class NextRunChanged(msgspec.Struct, frozen=True):
-    """The next run has other knobs; the cursor goes to `knob`, where one is named."""
+    """The next run has other knobs."""
 
     knob: str = ""
+    """The knob that the cursor goes to; empty to leave the cursor where it is."""
 
 
 class NextRunRefused(msgspec.Struct, frozen=True):
@@ -82,17 +83,19 @@ class RunRefused(msgspec.Struct, frozen=True):
 
 
 class RunGivenUp(msgspec.Struct, frozen=True):
-    """A run that waited for its GPUs to cool was given up; `text` says so."""
+    """A run that waited for its GPUs to cool was given up."""
 
     text: str
+    """The notice."""
 
 
 class OomExplained(msgspec.Struct, frozen=True):
-    """More is known about why a run ran out of memory; `traces_left` traces remain."""
+    """More is known about why a run ran out of memory."""
 
     run_id: str
     explanation: OomExplanation
     traces_left: int
+    """The number of changes that are still to be traced."""
 
 
 class SearchStarted(msgspec.Struct, frozen=True):
@@ -110,9 +113,10 @@ class SearchRefused(msgspec.Struct, frozen=True):
 
 
 class SearchEnded(msgspec.Struct, frozen=True):
-    """The followed search has ended; `words` say how."""
+    """The followed search has ended."""
 
     words: str
+    """How the search ended."""
     kind: SearchKind
 
 

@@ -17,21 +17,24 @@ if TYPE_CHECKING:
 
 
 class MeasuredMemory(msgspec.Struct, frozen=True):
-    """The worst rank's peak in the run on the screen, and the peak that was predicted for that run."""
+    """The measured memory of the run on the screen."""
 
     peak_bytes: int
+    """The worst rank's peak."""
     predicted_bytes: int | None
+    """The peak that was predicted for that run; None without a prediction."""
     same_knobs: bool
     """True if the next run repeats that run, so that both predictions are about the same settings."""
 
 
 class NextRunMemory(msgspec.Struct, frozen=True):
-    """A prediction, or else the `reason` why there is none (yet); and a measurement where there is one."""
+    """The predicted memory of the next run, beside the measured memory of the run on the screen."""
 
     fit: PredictedFit | None = None
     batch_size: int | None = None
     """batch_size of the predicted settings."""
     reason: str = ""
+    """Why there is no prediction, or none yet."""
     failed: bool = False
     """True if there will be no prediction."""
     since_ns: int | None = None
@@ -58,17 +61,19 @@ def predicted_peak_bytes(run: RunSnapshot) -> int | None:
 
 
 class MeasuredSpeed(msgspec.Struct, frozen=True):
-    """The samples/s of the run on the screen, and the speed that was predicted before that run."""
+    """The measured speed of the run on the screen."""
 
     samples_per_s: float
     predicted: PredictedSpeed | None
+    """The speed that was predicted before that run; None without a prediction."""
 
 
 class NextRunSpeed(msgspec.Struct, frozen=True):
-    """A prediction in samples/s, or else the `reason` why there is none; and a measurement where there is one."""
+    """The predicted speed of the next run, beside the measured speed of the run on the screen."""
 
     predicted: PredictedSpeed | None = None
     reason: str = ""
+    """Why there is no prediction."""
     reference_samples_per_s: float | None = None
     """The predicted median for the knobs of the run on the screen, or of the preset; None if all are the same."""
     measured: MeasuredSpeed | None = None

@@ -32,30 +32,36 @@ LABEL_LETTERS = 29
 
 @dataclass(frozen=True, slots=True)
 class StackedPart:
-    """A part of a bar; a part of one name has one tone in every bar."""
+    """A part of a bar."""
 
     name: str
     value: float
     tone: str
+    """The same in every bar for one name."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackedBar:
-    """A bar of parts, some of them zero, and the words at its end."""
+    """A bar of parts."""
 
     label: str
     parts: tuple[StackedPart, ...]
+    """Some of them may be zero."""
     words: str
+    """The words at the end of the bar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whisker:
-    """A figure with the ends of its interval; both ends are the figure itself if there is no interval."""
+    """A figure with its interval."""
 
     label: str
     low: float
+    """The lower end of the interval; the figure itself without one."""
     middle: float
+    """The figure."""
     high: float
+    """The upper end of the interval; the figure itself without one."""
     words: str
     tone: str = "primary"
 

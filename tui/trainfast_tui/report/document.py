@@ -30,26 +30,27 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table; columns in `right` hold figures. Every row is as long as the header."""
+    """A table; every row is as long as the header."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right: frozenset[int] = frozenset()
+    """Columns that hold figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture as the elements inside an `<svg>` of `width` x `height`, and as lines of text.
-
-    `body` is markup that `svg.element` made. `lines` are empty for a picture whose figures stand in a table.
-    """
+    """A picture as an `<svg>` of `width` x `height`, and as lines of text."""
 
     title: str
     description: str
+    """The picture in words, for readers who cannot see it."""
     body: str
+    """The elements inside the `<svg>`, made by `svg.element`."""
     width: int
     height: int
     lines: tuple[str, ...] = ()
+    """Empty for a picture whose figures stand in a table."""
 
 
 @dataclass(frozen=True, slots=True)

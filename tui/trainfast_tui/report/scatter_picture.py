@@ -36,39 +36,47 @@ OPEN_SIGNS = ("ring", "cross")
 
 @dataclass(frozen=True, slots=True)
 class PointKind:
-    """The meaning of a point in words, with its sign and tone."""
+    """A kind of points."""
 
     words: str
+    """The meaning of a point of this kind."""
     sign: str
+    """A key of `SIGN_PATHS`."""
     tone: str
 
 
 @dataclass(frozen=True, slots=True)
 class ScatterPoint:
-    """A point; `words` name it under the pointer and in the description."""
+    """A point of two figures."""
 
     x: float
     y: float
     kind: PointKind
     words: str
+    """Name the point under the pointer and in the description."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScatterLine:
-    """A line through points, or a limit along an axis, with its words in the legend; `class_` gives tone and dashes."""
+    """A line through points, or a limit along an axis."""
 
     points: tuple[tuple[float, float], ...]
     words: str
+    """The words of the legend."""
     class_: str
+    """The classes of the style sheet that give tone and dashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis from zero: its title with the unit, and how its ticks are written."""
+    """An axis from zero."""
 
     title: str
+    """The title with the unit."""
     format_value: Formatter = number
+    """Formats the ticks."""
     binary: bool = False
+    """Put the ticks at multiples of a power of two, for bytes."""
 
 
 def scatter_picture(

@@ -75,13 +75,15 @@ def round_ticks(low: float, high: float, *, binary: bool = False) -> list[float]
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Both axes of a plot: their scales, their ticks with labels, and their titles with units."""
+    """Both axes of a plot."""
 
     x: Scale
     y: Scale
     x_ticks: Sequence[tuple[float, str]]
+    """Values with their labels, as in `y_ticks`."""
     y_ticks: Sequence[tuple[float, str]]
     x_title: str
+    """The title with the unit, as `y_title`."""
     y_title: str
 
     def markup(self) -> str:

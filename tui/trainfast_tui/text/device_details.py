@@ -23,13 +23,15 @@ WIDEST_SIZE, WIDEST_RATE = "1023 MiB", "1023 MiB/s"
 
 
 class Item(NamedTuple):
-    """A label, a reading with its unit, and the tone of the reading."""
+    """A reading with its label."""
 
     label: str
     text: str
+    """The reading with its unit."""
     tone: Tone = "text"
+    """The tone of the reading."""
     widest: str = ""
-    """The widest text of the reading: what follows keeps its place while figures change."""
+    """The widest text of the reading: later items stay where they are while figures change."""
 
 
 def device_items(

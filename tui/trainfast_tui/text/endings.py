@@ -22,18 +22,19 @@ NO_CHANGE = "No knob is known to free memory: make the batch smaller, or map its
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """A headline with its tone, the reason, changes to the knobs, the log's last lines, and advice.
-
-    `facts` are sentences about an out-of-memory error.
-    """
+    """The end of a run in words, or the loss of its supervisor."""
 
     headline: str
     tone: Tone
+    """The tone of the headline."""
     reason: str
     changes: tuple[OomChange, ...] = ()
+    """The changes of knobs that would make the run fit."""
     log: tuple[str, ...] = ()
+    """The last lines of the log."""
     advice: str = ""
     facts: tuple[str, ...] = ()
+    """Sentences about an out-of-memory error."""
 
 
 def ending(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int) -> Ending | None:

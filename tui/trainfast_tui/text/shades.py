@@ -11,14 +11,17 @@ from trainfast_tui.text.lines import Tone
 
 
 class Shade(msgspec.Struct, frozen=True):
-    """One cause of throttling; `glyph` fills the free cells of a chart, in the colour of `tone`."""
+    """The drawing of one cause of throttling."""
 
     cause: str
     letter: str
+    """Stands below the chart, a letter for each throttled cell."""
     glyph: str
+    """Fills the free cells of the chart."""
     words: str
     """The words of the legend."""
     tone: Tone
+    """The colour of the glyph."""
 
 
 SHADES: tuple[Shade, ...] = (

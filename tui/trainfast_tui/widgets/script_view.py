@@ -30,17 +30,19 @@ WIDE_NAMES_FROM = 100
 
 @dataclass(frozen=True, slots=True)
 class ScriptFindings:
-    """The command of a script, the folder that it starts in, its flags and their mapping.
-
-    `waiting` describes discovery while `discovered` is None; `refusal` is the reason it failed.
-    """
+    """A script of the user's own, as far as discovery has seen it."""
 
     command: tuple[str, ...] = ()
     cwd: str = ""
+    """The folder that the command starts in."""
     discovered: Discovered | None = None
+    """The flags of the script; None before discovery has found them."""
     mapping: Sequence[Proposal] = ()
+    """The flag of each mapped knob."""
     waiting: str = ""
+    """Describes discovery while it is under way."""
     refusal: str = ""
+    """The reason discovery failed."""
 
 
 class ScriptView(PaintedWithNotice):

@@ -95,11 +95,7 @@ def print_table(
 
 
 class GrowingTable:
-    """A table that prints its rows as they come, in columns of at least `widths` cells; `right` are right-aligned.
-
-    On a terminal lines are cut to its width, in a pipe they are whole. The columns named in `drop` are left out one
-    by one until the rest fits the terminal, so that no figure is cut; those in `without` are always left out.
-    """
+    """A table that prints its rows as they come; lines are cut to the width of a terminal, and whole in a pipe."""
 
     def __init__(
         self,
@@ -109,6 +105,11 @@ class GrowingTable:
         drop: Sequence[str] = (),
         without: Sequence[str] = (),
     ) -> None:
+        """Print the header over columns of at least `widths` cells; columns in `right` are right-aligned.
+
+        The columns named in `drop` are left out one by one until the rest fits the terminal, so that no figure is cut;
+        those in `without` are always left out.
+        """
         self._width = terminal_width()
         self._widths = [max(cell_len(name), cells) for name, cells in zip(header, widths, strict=True)]
         self._columns, self._right = [column for column, name in enumerate(header) if name not in without], set(right)

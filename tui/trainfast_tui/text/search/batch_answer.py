@@ -81,11 +81,13 @@ def without_answer(directory: Path, ended: BatchEnded) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An offer at the end of a search: knobs as they are typed, and the reason to take them."""
+    """An offer at the end of a search."""
 
     label: str
     settings: tuple[tuple[str, str], ...]
+    """Names of knobs, and their values as they are typed."""
     reason: str
+    """Why to take the settings."""
 
 
 def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:

@@ -8,20 +8,25 @@ from trainfast_tui.text.lines import Tone
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """An outcome: its sign and tone, a noun for a table, and a verb for a sentence about the setting."""
+    """An outcome of a probe, a trial or a run."""
 
     sign: str
     tone: Tone
     noun: str
+    """For a table."""
     verb: str
+    """For a sentence about the size or setting."""
 
 
 class Role(msgspec.Struct, frozen=True):
-    """The role of a step: a noun for a table or a line, a short one for a narrow cell, and a verb while it goes on."""
+    """The role of a step of a best-fit search."""
 
     noun: str
+    """For a table or a line."""
     short: str
+    """For a narrow cell."""
     doing: str
+    """The verb while the step goes on."""
 
 
 REFUTED = "refuted"

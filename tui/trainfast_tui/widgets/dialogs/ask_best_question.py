@@ -26,15 +26,17 @@ Fields = dict[str, object]
 
 @dataclass(frozen=True)
 class QuestionDialogs:
-    """A dialog for each part of `request`; `on_request` gets it with the answer."""
+    """A dialog for each part of the question of a search."""
 
     app: App[None]
     request: BestRequest
+    """The question before the dialog."""
     planned: Mapping[str, Sequence[KnobValue]]
     """The varied values of the present search, where `request` names none."""
     steps: int
     """The steps of the next run, proposed as the length of a training."""
     on_request: Callable[[BestRequest], None]
+    """Gets the question with the answer."""
 
     def ask(self, part: str) -> None:
         """Ask for `vary`, `batch`, `objective` or `budget`."""

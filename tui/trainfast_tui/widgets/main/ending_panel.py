@@ -27,11 +27,14 @@ KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
 
 
 class _AppliedChange(msgspec.Struct, frozen=True):
-    """A change that was applied after the end of a run, and the next run before and after it."""
+    """A change that was applied after the end of a run."""
 
     run_id: str
+    """The run that ended."""
     before: NextRun
+    """The next run without the change."""
     after: NextRun
+    """The next run with the change."""
 
 
 class EndingPanel(GrowingPanel):
