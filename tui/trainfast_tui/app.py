@@ -102,7 +102,7 @@ class TrainfastApp(TerminalApp):
         await super().handle_event(event)
 
     def on_posted_message(self, message: PostedMessage) -> None:
-        """Let the session take the message in (`Session.receive`), then repaint what it concerns."""
+        """Let the session take the message in (`Session.receive`), then repaint the screens that it concerns."""
         if not self.is_running:
             return  # the screens are gone
         self.session.receive(message.content)
@@ -150,7 +150,7 @@ class TrainfastApp(TerminalApp):
         snapshot, late_s = message.snapshot, (time.monotonic_ns() - message.posted_ns) / 1e9
         trains_on_cpu = snapshot.run is not None and snapshot.run.trains_on_cpu
         self.session.reader.period_s = self._pacer.note(late_s, self.unwritten_texts(), trains_on_cpu=trains_on_cpu)
-        # On leaving, and just after it was opened, a screen has no widgets.
+        # A screen has no widgets while it is opened or left.
         if self.visible_screen.children and self.main.is_ready:
             self.visible_screen.show_pace(self._pacer.words)
             self.visible_screen.show_snapshot(snapshot)

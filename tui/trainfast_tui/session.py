@@ -58,7 +58,7 @@ END_TRACES_S = 0.5
 
 
 class Session:
-    """State that screens read and change in the event loop; `listener` gets what threads post, from any thread."""
+    """State that screens read and change in the event loop; `listener` gets the messages of threads."""
 
     def __init__(self, home: Home, *, preset: str | None = None, python: str | None = None) -> None:
         """`preset` is the first next run, else one for the machine.

@@ -23,7 +23,7 @@ class FramedPlot:
         self._width = width
 
     def put(self, row: int, column: int, sign: str, tone: Tone) -> None:
-        """Put a sign into a cell, over what is there."""
+        """Put a sign into a cell, over any other."""
         self._signs[row][column], self._tones[row][column] = sign, tone
 
     def put_in_free_cells(self, row: int, sign: str, tone: Tone) -> None:

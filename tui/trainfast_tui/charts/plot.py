@@ -144,7 +144,7 @@ def _row_of(value: float, y_range: tuple[float, float], frame: Frame) -> int:
 
 
 def _overlay_limit(text: list[str], style_indexes: bytearray, limit: Limit) -> None:
-    """Draw the limit's line in the free cells of its row, and its label where it fits first."""
+    """Draw the limit's line in the free cells of its row, and its label in the first gap that is wide enough."""
     _fill_free(text, style_indexes, range(len(text)), "╌", LIMIT_STYLE)
     label = plain(limit.label)
     # Wide characters would need two cells for one entry of the row.

@@ -166,7 +166,7 @@ def _open_app(parsed: argparse.Namespace) -> int:
     import gc
     import sys
 
-    os.getcwd()  # raises FileNotFoundError if it has been deleted: the screens read files by names from here
+    os.getcwd()  # raises FileNotFoundError in a deleted folder: the screens read files by names from here
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("the app needs a terminal; without one: trainfast-tui run PRESET, see trainfast-tui --help")
     # Collecting garbage among the imported modules would delay the first frame.

@@ -143,7 +143,7 @@ def _refuse_preset_name(file: str, *, has_command: bool) -> None:
 
 
 def _unconfirmed(names: list[str]) -> str:
-    """Return a line on the knobs of a script that may keep values of its own."""
+    """Return a line on the knobs whose values a script may replace by its own."""
     return f"{', '.join(names)}: set without a flag, so the script may keep its own; the result lists what ran"
 
 

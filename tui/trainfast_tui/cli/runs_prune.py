@@ -1,4 +1,4 @@
-"""`runs prune`: delete old runs and searches and unused cache files, after printing what that frees."""
+"""`runs prune`: delete old runs and searches and unused cache files, after printing the bytes to be freed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what it frees, ask, and delete."""
+    """Print the bytes to be freed, ask, and delete."""
     older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
     home = Home()
     plan = pruning.plan(home, cache_directory(), arguments.keep, older_than_s)

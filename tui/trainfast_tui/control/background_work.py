@@ -80,7 +80,7 @@ class BackgroundWork:
             self.calibrator.update(snapshot, machine, is_device_used=is_device_used)
 
     def _speed_key(self, run: RunSnapshot | None, running_search: SearchKind | None) -> SpeedKey:
-        """Return what changes with the sources of predicted speeds: runs, searches, the calibration."""
+        """Return a value that changes with the sources of predicted speeds: runs, searches, the calibration."""
         ended = run is not None and run.result is not None
         return run.run_id if run is not None else "", ended, running_search, self._calibrations
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class BestOptions(msgspec.Struct, frozen=True):
-    """The next search: its request, and whether it is fresh."""
+    """The options of the next search."""
 
     request: BestRequest | None = None
     """The options typed; None for the defaults."""
@@ -75,7 +75,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         return plan_id
 
     def note_started(self, directory: Path) -> None:
-        """Record that the started search holds its lock; the choice of a fresh one was for it alone."""
+        """Record that the started search holds its lock; the next one is not fresh again."""
         super().note_started(directory)
         self.options = replace(self.options, is_fresh=False)
 

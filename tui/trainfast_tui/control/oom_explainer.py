@@ -50,7 +50,7 @@ class OomExplainer:
         return explanation, traced.traces_left
 
     def explain_if_oom(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
-        """Explain this run if it ran out of memory; give up the trace under way if it may not go on.
+        """Explain this run if it ran out of memory; give up the trace under way unless `may_trace`.
 
         Nothing is traced for a script, which has no model here.
         """

@@ -46,7 +46,7 @@ class RunControl:
 
     def give_up(self) -> None:
         """Start nothing after all. Does nothing when no run waits."""
-        # The waiting thread may remove it between two looks.
+        # The waiting thread may remove the event between two looks.
         if (giving_up := self._giving_up) is not None:
             giving_up.set()
 

@@ -1,4 +1,4 @@
-"""Look into a script of the user's own for the session: in a thread, with the script in a process that it ends."""
+"""Look into a script of the user's own for the session, in a thread that runs the script in a process."""
 
 from __future__ import annotations
 

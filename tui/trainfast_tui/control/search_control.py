@@ -37,11 +37,11 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         self._python = python
         self._snapshot: SearchSnapshotT | None = None
         self._pending = PendingStart()
-        """The search that was started here until it is seen."""
+        """The search that was started here, until the reader shows it."""
         self._dismissed_directory: Path | None = None
         """The ended search that was followed when the next one was refused."""
         self._stop_when_seen = False
-        """True if the search being started is to be stopped once it is seen."""
+        """True if the search under start is to be stopped as soon as the reader shows it."""
         self.requested_ns: int | None = None
         """CLOCK_MONOTONIC at which the newest search was started."""
 
@@ -148,7 +148,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         return Notified("")
 
     def no_search_notice(self) -> Notified:
-        """Return why nothing can be asked of a search now: none is live, or one is starting."""
+        """Return the notice that no search is live, or that one is starting."""
         return STILL_STARTING if self._pending.is_pending else NOT_LIVE
 
     def stop(self) -> Notified:
@@ -156,7 +156,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         search = self.current
         self._stop_when_seen = search is None and self._pending.is_pending
         if self._stop_when_seen:
-            # It cannot be ended before it holds its lock.
+            # A search cannot be ended before it holds its lock.
             return Notified("Stopping as soon as the search has started…", "warning")
         if search is None or not search.is_live:
             return NOT_LIVE

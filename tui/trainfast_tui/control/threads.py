@@ -15,7 +15,7 @@ def start_thread(
     post: Post,
     to_message: Callable[[UserError], Message | None] = as_warning,
 ) -> threading.Thread:
-    """Run `work` and post the message that it returns, or what `to_message` makes of its error."""
+    """Run `work` and post the message that it returns, or the message that `to_message` makes of its error."""
 
     def call() -> None:
         try:

@@ -26,7 +26,7 @@ class NewRuns:
             run = read_run_file(directory)
             if directory == shown or (directory / RESULT_FILE).exists() or (run is not None and run.role is not None):
                 self._new.remove(run_id)
-            elif run is not None and is_unfinished(directory):  # else it is still being written
+            elif run is not None and is_unfinished(directory):  # else its files are still being written
                 return run_id
         return None
 

@@ -118,7 +118,7 @@ class Reader(threading.Thread):
     def _snapshot(self) -> Snapshot:
         self._trouble = None
         run = self._read("the run", self._followed_run.poll, None)
-        # A search that cannot be read is as it was: nothing may start beside it.
+        # A search that cannot be read keeps its last state: nothing may start beside it.
         before = self._last_snapshot
         batch_search = self._read(
             "the batch search", self._batch_search.poll, before.batch_search if before is not None else None

@@ -45,7 +45,7 @@ def _comparable(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, int, float]]
 
 
 def _sample_work(run: ReportedRun) -> tuple[object, ...]:
-    """Return what decides the work of a sample: model, data and length; for a script its name and folder."""
+    """Return the settings that decide a sample's work: model, data and length; for a script its name and folder."""
     recorded = run.run_file
     model: tuple[object, object] = (run.result.name, "")
     if recorded is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class PostedMessage(TextualMessage):
-    """Brings what a thread has posted into the event loop; of waiting snapshots only the newest is delivered."""
+    """Brings a message of a thread into the event loop; of waiting snapshots only the newest is delivered."""
 
     content: Message
 

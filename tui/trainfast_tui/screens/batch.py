@@ -1,4 +1,4 @@
-"""The batch search: asked for, started or resumed on this screen, which it outlives."""
+"""The screen on which a batch search is asked for, started and resumed; the search outlives the screen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainfast_tui.widgets.search.batch_view import BatchView
 
 
 class BatchScreen(SearchScreen[BatchSnapshot]):
-    """Shows the search of a next run, or the question of one; Enter starts it, or applies one of its answers."""
+    """Shows the search of the next run, or its question; Enter starts the search, or applies one of its answers."""
 
     SCOPE = "batch"
 

@@ -1,4 +1,4 @@
-"""The best-fit search: planned, started or resumed on this screen, which it outlives."""
+"""The screen on which a best-fit search is planned, started and resumed; the search outlives the screen."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if is_active or search is not None:
             hidden.update(QUESTION_ACTIONS)
         if not is_active:
-            hidden.discard(ASK_VARY)  # beside an ended search it asks a new question
+            hidden.discard(ASK_VARY)  # beside an ended search the key asks a new question
         return hidden
 
     def action_labels(self) -> Mapping[str, str]:
@@ -186,7 +186,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             self._apply_best(search, search.so_far.best.number)
 
     def _apply_best(self, search: BestSnapshot, best: int) -> None:
-        """Give the next run this candidate's knobs, and the search's preset if it is another; then close the screen."""
+        """Give this candidate's knobs to the next run, which becomes one of the search's preset; close the screen."""
         session, question = self.session, search.so_far.question
         next_run = session.next_run
         assert question is not None

@@ -120,7 +120,7 @@ def _keys_section(scope: str, width: int) -> Section:
 
 
 def _knob_entry(name: str, width: int) -> list[Line]:
-    """Return what a knob does, its effects and its values."""
+    """Return the description of a knob, its effects and its values."""
     knob = KNOBS_BY_NAME[name]
     effects = (("speed", knob.speed), ("memory", knob.memory), ("training", knob.training))
     takes = f"takes {knob.values.describe()}; default {knob.text_of(knob.default)}"

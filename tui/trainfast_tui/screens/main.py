@@ -83,11 +83,11 @@ class MainScreen(AppScreen):
         """The reading error that was shown last; None without one."""
         self._question: _LiveRunQuestion | None = None
         self._search_wanted: SearchKind | None = None
-        """The search that was asked for before it was known whether one goes on."""
+        """The search to open once a snapshot tells whether one is live; None without such a wish."""
 
     @property
     def is_ready(self) -> bool:
-        """True while the widgets exist; messages of threads may come before them, and after them on leaving."""
+        """True while the widgets exist: messages of threads may come earlier, and on leaving later."""
         return self._is_composed and self.app.is_running
 
     def compose(self) -> ComposeResult:
@@ -191,7 +191,7 @@ class MainScreen(AppScreen):
                 status.show_text(snapshot.trouble, "error")
             elif status.text == shown:
                 status.show_text("")
-        # A notice about the run before, such as that it is being started, is outdated with the next run.
+        # A notice about the run before, such as its start, is outdated with the next run.
         key = f"{run.run_id} {run.state}" if run is not None else None
         if key != self._status_of_run and snapshot.trouble is None:
             self._status_of_run = key
@@ -221,7 +221,7 @@ class MainScreen(AppScreen):
                 self._start(next_run)
 
     def _risk(self, next_run: NextRun) -> str:
-        """Warn of what this run may do beyond training for seconds; empty if there is nothing."""
+        """Warn of a run that may do more than train for seconds; empty for any other."""
         if next_run.script is not None:
             return "" if "steps" in next_run.spec.knobs else RUNS_TO_COMPLETION.format(next_run.spec.title)
         machine = self.session.machine
@@ -245,7 +245,7 @@ class MainScreen(AppScreen):
         self._open_search(SearchKind.BEST)
 
     def _open_search(self, kind: SearchKind) -> None:
-        """Open the screen of a search, as soon as it is known whether one is live."""
+        """Open the screen of a search, once a snapshot tells whether one is live."""
         session = self.session
         self._search_wanted = kind if session.snapshot is None else None
         if self._search_wanted is not None:
@@ -346,7 +346,7 @@ class MainScreen(AppScreen):
 
         screen = ScriptScreen(self.session)
         self.app.push_screen(screen)
-        # At once, so that what is typed ahead comes to the dialog.
+        # At once, so that keys typed ahead come to the dialog.
         screen.action_command()
 
     def action_diagnosis(self) -> None:

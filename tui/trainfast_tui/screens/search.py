@@ -79,7 +79,7 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         self._search = search
 
     def show_useful_keys(self) -> None:
-        """Leave out of the footer the keys that do nothing now, and label the others by what they do."""
+        """Leave out of the footer the keys that do nothing now, and label the others by their effect."""
         search, is_active, footer = self._search, self.search_control.is_active, self.query_one(Footer)
         is_live = search is not None and search.is_live
         hidden = self.hidden_actions()

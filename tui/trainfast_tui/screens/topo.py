@@ -20,7 +20,7 @@ class TopologyRead(ScreenMessage, frozen=True):
 
 
 class TopoScreen(PageScreen):
-    """The matrix and the sections below it. Reads NVML in a thread: the driver may take its time."""
+    """The matrix and the sections below. NVML is read in a thread: the driver may take its time."""
 
     SCOPE = "topo"
 

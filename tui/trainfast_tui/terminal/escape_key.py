@@ -30,7 +30,7 @@ _CHARACTERS = {
 
 
 class KeyReader(XTermParser):
-    """Textual's parser of terminal input; it sees Esc and a key in kitty's spelling of Alt, which it understands."""
+    """Textual's parser of terminal input; Esc and a key are given to it in kitty's spelling of Alt."""
 
     _ends_with_esc = False
     """True if the last read ended with Esc."""
@@ -49,7 +49,7 @@ def _as_alt(typed: re.Match[str]) -> str:
 
 
 def install(driver: type[Driver], *, plain: bool = False) -> None:
-    """Make the driver read keys with `KeyReader`, or with `plain` as Textual does; it has no setting for its parser."""
+    """Make the driver read keys with `KeyReader`, or with `plain` as Textual does, which has no such setting."""
     module = sys.modules[driver.__module__]
     if hasattr(module, "XTermParser"):
         module.XTermParser = XTermParser if plain else KeyReader  # type: ignore[attr-defined]

@@ -49,6 +49,6 @@ def forget(console: Console) -> None:
 
 
 def install(*, plain: bool = False) -> None:
-    """Make every screen send its updates this way, or with `plain` as Textual does; it has no setting for them."""
+    """Make every screen send its updates this way, or with `plain` as Textual does, which has no setting for them."""
     _compositor.ChopsUpdate = ChopsUpdate if plain else TightUpdate  # type: ignore[misc]
     _compositor.LayoutUpdate = LayoutUpdate if plain else WholeUpdate  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A script of the user's own in words: what discovery found in it."""
+"""The findings of discovery in a script of the user's own, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words for memory by category and for the phases of a step at whose peak it is measured."""
+"""The words for the categories of memory, and for the phases of a step whose peaks are measured."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ESTIMATED = "the cheapest knobs that free memory, by estimate:"
 
 
 def oom_sentences(explanation: OomExplanation) -> Iterator[str]:
-    """Yield a sentence each about what had grown, what was missing and who else used memory, as far as known."""
+    """Yield a sentence on each known fact: the category that grew, the missing bytes, the others on the device."""
     if explanation.batch_size is not None:
         tried = f"batch_size {explanation.batch_size:,}"
         yield f"A search was trying {tried} to see whether it fits: no knob needs a change."

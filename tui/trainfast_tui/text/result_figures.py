@@ -74,7 +74,7 @@ def _thinning_notes(thinning: Thinning, steps: int) -> Iterator[str]:
 
 
 def end_words(result: Result) -> str:
-    """Return the end state, its reason, and what makes the figures doubtful."""
+    """Return the end state, its reason, and the doubts about the figures."""
     under = [f"measured under {result.measured_under}"] if result.measured_under else []
     words = ", ".join([state_words(result.state), *marks(result), *under])
     reason = with_sizes(notable_reason(result.state, result.reason))

@@ -1,4 +1,4 @@
-"""A predicted speed in words, and beside what was measured."""
+"""A predicted speed in words, alone and beside the measured one."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def importing_words(executable: str) -> str:
 
 
 def cooling_words(device: int, temperature_c: float, below_c: float, waited_s: float, stuck_s: float) -> str:
-    """Return the hottest GPU's temperature, the one waited for, and how long it has taken and stood still."""
+    """Return the hottest GPU's temperature, the awaited temperature, and the seconds waited and without change."""
     from trainfast_runner.machine.cooling import stuck_words
 
     return (

@@ -79,7 +79,7 @@ def _host_lines(snapshot: Snapshot, tick: Tick, width: int) -> list[Line]:
             (f"{fmt.percent(run.cpu_percent)} of a core", "text"),
             ("  process memory ", "muted"),
             (fmt.size(run.memory_rss_bytes), "text"),
-            # On a CPU a `memory_limit` beside it counts the training alone.
+            # On a CPU a `memory_limit` beside this figure counts the training alone.
             (" with libraries  " if long_words and not has_gpu else "  ", "muted"),
             (counted(run.processes, "process", "processes"), "text"),
             (f", {threads}" if long_words and not has_gpu else "", "text"),

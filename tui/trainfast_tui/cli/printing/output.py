@@ -53,7 +53,7 @@ def write_to_stderr(text: str) -> None:
         sys.stderr.write(encodable(text, sys.stderr.encoding))
         sys.stderr.flush()
     except OSError:
-        pass  # the terminal has gone; what the command does goes on, and its exit code still counts
+        pass  # the terminal has gone; the command goes on, and its exit code still counts
 
 
 def encodable(text: str, encoding: str | None) -> str:

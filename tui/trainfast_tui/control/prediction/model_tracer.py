@@ -59,7 +59,7 @@ class ModelTracer:
             self._traced_key = ""
             self._work.cancel()
         if wait_s:
-            # Not under the lock: the trace takes it at its end.
+            # Not under the lock, which the trace takes at its end.
             self._work.cancel(wait_s)
 
     def _trace(self, spec: RunSpec, machine: Machine, key: str, cancelled: threading.Event) -> None:

@@ -72,7 +72,7 @@ def request_for(
 
 
 def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
-    """Return the spec with the number of devices it takes, unchanged if they are refused: starting the run says so."""
+    """Return the spec with its number of devices; unchanged if they are refused, which the run's start reports."""
     from trainfast_runner.settings.device_counts import with_devices
 
     try:

@@ -60,7 +60,7 @@ class Predictor:
         self._model_tracer.cancel(wait_s)
 
     def _answer_newest(self) -> None:
-        """Answer the newest request, once more if it was answered before: more is known."""
+        """Answer the newest request, or answer it again when more is known."""
         with self._lock:
             self._unanswered = self._newest
             if not self._is_answering:

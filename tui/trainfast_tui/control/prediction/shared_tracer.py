@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class SharedTracer:
-    """Holds the tracer. It is made by the thread that traces first, so the app's first frame imports nothing."""
+    """Holds the tracer, which the first thread that traces makes: the app's first frame imports nothing for it."""
 
     def __init__(self) -> None:
         self._tracer: WarmTracer | None = None

@@ -1,4 +1,4 @@
-"""The question of a batch search before it starts: its rows, its limit, and what is known of its time."""
+"""The question of a batch search before it starts: its rows, its limit, and its expected time."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[st
 
 
 def precision_words(so_far: BestSoFar, answer: BestAnswer) -> str:
-    """Return that the best trains in another precision than the baseline; empty if it does not."""
+    """Return words for a best setting in another precision than the baseline's; empty for the same precision."""
     assert so_far.space is not None
     numbers = so_far.space.baseline_number, answer.best_number
     own, best = (so_far.candidate(number).knobs.get("precision") for number in numbers)
@@ -120,7 +120,7 @@ def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, .
 
 
 def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[tuple[str, str]]:
-    """Yield the number of each verdict, what was not tried or was disturbed, why the search stopped, its time."""
+    """Yield the number of each verdict, the settings not tried or disturbed, why the search stopped, and its time."""
     dropped = so_far.space.dropped if so_far.space is not None else 0
     others = f"; another global batch: {counted(dropped, 'combination')}" if dropped else ""
     yield "settings", f"{len(so_far.candidates):,}: {count_words(verdict.verdict for verdict in verdicts)}{others}"

@@ -77,7 +77,7 @@ def gain_words(percent: Interval | None) -> str:
 
 
 def is_final(answer: BestAnswer | None, state: str) -> bool:
-    """True if the search has ended with its answer, and its budget did not end it before all was tried."""
+    """True if the search has ended with its answer, and not because its budget was spent."""
     return state == "answered" and (answer is None or answer.tried_in_budget is None)
 
 
@@ -109,7 +109,7 @@ def objective_of(name: str) -> Objective:
 
 
 def unit_of(objective: str, median: float) -> tuple[str, float]:
-    """Return the unit in which a figure of this size is shown, and what to divide the figure by."""
+    """Return the unit in which a figure of this size is shown, and the divisor of the figure."""
     if objective != "time":
         return objective_of(objective).unit, 1.0
     return next((name, each_s) for from_s, each_s, name in TIME_UNITS if median >= from_s)

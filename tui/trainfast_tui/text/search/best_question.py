@@ -1,4 +1,4 @@
-"""The question of a best-fit search: what it is, the knobs that it varies or leaves alone, and its expected time."""
+"""The question of a best-fit search: its parts, the knobs that it varies or leaves alone, and its expected time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live best-fit search in words: its state, its instructions, the best so far, the worth of going on."""
+"""A live best-fit search in words: its state, its instructions, the best so far, the chance of a better one."""
 
 from __future__ import annotations
 

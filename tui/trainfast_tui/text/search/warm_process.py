@@ -1,4 +1,4 @@
-"""A warm process of a search, named by what it tried."""
+"""A warm process of a search, named by the sizes or settings that it tried."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainfast_runner.worker.shared.search_roles import TRIAL
 
 
 def warm_words(role: str | None, tried: Sequence[int]) -> str:
-    """Name a warm process by what it tried: `a search's probe at batch_size 62, after 7`."""
+    """Name a warm process by the sizes or settings it tried: `a search's probe at batch_size 62, after 7`."""
     if not tried:
         return "a search's trials" if role == TRIAL else "a search's probe"
     if role == TRIAL:

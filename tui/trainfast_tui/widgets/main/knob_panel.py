@@ -38,7 +38,7 @@ MIN_LIST_LINES_BESIDE_REFUSAL = 3
 
 
 class KnobPanel(Painted, can_focus=True):
-    """A list with a cursor over the text about the knob under it. Its keys change the session's next run."""
+    """A list of knobs with a cursor, and below it the text about the knob; the keys change the session's next run."""
 
     DEFAULT_CSS = "KnobPanel { height: 1fr; width: 1fr; }"
 
@@ -104,7 +104,7 @@ class KnobPanel(Painted, can_focus=True):
             self._cursor = self.listed.index(name)
 
     def refuse(self, error: UserError) -> None:
-        """Show why a value was refused, at the knob that it is about, and on the status line."""
+        """Show why a value was refused, at its knob and on the status line."""
         self._refusal = error
         self._put_cursor_on(error.key)
         self.repaint()
@@ -151,7 +151,7 @@ class KnobPanel(Painted, can_focus=True):
             return
 
         def set_value(text: str) -> None:
-            # Looked up again: a run that was started elsewhere may have replaced it meanwhile.
+            # Looked up again: a run that was started elsewhere may have replaced the next run meanwhile.
             if self._session.next_run is not None:
                 self._change(self._session.next_run.with_value(entry.name, text))
 

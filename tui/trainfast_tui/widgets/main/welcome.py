@@ -21,7 +21,7 @@ class Welcome(Painted):
     _effect_of_r = ""
 
     def show_effect_of_r(self, words: str) -> None:
-        """Show what the key `r` would do."""
+        """Show the effect of the key `r`."""
         self._effect_of_r = words
         self.repaint()
 

@@ -178,7 +178,7 @@ def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> Point | No
     outcome = outcome_of(probe.outcome)
     sign, tone = outcome.sign, outcome.tone
     if probe.outcome == "oom":
-        # Only the fit knows its need; it is certainly above the limit.
+        # Only the fit knows the need of this size, which is certainly above the limit.
         needed = max(int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * 1.03))
         return Point(probe.batch_size, needed, sign, tone) if needed else None
     rank = fit.rank if fit is not None else probe.rank

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MIN_CHART_LINES, MAX_CHART_LINES = 7, 20
 """The least lines of a useful chart, and the most."""
 MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "now"}
-"""The signs of the chart; one on the line is ● where it is not the best."""
+"""The signs of the chart; a measured setting on the line is ● instead of •."""
 MIN_TABLE_LINES = 4
 """Lines of the table that the chart leaves."""
 

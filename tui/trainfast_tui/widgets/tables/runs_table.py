@@ -23,7 +23,7 @@ ALL_COLUMNS: Columns = (("started", 18), ("preset", 26), ("state", 17), ("sample
 FEWER_COLUMNS: Columns = (("started", 16), ("preset", 15), ("state", 17), ("samples/s", 12))
 FEWEST_COLUMNS: Columns = (("preset", 15), ("state", 17), ("samples/s", 12))
 ALL_COLUMNS_FROM, START_TIMES_FROM = 110, 80
-"""Widths from which the table has all columns, and from which it tells when each run was started."""
+"""Widths from which the table has all columns, and from which it has the column `started`."""
 SEQ_LEN = "seq_len"
 
 ORDERS: tuple[SortOrder[RunRow], ...] = (
