@@ -1,7 +1,7 @@
-"""Every budget of the tool, measured on this machine and printed as one table: `python -m benchmarks`.
+"""Measure every budget of the tool on this machine, and print one table: `python -m benchmarks`.
 
-What an attached app costs a training takes minutes of pairs: `python -m benchmarks.attached`. Exits 1 when a budget
-is not held.
+The cost of an attached app to a training has a command of its own, as it takes minutes: `python -m
+benchmarks.attached`. Exits 1 when a budget is not held.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from benchmarks.budget import print_table
 
 
 def main() -> int:
-    """Measure, print, say whether all budgets held."""
+    """Measure and print; return 1 unless all budgets held."""
     argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()

@@ -1,4 +1,4 @@
-"""What the app itself costs: start-up, first paint, CPU and bytes with a live run, in a pseudo-terminal.
+"""The cost of the app itself: start-up, first paint, CPU and bytes with a live run, in a pseudo-terminal.
 
     python -m benchmarks.app
 

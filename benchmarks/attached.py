@@ -1,4 +1,4 @@
-"""How much an attached app slows a training down: slices with and without it, in turn, beside one live run.
+"""The slowdown of a training by an attached app: slices with and without the app, in turn, beside one live run.
 
     python -m benchmarks.attached [--pairs 30] [--window 3] [--set KNOB=VALUE ...]
 
@@ -6,9 +6,9 @@ On a GPU the app must cost next to nothing; on a CPU it takes its share of the m
 
 One app is attached all the time; without it means that it is suspended, as by Ctrl+Z, which costs nothing and is over
 at once. A pair is four slices a few seconds long, without, with, with, without the app, and the other way round in
-every second pair: so a machine that grows slower or faster all the time does so for both. What is compared is the time
-of all steps in a slice, not of the one in the middle: the app works a few milliseconds at a time, and most steps do not
-notice. The budget is held where the whole interval is within it, on a machine that others left alone.
+every second pair: so a machine that grows slower or faster all the time does so for both. The time of all steps in a
+slice is compared, not their median: the app works a few milliseconds at a time, and most steps do not notice. The
+budget is held where the whole interval is within it, on a machine that others left alone.
 """
 
 import argparse
@@ -44,10 +44,10 @@ SETTLE_S = 1.0
 FIRST_SETTLE_S = 8.0
 """After its start."""
 ORDER = (False, True, True, False)
-"""Whether the app runs, in every second pair; the others are the other way round."""
+"""True for slices with the app, in every second pair; the others are the other way round."""
 RESAMPLES = 2000
 QUIET_PERCENT = 5.0
-"""Where others take more of the machine than this, the pairs say more of them than of the app."""
+"""If others take more of the machine than this, the pairs measure the others rather than the app."""
 APP = (sys.executable, "-m", "trainfast_tui.cli")
 SETTINGS = ("steps=10000000", "batch_size=1", "seq_len=32", "watch=0")
 
@@ -67,7 +67,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Slowdown:
-    """Of the mean step, in percent: the median of the pairs, `low` and `high` around 95 % of its resamples."""
+    """Percent by which the mean step is longer: the median of pairs; `low` and `high` hold 95 % of its resamples."""
 
     pairs: int
     percent: float
@@ -78,12 +78,12 @@ class Slowdown:
     share_percent: float
     """The app's own part of the machine's CPU time while it is attached."""
     others_percent: tuple[float, float]
-    """What others took of the machine without the app and with it."""
+    """The share of the machine that others took, without the app and with it."""
     device: str
 
     @property
     def is_quiet(self) -> bool:
-        """Whether others left the machine alone."""
+        """True if others left the machine alone."""
         return max(self.others_percent) <= QUIET_PERCENT
 
     @property
@@ -143,7 +143,7 @@ class _Run:
         return tuple((after - before) * 1e-6 for before, after in itertools.pairwise(ends))
 
     def cpu_percent(self) -> float:
-        """Of one core since the last call, all processes of the run together."""
+        """The share of one core since the last call, all processes of the run together."""
         reading = self._tree.read()
         return 0.0 if reading is None else reading.cpu_percent or 0.0
 
@@ -209,7 +209,7 @@ def _slowdown(pairs: Sequence[Sequence[Slice]], device: str) -> Slowdown:
 
 
 def _change(pair: Sequence[Slice], middle: Callable[[Sequence[float]], float]) -> float:
-    """By what share a step of this pair is longer with the app, in percent."""
+    """The share by which a step of this pair is longer with the app, in percent."""
     without, attached = (
         middle([ms for part in pair if part.attached is wanted for ms in part.steps_ms]) for wanted in (False, True)
     )

@@ -1,19 +1,20 @@
-"""The largest batch on five small models: our search, accelerate's finder and Lightning's, each with a cold proof.
+"""The largest batch on five small models: our search, accelerate's finder and Lightning's, each confirmed in a fresh
+run.
 
     python -m benchmarks.batch_search [--models "llama;bert"] [--proof-steps 3]
 
 Each is started as its users start it: accelerate at four times the true maximum, Lightning at 2. All take the worker's
-own step under the same real limit of a process, two steps a trial, pay their own imports, and end with the same proof:
-a fresh run of all its steps. A finder whose answer runs out of memory there has not paid for it: as its user would, it
-goes on with the next size of accelerate's rule, and the time to the failed proof is printed beside. The true maximum is
-found by cold runs of every size from ours on, up to the second in a row that runs out of memory. Lightning is installed
-into a folder of its own on first use.
+own step under the same real limit of a process, two steps a trial, pay their own imports, and end with the same
+confirmation: a fresh run of all its steps. A finder whose answer runs out of memory there has not paid for it: as its
+user would, it goes on with the next size of accelerate's rule, and the time to the failed confirmation is printed
+beside. The true maximum is found by cold runs of every size from ours on, up to the second in a row that runs out of
+memory. Lightning is installed into a folder of its own on first use.
 
 The models are one of each family that trains text, cut down until the limit holds twenty to a hundred samples, and no
 further: a step at the maximum takes seconds on two cores, as one does on a user's machine. In a smaller one the time to
 start a process and to import torch, which is the same for all three, would decide. Of fewer than twenty samples a
-finder that doubles is done after three doublings, and the proof, again the same for all, is nearly half of what it
-takes: a GPT-2 of 128 tokens, of which 14 samples fit, took us 0.65 of accelerate's time and 0.81 of Lightning's. It has
+finder that doubles is done after three doublings, and the confirmation, again the same for all, is nearly half of the
+time: a GPT-2 of 128 tokens, of which 14 samples fit, took us 0.65 of accelerate's time and 0.81 of Lightning's. It has
 64 tokens here. With checkpointing a step is so long that half the limit does.
 """
 
@@ -43,7 +44,7 @@ STEPS_A_TRIAL = 2
 BUDGET = 0.6
 MAX_PROBES, MAX_OOMS = 6, 1
 REDUCED_TO = 0.9
-"""Of a size that runs out of memory, the share that accelerate's find_executable_batch_size tries next (1.15)."""
+"""The share of a size that ran out of memory that accelerate's find_executable_batch_size tries next (1.15)."""
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 COMMON = ("memory_limit=2GiB", "data.kind=random")
 """A model's own settings come after these."""
@@ -69,20 +70,20 @@ MODELS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class FinderResult:
-    """The size that one finder found, its trials, its wall time in seconds with the proof, and how that proof ended.
-
-    `refuted` has the sizes whose proof ran out of memory, each with the wall time in seconds until then. `missing` says
-    why there is none.
-    """
+    """The result of one finder."""
 
     who: str
     batch_size: int = 0
     trials: int = 0
     ooms: int = 0
     seconds: float = 0.0
+    """Wall time with the confirmation run."""
     proof: str = ""
+    """The end state of the confirmation run."""
     refuted: tuple[tuple[int, float], ...] = ()
+    """Sizes whose confirmation run ran out of memory, each with the wall time in seconds until then."""
     missing: str = ""
+    """The reason for no result."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Row:
 
     @property
     def ours(self) -> FinderResult:
-        """Of our search."""
+        """The result of our search."""
         return self.finders[0]
 
     def share_of(self, who: str) -> float | None:
@@ -130,7 +131,7 @@ def measure(model: str, proof_steps: int) -> Row:
 
 
 def _ours(home: Home, preset: str, settings: list[str], proof_steps: int) -> tuple[dict[str, Any], FinderResult]:
-    """`search max-batch` to its end, the prediction's trace and the proof in it."""
+    """`search max-batch` to its end, with the prediction's trace and the confirmation run."""
     argv = [sys.executable, "-m", "trainfast_tui.cli", "search", "max-batch", preset]
     argv += [word for setting in settings for word in ("--set", setting)]
     began = time.perf_counter()
@@ -153,7 +154,7 @@ def _ours(home: Home, preset: str, settings: list[str], proof_steps: int) -> tup
 
 
 def _another(who: str, plan: RunPlan, home: Home, start: int, proof_steps: int) -> FinderResult:
-    """Another library's finder in a process of its own, and then the proof."""
+    """Another library's finder in a process of its own, and then the confirmation run."""
     path = os.pathsep.join([str(ROOT), *_path_of_lightning(who)])
     began = time.perf_counter()
     knobs = {**plan.spec.knobs, "batch_size": start}
@@ -252,23 +253,23 @@ def lines(row: Row) -> list[str]:
         for size, seconds in result.refuted:
             share = row.ours.seconds / seconds
             rows.append(
-                f"  {'':<11} {size:>5}  ran out of memory in its proof at {seconds:.1f} s, ours took {share:.2f}"
+                f"  {'':<11} {size:>5}  ran out of memory when confirmed at {seconds:.1f} s, ours took {share:.2f}"
             )
     return rows
 
 
 def holds(row: Row) -> bool:
-    """Whether every bound is held on this model."""
+    """True if every bound is held on this model."""
     shares = [row.share_of(result.who) for result in row.finders[1:]]
     fast = all(share is None or share <= BUDGET for share in shares)
     return row.exact and row.ours.trials <= MAX_PROBES and row.ours.ooms <= MAX_OOMS and fast
 
 
 def print_table(models: list[str] | None = None, proof_steps: int = 3) -> bool:
-    """Measure and print model by model; whether all bounds are held."""
+    """Measure and print model by model; return True if all bounds are held."""
     print(
-        f"largest batch under {COMMON[0]}, where nothing else is said: at most {MAX_PROBES} sizes, {MAX_OOMS} out of"
-        f" memory, {BUDGET:g} of the others' wall time; proof of {proof_steps} steps; what is not held is marked"
+        f"largest batch under {COMMON[0]}, unless noted: at most {MAX_PROBES} sizes, {MAX_OOMS} out of memory,"
+        f" {BUDGET:g} of the others' wall time; confirmed by {proof_steps} steps; a bound not held is marked"
     )
     held = True
     for model in models or MODELS:

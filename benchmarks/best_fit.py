@@ -1,4 +1,4 @@
-"""How good the best-fit search is: `python benchmarks/best_fit.py replay`; `record` records a grid, `live` searches it.
+"""Judge the best-fit search: `python benchmarks/best_fit.py replay`; `record` records a grid, `live` searches it.
 
 `replay` replays the real decision code under a fake clock, once a seed, over the grids in `benchmarks/grids` and over
 synthetic spaces, which are labelled as such: they judge the code, not a machine. Beside it stand other ways to search,
@@ -50,7 +50,7 @@ DECISION_CANDIDATES, DECISION_TRIALS, DECISIONS = 2000, 60, 9
 
 @dataclass
 class Score:
-    """How one way to search did over the seeds; a search that found nothing has lost everything."""
+    """The score of one way to search over the seeds; a search that found nothing has lost everything."""
 
     regrets: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)

@@ -1,13 +1,13 @@
-"""Budgets: what was measured beside what is allowed, and the table of both."""
+"""Budgets: measured figures beside the allowed ones, and the table of both."""
 
 from collections.abc import Sequence
 
 Row = tuple[str, str, str, bool]
-"""What, measured, budget, whether it is held."""
+"""Subject, measured, budget, True if it is held."""
 
 
 def at_most(what: str, measured: float, most: float, unit: str, *, digits: int = 0, more: str = "") -> Row:
-    """A figure that must not exceed `most`, both in `unit`; `more` is said behind the measured one."""
+    """A figure that must not exceed `most`, both in `unit`; `more` stands behind the measured one."""
     return what, f"{measured:,.{digits}f} {unit}{more}", f"<= {most:,g} {unit}", measured <= most
 
 

@@ -1,4 +1,4 @@
-"""What one frame of a chart costs: ours beside Textual's Sparkline, both repainted at 10 Hz in a pseudo-terminal.
+"""The cost of one frame of a chart: ours beside Textual's Sparkline, both repainted at 10 Hz in a pseudo-terminal.
 
     python -m benchmarks.chart [--seconds 8] [--rate 10] [--json]
 

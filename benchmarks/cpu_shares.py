@@ -1,4 +1,4 @@
-"""Where the processor time of the app's monitor goes: by thread, and of the main thread by what it does.
+"""The processor time of the app's monitor: by thread, and by function of the main thread.
 
     python -m benchmarks.cpu_shares [--seconds 30]
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can tell, one JSON file per check, with device, driver and versions in each.
+# Checks that need a GPU, one JSON file per check, with device, driver and versions in each.
 #
 #   benchmarks/gpu.sh [-n] [-o DIRECTORY] [-l SECONDS] [-k PATTERN] [GROUP ...]
 #
 #   -o   where the files go (default: benchmarks/results/DEVICE-DATE)
-#   -n   only say what would be run: name, expected exit code, command
+#   -n   only print the checks: name, expected exit code, command
 #   -l   the longest that one check may take (default: 240)
 #   -k   only the checks whose names match, as 'precision-*'
 #   groups, all of them by default, each meant to end within some minutes on one fast GPU:

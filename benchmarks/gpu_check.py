@@ -1,4 +1,4 @@
-"""One check of `gpu.sh`: a command with a limit of time, what came of it in a JSON file, and a line that says so.
+"""One check of `gpu.sh`: a command with a limit of time, its result in a JSON file, and one line about it.
 
     python -m benchmarks.gpu_check [--expect 0] [--limit 180] [--needs PACKAGE] [--gpus N] [-o DIR] NAME -- ARGUMENT...
 
@@ -110,7 +110,7 @@ def run(command: Sequence[str], limit_s: float) -> dict[str, Any]:
 
 
 def devices() -> list[str] | str:
-    """What nvidia-smi says of each GPU, or why it says nothing."""
+    """The output of nvidia-smi for each GPU, or why there is none."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
         return "no nvidia-smi"
@@ -123,7 +123,7 @@ def devices() -> list[str] | str:
 
 
 def version(package: str) -> str | None:
-    """Of an installed distribution."""
+    """The version of an installed distribution."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""A program in a pseudo-terminal: what it sends is read and taken account of, and its questions are answered."""
+"""A program in a pseudo-terminal: its output is read and counted, and its questions are answered."""
 
 import contextlib
 import fcntl
@@ -19,7 +19,7 @@ FRAME_SILENCE_S = 0.020
 PAINTED_CHARACTERS = 200
 """A frame with more printable characters than this counts as the screen's content."""
 GRACE_S = 5.0
-"""How long the program may take to leave after SIGTERM."""
+"""Seconds that the program may take to leave after SIGTERM."""
 
 
 _CONTROL = re.compile(
@@ -36,7 +36,7 @@ class Ended(RuntimeError):
 
 @dataclass(slots=True)
 class Output:
-    """What came from the program so far; times are of the monotonic clock in seconds."""
+    """The output of the program so far; times are of the monotonic clock in seconds."""
 
     started_s: float
     until: str | None

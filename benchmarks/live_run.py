@@ -1,4 +1,4 @@
-"""A training to measure beside: it ends with the benchmark, however that ends."""
+"""A training that runs beside a measurement, and ends with the benchmark, however that ends."""
 
 import contextlib
 import json

@@ -1,8 +1,8 @@
-"""How well memory is predicted, and how fast the largest batch is found: two tables.
+"""The accuracy of predicted memory, and the speed of the batch search: two tables.
 
     python benchmarks/memory.py [--only prediction|search] [--quick]
 
-The search is meant to take at most 20 minutes of two idle cores; each part says at its end how long it took.
+The search is meant to take at most 20 minutes of two idle cores; each part prints its time at its end.
 Exits 1 when a bound is not held.
 """
 
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def timed(what: str, part: Callable[[], bool]) -> bool:
-    """What the part returns; how long it took is printed."""
+    """Return the result of the part, and print its time."""
     began = time.perf_counter()
     held = part()
     print(f"{what}: {(time.perf_counter() - began) / 60:.1f} min in all", flush=True)

@@ -1,4 +1,4 @@
-"""Predicted memory against the whole model traced, and against what real runs on this CPU took."""
+"""Predicted memory against the whole model traced, and against the memory of real runs on this CPU."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MEASURED: Sequence[tuple[str, Sequence[str], Sequence[int]]] = (
 """Presets, settings and batch sizes of the real runs; depths and widths cut down for two cores."""
 
 RANKS_WITHIN = 0.10
-"""Of several processes: what the C library keeps of freed blocks, 20 to 80 MiB a process, is not the training's."""
+"""For several processes: freed blocks that the C library keeps, 20 to 80 MiB a process, are not the training's."""
 WIDE = (
     "model.num_hidden_layers=6",
     "model.hidden_size=384",
@@ -75,7 +75,7 @@ RANKS: Sequence[Sequence[str]] = (
 """tiny-llama of 52 MiB of weights in two processes or four, each way of sharing it."""
 
 Row = tuple[str, str, str, str, bool]
-"""What, predicted, compared with, difference, whether it is within the bound."""
+"""Subject, predicted, compared with, difference, True within the bound."""
 
 
 def text_presets() -> Iterator[RunSpec]:

@@ -4,7 +4,7 @@
 
 The GPUs are the tests' compiled stand-in with readings that change all the time, or with --real those of this machine.
 nvitop and gpustat are installed into an environment of their own, kept below the user's cache directory; where the
-registry cannot be reached, their lines say that they were not run. Below stands where our own CPU time goes
+registry cannot be reached, their lines say that they were not run. Below stands our own CPU time by function
 (`cpu_shares`); the other two tables are `sampler_cost` and `attached`. The figures are of a machine with nothing else
 to do: beside other work first paints are late and CPU shares a little high.
 """
@@ -76,7 +76,7 @@ def under_throttling(folder: Path, seconds: float) -> list[Row]:
 
 
 def budgets(seen: Measurement) -> list[Row]:
-    """What is promised of the monitor view: what, measured, budget, held."""
+    """The budgets of the monitor: subject, measured, budget, held."""
     where = "monitor view, 8 GPUs at 2 Hz, 160x48"
     paint_ms = seen.first_paint_ms or float("inf")
     return [

@@ -1,10 +1,10 @@
-"""What only a real GPU can tell about NVML: how long each call takes, which counters are live, and whether energy and
-power agree.
+"""Facts about NVML that only a real GPU has: the time of each call, the live counters, the agreement of energy and
+power.
 
     python -m benchmarks.nvml_truth [--seconds 30] [-o FILE.json]
 
 One JSON object, idle and under a load of matrix products (left out where torch sees no GPU). Changes no setting. Exit
-code 2 where NVML has no GPU; a GPU or a call that fails stands in the object with what it said.
+code 2 where NVML has no GPU; a GPU or a call that fails stands in the object with its error.
 """
 
 import argparse
@@ -140,8 +140,7 @@ def _situation(devices: list[Device], seconds: float) -> Json:
 
 
 def _latencies(device: Device) -> Json:
-    """Of each call that this GPU answers, microseconds: median and slowest of `CALLS`; of the two that the sampler
-    avoids as well."""
+    """Median and slowest microseconds of each call that this GPU answers, the two that the sampler avoids included."""
     capabilities = _capabilities(device)
     calls: dict[str, Callable[[], object]] = {
         "+".join(query.fields): lambda ask=ask: ask(nv, device.handle)  # type: ignore[misc]
@@ -174,7 +173,7 @@ def _timed(call: Callable[[], object]) -> Json | str:
 
 
 def _moved_fields(device: Device) -> Json:
-    """What both places of the moved counters answer, raw: type, code, value."""
+    """The raw answers of both field numbers of the moved counters: type, code, value."""
     numbers = [first + place for _, first in CAUSE_NUMBERS for place in range(len(CAUSE_COUNTERS))]
     wanted = [*((number, 0) for number in (74, 75, 76, *numbers)), (138, ALL_LINKS), (197, 0), (198, 0)]
     try:
@@ -191,7 +190,7 @@ def _watch(devices: list[Device], seconds: float) -> list[Json]:
     while time.monotonic() < end_s:
         began_s = time.monotonic()
         for device, readings in zip(devices, seen, strict=True):
-            # A GPU that is lost in between is told by the samples it did not give.
+            # A GPU that is lost in between has fewer samples.
             with contextlib.suppress(nv.NVMLError):
                 readings.append(device.read(nv, time.monotonic_ns(), sparse=False)[0])
         time.sleep(max(0.0, began_s + PERIOD_S - time.monotonic()))

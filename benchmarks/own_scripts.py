@@ -1,4 +1,4 @@
-"""What the hooks of `run -- COMMAND` cost a script, at each step and at `import torch`.
+"""The cost of the hooks of `run -- COMMAND` to a script, at each step and at `import torch`.
 
     python benchmarks/own_scripts.py [--pairs 7]
 
@@ -6,7 +6,7 @@ The hooks' own time is CPU time of the thread that trains, in one process that t
 every few steps. Other load only ever adds to a block of steps: the figure is the difference between the least disturbed
 tenth of the blocks with the hooks and of those without, the quartiles are of neighbours' differences. Beside them, in
 blocks of its own, stands the least that any script can do to report a step: a hook that writes one line of JSON.
-Imports, each in a process of its own, alternate as A B B A; what the hooks do not touch in them, 2 s that vary by a
+Imports, each in a process of its own, alternate as A B B A; the part that the hooks do not touch, 2 s that vary by a
 tenth, is not timed. Whole runs are those of `script_speeds.py`.
 """
 
@@ -202,7 +202,7 @@ def rows(pairs: int) -> list[Row]:
 
 
 def _hooks_row(what: str, times: dict[str, list[float]], unit_us: float, most: float, unit: str) -> Row:
-    """What the hooks add to a step's time, in units of `unit_us` a microsecond."""
+    """The time that the hooks add to a step, in units of `unit_us` a microsecond."""
     neighbours = [(hooked - bare) * unit_us for hooked, bare in zip(times["hooks"], times["bare"], strict=False)]
     return at_most(what, _added(times, "hooks") * unit_us, most, unit, digits=2, more=_quartiles(neighbours, 2))
 

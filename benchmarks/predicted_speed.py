@@ -1,4 +1,4 @@
-"""How well a run's speed is predicted: `python benchmarks/predicted_speed.py`, or `--live` to train for real.
+"""The accuracy of predicted speeds: `python benchmarks/predicted_speed.py`, or `--live` to train for real.
 
 Over each grid in `benchmarks/grids`, once a seed: three settings are measured (the baseline and two others), and the
 speed of 20 others is predicted, by the traces of their model and a calibration of this machine. A grid was recorded on
@@ -47,11 +47,11 @@ from trainfast_runner.settings.spec import RunSpec, resolve
 
 SEEDS, UNSEEN = 20, 20
 MIN_PREDICTED, MIN_INSIDE = 15, 16
-"""Of the unseen settings after three runs."""
+"""The budgets for unseen settings after three runs."""
 MAX_ERROR, WITHIN = 0.12, 2.0
 """The median error after three runs, and the factor that a prediction before any run is within."""
 MIN_WITHIN = 0.95
-"""Of the settings shown before any run: the widest 90 % interval that is shown leaves 4 % outside of a factor of 2."""
+"""For settings shown before any run: the widest 90 % interval that is shown leaves 4 % outside a factor of 2."""
 ANCHOR_RUNS, ANCHOR_STEPS = 3, 40
 SLOW_PRECISION = 0.1
 """A precision slower than this share of fp32 is not trained."""

@@ -1,4 +1,4 @@
-"""What a terminal program costs: it runs in a pseudo-terminal, and what it sends and uses is measured.
+"""The cost of a terminal program: it runs in a pseudo-terminal, where its output and its CPU time are measured.
 
     python -m benchmarks.pty_meter --seconds 10 -- trainfast-tui monitor
     python -m benchmarks.pty_meter --size 80x24 --until Presets --key 2:q --json -- trainfast-tui
@@ -34,7 +34,7 @@ class Measurement:
     first_frame_bytes: int | None
     """The frame with the first paint."""
     cpu_percent: float
-    """Of one core, user and system time, over the window."""
+    """The share of one core, user and system time, over the window."""
     bytes_per_s: float
     frames: int
     largest_frame_bytes: int

@@ -1,4 +1,4 @@
-"""What the sampler costs at 1 Hz with eight GPUs and eight ranks, beyond the time that the NVML library takes itself.
+"""The cost of the sampler at 1 Hz with eight GPUs and eight ranks, beyond the time of the NVML library itself.
 
     python -m benchmarks.sampler_cost [--seconds 20]
 
@@ -7,8 +7,8 @@ A tick is all that a supervisor does for one: the GPUs, the host, the run's proc
 Every call through `pynvml` is timed at the border to the library, so its own time can be taken off.
 
 The budget is held to the mean of all ticks, since every third one looks for new processes and every fifth one at the
-sensors. It is of wall time: what else runs on the machine shows in it, so it is said beside it how much of it the
-sampler was ready and the processors were somebody else's.
+sensors. It is of wall time, in which other load shows: beside it stands the time that the sampler was ready and waited
+for a processor.
 """
 
 import argparse
@@ -67,11 +67,11 @@ class Cost:
     """Events and the line in the file."""
     library_ms: float
     waited_ms: float | None
-    """Of `tick_ms`, waiting for a processor; None where the kernel does not tell."""
+    """The part of `tick_ms` spent waiting for a processor; None where the kernel does not tell."""
     cpu_percent: float
-    """Of one core, user and system time, with what the library took."""
+    """The share of one core, user and system time, with the library's."""
     line_bytes: float
-    """Of a tick in `telemetry.jsonl`, the median."""
+    """The median bytes of a tick in `telemetry.jsonl`."""
 
 
 def rows(cost: Cost | None = None) -> list[Row]:
@@ -143,7 +143,7 @@ class TimedLibrary:
         self.wall_ns = 0
 
     def take_ns(self) -> int:
-        """What came together since it was asked the last time."""
+        """The time since the last call of this method."""
         taken, self.wall_ns = self.wall_ns, 0
         return taken
 
@@ -162,7 +162,7 @@ class TimedFunction:
 
     @property
     def restype(self) -> Any:
-        """What the function returns to ctypes; pynvml sets it on some."""
+        """The type that the function returns to ctypes; pynvml sets it on some."""
         return self._function.restype
 
     @restype.setter
@@ -213,7 +213,7 @@ class TimedSampler(Sampler):
 
 
 def waited_ns() -> int | None:
-    """For how long the threads that sample were ready to run and did not, up to now; None where nobody tells."""
+    """The time that the sampling threads have waited for a processor; None where the kernel does not tell."""
     threads = [thread for thread in threading.enumerate() if thread.name in ("telemetry-sampler", "nvml-calls")]
     try:
         # The second figure of schedstat (Documentation/scheduler/sched-stats of the kernel).

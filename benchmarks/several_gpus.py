@@ -1,10 +1,10 @@
-"""What two or more GPUs alone can show: losses of every strategy against `single`, the search over ranks, topology.
+"""Checks that need two or more GPUs: losses of every strategy against `single`, the search over ranks, topology.
 
     python -m benchmarks.several_gpus losses STRATEGY [--device cpu] [--set knob=value ...]
     python -m benchmarks.several_gpus search
     python -m benchmarks.several_gpus topology
 
-Each prints one JSON object; exit code 1 when what it says of `held` is false.
+Each prints one JSON object; exit code 1 when its `held` is false.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def compare_losses(strategy: str, devices: int, settings: Sequence[str], *, on_c
 
 
 def search() -> Json:
-    """The largest batch of two ranks of which the second may use less: that rank decides, and the answer is proved."""
+    """The largest batch of two ranks, the second with less memory: that rank decides, and the answer is confirmed."""
     settings = ["strategy=ddp", "devices=2", "memory_limit=3GiB+2GiB", "precision=bf16"]
     answer = cli("search", "max-batch", "tiny-llama", *(word for setting in settings for word in ("--set", setting)))
     fields = ("max_batch", "tightest_rank", "headroom_bytes", "proof_run_id", "seconds", "reason")

@@ -1,4 +1,4 @@
-"""What the step records cost a training: blocks of steps with and without them, in turn, in one process.
+"""The cost of the step records to a training: blocks of steps with and without them, in turn, in one process.
 
     python -m benchmarks.step_records [--pairs 30]
 

@@ -66,7 +66,7 @@ OVERRIDES: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Setting:
-    """The turns of one setting, and what its trial and its run took."""
+    """The turns of one setting, and the times of its trial and its run."""
 
     overrides: dict[str, Any]
     turns: list[Turn] = field(default_factory=list)
