@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from textual.app import ComposeResult
 
@@ -11,11 +10,12 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.searches import BatchControl
-from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.same_settings import has_same_settings
+from trainfast_tui.next_run.sources import next_run_from_search
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.search.batch_question import batch_question_rows, limit_notice
@@ -108,19 +108,16 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         """True if the shown search has an answer, so that the next search starts over."""
         return self._search is not None and self._search.state in ANSWERED_STATES
 
-    def start_after(self, run_to_stop: Path | None) -> None:
-        # The journal of an interrupted or cancelled search is continued; an answered one leaves nothing to do.
-        fresh, search, spec = self._has_answer, self._search, self._next_run.spec
+    def search_to_start(self) -> tuple[RunSpec, bool]:
+        """Return the settings of the search to start, and True to start it over: an answered search has no next step.
+
+        Raises UserError if the preset of the shown search is gone.
+        """
+        search, spec = self._search, self._next_run.spec
         if search is not None and search.question is not None and not has_same_settings(search, spec):
             # The next run has other settings by now: continue the search on the screen.
-            shown_spec = self.spec_of_shown(search.question)
-            if shown_spec is None:
-                return
-            spec = shown_spec
-        self._is_asking = False
-        self.notify("")
-        self.session.start_search(SearchKind.BATCH, spec, run_to_stop, fresh=fresh)
-        self._show_search(None)
+            spec = next_run_from_search(search.question).spec
+        return spec, self._has_answer
 
     def action_apply(self) -> None:
         session, offer, search = self.session, self.view.offer, self._search

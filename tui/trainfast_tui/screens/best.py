@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -18,7 +17,6 @@ from trainfast_tui.control.best_control import BestControl, BestOptions, BestPla
 from trainfast_tui.control.instruction_choices import InstructionChoices, pin_choices, skip_choices
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.threads import start_thread
-from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.next_run.same_settings import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
 from trainfast_tui.screens.base import PostedMessage
@@ -34,6 +32,7 @@ from trainfast_tui.widgets.search.best_view import BestView
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
+    from trainfast_runner.settings.spec import RunSpec
 
 NO_PLAN = 0
 """The `plan_id` while no plan was asked for."""
@@ -278,27 +277,20 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         self.notify("")
         self._make_plan()
 
-    def start_after(self, run_to_stop: Path | None) -> None:
-        """Start a search of the question on the screen, else of the shown search, once `run_to_stop` has ended.
+    def search_to_start(self) -> tuple[RunSpec, bool]:
+        """Return the settings of the shown search, else of the question on the screen, and True to start it over.
 
-        An unfinished search goes on; an ended one starts over with the next run's knobs if that is of its model. Only a
-        question on the screen may be fresh.
+        An unfinished search goes on. An ended one starts over with the next run's knobs if that is of its model. Only a
+        question on the screen may be fresh. Raises UserError if the preset of the shown search is gone.
         """
-        session, search, control = self.session, self._search, self.search_control
-        assert session.next_run is not None
-        self.notify("")
-        spec = session.next_run.spec
+        search, control, next_run = self._search, self.search_control, self.session.next_run
+        assert next_run is not None
+        spec = next_run.spec
         question = search.so_far.question if search is not None else None
-        if question is not None and search is not None:
+        if search is not None and question is not None:
             if not has_same_model(question, spec):
-                # The next run is of another model by now: take that of the search on the screen.
-                shown_spec = self.spec_of_shown(question)
-                if shown_spec is None:
-                    return
-                spec = shown_spec
+                spec = next_run_from_search(question).spec
             control.options = replace(control.options, request=request_of(question))
             if search.state in UNFINISHED_STATES:
                 spec = spec_to_continue(question, spec)
-        fresh = search is None and control.options.is_fresh
-        session.start_search(SearchKind.BEST, spec, run_to_stop, fresh=fresh)
-        self._show_search_or_plan()
+        return spec, search is None and control.options.is_fresh

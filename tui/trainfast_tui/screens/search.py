@@ -12,7 +12,6 @@ from trainfast_runner.records.run_states import state_words
 from trainfast_runner.records.search_states import PAUSE_STATES
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.search_control import SearchControl, SearchSnapshotT
-from trainfast_tui.next_run.sources import next_run_from_search
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import LabelledText, Tone
@@ -21,7 +20,6 @@ from trainfast_tui.widgets.header_footer import Footer
 from trainfast_tui.widgets.search.search_view import SearchView
 
 if TYPE_CHECKING:
-    from trainfast_runner.records.run_file import RecordedSpec
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.session import Session
@@ -51,8 +49,11 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         """Paint the followed search as of the newest snapshot, or the question of the next one."""
         raise NotImplementedError
 
-    def start_after(self, run_to_stop: Path | None) -> None:
-        """Start or continue the search once `run_to_stop` has ended."""
+    def search_to_start(self) -> tuple[RunSpec, bool]:
+        """Return the settings of the search to start or continue, and True to start it over.
+
+        Raises UserError if the preset of the shown search is gone.
+        """
         raise NotImplementedError
 
     def hidden_actions(self) -> set[str]:
@@ -102,14 +103,6 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         self.notify(f"Refused: {error.line_without_option()}", severity="error")
         self.show_useful_keys()
 
-    def spec_of_shown(self, question: RecordedSpec) -> RunSpec | None:
-        """Return the settings of the search on the screen; None, with a notice, if its preset is gone."""
-        try:
-            return next_run_from_search(question).spec
-        except UserError as error:
-            self.refuse(error)
-            return None
-
     def start_search(self) -> None:
         """Start or continue the search; a live run is stopped first if the person agrees."""
         run, kind, running = self.session.live_run, self.search_control.KIND, self.session.searches.running_kind
@@ -125,6 +118,17 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
             state = state_words(run.state)
             question = f"{run.run_id} is {state} and uses the device. Stop it and start the {kind.label} search?"
             ask_yes(self.app, question, "stop it, then search", partial(self.start_after, run.directory))
+
+    def start_after(self, run_to_stop: Path | None) -> None:
+        """Start or continue the search once `run_to_stop` has ended."""
+        try:
+            spec, fresh = self.search_to_start()
+        except UserError as error:
+            self.refuse(error)
+            return
+        self.notify("")
+        self.session.start_search(self.search_control.KIND, spec, run_to_stop, fresh=fresh)
+        self.show_newest()
 
     def action_again(self) -> None:
         if self._search is not None and self._search.is_live:
