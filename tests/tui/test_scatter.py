@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recorded import MIB
 
-from trainfast_tui.charts.scatter import Spot, front_of, scatter
+from trainfast_tui.charts.scatter_chart import Spot, front_of, scatter
 
 
 def test_the_front_is_the_settings_that_none_beats_in_both() -> None:

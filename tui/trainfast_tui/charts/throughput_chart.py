@@ -11,7 +11,7 @@ from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, ticks_on
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.signs import SYNTHETIC
-from trainfast_tui.text.starting import start_words
+from trainfast_tui.text.wait_words import start_words
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

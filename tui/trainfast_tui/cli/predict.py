@@ -30,8 +30,8 @@ from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.format import count, percent, plain, size
 from trainfast_tui.text.memory import CATEGORY_WORDS, phase_words
 from trainfast_tui.text.speed import speed_words
-from trainfast_tui.text.starting import importing_words
 from trainfast_tui.text.tables import pairs
+from trainfast_tui.text.wait_words import importing_words
 
 TRACING = "tracing a step without memory"
 

@@ -85,7 +85,7 @@ class RunControl:
         if below_c is None:
             return None
         from trainfast_runner.machine import cooling
-        from trainfast_tui.text.starting import cooling_words
+        from trainfast_tui.text.wait_words import cooling_words
 
         def show(reading: cooling.Cooling) -> None:
             words = cooling_words(reading.index, reading.temperature_c, below_c, reading.waited_s, reading.stuck_s)

@@ -14,7 +14,7 @@ from trainfast_runner.search.journal.batch import (
     refuted_by,
 )
 from trainfast_runner.units import counted
-from trainfast_tui.report.document import Block, Grid, Heading, Prose, as_blocks, grid, pairs_grid
+from trainfast_tui.report.document import Block, Grid, Heading, Prose, as_blocks, filled_grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.reported_run import ReportedRun
@@ -100,7 +100,7 @@ def _attempts_grid(probes: Sequence[Probe], confirmations: Sequence[Confirmation
     header = ("batch size", "in", "outcome", "peak", "reserved", "samples/s", "step", "took", "run", "reason")
     attempts: list[Probe | ConfirmationRun] = [*probes, *confirmations]
     rows = [_attempt_row(attempt, confirmations) for attempt in sorted(attempts, key=lambda attempt: attempt.t_ns)]
-    return grid(header, rows, right=(0, 3, 4, 5, 6, 7))
+    return filled_grid(header, rows, right=(0, 3, 4, 5, 6, 7))
 
 
 def _attempt_row(attempt: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]) -> list[str]:

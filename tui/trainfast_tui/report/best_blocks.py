@@ -16,7 +16,7 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_runner.units import counted
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
-from trainfast_tui.report.document import Block, Heading, Prose, as_blocks, grid, pairs_grid
+from trainfast_tui.report.document import Block, Heading, Prose, as_blocks, filled_grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.reported_run import ReportedRun
@@ -111,7 +111,7 @@ def _question(question: BestQuestion) -> Iterator[Block]:
             )
             for effect in question.earlier
         ]
-        yield grid(("knob", "from", "to", "gain", "search"), earlier, right=(3,))
+        yield filled_grid(("knob", "from", "to", "gain", "search"), earlier, right=(3,))
 
 
 def _answer(so_far: BestSoFar) -> Iterator[Block]:
@@ -133,7 +133,7 @@ def _effects(answer: BestAnswer) -> Iterator[Block]:
     if not answer.effects:
         return
     yield Heading("Gain of each knob")
-    yield grid(EFFECT_HEADER, effect_rows(answer), right=(2,))
+    yield filled_grid(EFFECT_HEADER, effect_rows(answer), right=(2,))
     whiskers = []
     for effect in answer.effects:
         before, value = value_text(effect.knob, effect.before), value_text(effect.knob, effect.value)
@@ -157,7 +157,7 @@ def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterat
             rate = f"{number(verdict.rate.median)} (95 % CI: {interval(verdict.rate.low, verdict.rate.high)})"
         words = [verdict.verdict.replace("_", " "), rate, *memory, with_sizes(verdict.reason)]
         rows.append([count(verdict.candidate_number), typed_knobs(candidate.knobs), *words])
-    yield grid(header, rows, right=(0, 3, 4, 5))
+    yield filled_grid(header, rows, right=(0, 3, 4, 5))
     yield Prose(ABSENT_NOTE)
 
 
@@ -170,7 +170,7 @@ def _attempt_blocks(so_far: BestSoFar) -> Iterator[Block]:
         return
     header = ["settings", "as", "outcome", "samples/s", "predicted (90 %)", "step", "steps", "peak"]
     header += ["took", "run", "reason"]
-    yield grid(header, rows, right=(3, 4, 5, 6, 7, 8))
+    yield filled_grid(header, rows, right=(3, 4, 5, 6, 7, 8))
 
 
 def _attempt_row(so_far: BestSoFar, attempt: Trial | ColdRun) -> list[str]:

@@ -72,7 +72,7 @@ class Document:
     blocks: tuple[Block, ...]
 
 
-def grid(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Grid:
+def filled_grid(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Grid:
     """Return a table without its empty columns; the first column stays."""
     all_rows, right_columns = [tuple(row) for row in rows], set(right)
     filled = [column for column in range(len(header)) if column == 0 or any(row[column] for row in all_rows)]

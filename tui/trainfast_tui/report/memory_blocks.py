@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from trainfast_runner.memory.prediction import CATEGORIES
 from trainfast_runner.worker.shared.phases import MEMORY_PHASES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
-from trainfast_tui.report.document import Block, Heading, Prose, as_blocks, grid
+from trainfast_tui.report.document import Block, Heading, Prose, as_blocks, filled_grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, percent_change, signed_percent, size
 from trainfast_tui.text.memory import category_words, phase_words, short_category
@@ -33,7 +33,7 @@ def memory_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
         return [Heading("Memory"), Prose("No peak was predicted, and none was measured.")]
     header = ("", "phase", *map(short_category, CATEGORIES), "predicted", "measured", "difference")
     picture = stacked_picture("memory at its peak, a rank", "bytes at the peak of the phase", bars, size, binary=True)
-    blocks: list[Block] = [Heading("Memory"), grid(header, rows, right=range(2, len(header))), Prose(ONE_FIGURE)]
+    blocks: list[Block] = [Heading("Memory"), filled_grid(header, rows, right=range(2, len(header))), Prose(ONE_FIGURE)]
     missing = [f"{run.label}: not measured: {why}" for run in runs if (why := run.result.memory.not_measured_because)]
     return [*blocks, *map(Prose, missing), *as_blocks(picture)]
 

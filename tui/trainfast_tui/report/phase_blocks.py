@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
-from trainfast_tui.report.document import Block, Heading, Prose, as_blocks, grid
+from trainfast_tui.report.document import Block, Heading, Prose, as_blocks, filled_grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, count, milliseconds
 from trainfast_tui.text.signs import PHASE_TONES
@@ -18,7 +18,7 @@ def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     if not any(run.result.steps.measured for run in runs):
         return [Heading("Phases of a step"), Prose("No step was measured.")]
     header = ("", "steps", "step p50", "p90", "p99", *STEP_PHASES)
-    table = grid(header, map(_row, runs), right=range(1, len(header)))
+    table = filled_grid(header, map(_row, runs), right=range(1, len(header)))
     bars = [_bar(run) for run in runs if any(getattr(run.result.step_ms, name) is not None for name in STEP_PHASES)]
     picture = stacked_picture("phases of a step", "milliseconds, medians of the measured steps", bars, milliseconds)
     notes = [] if bars else [Prose("No phase of a step was measured.")]

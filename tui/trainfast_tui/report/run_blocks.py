@@ -10,7 +10,7 @@ from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.results.comparison.ranking import OTHER_SAMPLE_VERDICTS
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
-from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, as_blocks, grid, pairs_grid
+from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, as_blocks, filled_grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.memory_blocks import memory_blocks
@@ -77,7 +77,7 @@ def runs_grid(runs: Sequence[ReportedRun]) -> Grid:
     """Return a row for each run: settings, throughput with its spread, step, memory, energy, throttling and end."""
     header = ["", "run", "settings", "samples/s", "MAD", f"against {runs[0].label}", "tokens/s", "step"]
     header += ["peak memory", "predicted", "J/sample", "throttled", "end"]
-    return grid(header, (_row(run, runs[0]) for run in runs), right=(3, 4, 6, 7, 8, 9, 10))
+    return filled_grid(header, (_row(run, runs[0]) for run in runs), right=(3, 4, 6, 7, 8, 9, 10))
 
 
 def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
@@ -162,7 +162,7 @@ def _energy_grid(runs: Sequence[ReportedRun]) -> Grid:
         shares = [fraction(getattr(throttle, f"{cause.name}_fraction"), 1) for cause in CAUSES]
         heat = [celsius(conditions.start_temperature_c), celsius(conditions.measured_from_temperature_c)]
         rows.append([run.label, *figures, source, *shares, fraction(throttle.clock_loss_fraction, 1), *heat])
-    return grid(header, rows, right=(1, 2, 3, *range(5, len(header))))
+    return filled_grid(header, rows, right=(1, 2, 3, *range(5, len(header))))
 
 
 def _one_run(run: ReportedRun) -> Iterator[Block]:
@@ -194,7 +194,7 @@ def _out_of_memory(result: Result) -> Iterator[Block]:
 def changes_grid(changes: Sequence[OomChange]) -> Grid:
     """Return the changes of knobs that would make a run fit, with their costs."""
     rows = [(oom.change_options(change), change.saves, change.costs) for change in changes]
-    return grid(("change", "saves", "costs in speed"), rows)
+    return filled_grid(("change", "saves", "costs in speed"), rows)
 
 
 def _diagnosis(result: Result) -> Iterator[Block]:

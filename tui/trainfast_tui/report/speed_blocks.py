@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
-from trainfast_tui.report.document import Block, Heading, as_blocks, grid
+from trainfast_tui.report.document import Block, Heading, as_blocks, filled_grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, interval, number, percent_change, signed_percent
 
@@ -21,7 +21,7 @@ def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
         return []
     whiskers = [whisker for run, speed in predicted for whisker in _whiskers(run, speed)]
     picture = whisker_picture("speed predicted and measured", "samples/s, the 90 % interval", whiskers, number)
-    table = grid(HEADER, [_row(run, speed) for run, speed in predicted], right=(1, 2, 3, 4))
+    table = filled_grid(HEADER, [_row(run, speed) for run, speed in predicted], right=(1, 2, 3, 4))
     return [Heading("Speed predicted and measured"), table, *as_blocks(picture)]
 
 

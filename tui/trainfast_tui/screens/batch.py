@@ -30,7 +30,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
     def __init__(self, session: Session, next_run: NextRun) -> None:
         super().__init__(session)
         self._next_run = next_run
-        search = self._search_of_same_knobs()
+        search = self._search_of_same_settings()
         has_answer = search is not None and search.state in ANSWERED_STATES
         self._limit = ""
         self._is_asking = not (self.search_control.is_active or has_answer)
@@ -59,7 +59,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
     def _ask(self) -> None:
         """Ask whether to start a search of the next run's knobs."""
         self._is_asking = True
-        rows = batch_question_rows(self._next_run.spec, self._limit, self._search_of_same_knobs())
+        rows = batch_question_rows(self._next_run.spec, self._limit, self._search_of_same_settings())
         self.view.show_question(self._next_run.spec.name, rows)
         self.show_useful_keys()
 
@@ -69,8 +69,8 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
             self._ask()
         super().refuse(error)
 
-    def _search_of_same_knobs(self) -> BatchSnapshot | None:
-        """Return the newest search of the next run's knobs; None without one."""
+    def _search_of_same_settings(self) -> BatchSnapshot | None:
+        """Return the followed search if it has the next run's settings; else None."""
         search = self.search_control.current
         return search if search is not None and has_same_settings(search, self._next_run.spec) else None
 

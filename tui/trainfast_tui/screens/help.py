@@ -17,7 +17,7 @@ from trainfast_tui.widgets.page import Page
 if TYPE_CHECKING:
     from trainfast_tui.session import Session
 
-SCOPES = {
+SCOPE_WORDS = {
     "main": "on the main screen",
     "batch": "in the search for the largest batch",
     "script": "on the own-script screen",
@@ -30,6 +30,7 @@ SCOPES = {
     "help": "in the help",
     "everywhere": "everywhere",
 }
+"""The words after "keys" in the title of each scope's section, in the order of the help."""
 ABOUT = (
     "trainfast-tui trains a preset for real, for seconds, and shows what the machine did meanwhile."
     " Turn one knob, run again, compare. No weights are kept. A script of your own runs as it is: o finds its flags."
@@ -41,7 +42,7 @@ SIGN_MEANINGS = (
     ("✗ ✓ + - X c", "event line: GPU lost, GPU back, process started, process left, Xid error, step compiled"),
     *((f"{shade.letter} {shade.glyph * 2}", f"below a chart, and as its shade: {shade.words}") for shade in SHADES),
 )
-LABEL = 14
+LABEL_CELLS = 14
 
 
 class HelpScreen(PageScreen):
@@ -99,10 +100,10 @@ def _painted(sections: list[Section], width: int) -> list[Line]:
 
 def help_sections(width: int, scope: str = "main") -> list[Section]:
     """Return every key and every knob in lines of `width` cells, the keys of the screen `scope` first."""
-    first = scope if scope in SCOPES else "main"
+    first = scope if scope in SCOPE_WORDS else "main"
     return [
         Section("help", [paragraph(ABOUT, width, "text")]),
-        *(_keys_section(shown_scope, width) for shown_scope in dict.fromkeys((first, *SCOPES))),
+        *(_keys_section(shown_scope, width) for shown_scope in dict.fromkeys((first, *SCOPE_WORDS))),
         Section("signs", [_entry(sign, meaning, "key", width) for sign, meaning in SIGN_MEANINGS]),
         *(
             Section(f"knobs: {group}", [_knob_entry(name, width) for name in names])
@@ -116,7 +117,7 @@ def _keys_section(scope: str, width: int) -> Section:
     rows = [(", ".join(action.shown_keys), action.help) for action in actions_of(scope)]
     if scope == "everywhere":
         rows.append(("Ctrl-P", "Every command by its name."))
-    return Section(f"keys {SCOPES[scope]}", [_entry(keys, text, "key", width) for keys, text in rows])
+    return Section(f"keys {SCOPE_WORDS[scope]}", [_entry(keys, text, "key", width) for keys, text in rows])
 
 
 def _knob_entry(name: str, width: int) -> list[Line]:
@@ -127,10 +128,10 @@ def _knob_entry(name: str, width: int) -> list[Line]:
     return [
         *_entry(name, knob.what, "title", width),
         *(line for label, text in effects if text for line in _entry("", f"{label}: {text}", "text", width)),
-        *labelled((" " * LABEL, "text"), takes, width, "muted"),
+        *labelled((" " * LABEL_CELLS, "text"), takes, width, "muted"),
     ]
 
 
 def _entry(label: str, text: str, tone: Tone, width: int) -> list[Line]:
     """Return one entry: a text beside its label."""
-    return labelled((f"{label:<{LABEL - 1}} ", tone), text, width)
+    return labelled((f"{label:<{LABEL_CELLS - 1}} ", tone), text, width)

@@ -27,7 +27,9 @@ Tone = Literal[
 ]
 """The name of a style; `cursor`, `badge` and `alarm` have a background of their own."""
 Piece = tuple[str, Tone]
+"""A text with its tone."""
 Line = list[Piece]
+"""A line of text, in pieces from left to right."""
 LabelledText = tuple[str, str, Tone]
 """A label, a text beside it, and the tone of the text."""
 

@@ -13,7 +13,7 @@ from trainfast_runner.running.busy_devices import wait_for_devices
 from trainfast_runner.running.planning import RunPlan
 from trainfast_tui.cli.printing.progress import Progress
 from trainfast_tui.text.format import duration
-from trainfast_tui.text.starting import cooling_words
+from trainfast_tui.text.wait_words import cooling_words
 
 
 def await_devices(plan: RunPlan, home: Home, on_poll: Callable[[], None] = lambda: None) -> int:

@@ -19,7 +19,7 @@ from trainfast_runner.units import counted
 from trainfast_tui.cli.printing.progress import Progress
 from trainfast_tui.cli.signals import Signals
 from trainfast_tui.text.format import duration, plain
-from trainfast_tui.text.starting import search_cooling_words
+from trainfast_tui.text.wait_words import search_cooling_words
 
 TICK_S = 2.0
 """Seconds between two lines about the step of a search that goes on."""

@@ -12,7 +12,7 @@ from trainfast_tui.cli.printing.output import progress_bar
 from trainfast_tui.live.figures import planned_steps, run_figures, seconds_left
 from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size
 from trainfast_tui.text.search.warm_process import warm_words
-from trainfast_tui.text.starting import start_words
+from trainfast_tui.text.wait_words import start_words
 
 
 def status_line(snapshot: RunSnapshot, *, with_bar: bool = False) -> str:

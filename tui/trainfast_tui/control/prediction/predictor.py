@@ -14,7 +14,7 @@ from trainfast_tui.control.prediction.prediction_request import PredictionReques
 from trainfast_tui.control.prediction.speed_predictor import SpeedPredictor, TracedSettings
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
-from trainfast_tui.text.starting import importing_words
+from trainfast_tui.text.wait_words import importing_words
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine

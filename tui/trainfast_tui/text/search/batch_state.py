@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.search.journal.batch import CONFIRM_STEP
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.starting import wait_words
+from trainfast_tui.text.wait_words import wait_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot

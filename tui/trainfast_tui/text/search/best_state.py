@@ -10,7 +10,7 @@ from trainfast_runner.units import chance_text
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.search.best_figures import budget_words, gain_words, noise_words, objective_words, typed_knobs
 from trainfast_tui.text.search.outcomes import role_of
-from trainfast_tui.text.starting import wait_words
+from trainfast_tui.text.wait_words import wait_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot

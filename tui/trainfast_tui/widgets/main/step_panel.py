@@ -17,7 +17,7 @@ from trainfast_tui.live.figures import (
 from trainfast_tui.next_run.memory_and_speed import predicted_peak_bytes
 from trainfast_tui.painting.painted import PaintedRun
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Tone, line_length
+from trainfast_tui.text.lines import Line, line_length
 from trainfast_tui.text.memory import against_predicted_memory, peak_word_of
 from trainfast_tui.text.signs import PHASE_TONES, SYNTHETIC_BADGE
 from trainfast_tui.widgets.bar import bar, stacked_cells
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 PHASE_GLYPHS = {"data": "░", "forward": "█", "backward": "▓", "optimizer": "▒", "other": "·"}
+SHORT_PHASES = {"optimizer": "optim", "backward": "back", "forward": "fwd"}
+"""Names of phases where there is little room."""
 WIDE_PROGRESS_FROM = 66
 """Columns from which the words beside the progress bar have much room."""
 
@@ -116,25 +118,29 @@ def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
 
 def _phase_lines(phases: dict[str, float | None], width: int, height: int) -> list[Line]:
     """Return a stacked bar and its legend, in two lines on a narrow screen."""
-    known = [(name, glyph, PHASE_TONES[name], phases[name]) for name, glyph in PHASE_GLYPHS.items()]
-    total = sum(value for *_, value in known if value)
-    if not total:
+    if not any(phases.values()):
         return []
-    cells = stacked_cells([value or 0.0 for *_, value in known], width)
-    stacked: Line = [(glyph * count, tone) for (name, glyph, tone, _), count in zip(known, cells, strict=True)]
-    legend = _legend_line(known, short=False)
+    cells = stacked_cells([phases[name] or 0.0 for name in PHASE_GLYPHS], width)
+    stacked: Line = [
+        (glyph * count, PHASE_TONES[name]) for (name, glyph), count in zip(PHASE_GLYPHS.items(), cells, strict=True)
+    ]
+    legend: Line = []
+    for name in PHASE_GLYPHS:
+        legend += [*_legend_entry(name, name), (f"{fmt.milliseconds(phases[name])}   ", "text")]
     if line_length(legend) - 3 <= width:
         return [stacked, legend]
-    if height > 5:
-        return [stacked, _legend_line(known[:3], short=True), _legend_line(known[3:], short=True)]
-    return [stacked, _legend_line(known, short=True)]
+    names = list(PHASE_GLYPHS)
+    return [stacked, *(_short_legend(part, phases) for part in ((names[:3], names[3:]) if height > 5 else (names,)))]
 
 
-def _legend_line(known: Sequence[tuple[str, str, Tone, float | None]], *, short: bool) -> Line:
-    """Return the sign, name and time of each part; `short` puts the unit once at the end."""
+def _short_legend(names: Sequence[str], phases: dict[str, float | None]) -> Line:
+    """Return the legend of these phases with short names, and the unit once at the end."""
     legend: Line = []
-    for name, glyph, tone, value in known:
-        label = {"optimizer": "optim", "backward": "back", "forward": "fwd"}.get(name, name) if short else name
-        text = fmt.number(value) if short else fmt.milliseconds(value)
-        legend += [(f"{glyph} ", tone), (f"{label} ", "muted"), (text, "text"), (" " if short else "   ", "text")]
-    return [*legend, ("ms", "text")] if short else legend
+    for name in names:
+        legend += [*_legend_entry(name, SHORT_PHASES.get(name, name)), (f"{fmt.number(phases[name])} ", "text")]
+    return [*legend, ("ms", "text")]
+
+
+def _legend_entry(name: str, label: str) -> Line:
+    """Return the sign of a phase and its label."""
+    return [(f"{PHASE_GLYPHS[name]} ", PHASE_TONES[name]), (f"{label} ", "muted")]

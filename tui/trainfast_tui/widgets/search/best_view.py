@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.search.best.person_instructions import instructions_in_force
 from trainfast_runner.units import counted
-from trainfast_tui.charts.scatter import Spot, front_of, scatter
+from trainfast_tui.charts.scatter_chart import Spot, front_of, scatter
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, labelled, paragraph
 from trainfast_tui.text.search.best_figures import best_label, objective_of

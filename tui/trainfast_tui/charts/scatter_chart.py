@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainfast_runner.results.pareto import pareto_front
 from trainfast_tui.charts.braille import X_BITS, draw
-from trainfast_tui.charts.framed import FRAME_COLUMNS, FRAME_ROWS, FramedPlot, cell_at
+from trainfast_tui.charts.framed_plot import FRAME_COLUMNS, FRAME_ROWS, FramedPlot, cell_at
 from trainfast_tui.charts.time_columns import ColumnRanges
 from trainfast_tui.charts.y_range import LIMIT_HEADROOM, YRange, nice_ceiling
 from trainfast_tui.text import format as fmt
