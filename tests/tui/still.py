@@ -79,7 +79,7 @@ def a_snapshot(directory: Path | None, *, second: int = 30, ticks: tuple[Tick, .
         taken_ns=START_NS + second * S,
         run=run,
         ticks=ticks or tuple(a_tick(at, live=False) for at in range(max(0, second - 20), second)),
-        home_read=True,
+        has_read_home=True,
     )
 
 

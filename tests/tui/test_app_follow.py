@@ -201,7 +201,7 @@ def test_a_deleted_run_makes_room_for_the_newest(home: Home) -> None:
 
 
 def test_only_the_newest_snapshot_counts() -> None:
-    snapshot = Snapshot(taken_ns=START_NS + S, run=None, ticks=(), home_read=True)
+    snapshot = Snapshot(taken_ns=START_NS + S, run=None, ticks=(), has_read_home=True)
     taken = PostedMessage(SnapshotTaken(snapshot))
     assert taken.can_replace(PostedMessage(SnapshotTaken(snapshot)))
     assert not taken.can_replace(PostedMessage(TerminalLost()))

@@ -113,14 +113,14 @@ def test_a_small_model_on_a_large_device_still_shows_every_category() -> None:
 
 
 def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
-    same = NextRunMemory(FITS, measured=MeasuredMemory(1386 * MIB, 1400 * MIB, same_knobs=True))
+    same = NextRunMemory(FITS, measured=MeasuredMemory(1386 * MIB, 1400 * MIB, has_same_knobs=True))
     lines = shown(same)
     assert lines[-1] == "measured 1.35 GiB (predicted 1.37 GiB, -1.0 %)"
     assert set(lines[-2]) == {"━"}
     assert len(lines[-2]) < len(lines[1])
-    other = shown(NextRunMemory(FITS, measured=MeasuredMemory(700 * MIB, 800 * MIB, same_knobs=False)))
+    other = shown(NextRunMemory(FITS, measured=MeasuredMemory(700 * MIB, 800 * MIB, has_same_knobs=False)))
     assert other[-2:] == ["measured 700 MiB (predicted 800 MiB, -12.5 %)", "above: the next run, with other knobs"]
-    corrected = NextRunMemory(FITS, measured=MeasuredMemory(1400 * MIB, 1300 * MIB, same_knobs=True))
+    corrected = NextRunMemory(FITS, measured=MeasuredMemory(1400 * MIB, 1300 * MIB, has_same_knobs=True))
     figures, words = shown(corrected)[-2:]
     assert figures == "measured 1.37 GiB (predicted 1.27 GiB, +7.7 %)"
     assert words == "above: corrected by the runs measured since"
@@ -141,9 +141,9 @@ def test_turned_knobs_show_the_change_with_the_peak_before_and_never_between_nee
 
 
 def test_a_measurement_without_its_prediction_has_no_percentage() -> None:
-    lines = shown(NextRunMemory(FITS, measured=MeasuredMemory(700 * MIB, None, same_knobs=False)))
+    lines = shown(NextRunMemory(FITS, measured=MeasuredMemory(700 * MIB, None, has_same_knobs=False)))
     assert lines[-1] == "measured 700 MiB with other knobs"
-    alone = MeasuredMemory(700 * MIB, None, same_knobs=True)
+    alone = MeasuredMemory(700 * MIB, None, has_same_knobs=True)
     unknown = NextRunMemory(reason="cannot be traced", failed=True, measured=alone)
     assert (shown(unknown))[-1] == "measured 700 MiB"
 
@@ -162,7 +162,7 @@ def test_while_the_model_is_traced_and_when_it_cannot_be_a_line_says_so(
 
 
 def test_in_ascii_every_category_has_its_own_sign() -> None:
-    measured = NextRunMemory(FITS, measured=MeasuredMemory(1386 * MIB, None, same_knobs=True))
+    measured = NextRunMemory(FITS, measured=MeasuredMemory(1386 * MIB, None, has_same_knobs=True))
     lines = [to_ascii(line) for line in shown(measured)]
     assert lines[1].startswith("#####%%%%+++++++++:::")
     assert "# parameters 200 MiB" in lines[2]

@@ -92,7 +92,7 @@ def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTabl
                 what = f"tracing {plain(runs[tracing.index].id)}, {tracing.index + 1} of {len(runs)}"
             slow.update(f"{what}: {tracing.next_trace}", tracing.done / tracing.total)
 
-    with progress_when_slow(f"{TRACING}…", everywhere=len(runs) > 1) as slow:
+    with progress_when_slow(f"{TRACING}…", on_any_stream=len(runs) > 1) as slow:
         for index, row in predict_rows(runs, python, show_tracing):
             rows[index] = row
             if table is not None and table.is_next(index):

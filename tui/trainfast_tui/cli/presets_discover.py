@@ -65,12 +65,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _flag_lines(discovered: Discovered, mapping: list[Proposal], whole: bool) -> Iterator[str]:
-    """Yield where the script was stopped and a table of its flags, those of knobs first; with `whole` all of them."""
+def _flag_lines(discovered: Discovered, mapping: list[Proposal], shows_all: bool) -> Iterator[str]:
+    """Yield where the script was stopped and a table of its flags, those of knobs first.
+
+    Of a long list the flags of no knob are left out, unless `shows_all`.
+    """
     yield discovery_words(discovered)
     words = {word for proposal in mapping for word in place_tokens(proposal.place)}
     flags = sorted(discovered.flags, key=lambda flag: words.isdisjoint(flag.names))
-    rest = [] if whole or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]
+    rest = [] if shows_all or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]
     shown = flags[: len(flags) - len(rest)]
     if shown:
         yield from table(["  FLAG", "TYPE", "DEFAULT"], [_cells(flag) for flag in shown])

@@ -84,9 +84,9 @@ class Reader(threading.Thread):
         (self._best_search if kind is SearchKind.BEST else self._batch_search).follow(directory)
         self._wake.set()
 
-    def look_at_processes(self, on: bool) -> None:
+    def look_at_processes(self, is_wanted: bool) -> None:
         """Put the processes that use the machine into the snapshots, or leave them out. Safe from any thread."""
-        self._looks_at_processes = on
+        self._looks_at_processes = is_wanted
         self._wake.set()
 
     def stop(self, timeout_s: float = 1.0) -> None:
@@ -136,7 +136,7 @@ class Reader(threading.Thread):
             run=run,
             ticks=tuple(self._ticks),
             xids=tuple(self._xids),
-            home_read=self._followed_run.is_known,
+            has_read_home=self._followed_run.is_known,
             batch_search=batch_search,
             best_search=best_search,
             trouble=self._trouble,

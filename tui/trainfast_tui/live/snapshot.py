@@ -47,7 +47,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """None until a run is found."""
     ticks: tuple[Tick, ...]
     """The newest `reader.TICKS_KEPT` samples of the machine, taken by the app while no run samples it; newest last."""
-    home_read: bool
+    has_read_home: bool
     """True once the home has been searched: without a run this is then a first start."""
     batch_search: BatchSnapshot | None = None
     """The followed batch search, which may have ended."""

@@ -23,7 +23,7 @@ class MeasuredMemory(msgspec.Struct, frozen=True):
     """The worst rank's peak."""
     predicted_bytes: int | None
     """The peak that was predicted for that run; None without a prediction."""
-    same_knobs: bool
+    has_same_knobs: bool
     """True if the next run repeats that run, so that both predictions are about the same settings."""
 
 

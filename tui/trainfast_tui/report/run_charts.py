@@ -19,7 +19,7 @@ from trainfast_tui.report.reported_run import ReportedRun
 def charts_of(run: ReportedRun) -> list[ChartData]:
     """Return throughput and every device reading over the whole run, with the first measured step marked."""
     axis = _axis(run)
-    snapshot = Snapshot(taken_ns=axis.end_ns, run=run.snapshot, ticks=(), home_read=True)
+    snapshot = Snapshot(taken_ns=axis.end_ns, run=run.snapshot, ticks=(), has_read_home=True)
     names = reading_names(snapshot)
     charts = [throughput_chart(snapshot, axis, "samples"), *device_charts(snapshot, axis, 0, len(names))]
     if has_gpu_samples(snapshot) and run.run_file is not None and run.run_file.device == "cpu":

@@ -113,9 +113,9 @@ def with_legend(body: str, entries: Iterable[tuple[str, str]]) -> tuple[str, int
     """
     parts, x, y = [], float(LEFT), 0
     for sign, words in entries:
-        wide = SIGN + LETTER * len(words) + 18
-        if x > LEFT and x + wide > WIDTH:
+        entry_width = SIGN + LETTER * len(words) + 18
+        if x > LEFT and x + entry_width > WIDTH:
             x, y = float(LEFT), y + LEGEND_ROW
         parts.append(element("g", sign, transform=f"translate({x:.1f} {y + 14})") + label(words, x + SIGN, y + 18))
-        x += wide
+        x += entry_width
     return "".join(parts) + element("g", body, transform=f"translate(0 {y})"), y

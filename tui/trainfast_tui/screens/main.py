@@ -136,9 +136,9 @@ class MainScreen(AppScreen):
         if not self.is_ready:
             return
         run = snapshot.run
-        self.set_class(run is None and snapshot.home_read, "-first")
-        self.query_one(Welcome).set_class(run is None and snapshot.home_read, "-shown")
-        self.query_one(Header).show_run(run, snapshot.home_read)
+        self.set_class(run is None and snapshot.has_read_home, "-first")
+        self.query_one(Welcome).set_class(run is None and snapshot.has_read_home, "-shown")
+        self.query_one(Header).show_run(run, snapshot.has_read_home)
         self.query_one(TooSmall).show_run(run)
         self.query_one(DevicesPanel).show_snapshot(snapshot)
         self.query_one(EndingPanel).show_run(run)

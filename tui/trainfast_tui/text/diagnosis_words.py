@@ -137,23 +137,23 @@ def no_bottleneck_of(run: RunSnapshot) -> str:
     if run.result is not None:
         return no_bottleneck_in(run.result)
     measured = sum(not step.warmup for step in run.steps)
-    return _nothing_found(live=run.is_live, measured=measured, diagnosed=True)
+    return _nothing_found(is_live=run.is_live, measured=measured, is_diagnosed=True)
 
 
 def no_bottleneck_in(result: Result) -> str:
     """Explain why a result lists no bottleneck."""
-    return _nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed)
+    return _nothing_found(is_live=False, measured=result.steps.measured, is_diagnosed=result.diagnosed)
 
 
-def _nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
-    """Explain an empty diagnosis of a run with so many measured steps; `diagnosed` is False if no rule was asked."""
+def _nothing_found(*, is_live: bool, measured: int, is_diagnosed: bool) -> str:
+    """Explain an empty diagnosis of a run with so many measured steps; `is_diagnosed` is False if no rule was asked."""
     from trainfast_runner.results.bottleneck.diagnose import MIN_STEPS_TO_DIAGNOSE
 
     if measured < MIN_STEPS_TO_DIAGNOSE:
-        return f"too few measured steps {'yet ' if live else ''}to find a bottleneck"
-    if not diagnosed:
+        return f"too few measured steps {'yet ' if is_live else ''}to find a bottleneck"
+    if not is_diagnosed:
         return "recorded by an earlier version, which did not look for bottlenecks"
-    return "no bottleneck measured now" if live else "no bottleneck measured"
+    return "no bottleneck measured now" if is_live else "no bottleneck measured"
 
 
 @cache

@@ -86,13 +86,13 @@ def _device(event: Event) -> str:
     return "GPU" if event.device is None else f"GPU {event.device}"
 
 
-def _throttle(event: Event, began: bool) -> tuple[str, Tone, str]:
+def _throttle(event: Event, *, is_beginning: bool) -> tuple[str, Tone, str]:
     reason = event.detail or ""
     cause = CAUSE_BY_REASON.get(reason)
     letter = shade_of(cause).letter if cause is not None else "C"
     tone: Tone = "error" if throttle.severity(reason) == "warning" else "warning"
-    words = f"{_device(event)}: {'' if began else 'no longer: '}{throttle.cause_words(reason)}"
-    return (letter, tone, words) if began else (letter.lower(), "muted", words)
+    words = f"{_device(event)}: {'' if is_beginning else 'no longer: '}{throttle.cause_words(reason)}"
+    return (letter, tone, words) if is_beginning else (letter.lower(), "muted", words)
 
 
 def _process(event: Event) -> tuple[str, Tone, str]:
@@ -114,8 +114,8 @@ def _detail(sign: str, tone: Tone, what: str) -> Describe:
 
 
 DESCRIPTIONS: dict[str, Describe] = {
-    "throttle_on": lambda event: _throttle(event, began=True),
-    "throttle_off": lambda event: _throttle(event, began=False),
+    "throttle_on": lambda event: _throttle(event, is_beginning=True),
+    "throttle_off": lambda event: _throttle(event, is_beginning=False),
     "xid": lambda event: ("X", "error", f"{_device(event)}: Xid error {event.detail or ''}".rstrip()),
     "gpu_lost": _gpu_lost,
     "gpu_back": lambda event: ("✓", "success", f"{_device(event)} answers again"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -201,7 +202,7 @@ def _share(used: float | None, total: float | None) -> float | None:
     return None if used is None or not total else used / total
 
 
-def _bar(share: float | None, width: int, nearly_full: float = 2.0) -> Line:
-    """Return a bar that warns from the share `nearly_full` on; a busy CPU is no reason to warn."""
-    tone: Tone = "warning" if share is not None and share >= nearly_full else "primary"
+def _bar(share: float | None, width: int, warns_from: float = math.inf) -> Line:
+    """Return a bar that warns from the share `warns_from` on; a busy CPU is no reason to warn."""
+    tone: Tone = "warning" if share is not None and share >= warns_from else "primary"
     return bar(share, width, tone)

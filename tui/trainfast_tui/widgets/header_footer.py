@@ -28,18 +28,18 @@ class Header(Painted):
     def __init__(self) -> None:
         super().__init__()
         self._run: RunSnapshot | None = None
-        self._home_read = False
+        self._has_read_home = False
 
-    def show_run(self, run: RunSnapshot | None, home_read: bool) -> None:
-        """Show a run; `home_read` is True once runs have been listed, so that their absence is known."""
-        self._run, self._home_read = run, home_read
+    def show_run(self, run: RunSnapshot | None, has_read_home: bool) -> None:
+        """Show a run; `has_read_home` is True once runs have been listed, so that their absence is known."""
+        self._run, self._has_read_home = run, has_read_home
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
         line: Line = [("trainfast-tui", "title")]
         run = self._run
         if run is None:
-            return [[*line, ("  no run yet" if self._home_read else "", "muted")]]
+            return [[*line, ("  no run yet" if self._has_read_home else "", "muted")]]
         sign, tone = run_sign(run.state)
         line += [("  ", "text"), (f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "text")]
         if run.synthetic:

@@ -20,23 +20,23 @@ SLOW_S = 1.0
 """Seconds after which work shows its progress."""
 
 
-def progress_when_slow(text: str, everywhere: bool = False) -> closing[SlowProgress]:
+def progress_when_slow(text: str, *, on_any_stream: bool = False) -> closing[SlowProgress]:
     """Show `text` on a terminal once the block has taken over a second.
 
-    With `everywhere` other streams get a line as well, every 5 s at most.
+    With `on_any_stream` streams other than a terminal get a line as well, every 5 s at most.
     """
-    return closing(SlowProgress(text, everywhere))
+    return closing(SlowProgress(text, on_any_stream=on_any_stream))
 
 
 class SlowProgress:
     """The progress of something that has taken over a second."""
 
-    def __init__(self, text: str, everywhere: bool) -> None:
+    def __init__(self, text: str, *, on_any_stream: bool) -> None:
         self._progress = Progress()
         self._text = text
         self._due_s = time.monotonic() + SLOW_S
         self._timer: threading.Timer | None = None
-        if everywhere or self._progress.redraws:
+        if on_any_stream or self._progress.redraws:
             self._timer = threading.Timer(SLOW_S, self._paint)
             self._timer.daemon = True
             self._timer.start()

@@ -29,20 +29,20 @@ def has_conditions(run: RunSnapshot) -> bool:
 
 def conditions_line(run: RunSnapshot, width: int) -> Line:
     """Return the line under a run's figures; the least important parts are left out where `width` is too small."""
-    counted, wide = counted_steps(run), width >= LONG_STEP_WORDS_FROM
+    counted, long_words = counted_steps(run), width >= LONG_STEP_WORDS_FROM
     mark = steadiness(run)
-    warming: Line = [(mark.words if wide else mark.short_words, mark.tone)] if mark is not None else []
+    warming: Line = [(mark.words if long_words else mark.short_words, mark.tone)] if mark is not None else []
     if not counted:
         return warming
     silent = silent_gpus(run.conditions) if run.is_live else []
     if silent and len(silent) == len(counted[-1].devices):
-        return [*_no_reading_line(silent), *([("   " if wide else "  ", "text"), *warming] if warming else [])]
+        return [*_no_reading_line(silent), *([("   " if long_words else "  ", "text"), *warming] if warming else [])]
     whose = _watched_gpus(run, counted)
-    throttled, names_gpus = _throttled(counted, wide, whose)
+    throttled, names_gpus = _throttled(counted, long_words, whose)
     each_step, each_sample = _energy(counted, "" if names_gpus else whose)
     throttled = [*_no_reading_line(silent), ("  ", "text"), *throttled] if silent else throttled
-    clock, degrees = _clock(counted), _temperature(run, counted, wide)
-    energy = [*each_step, *each_sample] if wide else each_sample
+    clock, degrees = _clock(counted), _temperature(run, counted, long_words)
+    energy = [*each_step, *each_sample] if long_words else each_sample
     layouts = (
         (throttled, clock, energy, degrees, warming),
         (throttled, clock, each_sample, degrees, warming),
@@ -51,7 +51,7 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
         (throttled, warming),
         (throttled,),
     )
-    return first_fitting([_joined(parts, "   " if wide else "  ") for parts in layouts], width)
+    return first_fitting([_joined(parts, "   " if long_words else "  ") for parts in layouts], width)
 
 
 def _joined(parts: Iterable[Line], gap: str) -> Line:
@@ -91,7 +91,7 @@ def _no_reading_line(indexes: Sequence[int | None]) -> Line:
     return [(f"no reading of GPU {', '.join(map(str, indexes))}", "warning")]
 
 
-def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> tuple[Line, bool]:
+def _throttled(counted: Sequence[StepConditions], long_words: bool, whose: str) -> tuple[Line, bool]:
     """Return the throttled milliseconds of a step by cause, and True if the line names the GPUs as `whose`.
 
     If there are several devices, it names the most throttled of each cause.
@@ -103,7 +103,7 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> tup
     ]
     if not known:
         return [("throttling unknown", "muted")], False
-    begin: Line = [(f"{whose}: ", "muted")] if whose and wide else []
+    begin: Line = [(f"{whose}: ", "muted")] if whose and long_words else []
     throttled = [(shade, ms) for shade, ms in known if ms >= MIN_THROTTLED_MS]
     if not throttled:
         return [*begin, ("not throttled", "success")], bool(begin)
@@ -112,7 +112,7 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> tup
         line += [(f"{'  ' if index else ''}{shade.letter} ", shade.tone), (fmt.milliseconds(ms), "text")]
         worst = worst_gpu(counted, shade.cause)
         line += [("" if worst is None else f" (GPU {worst})", "muted")]
-    if not wide:
+    if not long_words:
         return line, False
     return [*(begin or [("throttled ", "muted")]), *line, (" a step", "muted")], bool(begin)
 
@@ -145,10 +145,10 @@ def _watched_gpus(run: RunSnapshot, counted: Sequence[StepConditions]) -> str:
     return watched_gpus([device.index for device in counted[-1].devices])
 
 
-def _temperature(run: RunSnapshot, counted: Sequence[StepConditions], wide: bool) -> Line:
+def _temperature(run: RunSnapshot, counted: Sequence[StepConditions], long_words: bool) -> Line:
     """Return the temperature at the newest step of a live run, or at the start of an ended one."""
     if run.result is None:
         degrees, when = counted[-1].temperature_c, " now"
     else:
         degrees, when = run.result.conditions.start_temperature_c, " at start"
-    return [] if degrees is None else [(fmt.celsius(degrees) + (when if wide else ""), "text")]
+    return [] if degrees is None else [(fmt.celsius(degrees) + (when if long_words else ""), "text")]

@@ -193,21 +193,17 @@ def _measured_lines(memory: NextRunMemory, measured: MeasuredMemory, width: int)
     filled = max(1, min(width, round(measured.peak_bytes / _scale_bytes(memory.fit, measured) * width)))
     bar: Line = [(MEASURED * filled, "title")]
     predicted = measured.predicted_bytes
-    if predicted is None and measured.same_knobs and memory.fit is not None:
+    if predicted is None and measured.has_same_knobs and memory.fit is not None:
         predicted = memory.fit.predicted.total_bytes
     peak: Piece = (fmt.size(measured.peak_bytes), "title")
     alone: Line = [("measured ", "muted"), peak]
     if not predicted:
-        of: Piece = ("" if measured.same_knobs else " with other knobs", "muted")
+        of: Piece = ("" if measured.has_same_knobs else " with other knobs", "muted")
         return [bar, first_fitting([[*alone, of], alone], width)]
     beside: Piece = (f" (predicted {fmt.size(predicted)})", "text")
     off: Piece = (f" ({against_predicted_memory(measured.peak_bytes, predicted)})", "text")
     figures = first_fitting([[*alone, off], [*alone, beside], [peak, beside]], width)
-    return [bar, figures, *_other_prediction_lines(memory.fit, predicted, measured.same_knobs, width)]
-
-
-def _other_prediction_lines(fit: PredictedFit | None, predicted_bytes: int, same_knobs: bool, width: int) -> list[Line]:
-    """Return why the prediction of the next run differs from that of the measured run; empty if it does not."""
-    if fit is None or fmt.size(fit.predicted.total_bytes) == fmt.size(predicted_bytes):
-        return []
-    return [first_fitting([[(words, "muted")] for words in (CORRECTED if same_knobs else OTHER_KNOBS)], width)]
+    if memory.fit is None or fmt.size(memory.fit.predicted.total_bytes) == fmt.size(predicted):
+        return [bar, figures]
+    reasons = CORRECTED if measured.has_same_knobs else OTHER_KNOBS
+    return [bar, figures, first_fitting([[(words, "muted")] for words in reasons], width)]

@@ -25,8 +25,7 @@ def table_lines(search: BatchSnapshot, width: int) -> list[Line]:
     rows: list[Line] = []
     columns = STEP_COLUMNS if any("step" in probe.phase_peaks for probe in search.probes) else PHASE_COLUMNS
     for probe in search.probes:
-        refuted = refuted_by(probe, search.confirmations) is not None
-        rows.append(_probe_row(probe, columns, len(search.memory_fits) > 1, width, refuted))
+        rows.append(_probe_row(probe, search, columns, width))
         if probe.outcome == "void" and probe.reason:
             # The person has to fix the reason, so it is shown in full.
             rows += labelled((" " * 10, "text"), probe.reason, width, "warning")
@@ -56,12 +55,12 @@ def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Li
     return [("".join(texts), tone), ("  ", "text"), *end]
 
 
-def _probe_row(probe: Probe, columns: Sequence[tuple[str, str]], many_ranks: bool, width: int, refuted: bool) -> Line:
-    outcome = outcome_of(REFUTED if refuted else probe.outcome)
+def _probe_row(probe: Probe, search: BatchSnapshot, columns: Sequence[tuple[str, str]], width: int) -> Line:
+    outcome = outcome_of(REFUTED if refuted_by(probe, search.confirmations) is not None else probe.outcome)
     words = "OOM" if width < WIDE_CELLS_FROM and probe.outcome == "oom" else outcome.noun
     where = f" in {phase_words(probe.phase)}" if probe.phase and probe.outcome == "oom" else ""
     rank = ""
-    if many_ranks and probe.rank is not None:
+    if len(search.memory_fits) > 1 and probe.rank is not None:
         rank = f", rank {probe.rank} fullest" if probe.outcome == "fits" else f" on rank {probe.rank}"
     retries = f", {counted(probe.alloc_retries, 'allocator retry', 'allocator retries')}" if probe.alloc_retries else ""
     cells = [
