@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from best_searched import (
 )
 from recorded import START_NS, S, a_run, write_lines
 from still import FULL, SMALL, StillApp, a_snapshot, own_supervisor, running, screen_text, until, until_true
+from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -32,8 +34,7 @@ from trainfast_runner.search.journal.lines import CANCELLED
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.best_control import BestControl, BestOptions, BestPlanned
-from trainfast_tui.control.messages import SearchStarted, SnapshotTaken
-from trainfast_tui.live.search_kind import SearchKind
+from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.lines import Piece
 from trainfast_tui.text.search.best_question import BY_KEYS, question_lines, varied_line
 
@@ -70,6 +71,15 @@ def started(monkeypatch: pytest.MonkeyPatch, home: Home) -> list[Started]:
     return found
 
 
+async def until_started(pilot: Pilot[Any], started: list[Started]) -> None:
+    """Wait until a search was started and its thread has posted SearchStarted."""
+
+    def has_posted() -> bool:
+        return bool(started) and all(thread.name != "trainfast-search" for thread in threading.enumerate())
+
+    await until_true(pilot, has_posted, "the start")
+
+
 async def test_s_stops_the_search_and_f5_continues_its_question(
     home: Home, live_best: Path, monkeypatch: pytest.MonkeyPatch, started: list[Started]
 ) -> None:
@@ -95,19 +105,17 @@ async def test_s_stops_the_search_and_f5_continues_its_question(
 async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
     home: Home, planned: None, started: list[Started], conduct: Callable[[Path], None]
 ) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
+    async with StillApp(home).run_test(size=SMALL) as pilot:
         await best_opened(pilot, None)
         text = await until(pilot, PLAN)
         assert "Enter starts the search; Esc goes back." in text
         assert text.splitlines()[-1].startswith("Enter start  Esc back")
         await pilot.press("enter")
         await until(pilot, "The knobs are being checked")
-        await until_true(pilot, lambda: started, "the start")
+        await until_started(pilot, started)
         assert started[0][1] == BestRequest()
         search = a_best_search(home, best_going_on())
         conduct(search)
-        app.post(SearchStarted(search, SearchKind.BEST))
         assert "best so far" in await show_best(pilot, search)
 
 
@@ -283,10 +291,9 @@ async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None,
         assert "begun anew" not in text
         assert "f fresh         no: resumes an unfinished search" in text
         await pilot.press("f", "enter")
-        await until_true(pilot, lambda: started, "the start")
+        await until_started(pilot, started)
         assert started[0][2], "it is asked for fresh"
         search = a_best_search(home, best_answered())
-        app.post(SearchStarted(search, SearchKind.BEST))
         text = await show_best(pilot, search)
         assert "f fresh" not in text.splitlines()[-1]
         assert not app.session.searches.best.options.is_fresh, "the choice was for one search"
