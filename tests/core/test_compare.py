@@ -36,7 +36,7 @@ from trainfast_runner.results.comparison.ranking import (
     STRICT_THRESHOLDS,
 )
 from trainfast_runner.results.distributions import spread
-from trainfast_tui.text.comparison import difference_text, value_text, verdict_text
+from trainfast_tui.text.comparison_words import difference_text, value_text, verdict_text
 
 
 def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any) -> Result:

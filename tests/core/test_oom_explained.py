@@ -20,7 +20,7 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
-from trainfast_tui.text.oom import changes_title, oom_sentences
+from trainfast_tui.text.oom_words import changes_title, oom_sentences
 
 MIB = 2**20
 BEYOND = 33 * MIB

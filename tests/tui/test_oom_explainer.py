@@ -20,7 +20,7 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_tui.control.messages import OomExplained, SnapshotTaken
 from trainfast_tui.control.oom_explainer import OomExplainer, _out_of_memory
 from trainfast_tui.control.prediction.shared_tracer import SharedTracer
-from trainfast_tui.text.oom import effect_words
+from trainfast_tui.text.oom_words import effect_words
 from trainfast_tui.widgets.main.ending_panel import with_same_keys
 
 WHY = OomExplanation(

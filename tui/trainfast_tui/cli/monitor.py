@@ -31,7 +31,7 @@ from trainfast_tui.text.format import (
     size,
     watts,
 )
-from trainfast_tui.text.memory import no_memory_words
+from trainfast_tui.text.memory_words import no_memory_words
 from trainfast_tui.text.tables import table
 from trainfast_tui.text.topology import pcie_link
 

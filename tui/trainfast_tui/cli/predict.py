@@ -28,8 +28,8 @@ from trainfast_tui.cli.printing.output import print_json, print_line, print_line
 from trainfast_tui.cli.printing.prediction_table import PredictionTable, print_notes
 from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.format import count, percent, plain, size
-from trainfast_tui.text.memory import CATEGORY_WORDS, phase_words
-from trainfast_tui.text.speed import speed_words
+from trainfast_tui.text.memory_words import CATEGORY_WORDS, phase_words
+from trainfast_tui.text.speed_words import speed_words
 from trainfast_tui.text.tables import pairs
 from trainfast_tui.text.wait_words import importing_words
 

@@ -8,7 +8,13 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.results.comparison.difference import ComparisonRow, compare
 from trainfast_runner.running.final_result import final_result
 from trainfast_tui.cli.printing.output import print_json, print_line, print_table
-from trainfast_tui.text.comparison import difference_text, figure_with_unit, interval_text, value_text, verdict_text
+from trainfast_tui.text.comparison_words import (
+    difference_text,
+    figure_with_unit,
+    interval_text,
+    value_text,
+    verdict_text,
+)
 from trainfast_tui.text.format import ABSENT, plain, signed_percent, with_sizes
 
 

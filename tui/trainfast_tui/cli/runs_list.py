@@ -21,7 +21,7 @@ from trainfast_tui.cli.printing.output import print_json, print_line, print_tabl
 from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size, with_sizes
 from trainfast_tui.text.overrides import short_overrides, without_search_settings
 from trainfast_tui.text.signs import SYNTHETIC
-from trainfast_tui.text.speed import few_steps_note
+from trainfast_tui.text.speed_words import few_steps_note
 
 HEADER = ("RUN", "STATE", "OVERRIDES", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
 DROPPED = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from trainfast_tui.report.document import Block, Code, Document, Grid, Heading, Listing, Picture, Prose
-from trainfast_tui.report.theme import STYLE
+from trainfast_tui.report.blocks import Block, Code, Document, Grid, Heading, Listing, Picture, Prose
+from trainfast_tui.report.page_style import STYLE
 from trainfast_tui.text.format import plain
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"

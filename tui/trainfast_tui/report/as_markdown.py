@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainfast_tui.report.document import Block, Code, Document, Grid, Heading, Listing, Picture, Prose
+from trainfast_tui.report.blocks import Block, Code, Document, Grid, Heading, Listing, Picture, Prose
 from trainfast_tui.text.format import plain
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainfast_tui.charts.y_range import nice_ceiling
-from trainfast_tui.report.document import Picture
+from trainfast_tui.report.blocks import Picture
 from trainfast_tui.report.svg import (
     BOTTOM,
     LETTER,

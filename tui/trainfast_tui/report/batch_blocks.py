@@ -14,7 +14,7 @@ from trainfast_runner.search.journal.batch import (
     refuted_by,
 )
 from trainfast_runner.units import counted
-from trainfast_tui.report.document import Block, Grid, Heading, Prose, as_blocks, filled_grid, pairs_grid
+from trainfast_tui.report.blocks import Block, Grid, Heading, Prose, as_blocks, filled_grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.reported_run import ReportedRun

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import FORMS, export
-from trainfast_tui.report.document import Block, Code, Heading, Prose
+from trainfast_tui.report.blocks import Block, Code, Heading, Prose
 from trainfast_tui.report.reported_run import ReportedRun
 
 

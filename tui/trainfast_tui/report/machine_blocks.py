@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from trainfast_runner.results.comparison.conditions import compared_conditions
 from trainfast_runner.units import counted
-from trainfast_tui.report.document import Block, Heading, Prose, pairs_grid
+from trainfast_tui.report.blocks import Block, Heading, Prose, pairs_grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import percent, size
 

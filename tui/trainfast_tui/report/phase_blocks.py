@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
-from trainfast_tui.report.document import Block, Heading, Prose, as_blocks, filled_grid
+from trainfast_tui.report.blocks import Block, Heading, Prose, as_blocks, filled_grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, count, milliseconds
 from trainfast_tui.text.signs import PHASE_TONES
-from trainfast_tui.text.speed import few_steps_note
+from trainfast_tui.text.speed_words import few_steps_note
 
 
 def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:

@@ -16,7 +16,7 @@ from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal.best import read_best_journal
 from trainfast_tui.report.batch_blocks import batch_confirming_run_ids, batch_search_report
 from trainfast_tui.report.best_blocks import best_confirming_run_ids, best_search_report
-from trainfast_tui.report.document import Document, Prose
+from trainfast_tui.report.blocks import Document, Prose
 from trainfast_tui.report.reported_run import ReportedRun, read_run
 from trainfast_tui.report.run_blocks import runs_report
 

@@ -10,7 +10,7 @@ from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.results.comparison.ranking import OTHER_SAMPLE_VERDICTS
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
-from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, as_blocks, filled_grid, pairs_grid
+from trainfast_tui.report.blocks import Block, Grid, Heading, Listing, Prose, as_blocks, filled_grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.memory_blocks import memory_blocks
@@ -20,8 +20,8 @@ from trainfast_tui.report.run_charts import charts_of
 from trainfast_tui.report.runs_pareto_blocks import runs_pareto_blocks
 from trainfast_tui.report.speed_blocks import speed_blocks
 from trainfast_tui.report.strip_picture import strip_picture
-from trainfast_tui.text import oom
-from trainfast_tui.text.comparison import interval_text
+from trainfast_tui.text import oom_words
+from trainfast_tui.text.comparison_words import interval_text
 from trainfast_tui.text.diagnosis_words import no_bottleneck_in
 from trainfast_tui.text.format import (
     ABSENT,
@@ -36,7 +36,7 @@ from trainfast_tui.text.format import (
 )
 from trainfast_tui.text.overrides import typed_overrides, without_search_settings
 from trainfast_tui.text.result_figures import end_words, figure_rows, notes, throttled_words
-from trainfast_tui.text.speed import few_steps_note
+from trainfast_tui.text.speed_words import few_steps_note
 
 ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
 
@@ -185,15 +185,15 @@ def _out_of_memory(result: Result) -> Iterator[Block]:
     if explanation is None:
         return
     yield Heading("Out of memory", 3)
-    yield Listing(tuple(oom.oom_sentences(explanation)) or ("Nothing more is known about it.",))
+    yield Listing(tuple(oom_words.oom_sentences(explanation)) or ("Nothing more is known about it.",))
     if explanation.changes:
-        yield Prose(f"To make it fit, {oom.changes_title(explanation.changes)}")
+        yield Prose(f"To make it fit, {oom_words.changes_title(explanation.changes)}")
         yield changes_grid(explanation.changes)
 
 
 def changes_grid(changes: Sequence[OomChange]) -> Grid:
     """Return the changes of knobs that would make a run fit, with their costs."""
-    rows = [(oom.change_options(change), change.saves, change.costs) for change in changes]
+    rows = [(oom_words.change_options(change), change.saves, change.costs) for change in changes]
     return filled_grid(("change", "saves", "costs in speed"), rows)
 
 

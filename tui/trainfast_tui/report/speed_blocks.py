@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
-from trainfast_tui.report.document import Block, Heading, as_blocks, filled_grid
+from trainfast_tui.report.blocks import Block, Heading, as_blocks, filled_grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, interval, number, percent_change, signed_percent
 

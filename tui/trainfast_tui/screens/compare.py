@@ -9,7 +9,13 @@ from trainfast_runner.units import counted
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.comparison import difference_text, figure_with_unit, interval_text, value_text, verdict_text
+from trainfast_tui.text.comparison_words import (
+    difference_text,
+    figure_with_unit,
+    interval_text,
+    value_text,
+    verdict_text,
+)
 from trainfast_tui.text.lines import Line, Tone, paragraph, rule
 from trainfast_tui.text.signs import SYNTHETIC_BADGE
 

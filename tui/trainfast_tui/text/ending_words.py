@@ -9,9 +9,9 @@ import msgspec
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.worker_lines import ExceptionLine
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text import oom
+from trainfast_tui.text import oom_words
 from trainfast_tui.text.lines import Tone
-from trainfast_tui.text.memory import phase_words
+from trainfast_tui.text.memory_words import phase_words
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -82,7 +82,7 @@ def ending(run: RunSnapshot, explanation: OomExplanation | None, traces_left: in
 
 
 def _oom(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int) -> Ending:
-    facts = list(oom.oom_sentences(explanation)) if explanation is not None else []
+    facts = list(oom_words.oom_sentences(explanation)) if explanation is not None else []
     if traces_left:
         facts.append(f"Tracing which changes would fit, {traces_left} to go…")
     reason = fmt.with_sizes(run.reason or _message(run))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_tui.text.format import plain, size
-from trainfast_tui.text.memory import category_words
+from trainfast_tui.text.memory_words import category_words
 
 MIN_SHOWN_BYTES = 1 << 20
 """Fewer bytes than this beyond the live ones are rounding."""

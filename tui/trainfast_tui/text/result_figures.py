@@ -32,9 +32,9 @@ from trainfast_tui.text.format import (
     size,
     with_sizes,
 )
-from trainfast_tui.text.memory import against_predicted_memory, peak_word
+from trainfast_tui.text.memory_words import against_predicted_memory, peak_word
 from trainfast_tui.text.search.warm_process import warm_words
-from trainfast_tui.text.speed import against_predicted_speed, few_steps_note
+from trainfast_tui.text.speed_words import against_predicted_speed, few_steps_note
 
 
 def headline(result: Result) -> str:

@@ -15,7 +15,7 @@ from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, line_length
-from trainfast_tui.text.memory import no_memory_words
+from trainfast_tui.text.memory_words import no_memory_words
 from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:

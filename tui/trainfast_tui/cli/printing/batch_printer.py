@@ -15,7 +15,7 @@ from trainfast_runner.search.journal.batch import (
 from trainfast_runner.worker.shared.search_roles import CONFIRMATION
 from trainfast_tui.cli.printing.journal_printer import JournalPrinter
 from trainfast_tui.text.format import count, duration, milliseconds, per_second, size, with_sizes
-from trainfast_tui.text.memory import phase_words
+from trainfast_tui.text.memory_words import phase_words
 from trainfast_tui.text.search.outcomes import outcome_of
 
 

@@ -13,7 +13,7 @@ from trainfast_runner.search.bench.table import Row, Table
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.report.as_html import as_html
-from trainfast_tui.report.document import Document, Prose, filled_grid
+from trainfast_tui.report.blocks import Document, Prose, filled_grid
 from trainfast_tui.text.format import plain, with_sizes
 
 FIGURES: dict[str, Callable[[Row], float | None]] = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from trainfast_runner.memory.predict_rows import PredictedRow, RunToPredict, published_bytes
 from trainfast_tui.cli.printing.output import GrowingTable, print_line
 from trainfast_tui.text.format import ABSENT, count, delta, plain, size
-from trainfast_tui.text.memory import CATEGORY_WORDS, PHASE_WORDS, phase_words, short_category
+from trainfast_tui.text.memory_words import CATEGORY_WORDS, PHASE_WORDS, phase_words, short_category
 
 SIZE_CELLS, DIFFERENCE_CELLS, FITS_CELLS = len("1023 MiB"), len("+1023 MiB (+100.0 %)"), len("no, +1023 MiB")
 """The widest figures of their kind."""

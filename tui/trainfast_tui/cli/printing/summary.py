@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_states import exit_code_of
 from trainfast_tui.cli.printing.output import print_json, print_lines
-from trainfast_tui.text import oom
+from trainfast_tui.text import oom_words
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.result_figures import figure_rows, headline, notes
 from trainfast_tui.text.tables import pairs
@@ -33,8 +33,10 @@ def _oom_lines(result: Result) -> list[str]:
     explained = result.oom
     if explained is None:
         return []
-    lines = list(oom.oom_sentences(explained))
+    lines = list(oom_words.oom_sentences(explained))
     if explained.changes:
-        lines.append(f"to make it fit, {oom.changes_title(explained.changes)}")
-        lines += pairs((f"  {oom.change_options(change)}", oom.effect_words(change)) for change in explained.changes)
+        lines.append(f"to make it fit, {oom_words.changes_title(explained.changes)}")
+        lines += pairs(
+            (f"  {oom_words.change_options(change)}", oom_words.effect_words(change)) for change in explained.changes
+        )
     return lines

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.units import counted
 from trainfast_tui.text.format import count, duration, per_second, plain, size
-from trainfast_tui.text.memory import phase_words
-from trainfast_tui.text.oom import CLOSEST, change_options, effect_words
+from trainfast_tui.text.memory_words import phase_words
+from trainfast_tui.text.oom_words import CLOSEST, change_options, effect_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot

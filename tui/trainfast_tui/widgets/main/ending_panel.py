@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from trainfast_runner.records.result import OomChange
 from trainfast_tui.next_run.same_settings import has_same_model
 from trainfast_tui.painting.painted import GrowingPanel
-from trainfast_tui.text import oom
-from trainfast_tui.text.endings import Ending, ending
+from trainfast_tui.text import oom_words
+from trainfast_tui.text.ending_words import Ending, ending
 from trainfast_tui.text.lines import Line, paragraph
 
 if TYPE_CHECKING:
@@ -123,10 +123,10 @@ def _change_lines(changes: tuple[OomChange, ...], width: int) -> list[Line]:
     """Return each change with its key, the memory it needs or frees, and its cost, beside it or below."""
     if not changes:
         return []
-    lines: list[Line] = paragraph(f"{KEYS[len(changes)]}; {oom.changes_title(changes)}", width, "muted", 2)
-    head_width = max(len(oom.change_words(change)) for change in changes)
+    lines: list[Line] = paragraph(f"{KEYS[len(changes)]}; {oom_words.changes_title(changes)}", width, "muted", 2)
+    head_width = max(len(oom_words.change_words(change)) for change in changes)
     for index, change in enumerate(changes, 1):
-        head, words = oom.change_words(change), oom.effect_words(change)
+        head, words = oom_words.change_words(change), oom_words.effect_words(change)
         lines.append([(f" {index} ", "key"), (head, "title")])
         if 3 + head_width + 2 + len(words) <= width:
             lines[-1].append((f"{'':{head_width - len(head)}}  {words}", "text"))

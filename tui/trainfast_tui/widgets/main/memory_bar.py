@@ -9,7 +9,7 @@ from trainfast_tui.next_run.memory_and_speed import MeasuredMemory, NextRunMemor
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, first_fitting, joined, line_length, paragraph, rule
-from trainfast_tui.text.memory import CATEGORY_WORDS, against_predicted_memory, phase_words, short_category
+from trainfast_tui.text.memory_words import CATEGORY_WORDS, against_predicted_memory, phase_words, short_category
 from trainfast_tui.widgets.bar import LONG_FORM_COLUMNS, MEASURED, has_long_form, stacked_cells
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from trainfast_tui.next_run.memory_and_speed import MeasuredSpeed, NextRunSpeed
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting, joined, paragraph, rule
-from trainfast_tui.text.speed import speed_words
+from trainfast_tui.text.speed_words import speed_words
 from trainfast_tui.widgets.bar import MEASURED, has_long_form
 
 if TYPE_CHECKING:

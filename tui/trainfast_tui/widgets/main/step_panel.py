@@ -18,7 +18,7 @@ from trainfast_tui.next_run.memory_and_speed import predicted_peak_bytes
 from trainfast_tui.painting.painted import PaintedRun
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, line_length
-from trainfast_tui.text.memory import against_predicted_memory, peak_word_of
+from trainfast_tui.text.memory_words import against_predicted_memory, peak_word_of
 from trainfast_tui.text.signs import PHASE_TONES, SYNTHETIC_BADGE
 from trainfast_tui.widgets.bar import bar, stacked_cells
 from trainfast_tui.widgets.main.conditions_line import LONG_STEP_WORDS_FROM, conditions_line, has_conditions, steadiness

@@ -7,7 +7,7 @@ from trainfast_tui.live.figures import peak_allocated_bytes, run_figures, step_w
 from trainfast_tui.painting.painted import Painted, PaintedRun
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, paragraph
-from trainfast_tui.text.memory import peak_word_of
+from trainfast_tui.text.memory_words import peak_word_of
 from trainfast_tui.text.signs import SYNTHETIC, run_sign
 
 

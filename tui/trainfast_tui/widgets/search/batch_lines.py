@@ -10,7 +10,7 @@ from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, refute
 from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, labelled
-from trainfast_tui.text.memory import phase_words
+from trainfast_tui.text.memory_words import phase_words
 from trainfast_tui.text.search.outcomes import REFUTED, outcome_of
 
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))

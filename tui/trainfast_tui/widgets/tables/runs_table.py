@@ -11,7 +11,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, line_length
 from trainfast_tui.text.overrides import field_overrides, short_overrides, typed_overrides, without_search_settings
 from trainfast_tui.text.signs import SYNTHETIC, run_sign
-from trainfast_tui.text.speed import few_steps_note
+from trainfast_tui.text.speed_words import few_steps_note
 from trainfast_tui.widgets.tables.sorted_table import Columns, SortedTable, SortOrder
 
 LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
