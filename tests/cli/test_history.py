@@ -223,6 +223,18 @@ def test_a_damaged_result_is_no_crash(cli: Cli, content: bytes) -> None:
     assert by_id["bbbb"] == "lost"
 
 
+def test_folders_of_other_programs_are_no_runs(cli: Cli) -> None:
+    """`runs` is TensorBoard's default folder too."""
+    run_id = "20261101-100000-tiny-llama-aaaa"
+    write(cli.home, result(run_id))
+    for name in ("CartPole_Nov22", "zzz"):
+        (cli.home / "runs" / name).mkdir()
+    assert [row["run_id"] for row in cli("runs", "list", "--json").json["runs"]] == [run_id]
+    assert cli("runs", "show", "last", "--json").json["run_id"] == run_id
+    assert "there is no run 'zzz'" in cli("runs", "show", "zzz").refused()
+    assert " free, 1 run" in cli("doctor").out
+
+
 def test_a_newer_result_is_read_as_far_as_it_is_known(cli: Cli) -> None:
     one = msgspec.to_builtins(result("20261101-100000-tiny-llama-aaaa"))
     directory = cli.home / "runs" / one["run_id"]

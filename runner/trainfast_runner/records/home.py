@@ -22,6 +22,8 @@ LAUNCH_LOCK_FILE = "launch.lock"
 STAMP = "%Y%m%d-%H%M%S"
 STAMP_CHARACTERS = len("20261121-054455")
 """Length of the timestamp at the start of an id; the rest of an id does not sort."""
+ID = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
+"""The ids that `new_id` makes."""
 MAX_AHEAD_S = 60
 """A newest run stamped further ahead came from a wrong clock and is ignored."""
 
@@ -118,10 +120,10 @@ class Home:
         return self.run_ids()[::-1][:count]
 
     def run_ids(self) -> list[str]:
-        """Ids of all runs, oldest first."""
+        """Ids of all runs, oldest first: the folders named by an id, since TensorBoard too writes into `runs`."""
         try:
             with os.scandir(self.runs) as entries:
-                return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+                return sorted(entry.name for entry in entries if ID.fullmatch(entry.name) and entry.is_dir())
         except FileNotFoundError:
             return []
         except OSError as error:

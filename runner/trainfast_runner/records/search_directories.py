@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainfast_runner.records.file_locks import is_locked, try_exclusive_lock
-from trainfast_runner.records.home import Home, home_error
+from trainfast_runner.records.home import ID, Home, home_error
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.worker.shared.lock_files import SEARCH_LOCK_FILE
 
@@ -19,15 +19,18 @@ PAUSE_FILE = "paused"
 
 
 def search_directories(home: Home) -> list[Path]:
-    """Every search of a home, oldest first. Raises UserError when they cannot be listed."""
+    """Every search of a home, oldest first: the folders named by an id, with a journal.
+
+    Raises UserError when they cannot be listed.
+    """
     try:
         with os.scandir(home.searches) as entries:
-            names = sorted(entry.name for entry in entries if os.path.exists(os.path.join(entry.path, JOURNAL_FILE)))
+            ids = [entry.name for entry in entries if ID.fullmatch(entry.name)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise home_error(home.path, error) from None
-    return [home.search_directory(name) for name in names]
+    return [directory for search_id in sorted(ids) if has_journal(directory := home.search_directory(search_id))]
 
 
 def newest_search_directories(home: Home, count: int) -> list[Path]:

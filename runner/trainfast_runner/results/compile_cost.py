@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import CompileCost
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import RunFile
@@ -53,7 +54,10 @@ def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
 
 def _latest_uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
     """The latest finished run beside `directory` that differs in nothing but compiling, and its median step in ms."""
-    for other in sorted((path for path in directory.parent.iterdir() if path != directory), reverse=True):
+    home = Home.of_run(directory)
+    for other in map(home.directory, reversed(home.run_ids())):
+        if other == directory:
+            continue
         try:
             other_run = read_run_file(other)
             if other_run is None or other_run.knobs.get("compile", "off") != "off":

@@ -26,8 +26,6 @@ CACHE_UNUSED_S = 30 * 86400.0
 UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 NEWER_THAN_ALL = "~"
 """Sorts after every id."""
-OWN_NAME = re.compile(r"\d{8}-\d{6}-.+-[0-9a-f]{4}")
-"""A name that `home.new_id` makes."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,14 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
     """
     now_s = time.time()
     cutoff = _cutoff(home, keep, older_than_s, now_s)
-    every_search = [directory for directory in search_directories(home) if OWN_NAME.fullmatch(directory.name)]
+    every_search = search_directories(home)
     conducted = {directory.name for directory in every_search if is_conducted(directory)}
     runs: dict[str, int] = {}
     live, needed_searches = [], set(conducted)
-    for run_id in _own_runs(home):
-        directory = home.directory(run_id)
+    for directory in map(home.directory, home.run_ids()):
+        run_id = directory.name
+        if not _is_from_launch(directory):
+            continue
         run = read_run_file(directory)
         search_id = None if run is None else run.search_id
         is_live = is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted
@@ -128,20 +128,18 @@ def _oldest_kept(home: Home, keep: int) -> str:
     """The oldest id among the newest `keep` runs of `runs list`; empty when there are no more."""
     if keep == 0:
         return NEWER_THAN_ALL
-    for run_id in reversed(_own_runs(home)):
+    for run_id in reversed(home.run_ids()):
         keep -= is_listed(home.directory(run_id))
         if keep == 0:
             return run_id
     return ""
 
 
-def _own_runs(home: Home) -> list[str]:
-    """Ids of the directories that a launch made, oldest first: `runs` is TensorBoard's default folder too."""
-    return [run_id for run_id in home.run_ids() if OWN_NAME.fullmatch(run_id) and _is_a_run(home.directory(run_id))]
+def _is_from_launch(directory: Path) -> bool:
+    """True for a directory with `run.json` or the run's lock in it, and for an empty one: a dead launch left it.
 
-
-def _is_a_run(directory: Path) -> bool:
-    """True for a directory with `run.json` or the run's lock in it, and for an empty one: a dead launch left it."""
+    Another program's folder may be named like an id. It is listed as a lost run, but never deleted here.
+    """
     try:
         names = os.listdir(directory)
     except OSError:
