@@ -89,6 +89,14 @@ def test_speeds_that_do_not_compare_are_not_compared(
     assert found.line().endswith(f"; not compared: {reason}")
 
 
+def test_speeds_on_other_devices_are_not_compared(tmp_path: Path) -> None:
+    on_gpus = msgspec.structs.replace(a_run(), device="cuda", device_uuids=["GPU-a", "GPU-b"])
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(a_run()))
+    found = proof(tmp_path, "torchrun", on_gpus)
+    assert found.line().endswith("; not compared: r1 was on the CPU, and r1 on 2 GPUs")
+    assert proof(tmp_path, "training-args", on_gpus).compared_with == 131.5, "its text chooses no device"
+
+
 def test_settings_that_ran_otherwise_prove_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="r2 did not run as exported: batch_size=16 ran as 4") as refused:
         proof(tmp_path, batch_size=4)

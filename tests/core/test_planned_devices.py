@@ -9,7 +9,11 @@ import stand_in
 from cuda_python import cuda_python
 from stand_in import Gpu, Machine
 
+from trainfast_runner.export.formats import export
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.running.exported_run import plan_exported
 from trainfast_runner.running.planning import RunPlan, plan_run
+from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.settings.spec import resolve
 
 MIG = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"
@@ -62,3 +66,27 @@ def test_a_linked_pair_is_recorded_with_its_reason(python: str) -> None:
     assert made.device_uuids == ["GPU-0", "GPU-1"]
     assert made.devices_reason is not None
     assert made.devices_reason.startswith("GPU 0+1: linked by NVLink (NV4), instead of 1+2, which have")
+
+
+def test_the_proof_of_a_scripts_command_is_planned_on_the_gpus_that_the_command_names(
+    python: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    gpus = [Gpu(uuid=f"GPU-{index}", bus=index + 1) for index in range(3)]
+    with stand_in.installed(Machine(gpus)):
+        first = plan_script([python, str(tmp_path / "train.py")], ["devices=1+2"])
+        run = RunFile(
+            run_id="r1",
+            **first.spec.record_fields(),
+            device=first.device,
+            device_uuids=first.device_uuids,
+            env=first.env,
+            script=first.script,
+            cwd=str(tmp_path),
+            clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
+        )
+        exported = export(run, tmp_path, "command")
+        again = plan_exported(run, exported, (), tmp_path)
+    assert "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2" in exported.text
+    assert again.device_uuids == first.device_uuids == ["GPU-1", "GPU-2"]
+    assert [gpu.uuid for gpu in again.watched] == ["GPU-1", "GPU-2"]

@@ -9,17 +9,22 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import Exported
 from trainfast_runner.export.imported import import_settings
+from trainfast_runner.machine.cpu.device_names import CPU
 from trainfast_runner.records.export_proof import ExportProof
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
+from trainfast_runner.units import counted
 
 ENGINES = {"HF Trainer": "trainer", "accelerate": "accelerate", "DeepSpeed": "native", "torch": "native"}
 """The engine whose steps stand for the steps of a script with that framework."""
+FORMS_WITH_DEVICES = ("torchrun", "command", "preset")
+"""Forms whose text chooses the devices."""
 WHOLE_PARAMETERS = (None, "none", "DataParallel", "DistributedDataParallel")
 """Wrappers under which the optimizer of a rank holds every parameter of the model."""
 
@@ -43,7 +48,7 @@ def proof_of(run: RunFile, before: Result | None, exported: Exported, directory:
     if unlike:
         message = f"{result.run_id} did not run as exported: {', '.join(unlike)}"
         raise UserError(message, key="--prove", exit_code=4)
-    reason = _no_comparison(run, before, exported, result, ran)
+    reason = _no_comparison(run, before, exported, result, ran) or _other_devices(run, exported, directory)
     return ExportProof(
         wall_ns=time.time_ns(),
         to=exported.to,
@@ -92,3 +97,15 @@ def _no_comparison(
     if len(counts) == 2 and None not in counts and counts[0] != counts[1]:
         return f"a model of {counts[1]:,} parameters, and {run.run_id} has {counts[0]:,}"
     return None
+
+
+def _other_devices(run: RunFile, exported: Exported, directory: Path) -> str | None:
+    """The reason that the run in `directory` was on other devices than `run`; None if its form chooses none."""
+    proof_run = read_run_file(directory)
+    if exported.to not in FORMS_WITH_DEVICES or proof_run is None or _devices(proof_run) == _devices(run):
+        return None
+    return f"{proof_run.run_id} was on {_devices(proof_run)}, and {run.run_id} on {_devices(run)}"
+
+
+def _devices(run: RunFile) -> str:
+    return "the CPU" if run.device == CPU else counted(len(run.device_uuids), "GPU")

@@ -53,15 +53,15 @@ def _plan_user_script(run: RunFile, asked: ScriptAsked, exported: Exported, fold
     else:
         variables, words = _variables_and_words(exported.text)
         preset = ScriptPreset(tuple(words), name=run.preset, cwd=run.cwd)
-    plan = plan_script(
+    return plan_script(
         (),
         [f"timing_warmup={asked.timing_warmup}"],
         preset=preset,
         steps=asked.steps,
         samples_per_step=asked.samples_per_step,
         steps_from_log=asked.steps_from_log,
+        variables=variables,
     )
-    return replace(plan, env={**plan.env, **variables})
 
 
 def _plan_typed(run: RunFile, exported: Exported, typed: Sequence[str], folder: Path) -> RunPlan:
@@ -73,10 +73,10 @@ def _plan_typed(run: RunFile, exported: Exported, typed: Sequence[str], folder: 
     settings = ["devices=cpu"] if run.device == "cpu" else []
     if "timing_warmup" in run.knobs:
         settings.append(f"timing_warmup={run.knobs['timing_warmup']}")
-    plan = plan_script(words, settings, steps=run.knobs.get("steps"), python=command.interpreter)
+    plan = plan_script(words, settings, steps=run.knobs.get("steps"), python=command.interpreter, variables=variables)
     # Threads that spin between their turns take much of a busy machine's speed: both runs wait alike.
     threads = {name: value for name, value in run.env.items() if name.startswith(("OMP_", "KMP_"))}
-    return replace(plan, env={**plan.env, **threads, **malloc_variables(run), **variables})
+    return replace(plan, env={**plan.env, **threads, **malloc_variables(run)})
 
 
 def _exported_command(exported: Exported, command: ScriptCommand, folder: Path) -> tuple[dict[str, str], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from trainfast_runner import __version__
@@ -43,13 +43,14 @@ def plan_script(
     samples_per_step: int | None = None,
     steps_from_log: str | None = None,
     trial: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> RunPlan:
     """Check a command of the user's own against this machine; `preset` has the flags of its knobs.
 
     `typed` is empty for the preset's own command, which is planned in its folder. `trial` limits the memory of the run
-    and keeps it from saving anything. Raises UserError.
+    and keeps it from saving anything. `variables` stand before the command, and may choose its GPUs. Raises UserError.
     """
-    preset = preset or ScriptPreset()
+    preset, variables = preset or ScriptPreset(), variables or {}
     knobs = _knobs(settings, preset, steps, trial)
     flagged = [name for name in knobs if name in preset.places]
     without_flag = {name: value for name, value in knobs.items() if name not in (*preset.places, *LAUNCH_KNOBS)}
@@ -60,7 +61,8 @@ def plan_script(
     versions = _versions(command.interpreter)
     hooks_blocked = _why_hooks_blocked(command, versions)
     check_reach(without_flag, preset.framework, hooks_blocked)
-    plan = _plan_command(_spec(command.name if typed else preset.name, command.title, knobs), command, versions)
+    spec = _spec(command.name if typed else preset.name, command.title, knobs)
+    plan = _plan_command(spec, command, versions, {**os.environ, **variables})
     script = ScriptAsked(
         command=applied,
         argv=command.argv_on(len(plan.gpus)),
@@ -76,13 +78,16 @@ def plan_script(
         unconfirmed=[] if preset.framework == "HF Trainer" else list(without_flag),
         trial=trial,
     )
-    return replace(plan, env={**plan.env, **framework_environment(without_flag)}, script=script, cwd=cwd)
+    env = {**plan.env, **framework_environment(without_flag), **variables}
+    return replace(plan, env=env, script=script, cwd=cwd)
 
 
-def _plan_command(spec: RunSpec, command: ScriptCommand, versions: dict[str, str | None]) -> RunPlan:
+def _plan_command(
+    spec: RunSpec, command: ScriptCommand, versions: dict[str, str | None], environment: Mapping[str, str]
+) -> RunPlan:
     """The plan of the command on this machine's devices, still without its script. Raises UserError."""
     knobs = spec.knobs
-    machine = detect_machine(versions, command.interpreter).used_by(knobs.get("devices"))
+    machine = detect_machine(versions, command.interpreter, environment).used_by(knobs.get("devices"))
     if machine.refusal is not None:
         raise machine.refusal
     choice = _chosen_gpus(machine, knobs)
