@@ -232,6 +232,14 @@ def test_what_to_try_against_waiting_for_data_depends_on_the_loaders() -> None:
     assert tries[2].startswith("cheaper loading")
 
 
+def test_an_unknown_number_of_loaders_stays_unknown_in_the_advice() -> None:
+    """A user's own script may not tell its number."""
+    (finding,) = Case(step=always(data_ms=300.0), knobs={"workers": None}).findings()
+    assert finding.figures["workers"] is None
+    assert finding.advice.endswith("faster storage, or more loader processes")
+    assert not any(character.isdigit() for character in finding.advice)
+
+
 def test_a_loader_that_stalls_every_tenth_step_counts_though_the_median_is_zero() -> None:
     case = Case(step=lambda n: {"data_ms": 2000.0 if n == 10 else 0.0, "step_ms": 3000.0 if n == 10 else 1000.0})
     assert "data-bound" in case.found()

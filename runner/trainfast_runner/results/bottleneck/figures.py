@@ -48,6 +48,7 @@ def _run(window: MeasuredWindow) -> Figures:
     knobs, step_ms = window.run.knobs, window.mean_ms("step")
     utilization = _lowest_utilization(window)
     data_percent = _percent(window.mean_ms("data"), step_ms)
+    accumulation = _whole_or_none(knobs.get("grad_accum"))
     return {
         "steps": len(window.first_rank),
         "step_ms": step_ms,
@@ -60,7 +61,7 @@ def _run(window: MeasuredWindow) -> Figures:
         **{
             name: _figure_or_none(knobs.get(name)) for name in ("strategy", "precision", "batch_size", "compile", "p2p")
         },
-        "more_accum": 2 * _int_or(knobs.get("grad_accum"), 1),
+        "more_accum": None if accumulation is None else 2 * accumulation,
         "tokens_per_micro_batch": _tokens(window),
         "alloc_retries": _retries(window),
         "peak_reserved_bytes": highest(step.peak_reserved_bytes for step in window.first_rank),
@@ -81,12 +82,12 @@ def _idle(utilization: float | None, data_percent: float | None, step_ms: float 
 
 def _loading(window: MeasuredWindow) -> Figures:
     cores = _last_known(host.cpu_count for host in window.hosts)
-    workers = _int_or(window.run.knobs.get("workers"), 0)
+    workers = _whole_or_none(window.run.knobs.get("workers"))
     return {
         "workers": workers,
         "cores": cores,
-        "spare_cores": None if cores is None else cores - workers,
-        "more_workers": max(1, min(int(cores or 2), 2 * workers or 2)),
+        "spare_cores": None if cores is None or workers is None else cores - workers,
+        "more_workers": None if workers is None else max(1, min(int(cores or 2), 2 * workers or 2)),
     }
 
 
@@ -335,9 +336,10 @@ def _retries(window: MeasuredWindow) -> int | None:
 def _tokens(window: MeasuredWindow) -> float | None:
     """Tokens that go through the model at once on one rank, the mean of the steps: samples may vary in length."""
     steps, knobs = window.first_rank, window.run.knobs
-    parts = _int_or(knobs.get("grad_accum"), 1)
+    parts = _whole_or_none(knobs.get("grad_accum"))
     if strategy_or_single(knobs).is_pipeline:
-        parts *= _int_or(knobs.get("micro_batches"), 1)
+        chunks = _whole_or_none(knobs.get("micro_batches"))
+        parts = None if parts is None or chunks is None else parts * chunks
     tokens = mean_of_known(step.tokens for step in steps)
     return tokens / parts if tokens and parts else None
 
@@ -351,8 +353,9 @@ def _percent(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else 100 * part / whole
 
 
-def _int_or(value: object, otherwise: int) -> int:
-    return value if isinstance(value, int) else otherwise
+def _whole_or_none(value: object) -> int | None:
+    """The value of a knob that takes whole numbers; None if a script does not tell it."""
+    return value if isinstance(value, int) else None
 
 
 def _figure_or_none(value: object) -> Figure:
