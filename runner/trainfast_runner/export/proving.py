@@ -9,7 +9,7 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import Exported
 from trainfast_runner.export.imported import import_settings
-from trainfast_runner.machine.cpu.device_names import CPU
+from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.records.export_proof import ExportProof
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file

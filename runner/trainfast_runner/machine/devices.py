@@ -13,7 +13,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python, worker_programs
-from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
+from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, gpu_indexes
 from trainfast_runner.machine.gpus.choice import GpuChoice, choose_count
 from trainfast_runner.machine.gpus.presence import sign_of_a_gpu
 from trainfast_runner.machine.gpus.visible import (
@@ -80,7 +80,7 @@ class Machine:
         """The GPUs of a run for its `devices` knob, with the reason. Raises UserError naming the GPUs."""
         usable = self._usable_gpus()
         if isinstance(devices, str):
-            return GpuChoice(tuple(self._gpu_at(index) for index in _indexes(devices)))
+            return GpuChoice(tuple(self._gpu_at(index) for index in gpu_indexes(devices) or ()))
         if devices > len(usable):
             raise UserError(
                 f"devices={devices}, but there {_count_phrase(len(usable))}{self._why_no_more()}",
@@ -95,7 +95,7 @@ class Machine:
         if watch is None:
             return used
         by_index = {gpu.index: gpu for gpu in self.nvml_gpus}
-        indexes = _indexes(str(watch))
+        indexes = gpu_indexes(watch) or []
         for index in indexes:
             if index not in by_index:
                 raise _no_such_gpu_error(f"watch={index}", index, len(self.nvml_gpus))
@@ -258,10 +258,6 @@ def _mig_mode_error(gpus: Sequence[DeviceReading], instances: Sequence[Instance]
         if names
         else f"`sudo nvidia-smi -i {indexes[0]} -mig 0`, or {ON_THE_CPU}",
     )
-
-
-def _indexes(text: str) -> list[int]:
-    return [int(part) for part in text.split("+") if part]
 
 
 def _no_such_gpu_error(setting: str, index: int, count: int) -> UserError:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.devices_knob import gpu_indexes
 from trainfast_runner.memory.timeline import NOTHING, Moment, Segment, Vector, add
 from trainfast_runner.worker.shared.traced import GRADS
 
@@ -25,7 +26,7 @@ def devices_of(knobs: Mapping[str, Any]) -> int:
     devices = knobs["devices"]
     if devices is None:
         raise UserError(f"the memory of strategy={knobs['strategy']} depends on the number of devices", key="devices")
-    return devices if isinstance(devices, int) else len([device for device in str(devices).split("+") if device])
+    return devices if isinstance(devices, int) else len(gpu_indexes(devices) or ())
 
 
 def gathered(segments: list[Segment], devices: int) -> list[Segment]:

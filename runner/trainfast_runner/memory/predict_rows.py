@@ -9,8 +9,8 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, detect_machine
+from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.memory.available import limit_below_weights_error, read_host_free_bytes
 from trainfast_runner.memory.headroom import PredictedFit, predict_headroom
 from trainfast_runner.memory.model import MemoryModel

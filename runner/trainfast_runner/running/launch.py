@@ -18,7 +18,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import worker_programs
 from trainfast_runner.machine.calibration import ceiling_of
 from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
-from trainfast_runner.machine.cpu.device_names import CPU
 from trainfast_runner.machine.cpu.thread_policy import (
     choose_policy,
     fixed_policy,
@@ -26,6 +25,7 @@ from trainfast_runner.machine.cpu.thread_policy import (
     thread_count,
 )
 from trainfast_runner.machine.devices import sample_gpus
+from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.machine.interconnect import links_among
 from trainfast_runner.machine.processes.children import reap_when_ended
 from trainfast_runner.machine.processes.identity import boot_id

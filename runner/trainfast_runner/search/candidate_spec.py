@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
+from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategy_of_run import strategy_of

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, count_asked
 from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
@@ -30,9 +30,7 @@ def device_count(spec: RunSpec, machine: Machine) -> int:
         return 1
     if machine.device == "cuda":
         return len(chosen_gpus(spec.knobs, machine).gpus)
-    if isinstance(devices, int):
-        return devices
-    if (processes := cpu_processes(devices)) is not None:
+    if (processes := count_asked(devices)) is not None:
         return processes
     if entry.model_axis is not None:
         return 2 * model_degree(spec.knobs)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import msgspec
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.machine.cpu.device_names import CPU
+from trainfast_runner.machine.devices_knob import CPU, cpu_processes, gpu_indexes
 
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "text"}
 KnobValue = int | float | str | None
@@ -130,9 +130,9 @@ class DeviceSelection(msgspec.Struct, frozen=True):
             return ""
         if not self.always_list and text.lower().startswith(CPU):
             return _cpu(text)
-        if not re.fullmatch(r"\d{1,4}(\+\d{1,4})*\+?", text):
+        indexes = gpu_indexes(text)
+        if indexes is None:
             raise UserError(f"{text[:40]!r} is neither a count nor a list", allowed=[self.describe()])
-        indexes = [int(part) for part in text.split("+") if part]
         if len(set(indexes)) != len(indexes):
             raise UserError(f"{text!r} names a device twice", allowed=[self.describe()])
         if "+" not in text and not self.always_list:
@@ -179,14 +179,14 @@ values that the arrows step through, the current one among them; `describe` is t
 def _cpu(text: str) -> str:
     """`cpu`, or `cpu:N` for N processes. Raises UserError with the nearest of them."""
     allowed = [CPU, f"{CPU}:1 to {CPU}:{MAX_CPU_PROCESSES}"]
-    match = re.fullmatch(rf"{CPU}(?::(\d{{1,9}}))?", text)
-    if match is None:
-        raise UserError(f"{text[:40]!r} is not a way to name the CPU", allowed=allowed, nearest=CPU)
-    if match[1] is None:
+    if text == CPU:
         return CPU
-    count = min(max(1, int(match[1])), MAX_CPU_PROCESSES)
-    if count != int(match[1]):
-        raise UserError(f"{text} asks for {match[1]} processes on the CPU", allowed=allowed, nearest=f"{CPU}:{count}")
+    asked = cpu_processes(text)
+    if asked is None:
+        raise UserError(f"{text[:40]!r} is not a way to name the CPU", allowed=allowed, nearest=CPU)
+    count = min(max(1, asked), MAX_CPU_PROCESSES)
+    if count != asked:
+        raise UserError(f"{text} asks for {asked} processes on the CPU", allowed=allowed, nearest=f"{CPU}:{count}")
     return f"{CPU}:{count}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
+from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu
 from trainfast_runner.records.run_file import RecordedSpec
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec

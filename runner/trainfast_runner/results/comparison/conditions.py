@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from trainfast_runner.machine.cpu.device_names import CPU
+from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Result
 from trainfast_runner.results.bottleneck.steady_state import drift_words

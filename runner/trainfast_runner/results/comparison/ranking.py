@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfast_runner.machine.cpu.device_names import CPU, cpu_processes
+from trainfast_runner.machine.devices_knob import CPU, cpu_processes
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_lines import Actual
 

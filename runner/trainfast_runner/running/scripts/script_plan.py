@@ -9,8 +9,8 @@ from dataclasses import replace
 from trainfast_runner import __version__
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, detect_machine
+from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.machine.gpus.visible import VISIBLE_DEVICES, visible_to
 from trainfast_runner.records.script_run import FIRST_TORCH, ScriptAsked

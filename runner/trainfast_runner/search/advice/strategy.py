@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import cast
 
-from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.interconnect import Interconnect
 from trainfast_runner.memory.model_size import CONTEXT_BYTES, ModelSize, bytes_per_parameter, state_bytes
 from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, EndedRun, Situation, has_same, total_batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu, cpu_processes
+from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.worker.catalog import OPTIMIZERS, nearest_optimizer, nearest_strategy

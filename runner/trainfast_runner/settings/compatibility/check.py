@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.settings.compatibility.catalog_rules import (
     CATALOG_RULES,
     compile_fits,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu.device_names import asks_for_cpu, cpu_processes
+from trainfast_runner.machine.devices_knob import asks_for_cpu, count_asked
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.config_fields import first_size
 from trainfast_runner.settings.device_counts import chosen_gpus, devices_asked
@@ -53,8 +53,7 @@ def devices_exist(facts: Facts) -> None:
 
 def _cpu_processes(facts: Facts) -> int:
     """Return the number of processes asked for on the CPU."""
-    devices = devices_asked(facts.knobs)
-    count = devices if isinstance(devices, int) else cpu_processes(devices)
+    count = count_asked(devices_asked(facts.knobs))
     return facts.ranks if count is None else count
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu.device_names import CPU
 from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.planning.script_memory import with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best.planning.survey import Survey

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu.device_names import cpu_processes
 from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.devices_knob import count_asked
 from trainfast_runner.search.best.candidates import Refuse, processes_of
 from trainfast_runner.search.best.global_batch import MAX_CANDIDATES, GlobalBatch
 from trainfast_runner.search.candidate_spec import candidate_spec
@@ -130,7 +130,7 @@ def _has_several_devices(spec: RunSpec, strategy: KnobValue, machine: Machine) -
     if machine.used_by(spec.knobs["devices"]).device == "cpu" and strategy_of(spec.knobs).one_device:
         # A CPU runs any number of processes, so several count only if asked for.
         devices = spec.knobs["devices"]
-        count = devices if isinstance(devices, int) else cpu_processes(devices)
+        count = count_asked(devices)
         return (count or 1) > 1
     return (processes_of(candidate_spec(spec, {"strategy": strategy}), machine) or 1) > 1
 
