@@ -34,7 +34,7 @@ from trainfast_runner.machine.telemetry.host import HostReader
 from trainfast_runner.machine.telemetry.sampler import Sampler
 from trainfast_runner.records.telemetry_lines import TELEMETRY_CAP_BYTES
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.running.telemetry_log import TelemetryLog
+from trainfast_runner.running.supervision.telemetry_log import TelemetryLog
 
 CPU_PERCENT = 1.0
 TICK_MS = 2.0

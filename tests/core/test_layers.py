@@ -19,7 +19,7 @@ def loaded(statement: str) -> set[str]:
     "module",
     [
         "running.launch",
-        "running.supervisor",
+        "running.supervision.supervisor",
         "settings.presets",
         "running.follower",
         "running.history",

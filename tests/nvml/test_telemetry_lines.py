@@ -22,8 +22,8 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.telemetry_lines import TelemetryTail, read_ticks, thin_evenly, thin_telemetry
 from trainfast_runner.records.thinned import ENDS
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
-from trainfast_runner.running import telemetry_log
-from trainfast_runner.running.telemetry_log import TelemetryLog
+from trainfast_runner.running.supervision import telemetry_log
+from trainfast_runner.running.supervision.telemetry_log import TelemetryLog
 
 SECOND_NS = 1_000_000_000
 LINE_BYTES = 3000

@@ -23,10 +23,10 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, read_result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.running import supervisor
+from trainfast_runner.running import supervision
 from trainfast_runner.running.run_processes import running_ranks
 from trainfast_runner.running.run_state import run_state
-from trainfast_runner.running.supervisor import SupervisorBounds
+from trainfast_runner.running.supervision.supervisor import SupervisorBounds
 
 PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()
 PATIENCE_S = 120.0
@@ -77,9 +77,9 @@ class Run:
     def _command(self, bounds: SupervisorBounds | None) -> list[str]:
         python = [sys.executable, "-P"]
         if bounds is None:
-            return [*python, "-m", supervisor.__name__, str(self.directory)]
+            return [*python, "-m", supervision.__name__, str(self.directory)]
         call = f"supervise(Path({str(self.directory)!r}), {bounds!r})"
-        return [*python, "-c", f"from pathlib import Path; from {supervisor.__name__} import *; {call}"]
+        return [*python, "-c", f"from pathlib import Path; from {SupervisorBounds.__module__} import *; {call}"]
 
     def start(self, body: str, bounds: SupervisorBounds | None = None, **fields: Any) -> None:
         """Write the script and `run.json`, and start the supervisor."""

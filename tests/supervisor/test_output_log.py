@@ -18,7 +18,7 @@ from trainfast_runner.records.run_directory import rank_file, read_run_file
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.running.scripts.log_steps import LogSteps
-from trainfast_runner.running.supervisor import SupervisorBounds
+from trainfast_runner.running.supervision.supervisor import SupervisorBounds
 
 from .conftest import Run
 

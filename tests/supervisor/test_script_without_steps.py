@@ -12,8 +12,8 @@ from cli.command import until
 from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.script_run import ScriptAsked
-from trainfast_runner.running.scripts.script_watch import ScriptWatch
-from trainfast_runner.running.supervisor import SupervisorBounds
+from trainfast_runner.running.supervision.script_watch import ScriptWatch
+from trainfast_runner.running.supervision.supervisor import SupervisorBounds
 
 from .conftest import Run
 

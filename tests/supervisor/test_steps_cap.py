@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.running.supervisor import SupervisorBounds
+from trainfast_runner.running.supervision.supervisor import SupervisorBounds
 
 from .conftest import Run
 

@@ -304,7 +304,14 @@ async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
     started = Event(t_ns=START_NS, kind="supervisor", pid=supervisor.pid, start_ticks=supervisor.start_ticks)
     write_lines(directory / "events.jsonl", [started])
     row = ProcessRow(
-        sleeper.pid, supervisor, "anna", True, "python -m trainfast_runner.running.supervisor", 0.0, MIB, 5.0
+        sleeper.pid,
+        supervisor,
+        "anna",
+        True,
+        "python -m trainfast_runner.running.supervision",
+        0.0,
+        MIB,
+        5.0,
     )
     async with running(home, size=(120, 40)) as (app, pilot):
         await opened(pilot, the_machine(0, rows=(row,)))

@@ -8,7 +8,7 @@ from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.output_log import OUTPUT_FILE
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.step_lines import capped_step_file
-from trainfast_runner.running.event_log import EventLog
+from trainfast_runner.running.supervision.event_log import EventLog
 
 
 class CappedRecords:

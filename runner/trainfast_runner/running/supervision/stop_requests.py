@@ -12,8 +12,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 WAKING = (*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP)
 
 
-class Signals:
-    """Take SIGTERM, SIGINT and SIGUSR1 as requests, wake up for SIGCHLD, and ignore SIGHUP.
+class StopRequests:
+    """Takes SIGTERM, SIGINT and SIGUSR1 as requests, wakes up for SIGCHLD, and ignores SIGHUP.
 
     Handlers, not SIG_IGN: an ignored signal would stay ignored in the training.
     """

@@ -1,11 +1,7 @@
-"""The supervisor of one run: it starts the training, watches it, ends it when asked, and records how it ended.
-
-`python -P -m trainfast_runner.running.supervisor RUN_DIR` with a `run.json` in it; it outlives the screen.
-"""
+"""The supervisor of one run: it starts the training, watches it, ends it when asked, and records how it ended."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -33,17 +29,17 @@ from trainfast_runner.results.ended_result import (
     write_provisional_result,
     write_result,
 )
-from trainfast_runner.running.capped_records import CappedRecords
-from trainfast_runner.running.event_log import EventLog
-from trainfast_runner.running.offload import offload_path, remove_offloaded
-from trainfast_runner.running.ranks import Ranks
 from trainfast_runner.running.scripts.sandbox import remove_sandbox
-from trainfast_runner.running.scripts.script_watch import NO_STEP_S, ScriptWatch
-from trainfast_runner.running.signals import Signals
-from trainfast_runner.running.stop_ladder import StopLadder
 from trainfast_runner.running.stopping import STOP_GRACE_S
-from trainfast_runner.running.telemetry_log import TelemetryLog
-from trainfast_runner.running.training_end import TrainingEnd
+from trainfast_runner.running.supervision.capped_records import CappedRecords
+from trainfast_runner.running.supervision.event_log import EventLog
+from trainfast_runner.running.supervision.offload import offload_path, remove_offloaded
+from trainfast_runner.running.supervision.ranks import Ranks
+from trainfast_runner.running.supervision.script_watch import NO_STEP_S, ScriptWatch
+from trainfast_runner.running.supervision.stop_ladder import StopLadder
+from trainfast_runner.running.supervision.stop_requests import StopRequests
+from trainfast_runner.running.supervision.telemetry_log import TelemetryLog
+from trainfast_runner.running.supervision.training_end import TrainingEnd
 from trainfast_runner.units import counted
 
 LOST_RANK_GRACE_S = 5.0
@@ -86,7 +82,7 @@ class Supervisor:
     def __init__(self, directory: Path, run_file: RunFile, bounds: SupervisorBounds) -> None:
         self._directory = directory
         self._run_file = run_file
-        self._signals = Signals()
+        self._requests = StopRequests()
         self._events = EventLog(directory)
         self._files = CappedRecords(
             directory, run_file.world_size, bounds.output_bytes, bounds.steps_bytes, self._events
@@ -164,7 +160,7 @@ class Supervisor:
         )
         try:
             while not self._reap_child(child):
-                self._signals.wait(TICK_S, ranks.watched_fds())
+                self._requests.wait(TICK_S, ranks.watched_fds())
                 self._handle_signals(child)
                 self._read_ranks(ranks)
                 self._tear_down_if_broken(ranks, child)
@@ -187,7 +183,7 @@ class Supervisor:
 
     def _handle_signals(self, child: Identity) -> None:
         """Act on the signals that came."""
-        for signum in self._signals.take():
+        for signum in self._requests.take():
             if signum == signal.SIGUSR1:
                 self._ladder.kill_now(child)
             else:
@@ -256,8 +252,8 @@ class Supervisor:
                 if kill or process not in signalled:
                     send(process, signal.SIGKILL if kill else signal.SIGTERM)
                     signalled.add(process)
-            self._signals.wait(TICK_S if kill or not signalled else 0.05)
-            if signal.SIGUSR1 in self._signals.take() and not kill:
+            self._requests.wait(TICK_S if kill or not signalled else 0.05)
+            if signal.SIGUSR1 in self._requests.take() and not kill:
                 deadline = time.monotonic()
             self._note_unkillable(deadline)
 
@@ -265,7 +261,7 @@ class Supervisor:
         """Record the processes of a script that outlive its command, its loader workers' last moments apart."""
         deadline = time.monotonic() + LAST_MOMENTS_S
         while collect_orphans() and time.monotonic() < deadline:
-            self._signals.wait(0.05)
+            self._requests.wait(0.05)
         if leftovers := descendants(os.getpid()):
             count = counted(len(leftovers), "process", "processes")
             self._events.record_trouble(
@@ -297,7 +293,7 @@ class Supervisor:
                 # A full disk may have space again in a moment; else a reader judges the run by its records.
                 if self._try_write_result(result):
                     break
-                self._signals.wait(TICK_S)
+                self._requests.wait(TICK_S)
         # After the result: another process may lock the user's directory, and gigabytes take time.
         self._remove_offloaded()
 
@@ -332,14 +328,3 @@ def supervise(directory: Path, bounds: SupervisorBounds) -> None:
             # The launcher died before this process had the lock, and a reader wrote the result of a lost run.
             sys.exit(f"{directory} has ended already")
         Supervisor(directory, run, bounds).run()
-
-
-def main() -> None:
-    """Supervise the run in the directory named on the command line."""
-    parser = argparse.ArgumentParser(prog="trainfast_runner.running.supervisor", description=__doc__)
-    parser.add_argument("run_dir", type=Path)
-    supervise(parser.parse_args().run_dir.resolve(), SupervisorBounds())
-
-
-if __name__ == "__main__":
-    main()

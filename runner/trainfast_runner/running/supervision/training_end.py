@@ -14,11 +14,11 @@ from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.results.ended_result import add_trouble
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge
-from trainfast_runner.running.event_log import EventLog
-from trainfast_runner.running.offload import full_disk_words, offload_path
-from trainfast_runner.running.ranks import LostRank
 from trainfast_runner.running.recovery import lost_verdict
-from trainfast_runner.running.stop_ladder import StopLadder
+from trainfast_runner.running.supervision.event_log import EventLog
+from trainfast_runner.running.supervision.offload import full_disk_words, offload_path
+from trainfast_runner.running.supervision.ranks import LostRank
+from trainfast_runner.running.supervision.stop_ladder import StopLadder
 
 TAIL_LINES = 400
 KERNEL_STATES = {
