@@ -21,19 +21,18 @@ TRAINER_CALLS = (
 
 @dataclass(frozen=True)
 class CallFields:
-    """Functions by name, and values for their arguments.
-
-    A value that is also in `defaults` is the function's own default: it replaces another one, and is not added.
-    `aliases` are other names under which an argument may stand, `order` the names of the first ones without names.
-    `displaced` names the argument beside which the function refuses another one: `{"batch_size": "batch_sampler"}`.
-    """
+    """Functions by name, and values for their arguments."""
 
     functions: tuple[str, ...]
     fields: dict[str, object]
     defaults: dict[str, object] = field(default_factory=dict)
+    """Values that are the function's own defaults: such a value replaces another one, and is not added."""
     aliases: dict[str, str] = field(default_factory=dict)
+    """Other names under which an argument may stand."""
     order: tuple[str, ...] = ()
+    """The names of the first arguments, which may be given without them."""
     displaced: dict[str, str] = field(default_factory=dict)
+    """The argument beside which the function refuses another one: `{"batch_size": "batch_sampler"}`."""
 
     def name_in(self, name: str, names: Container[str]) -> str:
         """The name under which an argument stands among `names`; else its own."""

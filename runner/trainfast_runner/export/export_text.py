@@ -14,13 +14,15 @@ SAME_RUN_HERE = "--to command, which starts the same run here"
 
 @dataclass(frozen=True)
 class ExportText:
-    """The text of a form; `-o` writes it as `file`, and the texts in `other_files` under their names."""
+    """The text of a form."""
 
     text: str
     left_out: list[str]
     """Knobs not at their defaults that the form cannot express."""
     file: str
+    """The name under which `-o` writes the text."""
     other_files: dict[str, str] = field(default_factory=dict)
+    """Further texts that `-o` writes, by file name."""
 
 
 def torchrun_words(ranks: int) -> list[str]:

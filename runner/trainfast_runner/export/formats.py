@@ -38,19 +38,21 @@ FORMS: dict[str, Callable[[RunFile, KnobValues, Path], ExportText]] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """The text in the form asked for, and the knobs not at their defaults that this form cannot express.
+    """The text in the form asked for.
 
-    `files` are the texts that `-o` writes, by file name. `proof` is the proof line, None for a form that has never been
-    run; it is a comment in the text too, except in JSON, which has none. The text of a run that ran out of memory also
-    begins with `oom_warning` as a comment, below the proof line, except in JSON.
+    The text of a run that ran out of memory begins with `oom_warning` as a comment, below the proof line; JSON has
+    neither.
     """
 
     run_id: str
     to: str
     text: str
     left_out: tuple[str, ...]
+    """Knobs not at their defaults that this form cannot express."""
     files: dict[str, str]
+    """The texts that `-o` writes, by file name."""
     proof: str | None = None
+    """The proof line, which is a comment in the text too; None for a form that has never been run."""
 
     @property
     def digest(self) -> str:

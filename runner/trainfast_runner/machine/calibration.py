@@ -27,20 +27,20 @@ UNDISTURBED = 0.9
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured ceilings of one device: TFLOP/s by precision, GB/s read and written by a copy.
-
-    `operation_us` is the time of one small operation of a training step, None in calibrations before it was measured.
-    `cpu_share` is the share of the time in which the threads held the CPU; None on a GPU.
-    """
+    """Measured ceilings of one device."""
 
     device: str
     name: str
     threads: int = 0
     torch: str = ""
     tflops: dict[str, float] = {}
+    """TFLOP/s by precision."""
     copy_gb_per_s: float | None = None
+    """GB/s read and written by a copy."""
     operation_us: float | None = None
+    """The time of one small operation of a training step; None in calibrations before it was measured."""
     cpu_share: float | None = None
+    """The share of the time in which the threads held the CPU; None on a GPU."""
     wall_ns: int = 0
     in_background: bool | msgspec.UnsetType = msgspec.UNSET
     """True if an idle app measured it; absent if `doctor --calibrate` did."""

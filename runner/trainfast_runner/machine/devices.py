@@ -38,18 +38,18 @@ CUDA_BUILD, HIP_BUILD = "torch.version.cuda", "torch.version.hip"
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The devices of this machine; `device` is "cuda" or "cpu".
-
-    `gpus` are available to a run, in the order of CUDA_VISIBLE_DEVICES; `nvml_gpus` are all that the driver lists;
-    `no_gpu_reason` says in a few words why `gpus` is empty, for use inside another sentence; `doctor` prints the cure.
-    """
+    """The devices of this machine."""
 
     device: str
+    """cuda or cpu."""
     gpus: tuple[DeviceReading, ...]
+    """The GPUs available to a run, in the order of CUDA_VISIBLE_DEVICES."""
     nvml_gpus: tuple[DeviceReading, ...]
+    """All GPUs that the driver lists."""
     cores: int
     driver_version: str | None = None
     no_gpu_reason: str | None = None
+    """The reason that `gpus` is empty, in a few words for use inside another sentence; `doctor` prints the cure."""
     refusal: UserError | None = None
     """The refusal of every run that does not ask for the CPU, when the choice among the GPUs is unknown."""
     instances: tuple[Instance, ...] = ()

@@ -12,14 +12,12 @@ SLOWEST_FIRST = ("SYS", "NODE", "PHB", "PXB", "PIX")
 
 @dataclass(frozen=True)
 class Interconnect:
-    """The links among some GPUs, as the decisions need them.
-
-    `islands` are the groups whose members are all reached over NVLink, as positions in the topology; `slowest` is the
-    slowest sign of the matrix among them, None for a single GPU or when unknown.
-    """
+    """The links among some GPUs, as the decisions need them."""
 
     islands: tuple[tuple[int, ...], ...]
+    """The groups whose members are all reached over NVLink, as positions in the topology."""
     slowest: str | None
+    """The slowest sign of the matrix among them; None for a single GPU or when unknown."""
     peer_access: bool | None = None
 
     @property

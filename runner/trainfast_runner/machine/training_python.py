@@ -33,18 +33,17 @@ class CudaDevices:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The answer of `inspect`.
-
-    `config` is the model's whole configuration; `parameters` and `attentions` are None unless asked for.
-    """
+    """The answer of `inspect`."""
 
     executable: str
     python_version: str
     versions: dict[str, str | None]
     config: dict[str, Any]
+    """The model's whole configuration."""
     parameters: int | None
+    """None unless asked for."""
     attentions: tuple[str, ...] | None = None
-    """Values of `attention` that the model has."""
+    """Values of `attention` that the model has; None unless asked for."""
 
 
 def inspect(

@@ -17,15 +17,14 @@ from trainfast_runner.units import mebibytes
 
 @dataclass(frozen=True, slots=True)
 class AvailableMemory:
-    """Available memory of the tightest rank, in bytes; `words` say whose figure that is.
-
-    `with_context`: a CUDA context takes some of these bytes too, as of a GPU's free memory; `memory_limit` caps the
-    allocator alone.
-    """
+    """Available memory of the tightest rank, in bytes."""
 
     size_bytes: int
     words: str
+    """The source of the figure."""
     with_context: bool = False
+    """True if a CUDA context takes some of these bytes too, as of a GPU's free memory; `memory_limit` caps the
+    allocator alone."""
     from_memory_limit: bool = False
     """True if this is the limit set for the run, and not the free memory."""
 

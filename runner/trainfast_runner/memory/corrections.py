@@ -24,14 +24,13 @@ WHOLE_STEP = "step"
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that `run_id` took beyond the traced peak, by phase; negative if it took less.
-
-    `step_bytes` is the traced peak of its forward and backward, with which the correction grows.
-    """
+    """Bytes that a run took beyond the traced peak."""
 
     run_id: str
     beyond_bytes: dict[str, int]
+    """Bytes by phase; negative if the run took less."""
     step_bytes: int | None = None
+    """The traced peak of forward and backward, with which the correction grows."""
 
     def share(self, step_bytes: float) -> float:
         """The share that applies to a step of this size: less for a smaller one, 1 at most."""

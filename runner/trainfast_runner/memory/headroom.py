@@ -34,18 +34,17 @@ TRAINER_BYTES = 20 << 20
 
 @dataclass(frozen=True, slots=True)
 class PredictedFit:
-    """A prediction beside the available memory.
-
-    `margin_bytes` must stay free beside the predicted peak for the run to survive. `max_batch` is the largest batch
-    that fits, 0 if not even one sample does. Both are unknown when `available` is None. `cannot_run` is the refusal of
-    a run that this machine lacks the devices for.
-    """
+    """A prediction beside the available memory."""
 
     predicted: Prediction
     available: AvailableMemory | None = None
+    """The available memory; None if it is unknown, and with it the two figures below."""
     margin_bytes: int = 0
+    """Bytes that must stay free beside the predicted peak for the run to survive."""
     max_batch: int | None = None
+    """The largest batch that fits; 0 if not even one sample does."""
     cannot_run: UserError | None = None
+    """The refusal of a run that this machine lacks the devices for."""
 
     @property
     def needed_bytes(self) -> int:

@@ -28,18 +28,17 @@ NOT_TRACED = (
 
 
 class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of one model at one sequence length, precision, optimizer, attention, checkpointing and objective.
-
-    `before_optimizer` and `optimizer_peak` are live bytes by category of the whole model around the optimizer's step;
-    `parameter_sizes` the elements of each parameter.
-    """
+    """The memory of one model at one sequence length, precision, optimizer, attention, checkpointing and objective."""
 
     device: str
     parameter_sizes: list[int]
+    """Elements of each parameter."""
     stacks: list[BlockStack]
     segments: list[Segment]
     before_optimizer: list[float]
+    """Live bytes by category of the whole model before the optimizer's step."""
     optimizer_peak: list[float]
+    """Live bytes by category of the whole model at the peak of the optimizer's step."""
     library_bytes: int = 0
     """Workspaces that libraries keep in a GPU's allocator from the first step on, whatever the batch."""
     pipeline: PipelineCut | None = None

@@ -27,26 +27,30 @@ AHEAD = 2
 
 
 class StageCut(msgspec.Struct, frozen=True):
-    """Blocks from `begin` to before `end`, and elements of all its parameters and of the largest."""
+    """One stage of the model."""
 
     begin: int
+    """Index of the first block."""
     end: int
+    """Index after that of the last block."""
     elements: int
+    """Elements of all parameters of the stage."""
     largest: int
+    """Elements of the largest parameter."""
 
 
 class PipelineCut(msgspec.Struct, frozen=True):
-    """The worker's cut of the model into stages. `tied` elements are on the first and on the last stage.
-
-    `hidden` and `output` are elements per sample of the tensors between stages and of the logits, which stage `head`
-    computes (None: the last).
-    """
+    """The worker's cut of the model into stages."""
 
     stages: list[StageCut]
     tied: int
+    """Elements of the parameters that are on the first and on the last stage."""
     hidden: int
+    """Elements per sample of the tensors between stages."""
     output: int
+    """Elements per sample of the logits."""
     head: int | None = None
+    """The stage that computes the logits; None for the last."""
 
 
 class PipelineAction(NamedTuple):

@@ -24,26 +24,28 @@ from trainfast_runner.settings.strategy_of_run import strategy_of
 
 @dataclass(frozen=True)
 class RunToPredict:
-    """One run to be predicted. `published` are a variant's figures, `unpublished` the reason that they are left out."""
+    """One run to be predicted."""
 
     id: str
     spec: RunSpec
     published: Mapping[str, Any]
+    """A variant's published figures."""
     unpublished: str = ""
+    """The reason that they are left out; empty if they are not."""
 
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """A run's prediction, or its UserError as `error`. `limit_error` is the refusal of a limit below the weights alone.
-
-    `model` predicted it, for a run on `machine`.
-    """
+    """A run's prediction, or its UserError as `error`."""
 
     run: RunToPredict
     fit: PredictedFit | None = None
     model: MemoryModel | None = None
+    """The model that predicted it."""
     machine: Machine | None = None
+    """The machine that the run is for."""
     limit_error: UserError | None = None
+    """The refusal of a limit below the weights alone."""
     error: UserError | None = None
 
 

@@ -23,14 +23,13 @@ CATEGORIES = RankBytes._fields
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """The peak of the fullest rank. `total_bytes` is the allocator's peak, the sum of all but `context_bytes`.
+    """The peak of the fullest rank.
 
-    `phase` is the phase of the peak; `phases` has each phase's categories (and `total`) at its own peak. Around the
-    given batch size the peak is `fixed_bytes + batch_size * bytes_per_sample`. `context_bytes` (CUDA context and
-    kernels, outside the allocator) is None without a GPU. `basis` describes the source of the figures.
+    Around the given batch size the peak is `fixed_bytes + batch_size * bytes_per_sample`.
     """
 
     total_bytes: int
+    """The allocator's peak: the sum of all below but `context_bytes`."""
     params_bytes: int
     grads_bytes: int
     optimizer_bytes: int
@@ -38,11 +37,15 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     temporary_bytes: int
     communication_bytes: int
     context_bytes: int | None = None
+    """CUDA context and kernels, outside the allocator; None without a GPU."""
     phase: str
+    """The phase of the peak."""
     phases: dict[str, dict[str, int]] = {}
+    """The categories of each phase, and their `total`, at its own peak."""
     fixed_bytes: int = 0
     bytes_per_sample: int = 0
     basis: str = ""
+    """The source of the figures, in words."""
     attention: str = ""
     """The model's attention kernel, and why `attention=auto` takes it."""
     trace: str = ""

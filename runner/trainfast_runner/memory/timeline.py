@@ -33,16 +33,17 @@ class BlockStack(msgspec.Struct, frozen=True):
 class Segment(msgspec.Struct, frozen=True):
     """A part of the traced step between two marks.
 
-    Bytes are relative to the segment's start and linear in the batch: (fixed, per sample). `lines` are the moments that
-    can be the segment's peak at some batch size, `delta` is its end. `work` is (fixed, per sample) too. `place` is the
-    traced block as "STACK:INDEX", empty outside of all blocks.
+    Bytes are relative to the segment's start and linear in the batch: (fixed, per sample). So is `work`.
     """
 
     phase: str
     micro: int
     place: str
+    """The traced block as "STACK:INDEX"; empty outside of all blocks."""
     lines: list[tuple[Vector, Vector]]
+    """The moments that can be the segment's peak at some batch size."""
     delta: tuple[Vector, Vector]
+    """The segment's end."""
     work: tuple[Work, Work] = (NO_WORK, NO_WORK)
 
 

@@ -32,18 +32,16 @@ FORMAT = "6"
 
 
 class StepTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Forward and backward of a model, and its division into blocks and stages.
-
-    `unused` names the parameters that get no gradient, and so no optimizer state. `library_bytes` are those of a GPU's
-    libraries in torch's allocator.
-    """
+    """Forward and backward of a model, and its division into blocks and stages."""
 
     parameter_sizes: list[int]
     stacks: list[BlockStack]
     segments: list[Segment]
     pipeline: PipelineCut | None
     unused: list[str]
+    """The parameters that get no gradient, and so no optimizer state."""
     library_bytes: int = 0
+    """Bytes of a GPU's libraries in torch's allocator."""
     attention: str = ""
     """The model's attention kernel, and why `attention=auto` took it."""
 

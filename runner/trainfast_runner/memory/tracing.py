@@ -37,16 +37,16 @@ KINDS: tuple[type[Trace], ...] = (StepTrace, OptimizerTrace)
 
 @dataclass(frozen=True)
 class TraceProgress:
-    """Progress of several traces: `done` of `total`. `next_trace` describes the one for the spec at `index`.
-
-    `importing` is the Python that is still importing the training stack, empty when that is done.
-    """
+    """Progress of several traces: `done` of `total`."""
 
     done: int
     total: int
     index: int = 0
+    """The spec that `next_trace` is for."""
     next_trace: str = ""
+    """The next trace in words."""
     importing: str = ""
+    """The Python that is still importing the training stack; empty when that is done."""
 
 
 def cached_model(spec: RunSpec, device: str = "cpu", python: str | None = None) -> MemoryModel | None:

@@ -12,18 +12,18 @@ FRAMEWORKS = ("HF Trainer", "accelerate", "Lightning", "torch")
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
-    """One flag of a script, or one value of its Hydra configuration.
-
-    `type` is int, float, bool, str, list, `switch` for a flag without a value, or `off switch` for one that turns its
-    setting off. `value` is what the command gives it, else its default. `off` is the flag that turns a switch off.
-    """
+    """One flag of a script, or one value of its Hydra configuration."""
 
     names: list[str]
     type: str = "str"
+    """int, float, bool, str, list, `switch` for a flag without a value, or `off switch` for one that turns its setting
+    off."""
     default: Any = None
     value: Any = None
+    """The value that the command gives, else the default."""
     choices: list[str] = []
     off: str | None = None
+    """The flag that turns a switch off."""
     help: str = ""
     assigned: bool = False
     """True if the command line takes it as `NAME=VALUE`."""
@@ -35,17 +35,17 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Discovered(msgspec.Struct, frozen=True, kw_only=True):
-    """Findings of a script's run to its parser.
-
-    `stopped_at` is where it ended, `parser` the kind of its parser, None without one. `fields` are those of a
-    TrainingArguments that the script filled itself. `uses` names the frameworks that its own names come from.
-    """
+    """Findings of a script's run to its parser."""
 
     stopped_at: str
+    """The point at which the script ended."""
     parser: str | None = None
+    """The kind of its parser; None without one."""
     flags: list[Flag] = []
     fields: dict[str, Any] = {}
+    """Fields of a TrainingArguments that the script filled itself."""
     uses: list[str] = []
+    """The frameworks that its own names come from."""
 
     @property
     def framework(self) -> str | None:

@@ -14,19 +14,19 @@ PROOFS_FILE = "exports.jsonl"
 
 
 class ExportProof(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that took the settings of the form `to` and ran them.
-
-    `run_id` is that run, `text_sha256` the hash of the exported text. Rates are medians of its measured steps a
-    second; `compared_with` is the exported run's samples, None when `not_compared` says why the two do not compare.
-    """
+    """A run that took the settings of an export and ran them; rates are medians of its measured steps."""
 
     wall_ns: Count
     to: str
+    """The form of the export."""
     run_id: str
+    """The run that took the settings."""
     text_sha256: str
+    """The hash of the exported text."""
     steps_per_s: float
     samples_per_s: float | None = None
     compared_with: float | None = None
+    """The exported run's samples/s; None when `not_compared` has the reason."""
     not_compared: str | None = None
 
     def line(self) -> str:

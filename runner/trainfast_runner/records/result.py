@@ -23,16 +23,14 @@ LOSSES_IN_A_MEAN = 5
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
-    """Means of the first and last five recorded losses, None when one of those is not a finite number.
-
-    `not_finite` is the number of steps whose loss was no finite number. `recorded` is the number of losses, counted up
-    to the ten of both means; None in results of earlier versions.
-    """
+    """Means of the first and last five recorded losses, None when one of those is not a finite number."""
 
     first: float | None = None
     last: float | None = None
     not_finite: int = 0
+    """Number of steps whose loss was no finite number."""
     recorded: int | None = None
+    """Number of losses, counted up to the ten of both means; None in results of earlier versions."""
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,17 +41,15 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates a second, summed over data-parallel ranks; steps are those of rank 0.
-
-    `measured_under` is the condition that makes this speed useless for ranking; None without one. `predicted` is the
-    prediction of `samples_per_s` before the launch; None when there was none.
-    """
+    """Rates a second, summed over data-parallel ranks; steps are those of rank 0."""
 
     samples_per_s: Spread = Spread()
     tokens_per_s: Spread = Spread()
     steps_per_s: Spread = Spread()
     measured_under: str | None = None
+    """The condition that makes this speed useless for ranking; None without one."""
     predicted: PredictedSpeed | None = None
+    """The prediction of `samples_per_s` before the launch; None when there was none."""
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,27 +68,27 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):
-    """TFLOP/s of one device, and their share of its peak (0 to 1).
-
-    `mfu` counts the model's FLOPs only, `hfu` also what checkpointing computes twice. `notebook_tflops_per_device` is
-    counted by the "Transformers Benchmarks" notebook's formula. `measured_peak_tflops` is what the calibration
-    reached on this device, `of_measured_peak` the hardware's FLOPs as a share of it.
-    """
+    """TFLOP/s of one device, and their share of its peak (0 to 1)."""
 
     model_tflops_per_device: float | None = None
     mfu: float | None = None
+    """Share of the peak that the model's FLOPs reach."""
     hfu: float | None = None
+    """Share of the peak, with the FLOPs that checkpointing computes twice."""
     peak_tflops: float | None = None
     peak_source: str | None = None
     notebook_tflops_per_device: float | None = None
+    """TFLOP/s by the formula of the "Transformers Benchmarks" notebook."""
     measured_peak_tflops: float | None = None
+    """The rate that the calibration reached on this device."""
     of_measured_peak: float | None = None
+    """The hardware's FLOPs as a share of `measured_peak_tflops`."""
 
 
 class MemoryFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Peak bytes: the worst rank's by the allocator, and the device's own figure.
 
-    A CPU's peaks are of its strict warm-up steps; `not_measured_because` is the reason for none.
+    A CPU's peaks are of its strict warm-up steps.
     """
 
     peak_allocated_bytes: int | None = None
@@ -101,25 +97,26 @@ class MemoryFigures(msgspec.Struct, frozen=True, kw_only=True):
     predicted_bytes: int | None = None
     alloc_retries: int | None = None
     not_measured_because: str | None = None
+    """The reason that a CPU run has no peaks; None if it may have them."""
 
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
-    """Allocator and threads of a CPU run, which its speed depends on beside the knobs.
-
-    `allocator` is the malloc in use; `thresholds` strict, strict in warm-up, ordinary, or kept (the user's own).
-    `threads` is the OpenMP threads of a rank, `wait_policy` passive, default (they spin first), or the user's settings;
-    `others_cores` is what other processes took of the cores when the run was launched, `has_fp16` if the CPU computes
-    in fp16 (None where an older version did not record it).
-    """
+    """Allocator and threads of a CPU run, which its speed depends on beside the knobs."""
 
     allocator: str | None = None
+    """The malloc in use."""
     thresholds: str | None = None
+    """strict, strict in warm-up, ordinary, or kept (the user's own)."""
     openmp: str | None = None
     threads: int | None = None
+    """OpenMP threads of a rank."""
     wait_policy: str | None = None
+    """passive, default (threads spin first), or the user's settings."""
     has_fp16: bool | None = None
+    """True if the CPU computes in fp16; None where an older version did not record it."""
     wait_policy_reason: str | None = None
     others_cores: float | None = None
+    """Cores that other processes took when the run was launched."""
 
 
 STRICT_SPEED = "strict malloc thresholds, which measure memory in every step and take up to half the speed"
@@ -127,13 +124,14 @@ OLD_SPEED = "strict malloc thresholds, as all CPU runs of earlier versions"
 
 
 class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of compiling beyond steady steps, and the steps that win it back against `compared_with`, the latest
-    such run with compile=off; `reason` is why a figure is missing."""
+    """The time of compiling beyond steady steps, and the steps that win it back."""
 
     cold_seconds: float | None = None
     break_even_steps: float | None = None
     compared_with: str | None = None
+    """The latest such run with compile=off."""
     reason: str | None = None
+    """The reason that a figure is missing."""
 
 
 class LossScaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,24 +142,21 @@ class LossScaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thinning(msgspec.Struct, frozen=True, kw_only=True):
-    """The share of a long run's records that the figures rest on; counts and peaks are of all records on the disk.
-
-    Medians, percentiles and the diagnosis are of `steps_looked_at` steps of the first rank, spread evenly over those on
-    the disk. The cap of `steps.jsonl` removed the records of `steps_dropped` steps between the first and the last.
-    Throttled time, clocks and temperatures are of `ticks_looked_at` of the `ticks` in the telemetry.
-    """
+    """The share of a long run's records that the figures rest on; counts and peaks are of all records on the disk."""
 
     steps_looked_at: int = 0
+    """Steps of the first rank that medians, percentiles and the diagnosis are of, spread evenly over those on the
+    disk."""
     steps_dropped: int = 0
+    """Steps between the first and the last whose records the cap of `steps.jsonl` removed."""
     ticks_looked_at: int = 0
+    """Ticks that throttled time, clocks and temperatures are of."""
     ticks: int = 0
+    """Ticks in the telemetry."""
 
 
 class RunError(msgspec.Struct, frozen=True, kw_only=True):
-    """The exception that ended a run, as its rank wrote it.
-
-    `key`, `allowed` and `nearest` are set when the worker refused an input.
-    """
+    """The exception that ended a run, as its rank wrote it."""
 
     rank: int | None = None
     phase: str | None = None
@@ -169,70 +164,72 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None = None
     chain: list[dict[str, str]] = []
     key: str | None = None
+    """The refused input; this field and the two below are set when the worker refused one."""
     allowed: list[str] | None = None
     nearest: str | None = None
 
 
 class OomChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of knobs, its saving and its cost in words. `predicted_bytes` is the prediction after the change.
-
-    `missing_bytes` is still lacking after the change: None when it is enough, or without a prediction.
-    """
+    """A change of knobs, its saving and its cost in words."""
 
     settings: dict[str, str]
     saves: str
     costs: str
     predicted_bytes: int | None = None
+    """The prediction after the change; None without one."""
     missing_bytes: int | None = None
+    """Bytes still lacking after the change; None when it is enough, or without a prediction."""
 
 
 class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """The explanation of running out of memory: sizes in bytes of one rank, None when unknown.
-
-    `grown` is the category (of `memory.prediction.CATEGORIES`) that had grown when memory ended, `grown_bytes` its
-    size at the predicted peak. `held_bytes` is measured, the most that was held in that phase, and `asked_bytes`
-    what was asked for on top of it; `untouched_bytes` is what a CPU's limit counted besides: address space reserved
-    and not touched. `needed_bytes` is the memory model's prediction for the run, `missing_bytes` the lacking part
-    of it, or else of the request. `others` names in words the other processes that held memory of the device.
-    `changes` are ranked by cost; those with `predicted_bytes` fit by the memory model, unless they have
-    `missing_bytes`: where no change is enough the closest are given.
-    """
+    """The explanation of running out of memory: sizes in bytes of one rank, None when unknown."""
 
     phase: str | None = None
     rank: int | None = None
     grown: str | None = None
+    """The category (of `memory.prediction.CATEGORIES`) that had grown when memory ended."""
     grown_bytes: int | None = None
+    """Size of that category at the predicted peak."""
     held_bytes: int | None = None
+    """The most that was held in that phase, measured."""
     untouched_bytes: int | None = None
+    """Address space reserved and not touched, which a CPU's limit counted besides."""
     asked_bytes: int | None = None
+    """The request that failed, on top of the memory held."""
     needed_bytes: int | None = None
+    """The memory model's prediction for the run."""
     limit_bytes: int | None = None
     missing_bytes: int | None = None
+    """The lacking part of `needed_bytes`, or else of the request."""
     batch_size: int | None = None
     """The batch size that a search's probe was trying; None for any other run. A search expects such an end, so
     `changes` is empty."""
     others: list[str] = []
+    """The other processes that held memory of the device, in words."""
     changes: list[OomChange] = []
+    """Changes of knobs, ranked by cost. Those with `predicted_bytes` fit by the memory model, unless they have
+    `missing_bytes`: where no change is enough the closest are given."""
     basis: str = ""
+    """The source of the prediction, in words."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """One bottleneck: a sentence, its figures, and advice.
-
-    `rule` names an entry of `bottleneck.rules.RULES`, which has the thresholds and their sources. The names in
-    `figures` carry their units. `cost_ms_per_step` is its cost in each step, None when unknown, and `cost_fraction`
-    the same as a share of the step; two bottlenecks at once may cost the same time. `severity`
-    is warning or info. `device` is an NVML index.
-    """
+    """One bottleneck: a sentence, its figures, and advice."""
 
     rule: str
+    """The name of an entry of `bottleneck.rules.RULES`, which has the thresholds and their sources."""
     line: str
     advice: str = msgspec.field(name="try", default="")
     severity: str = "info"
+    """One of warning and info."""
     cost_ms_per_step: float | None = None
+    """Cost in each step, None when unknown; two bottlenecks at once may cost the same time."""
     cost_fraction: float | None = None
+    """The cost as a share of the step."""
     figures: dict[str, float | int | str | None] = msgspec.field(default_factory=dict, name="evidence")
+    """The figures that the rule looked at, by names that carry their units."""
     device: int | None = None
+    """NVML index of the GPU that the bottleneck is about."""
     rank: int | None = None
 
 

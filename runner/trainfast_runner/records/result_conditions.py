@@ -8,14 +8,15 @@ from trainfast_runner.records.run_file import ForeignProcess
 
 
 class Energy(msgspec.Struct, frozen=True, kw_only=True):
-    """Joules over the measured window, summed over watched devices; `source` is "energy counter", or "integrated power"
-    if a device has no such counter. `reason` is why a distrusted counter gives no figure."""
+    """Joules over the measured window, summed over watched devices."""
 
     joules: float | None = None
     joules_per_sample: float | None = None
     joules_per_step: float | None = None
     source: str | None = None
+    """"energy counter", or "integrated power" if a device has no such counter."""
     reason: str | None = None
+    """The reason that a distrusted counter gives no figure."""
 
 
 class ThrottledDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,18 +53,19 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
-    """The warm-up of a run.
+    """The warm-up of a run. No measured step is left out for it.
 
-    From `steady_from_step` on neither temperature nor step time drifted any more; `still_warming` says that they still
-    did at the end, None that the steps are too few. The slopes are of the steady window, else of the second half:
-    degrees Celsius a minute, and the percent by which the window's last step is longer than its first, None when the
-    steps scatter too much. No measured step is left out.
+    The slopes are of the steady window, else of the second half.
     """
 
     steady_from_step: int | None = None
+    """From this step on neither temperature nor step time drifted any more."""
     still_warming: bool | None = None
+    """True if they still drifted at the end; None if the steps are too few."""
     temperature_slope_c_per_min: float | None = None
+    """Degrees Celsius a minute."""
     step_drift_percent: float | None = None
+    """The percent by which the window's last step is longer than its first; None when the steps scatter too much."""
 
 
 class RecordedOutage(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,10 +85,7 @@ class ForeignProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFile(RecordedSpec, frozen=True, kw_only=True):
-    """`run.json`: the run as asked for, written once before any process starts.
-
-    `memory_limit_bytes` is one figure a rank; `env` holds only what the launch changed.
-    """
+    """`run.json`: the run as asked for, written once before any process starts."""
 
     schema: int = SCHEMA
     run_id: str
@@ -100,9 +97,11 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """Compute capabilities of the GPUs in `device_names`, as in `8.6`; empty on a CPU or if one is unknown."""
     watch_uuids: list[str] = []
     memory_limit_bytes: list[int] | None = None
+    """The limit of each rank; None without one."""
     python: str = ""
     argv: list[str] = []
     env: dict[str, str] = {}
+    """Only the variables that the launch changed."""
     versions: dict[str, str | None] = {}
     cwd: str = ""
     git_commit: str | None = None

@@ -92,17 +92,17 @@ class _DeviceTick(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class RunRecords:
-    """One run's records.
-
-    Steps and worker lines are by rank, device samples by UUID as (t_ns, sample), host samples likewise. In a long run
-    `steps`, `device_samples` and `host_samples` are the share that `thinning` describes.
-    """
+    """One run's records. In a long run steps and samples are the share that `thinning` describes."""
 
     run: RunFile | None = None
     steps: dict[int, list[Step]] = field(default_factory=dict)
+    """Steps by rank."""
     worker_lines: dict[int, list[WorkerLine]] = field(default_factory=dict)
+    """Lines by rank."""
     device_samples: dict[str, list[tuple[int, DeviceSample]]] = field(default_factory=dict)
+    """Samples by UUID, each after its time (CLOCK_MONOTONIC ns)."""
     host_samples: list[tuple[int, HostSample]] = field(default_factory=list)
+    """Samples, each after its time (CLOCK_MONOTONIC ns)."""
     events: list[Event] = field(default_factory=list)
     tried: list[dict[str, Any]] = field(default_factory=list)
     """Knobs of each setting that a search's warm process tried, the one it was at last."""

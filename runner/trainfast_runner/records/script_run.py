@@ -14,15 +14,14 @@ FIRST_TORCH = "2.5"
 
 
 class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """`script` of `run.json`; the hooks in the script read it too.
-
-    `command` is as typed, `argv` as started. `steps` is None for a script that ends by itself. `hooks_blocked` (JSON
-    `door_closed`) is the reason that the hooks cannot load, None if they can.
-    """
+    """`script` of `run.json`; the hooks in the script read it too."""
 
     command: list[str]
+    """The command as typed."""
     argv: list[str]
+    """The command as started."""
     steps: int | None = None
+    """None for a script that ends by itself."""
     timing_warmup: int = 3
     samples_per_step: int | None = None
     steps_from_log: str | None = None
@@ -37,6 +36,7 @@ class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     loader_defaults: dict[str, Any] = {}
     """Defaults of DataLoader's arguments that the hooks set."""
     hooks_blocked: str | None = msgspec.field(default=None, name="door_closed")
+    """The reason that the hooks cannot load (JSON `door_closed`); None if they can."""
     unconfirmed: list[str] = []
     """Knobs set without a flag that the script may not take: an argument of its own wins over them."""
     trial: bool = False
@@ -46,22 +46,23 @@ class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overridden(msgspec.Struct, frozen=True, kw_only=True):
-    """A knob that was asked for and that ran otherwise, by the framework `by`; `ran` is None if nothing shows it."""
+    """A knob that was asked for and that ran otherwise."""
 
     knob: str
     asked: Any
     ran: Any
+    """The value that ran; None if the script does not show it."""
     by: str
+    """The framework that overrode it, or the script."""
 
 
 class TracedMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """A step's live bytes by the rows of its batch, traced on tensors without memory; the trial itself had `rows`.
-
-    `lines` are those that are the peak at some batch: bytes fixed, and bytes for each row.
-    """
+    """A step's live bytes by the rows of its batch, traced on tensors without memory."""
 
     rows: int
+    """Rows of the trial's own batch."""
     lines: list[tuple[float, float]]
+    """The lines that are the peak at some batch: bytes fixed, and bytes for each row."""
     seconds: float
 
     def at(self, share: float) -> float:
@@ -70,25 +71,26 @@ class TracedMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """`script` of `result.json`.
-
-    `exit_code` is the command's, negative for a signal, None if it never started. `framework` counted the steps and
-    `hooks` ran; `samples_from` is where the samples of a step come from, `unknown` why each null field of the step
-    records is null. `suppressed` lists what a trial kept the script from doing; a plain run suppresses nothing.
-    `traced_memory` is None unless a trial was asked for it; a trial that could not trace says why in `unknown`.
-    """
+    """`script` of `result.json`."""
 
     command: list[str]
     cwd: str | None = None
     """The folder that the command started in; None in results of versions before this field."""
     exit_code: int | None = None
+    """Exit code of the command, negative for a signal; None if it never started."""
     framework: str | None = None
+    """The framework whose steps were counted."""
     hooks: list[str] = []
+    """The hooks that ran."""
     samples_from: str | None = None
+    """The source of a step's samples."""
     unknown: dict[str, str] = {}
+    """The reason of each null field of the step records; also that a trial could not trace."""
     overridden: list[Overridden] = []
     suppressed: list[str] = []
+    """Actions that a trial kept the script from; a plain run suppresses none."""
     traced_memory: TracedMemory | None = None
+    """None unless a trial was asked for it."""
 
     def is_of_one_script(self, other: ScriptFigures) -> bool:
         """True if both commands start one script: one file, or one name where a folder is unknown."""

@@ -16,25 +16,26 @@ from trainfast_runner.worker.shared.search_roles import PROBE, TRIAL
 
 
 class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to take `steps` optimizer steps at this batch size; `do` is probe."""
+    """An order to take `steps` optimizer steps at this batch size."""
 
     do: str
+    """Always probe."""
     batch_size: int = 0
     steps: int = 0
 
 
 class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to try the values of `knobs`; `do` is trial.
-
-    A trial takes `untimed` steps, whose memory is measured, and then `steps` whose time is. With `more` the last trial
-    goes on with further timed steps and no untimed ones.
-    """
+    """An order to try the values of `knobs`."""
 
     do: str
+    """Always trial."""
     knobs: RecordedKnobs = {}
     untimed: int = 2
+    """First steps, whose memory is measured."""
     steps: int = 4
+    """Steps after them, whose time is measured."""
     more: bool = False
+    """True if the last trial goes on with further timed steps, and no untimed ones."""
 
 
 class EndOrder(msgspec.Struct, frozen=True):
@@ -107,16 +108,18 @@ class ProbeLine(WarmLine, frozen=True, kw_only=True):
 class TrialLine(WarmLine, frozen=True, kw_only=True):
     """A rank's answer to a `TrialOrder`. `outcome` is measured, oom or failed.
 
-    `samples` and `tokens` are this rank's in one step (tokens the mean, without padding), `step_ms` and `losses` those
-    of the timed steps, None for a loss that is not finite. Peaks are those of the untimed steps on a CPU, of all steps
-    on a GPU; None for `more` steps on a CPU, and under malloc settings of the user's own. `switch_s` is the time from
-    the order to the first step, `seconds` the time to the answer.
+    `samples` are this rank's in one step, `step_ms` those of the timed steps, `seconds` the time to the answer. Peaks
+    are those of the untimed steps on a CPU, of all steps on a GPU; None for `more` steps on a CPU, and under malloc
+    settings of the user's own.
     """
 
     tokens: Count | None = None
+    """Mean number of this rank's tokens in one step, without padding."""
     untimed_ms: list[float] = []
     switch_s: float | None = None
+    """Seconds from the order to the first step."""
     losses: list[float | None] = []
+    """Losses of the timed steps; None for one that is not finite."""
     loss_not_finite: bool = False
 
 

@@ -42,28 +42,31 @@ _TRAINING_STACK = re.compile(r"No module named '(torch|transformers|tokenizers|n
 
 @dataclass(frozen=True)
 class EndFacts:
-    """Everything known about a run once its last process is gone.
-
-    `exit_code` is the direct child's, negative for a signal, None when it never started (`spawn_error` says why).
-    `lost_ranks` are ranks that exited unasked without recording their end, first seen first. `oom_kills` counts the
-    kernel's out-of-memory kills during the run. `stop_ns` is the time of a requested stop; `sigkill` is True if
-    it took SIGKILL, after `grace_s` (0: at once, as asked). `why_torn_down` is why the supervisor ended the
-    remaining ranks. `full_disk_words` names the disk that the run offloads to and its free space, if that disk is full.
-    """
+    """Everything known about a run once its last process is gone."""
 
     run: RunFile | None = None
     exit_code: int | None = None
+    """Exit code of the direct child, negative for a signal; None when it never started."""
     spawn_error: str | None = None
+    """The reason that the training did not start; None if it did."""
     worker_lines: dict[int, list[WorkerLine]] = field(default_factory=dict)
     last_step: dict[int, int] = field(default_factory=dict)
+    """The last step of each rank that took one."""
     lost_ranks: tuple[int, ...] = ()
+    """Ranks that exited unasked without recording their end, the first seen first."""
     oom_kills: int = 0
+    """The kernel's out-of-memory kills during the run."""
     output_tail: str = ""
     stop_ns: int | None = None
+    """Time of a requested stop (CLOCK_MONOTONIC); None without a request."""
     sigkill: bool = False
+    """True if the stop took SIGKILL, after `grace_s`."""
     grace_s: float = 0.0
+    """Seconds from SIGTERM to SIGKILL; 0 if SIGKILL was asked for at once."""
     why_torn_down: str | None = None
+    """The reason that the supervisor ended the remaining ranks; None if it did not."""
     full_disk_words: str | None = None
+    """The disk that the run offloads to, with its free space, if that disk is full."""
     why_no_step: str | None = None
     """The reason that a user's own script has reported no step; None for a preset's run, and once a step is seen."""
 

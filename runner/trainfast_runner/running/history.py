@@ -19,12 +19,7 @@ from trainfast_runner.running.run_state import run_state
 
 
 class RunRow(msgspec.Struct, frozen=True):
-    """One run in a list.
-
-    `seconds` is the whole run's, rates are a second and summed over data-parallel ranks. `overrides` are
-    those of the preset (JSON `changed`). `supervised` is None once a run has ended, False while it is live without its
-    supervisor.
-    """
+    """One run in a list; rates are a second and summed over data-parallel ranks."""
 
     run_id: str
     preset: str
@@ -33,8 +28,10 @@ class RunRow(msgspec.Struct, frozen=True):
     reason: str = ""
     started_wall_ns: int | None = None
     seconds: float | None = None
+    """Time of the whole run."""
     knobs: RecordedKnobs = {}
     overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
+    """Overrides of the preset (JSON `changed`)."""
     steps: StepCount = StepCount()
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
@@ -43,6 +40,7 @@ class RunRow(msgspec.Struct, frozen=True):
     synthetic_data: bool | None = None
     clean: bool = True
     supervised: bool | None = None
+    """None once a run has ended, False while it is live without its supervisor."""
     role: str | None = None
     """Role in its search: probe, proof, trial or cold; None for a run by itself."""
     measured_under: str | None = None

@@ -24,16 +24,15 @@ LEFT_BEHIND = "the supervisor ended before the run did"
 
 @dataclass(frozen=True)
 class RunState:
-    """A run at this moment. `stop_deadline_ns` (CLOCK_MONOTONIC) is the time of SIGKILL after a requested stop.
-
-    `supervised` is False for a run that has ended, and for one that goes on without its supervisor.
-    """
+    """A run at this moment."""
 
     state: str
     supervised: bool = False
+    """False for a run that has ended, and for one that goes on without its supervisor."""
     supervisor_pid: int | None = None
     reason: str | None = None
     stop_deadline_ns: int | None = None
+    """Time of SIGKILL after a requested stop (CLOCK_MONOTONIC); None without a request."""
 
     @property
     def ended(self) -> bool:

@@ -29,32 +29,30 @@ VARIANT_KEYS = ("id", "model", "data", "knobs", "published")
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """One row of a table preset: knobs on top of the preset's own, and the figures published for it.
-
-    `model` and `data` override fields of the preset's; a `model` that names its own source takes its place.
-    """
+    """One row of a table preset: knobs on top of the preset's own, and the figures published for it."""
 
     id: str
     knobs: KnobValues
     published: dict[str, Any] = msgspec.field(default_factory=dict)
     model: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Overrides of the preset's fields; a model that names its own source takes the place of the preset's."""
     data: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Overrides of the preset's fields."""
 
 
 class Preset(msgspec.Struct, frozen=True):
-    """A recipe as written, with everything it extends merged in; `knobs` are only those it sets.
-
-    `files` are the files it was read from, its own first.
-    """
+    """A recipe as written, with everything it extends merged in."""
 
     name: str
     title: str
     model: dict[str, Any]
     data: dict[str, Any]
     knobs: KnobValues
+    """Only the knobs that the recipe sets."""
     baseline: str | None
     variants: tuple[Variant, ...]
     files: tuple[Path, ...]
+    """The files that the recipe was read from, its own first."""
     shipped: bool
 
     def variant(self, id: str) -> Variant:

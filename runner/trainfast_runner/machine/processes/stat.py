@@ -17,17 +17,16 @@ _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Fields of `/proc/PID/stat`.
-
-    `state` is the kernel's letter: R runs, S sleeps, D sleeps and takes no signal, Z has ended.
-    `start_ticks` are clock ticks since boot, `cpu_s` seconds of processor time.
-    """
+    """Fields of `/proc/PID/stat`."""
 
     state: str
+    """The kernel's letter: R runs, S sleeps, D sleeps and takes no signal, Z has ended."""
     parent_pid: int
     session: int
     start_ticks: int
+    """Clock ticks since boot."""
     cpu_s: float
+    """Seconds of processor time."""
     threads: int
     memory_rss_bytes: int
     name: str

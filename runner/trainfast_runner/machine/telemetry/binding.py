@@ -31,14 +31,14 @@ NEEDED: Final = (
 
 @dataclass(frozen=True)
 class Binding:
-    """The result of `import pynvml`. `module` is None when no GPU can be read through it, and `failure` is the reason.
-
-    `warning` is there when the module is not nvidia-ml-py's.
-    """
+    """The result of `import pynvml`."""
 
     module: ModuleType | None = None
+    """None when no GPU can be read through it."""
     failure: NvmlFailure | None = None
+    """The reason that no GPU can be read through it."""
     warning: NvmlFailure | None = None
+    """The failure of a module that is not nvidia-ml-py's; None for nvidia-ml-py's own."""
 
 
 def load() -> Binding:

@@ -14,13 +14,14 @@ from trainfast_runner.records.tick import MIG_PREFIX
 
 @dataclass(frozen=True)
 class Instance:
-    """One MIG instance; `gpu_instance` and `compute_instance` are its numbers within the GPU, None if unknown."""
+    """One MIG instance."""
 
     uuid: str
     name: str | None
     gpu_index: int
     gpu_uuid: str
     gpu_instance: int | None
+    """Number of the instance within the GPU, as `compute_instance`; None if unknown."""
     compute_instance: int | None
 
     @property

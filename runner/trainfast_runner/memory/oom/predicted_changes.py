@@ -48,22 +48,22 @@ class MemoryNeed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FitTarget:
-    """A run that ran out of memory in `phase`, and the limit that it must fit into.
-
-    `model_of` returns the memory model of a spec, None if there is none. `untouched_bytes` are counted by the limit
-    beyond the held memory, `beyond_bytes` the least that the run took beyond its trace, `asked_bytes` the
-    request that failed.
-    """
+    """A run that ran out of memory, and the limit that it must fit into."""
 
     spec: RunSpec
     device: str
     ranks: int
     limit_bytes: int
     phase: str | None
+    """The phase in which memory ran out."""
     model_of: ModelOf
+    """Returns the memory model of a spec, None if there is none."""
     untouched_bytes: int = 0
+    """Bytes that the limit counts beyond the held memory."""
     beyond_bytes: int = 0
+    """The least that the run took beyond its trace."""
     asked_bytes: float | None = None
+    """The request that failed."""
     compute_capabilities: tuple[str, ...] = ()
 
     @property

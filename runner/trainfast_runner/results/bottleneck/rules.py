@@ -58,23 +58,21 @@ class Condition:
 
 @dataclass(frozen=True)
 class BottleneckRule:
-    """One possible bottleneck.
-
-    `line` and `advice` are format strings over figures; `figure` as a format is three significant digits. `scope` is
-    run, device or rank; `cost` names the figure with its milliseconds of each step, None when not measured;
-    `shown_figures` are shown beside the figures of `when`.
-    """
+    """One possible bottleneck."""
 
     name: str
     title: str
     scope: Scope
     when: tuple[Condition, ...]
     line: str
+    """A format string over figures; `figure` as a format is three significant digits. `advice` likewise."""
     advice: str
     source: str
     severity: Literal["warning", "info"] = "warning"
     cost: str | None = None
+    """The figure with its milliseconds of each step; None when not measured."""
     shown_figures: tuple[str, ...] = ()
+    """Figures that are shown beside those of `when`."""
 
     def holds(self, figures: Mapping[str, Figure]) -> bool:
         """True if the figures fulfil every condition."""

@@ -54,40 +54,37 @@ MIN_BYTES = 2 << 20
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One figure of both runs. `unit` is samples/s, tokens/s, ms, bytes, J or empty; `delta` is b - a in that unit.
-
-    `verdict` is better, worse, changed (neither is better), "no significant difference", "not measured in both",
-    `OTHER_BATCH` or `OTHER_DEVICES` for a step and its phases if the work of a step differs, one of
-    `OTHER_SAMPLE_VERDICTS` for every speed if that of a sample does (tokens/s rank across `seq_len`),
-    `STRICT_THRESHOLDS` for every speed if a run was measured under those, or `OTHER_STEPS` for the loss of trainings of
-    different length.
-    """
+    """One figure of both runs."""
 
     label: str
     unit: str
+    """samples/s, tokens/s, ms, bytes, J or empty."""
     a: float | None
     b: float | None
     delta: float | None
+    """b - a in that unit."""
     percent: float | None
     verdict: str
+    """better, worse, changed (neither is better), "no significant difference" or "not measured in both"; for figures
+    that do not rank, one of the verdicts of `ranking`."""
     interval_percent: tuple[float, float] | None = None
     """95 % confidence interval of the difference, in percent of a."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs side by side.
-
-    `knobs` are the differing knobs as (name, a, b), then the differing overrides of model and data (None: the preset's
-    value); `conditions` are the known ones of either run; `notes` make the figures less comparable.
-    """
+    """Two runs side by side."""
 
     a: str
     b: str
     knobs: list[tuple[str, Any, Any]]
+    """The differing knobs as (name, a, b), then the differing overrides of model and data (None: the preset's
+    value)."""
     rows: list[ComparisonRow]
     notes: list[str]
+    """Sentences on what makes the figures less comparable."""
     conditions: list[ConditionRow]
+    """Conditions that are known of either run."""
 
 
 def compare(a: Result, b: Result) -> Comparison:

@@ -15,16 +15,16 @@ LATE_NS = 1_000_000_000
 
 
 class Outage(NamedTuple):
-    """The time between two answers of a device, and the growth of its counters meanwhile, in nanoseconds by cause.
-
-    `silent_ns` is the first sample without an answer; `back` is False if none came until the last sample.
-    """
+    """The time between two answers of a device, and the growth of its counters meanwhile."""
 
     begin_ns: int
     silent_ns: int
+    """Time of the first sample without an answer."""
     end_ns: int
     grown: dict[str, float]
+    """Growth of the counters by cause, in nanoseconds; of the energy in joules."""
     back: bool = True
+    """False if no answer came until the last sample."""
 
 
 class OutageLog:

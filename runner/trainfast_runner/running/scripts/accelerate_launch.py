@@ -20,10 +20,12 @@ DISTRIBUTED_TYPES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
 
 @dataclass(frozen=True)
 class AccelerateLaunch:
-    """The ranks asked for. `processes` is None for one on each GPU; `is_distributed` None for only on several GPUs."""
+    """The ranks asked for."""
 
     processes: int | None
+    """None for one on each GPU."""
     is_distributed: bool | None
+    """None if the ranks are launched distributed only on several GPUs."""
 
     def ranks(self, gpus: int) -> int:
         """Return the number of ranks on a machine with `gpus` visible GPUs: 1 unless they are launched distributed."""

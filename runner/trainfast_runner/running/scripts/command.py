@@ -37,14 +37,16 @@ NUMA_NODES = Path("/sys/devices/system/node")
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCommand:
-    """A command of the user's own, as `typed` and as started (`argv_on`). `interpreter` is None when it is unknown."""
+    """A command of the user's own."""
 
     typed: tuple[str, ...]
+    """The words as typed."""
     argv: tuple[str, ...]
-    """The words that start it; those of a `deepspeed` command lack the number of ranks."""
+    """The words that start it (`argv_on`); those of a `deepspeed` command lack the number of ranks."""
     name: str
     """The script's file name, or the module's, or the command's."""
     interpreter: str | None
+    """None when it is unknown."""
     processes: int | None
     """Ranks that the launcher is asked for, 1 if it is asked for none; None for one on each device."""
     accelerate: AccelerateLaunch | None = None

@@ -45,20 +45,20 @@ FlagWords = str | dict[str, str]
 
 
 class ScriptPreset(msgspec.Struct, frozen=True):
-    """A script's command, the place of each knob in it, and the knobs to set.
-
-    `name` is the preset's and `file` its file, empty for a command as typed; `cwd` the folder that the command starts
-    in, empty for the one that it is typed in; `framework` one of `FRAMEWORKS`, empty if it is unknown.
-    """
+    """A script's command, the place of each knob in it, and the knobs to set."""
 
     command: tuple[str, ...] = ()
     places: dict[str, FlagWords] = msgspec.field(default_factory=dict)
     knobs: KnobValues = msgspec.field(default_factory=dict)
     name: str = ""
+    """The preset's name; empty for a command as typed."""
     title: str = ""
     cwd: str = ""
+    """The folder that the command starts in; empty for the one that it is typed in."""
     framework: str = ""
+    """One of `FRAMEWORKS`; empty if it is unknown."""
     file: str = ""
+    """The preset's file; empty for a command as typed."""
 
     def applied(self, command: list[str], knobs: KnobValues) -> list[str]:
         """Return `command` with the flags of these knobs; a flag that stands there gets the value. Raises UserError."""
