@@ -10,7 +10,7 @@ import msgspec
 
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.result import Cpu, MemoryFigures, Result, Spread, StepCount, StepTime, Throughput
-from trainfast_runner.records.result_conditions import Conditions
+from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.settings.knobs import defaults
@@ -36,7 +36,7 @@ def result(run_id: str, *, samples_per_s: float = 100.0, mad: float = 1.0, steps
         "step_ms": StepTime(p50=step_ms, p90=step_ms, p99=step_ms, forward=step_ms / 3, backward=step_ms / 2),
         "memory": MemoryFigures(peak_allocated_bytes=200 << 20, peak_reserved_bytes=200 << 20),
         "actual": Actual(device="cpu", world_size=1),
-        "conditions": Conditions(),
+        "conditions": RunConditions(),
         "cpu": Cpu(thresholds="strict in warm-up"),
         **fields,
     }

@@ -11,7 +11,7 @@ from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Cpu, Losses, MemoryFigures, OomExplanation, RunError, Thinning
-from trainfast_runner.records.result_conditions import Conditions
+from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.running.history import iter_rows
@@ -319,7 +319,7 @@ def test_compare_tells_a_difference_from_noise(cli: Cli) -> None:
 
 def test_compare_says_what_makes_it_doubtful(cli: Cli) -> None:
     write(cli.home, result("20261101-100000-tiny-llama-aaaa", synthetic_data=True))
-    dirty = Conditions(clean=False, foreign_processes=[ForeignProcess(pid=1)])
+    dirty = RunConditions(clean=False, foreign_processes=[ForeignProcess(pid=1)])
     write(cli.home, result("20261102-100000-tiny-llama-bbbb", state="oom", reason="no memory", conditions=dirty))
     assert "A and B are one and the same run." in cli("runs", "compare", "20261101", "20261101").out
     text = cli("runs", "compare", "20261101", "last").out

@@ -7,7 +7,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result, Spread, StepCount, Throughput
-from trainfast_runner.records.result_conditions import Conditions, Throttle
+from trainfast_runner.records.result_conditions import RunConditions, Throttle
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.search.bench.report import markdown
 from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, RowResult, again_is_pointless, tabulate
@@ -139,7 +139,7 @@ def test_repeated_pairs_say_how_sure_a_difference_is(bench: Bench) -> None:
 
 def test_a_row_whose_conditions_are_doubtful_says_so_beside_its_figures(bench: Bench) -> None:
     hot = msgspec.structs.replace(
-        ended(90), throttle=Throttle(thermal_fraction=0.3), conditions=Conditions(still_warming=True)
+        ended(90), throttle=Throttle(thermal_fraction=0.3), conditions=RunConditions(still_warming=True)
     )
     lines = markdown(bench, tabulate(bench, {"bert_1": [ended(100)], "bert_2": [hot]}), "x").splitlines()
     rows = [line for line in lines if line.startswith("| bert_")]

@@ -20,7 +20,7 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.result_conditions import Conditions, Energy, Throttle, ThrottledDevice
+from trainfast_runner.records.result_conditions import Energy, RunConditions, Throttle, ThrottledDevice
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.script_run import ScriptFigures
@@ -96,12 +96,12 @@ def test_the_interval_holds_the_true_difference_95_times_in_100(scatter: float, 
 def test_conditions_that_may_explain_a_difference_are_named() -> None:
     a = result(
         100,
-        conditions=Conditions(start_temperature_c=41, driver="570.1", still_warming=False, steady_from_step=9),
+        conditions=RunConditions(start_temperature_c=41, driver="570.1", still_warming=False, steady_from_step=9),
         throttle=Throttle(thermal_fraction=0.0, power_fraction=0.0),
     )
     b = result(
         90,
-        conditions=Conditions(
+        conditions=RunConditions(
             start_temperature_c=63,
             driver="580.2",
             still_warming=True,
@@ -126,7 +126,7 @@ def test_conditions_that_may_explain_a_difference_are_named() -> None:
 
 def test_on_a_cpu_what_others_take_of_it_is_a_condition() -> None:
     def taken(percent: float, device: str) -> Result:
-        return result(actual=Actual(device=device), conditions=Conditions(others_cpu_percent=percent))
+        return result(actual=Actual(device=device), conditions=RunConditions(others_cpu_percent=percent))
 
     found = compare(taken(3, "cpu"), taken(40, "cpu"))
     assert [(row.a, row.b) for row in found.conditions if row.differs] == [("3 %", "40 %")]
@@ -146,8 +146,8 @@ def test_a_page_or_two_of_memory_is_no_difference() -> None:
 
 
 def test_equal_conditions_are_shown_and_not_blamed() -> None:
-    alike = Conditions(start_temperature_c=41, driver="580", still_warming=False, steady_from_step=4)
-    found = compare(result(conditions=alike), result(conditions=Conditions(start_temperature_c=44, driver="580")))
+    alike = RunConditions(start_temperature_c=41, driver="580", still_warming=False, steady_from_step=4)
+    found = compare(result(conditions=alike), result(conditions=RunConditions(start_temperature_c=44, driver="580")))
     assert [row.label for row in found.conditions] == [
         "start temperature",
         "driver",
@@ -270,7 +270,7 @@ def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do() -> None:
 
 
 def test_a_run_on_the_cpu_says_nothing_of_gpu_memory() -> None:
-    on_cpu = result(actual=Actual(device="cpu"), conditions=Conditions(others_cpu_percent=76))
+    on_cpu = result(actual=Actual(device="cpu"), conditions=RunConditions(others_cpu_percent=76))
     assert "GPU memory free at start" not in [row.label for row in compare(on_cpu, on_cpu).conditions]
 
 
@@ -299,7 +299,7 @@ def test_a_phase_within_its_noise_or_too_small_to_matter_does_not_differ(ms: flo
 
 def test_what_is_left_of_a_busy_cpu_is_what_differs() -> None:
     def taken(percent: float) -> Result:
-        return result(actual=Actual(device="cpu"), conditions=Conditions(others_cpu_percent=percent))
+        return result(actual=Actual(device="cpu"), conditions=RunConditions(others_cpu_percent=percent))
 
     def differs(a: float, b: float) -> bool:
         return any(row.differs for row in compare(taken(a), taken(b)).conditions)

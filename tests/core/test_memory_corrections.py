@@ -18,7 +18,7 @@ from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom.explain_run import models_of
 from trainfast_runner.memory.record_correction import record_correction
 from trainfast_runner.records.result import MemoryFigures, Result, RunError
-from trainfast_runner.records.result_conditions import Conditions
+from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
@@ -68,7 +68,7 @@ def test_a_context_is_measured_by_samples_from_when_torch_held_the_most(tmp_path
     result = msgspec.structs.replace(
         ended(),
         memory=MemoryFigures(peak_reserved_bytes=4000, device_peak_used_bytes=4600),
-        conditions=Conditions(clean=True),
+        conditions=RunConditions(clean=True),
     )
 
     def context(*samples: tuple[int, int]) -> int | None:

@@ -22,7 +22,7 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.result_conditions import Conditions
+from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Actual, Event, Step
 from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick
@@ -147,7 +147,7 @@ def a_thermal_ramp(home: Home, **options: Any) -> Path:
     write_lines(directory / "events.jsonl", events)
     if (directory / "result.json").exists():
         result = msgspec.json.decode((directory / "result.json").read_bytes(), type=Result)
-        conditions = Conditions(start_temperature_c=55, still_warming=True)
+        conditions = RunConditions(start_temperature_c=55, still_warming=True)
         found = msgspec.structs.replace(result, diagnosis=[HEAT, SMALL_BATCH], conditions=conditions)
         (directory / "result.json").write_bytes(msgspec.json.encode(found))
     return directory

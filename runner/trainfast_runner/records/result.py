@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.result_conditions import Conditions, Energy, Throttle
+from trainfast_runner.records.result_conditions import Energy, RunConditions, Throttle
 from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed, RecordedKnobs, name_of
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.script_run import ScriptFigures
@@ -281,7 +281,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     error: RunError | None = None
     oom: OomExplanation | None = None
     """The explanation of a run that ran out of memory, with changes that would fit."""
-    conditions: Conditions = Conditions()
+    conditions: RunConditions = RunConditions()
     thinning: Thinning | None = None
     """None when the figures rest on all records, as in all but long runs."""
     unreadable_lines: int = 0

@@ -91,7 +91,7 @@ class XidError(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
 
 
-class Conditions(SteadyState, frozen=True, kw_only=True):
+class RunConditions(SteadyState, frozen=True, kw_only=True):
     """Conditions of the machine; `clean` is False when the comparison with another run is in doubt."""
 
     start_temperature_c: float | None = None

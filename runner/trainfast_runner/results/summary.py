@@ -24,7 +24,7 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.result_conditions import Conditions, RecordedOutage, XidError
+from trainfast_runner.records.result_conditions import RecordedOutage, RunConditions, XidError
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_file import ForeignProcess, LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
@@ -291,10 +291,10 @@ def _conditions(
     measured_window: MeasuredWindow | None,
     measured_from_c: float | None,
     outages: list[RecordedOutage],
-) -> Conditions:
+) -> RunConditions:
     run = records.run
     if run is None:
-        return Conditions(clean=False)
+        return RunConditions(clean=False)
     first_samples = (samples[0][1] for uuid in run.watch_uuids if (samples := records.device_samples.get(uuid)))
     first_temperature = highest(sample.temperature_c for sample in first_samples)
     lost = any(event.kind == "gpu_lost" for event in records.events)
@@ -310,7 +310,7 @@ def _conditions(
             for uuid in run.watch_uuids
         ],
     )
-    return Conditions(
+    return RunConditions(
         **msgspec.structs.asdict(steady),
         start_temperature_c=first_temperature if run.start_temperature_c is None else run.start_temperature_c,
         measured_from_temperature_c=measured_from_c,

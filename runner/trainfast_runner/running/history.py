@@ -70,7 +70,7 @@ class _Cpu(msgspec.Struct, frozen=True):
     """The CPU record of a result: only its presence matters."""
 
 
-class _Conditions(msgspec.Struct, frozen=True):
+class _Clean(msgspec.Struct, frozen=True):
     clean: bool = True
 
 
@@ -96,7 +96,7 @@ class ResultHead(msgspec.Struct, frozen=True):
     throughput: Throughput = Throughput()
     step_ms: _StepTime = _StepTime()
     memory: _Memory = _Memory()
-    conditions: _Conditions = _Conditions()
+    conditions: _Clean = _Clean()
     actual: _Actual = _Actual()
     cpu: _Cpu | None = None
     provisional: bool = False

@@ -10,7 +10,7 @@ import pytest
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.records.result import Result, Spread, Throughput
-from trainfast_runner.records.result_conditions import Conditions, Throttle
+from trainfast_runner.records.result_conditions import RunConditions, Throttle
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.warm_process import TrialLine, TrialOrder
@@ -55,7 +55,7 @@ def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path: 
 
 
 def test_a_run_beside_busy_processes_is_void_unless_the_machine_is_always_like_that() -> None:
-    busy = msgspec.structs.replace(FINISHED, conditions=Conditions(others_cpu_percent=40.0))
+    busy = msgspec.structs.replace(FINISHED, conditions=RunConditions(others_cpu_percent=40.0))
     assert outcome_of(FINISHED, keep_disturbed=False) == ("measured", "")
     assert outcome_of(busy, keep_disturbed=False) == ("void", "other processes took 40% of the CPU")
     assert outcome_of(busy, keep_disturbed=True) == ("measured", "other processes took 40% of the CPU")

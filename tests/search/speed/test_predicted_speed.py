@@ -15,7 +15,7 @@ from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.timeline import Segment
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, Spread, StepCount, Throughput
-from trainfast_runner.records.result_conditions import Conditions, Throttle
+from trainfast_runner.records.result_conditions import RunConditions, Throttle
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
 from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed, SpeedDevice, measured_speeds
@@ -191,7 +191,7 @@ def test_a_run_at_its_power_limit_counts(tmp_path: Path) -> None:
 
 def test_a_run_beside_others_counts_less(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    recorded(home, 1, conditions=Conditions(others_cpu_percent=40.0))
+    recorded(home, 1, conditions=RunConditions(others_cpu_percent=40.0))
     recorded(home, 2)
     alone, beside = measured_speeds(home, resolve("tiny-llama"), CPU)
     assert beside.variance > 0.1 > alone.variance

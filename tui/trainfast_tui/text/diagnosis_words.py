@@ -17,7 +17,7 @@ from trainfast_tui.text.lines import Line, Tone, labelled, paragraph, rule
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Diagnosis, Result
-    from trainfast_runner.results.bottleneck.rules import Condition
+    from trainfast_runner.results.bottleneck.rules import FigureCondition
     from trainfast_runner.running.follower import RunSnapshot
 
 SEVERITY_TONES: dict[str, Tone] = {"warning": "warning", "info": "secondary"}
@@ -108,7 +108,7 @@ def figure_text(name: str, value: float | int | str | None) -> str:
     return f"{value:,}" if isinstance(value, int) else fmt.number(value)
 
 
-def threshold_text(condition: Condition) -> str:
+def threshold_text(condition: FigureCondition) -> str:
     """Return a rule's threshold for a figure, with its unit."""
     threshold = condition.threshold
     if isinstance(threshold, tuple):

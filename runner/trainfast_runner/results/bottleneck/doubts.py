@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.result_conditions import Conditions
+from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.results.bottleneck.rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.bottleneck.steady_state import drift_words
 from trainfast_runner.results.device_conditions.rate import MIN_COVERED
@@ -85,7 +85,7 @@ def marks(result: Result) -> Iterator[str]:
         yield drift_words(result.conditions.temperature_slope_c_per_min)
 
 
-def _steadiness(conditions: Conditions, warmup: int) -> str | None:
+def _steadiness(conditions: RunConditions, warmup: int) -> str | None:
     """A predicate about warm-up; None if the run was steady from the first measured step on, or if unknown."""
     drifts = []
     if conditions.temperature_slope_c_per_min is not None:

@@ -39,7 +39,7 @@ ALL_CORES_BUSY_PERCENT = 90
 
 
 @dataclass(frozen=True)
-class Condition:
+class FigureCondition:
     """One figure against one threshold."""
 
     figure: str
@@ -63,7 +63,7 @@ class BottleneckRule:
     name: str
     title: str
     scope: Scope
-    when: tuple[Condition, ...]
+    when: tuple[FigureCondition, ...]
     line: str
     """A format string over figures; `figure` as a format is three significant digits. `advice` likewise."""
     advice: str
@@ -79,19 +79,19 @@ class BottleneckRule:
         return all(condition.holds(figures.get(condition.figure)) for condition in self.when)
 
 
-def _at_least(figure: str, threshold: float) -> Condition:
-    return Condition(figure, ">=", threshold)
+def _at_least(figure: str, threshold: float) -> FigureCondition:
+    return FigureCondition(figure, ">=", threshold)
 
 
-def _below(figure: str, threshold: float) -> Condition:
-    return Condition(figure, "<", threshold)
+def _below(figure: str, threshold: float) -> FigureCondition:
+    return FigureCondition(figure, "<", threshold)
 
 
-def _is(figure: str, value: str | float) -> Condition:
-    return Condition(figure, "is", value)
+def _is(figure: str, value: str | float) -> FigureCondition:
+    return FigureCondition(figure, "is", value)
 
 
-def _data_bound(advice: str, *more: Condition) -> BottleneckRule:
+def _data_bound(advice: str, *more: FigureCondition) -> BottleneckRule:
     """The rule about waiting for data, with the advice for further conditions."""
     return BottleneckRule(
         "data-bound",
@@ -217,7 +217,7 @@ RULES: tuple[BottleneckRule, ...] = (
         "a slow rank",
         scope="rank",
         when=(
-            Condition("strategy", "in", WHOLE_FORWARD_STRATEGIES),
+            FigureCondition("strategy", "in", WHOLE_FORWARD_STRATEGIES),
             _at_least("behind_percent", 10),
             _at_least("slowest_percent", 75),
             _at_least("steps", 5),
@@ -249,7 +249,7 @@ RULES: tuple[BottleneckRule, ...] = (
         scope="run",
         when=(
             _at_least("world_size", 2),
-            Condition("strategy", "in", EXCHANGING_STRATEGIES),
+            FigureCondition("strategy", "in", EXCHANGING_STRATEGIES),
             _at_least("exposed_percent", 15),
         ),
         line="exchanging between {world_size} ranks takes about {exposed_ms:figure} of each {step_ms:figure} ms step:"
@@ -267,7 +267,7 @@ RULES: tuple[BottleneckRule, ...] = (
         scope="run",
         when=(
             _is("device", "cuda"),
-            Condition("strategy", "in", BUSY_STRATEGIES),
+            FigureCondition("strategy", "in", BUSY_STRATEGIES),
             _at_least("unexplained_idle_percent", 15),
             _below("data_percent", 10),
         ),
@@ -285,7 +285,7 @@ RULES: tuple[BottleneckRule, ...] = (
         scope="run",
         when=(
             _is("device", "cuda"),
-            Condition("precision", "in", TENSOR_CORE_PRECISIONS),
+            FigureCondition("precision", "in", TENSOR_CORE_PRECISIONS),
             _below("tokens_per_micro_batch", 300),
         ),
         line="a micro-batch of {tokens_per_micro_batch:.0f} tokens is too small for tensor cores: reading the weights"
