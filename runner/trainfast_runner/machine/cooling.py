@@ -15,13 +15,13 @@ from trainfast_runner.records.tick import DeviceReading
 POLL_S = 1.0
 """Seconds between two readings."""
 LONGEST_S = 1200.0
-"""Chosen: seconds of the longest wait, also while the GPU still cools."""
+"""Chosen, not measured: seconds of the longest wait, also while the GPU still cools."""
 STUCK_S = 180.0
 """Seconds without one degree less after which the GPU counts as getting no cooler."""
 STUCK_NOTICE_S = 20.0
 """Seconds without one degree less after which the wait names the standstill."""
 LOWEST_C, HIGHEST_C = 1.0, 120.0
-"""Chosen: temperatures that `--cool-to` takes; no GPU runs outside of them."""
+"""Chosen, not measured: temperatures that `--cool-to` takes; no GPU runs outside of them."""
 
 ReadDevices = Callable[[], tuple[list[DeviceReading], dict[str, str]]]
 """All readings now, and the reasons of the missing ones."""

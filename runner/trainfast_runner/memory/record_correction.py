@@ -24,7 +24,7 @@ from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 MAX_KEPT = 500
-"""Corrections a device. Chosen: every prediction reads the file."""
+"""Chosen, not measured: most corrections of a device, since every prediction reads the file."""
 FEWEST_STEPS = 2
 """Fewest steps of a run that corrects: the first step has no optimizer states before its update."""
 TRAINING_PHASES = ("forward", "backward", "optimizer", "train")

@@ -42,10 +42,11 @@ from trainfast_runner.running.scripts.hooks import RUN_VARIABLE
 from trainfast_runner.running.scripts.sandbox import SANDBOX, sandbox
 
 HANDOVER_S = 30.0
-"""Chosen: longest wait for the supervisor's first event."""
+"""Chosen, not measured: longest wait for the supervisor's first event."""
 MEMORY_SETTLED_BYTES = 64 << 20
 MEMORY_SETTLES_S = 10.0
-"""Chosen: how much more memory than before the last run counts as freed, and the longest wait for that."""
+"""Chosen, not measured: how much more memory than before the last run counts as freed, and the longest wait for
+that."""
 
 
 def start(plan: RunPlan, home: Home) -> Path:

@@ -36,7 +36,7 @@ BUS_WITHIN_S = 5.0
 ENOUGH_HOME_BYTES = 1 << 30
 ENOUGH_SHM_BYTES = 1 << 30
 ENOUGH_MEMORY_BYTES = 4 << 30
-"""Chosen: below these `doctor` warns."""
+"""Chosen, not measured: below these `doctor` warns."""
 SMALLEST_TERMINAL = (80, 24)
 
 

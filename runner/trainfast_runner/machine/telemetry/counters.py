@@ -3,12 +3,13 @@
 _SLACK_NS = 1_000_000_000
 """The driver brings these counters up to date in steps, so one reading may catch up on an earlier one."""
 _ROUNDING_NS = 1_000_000
-"""Chosen: a counter kept in coarser units, or in floating point, may seem to step back by less than its unit."""
+"""Chosen, not measured: a counter kept in coarser units, or in floating point, may seem to step back by less than its
+unit."""
 _STUCK_NS = 5_000_000_000
-"""Chosen: time with the bit set and no growth after which a counter counts as standing still."""
+"""Chosen, not measured: time with the bit set and no growth after which a counter counts as standing still."""
 _UNSEEN_NS = 10_000_000_000
 _UNSEEN_SHARE = 0.9
-"""Chosen: a counter that grows for this share of `_UNSEEN_NS` without its bit counts something else."""
+"""Chosen, not measured: a counter that grows for this share of `_UNSEEN_NS` without its bit counts something else."""
 
 
 class DurationCounter:

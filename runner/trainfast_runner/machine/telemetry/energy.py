@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MAX_APART = 2.0
-"""Chosen: from this factor between the counter's energy and power times time on, neither is believed."""
+"""Chosen, not measured: from this factor between the counter's energy and power times time on, neither is believed."""
 MIN_JOULES = 10.0
 """Half a second of a GPU at rest."""
 STILL_S = 0.5
@@ -13,9 +13,9 @@ STILL_S = 0.5
 MIN_S = 10.0
 """Power is an average over a second at best, on some GPUs a sample: it measures nothing over less time."""
 _STILL_SAMPLED_S = 3.0
-"""Chosen: seconds without growth after which the counter is judged."""
+"""Chosen, not measured: seconds without growth after which the counter is judged."""
 _BLOCK_S = 30.0
-"""Chosen: seconds after which the counter is judged and a new sum begins."""
+"""Chosen, not measured: seconds after which the counter is judged and a new sum begins."""
 
 
 class EnergyBalance:

@@ -20,18 +20,18 @@ from trainfast_runner.results.distributions import MAD_TO_SIGMA, NORMAL_95
 from trainfast_runner.units import highest
 
 BLOCKS = 12
-"""Most blocks. Chosen: the end of the warm-up is known to a twelfth of the run."""
+"""Chosen, not measured: most blocks, by which the end of the warm-up is known to a twelfth of the run."""
 MIN_BLOCKS = 4
-"""Chosen: a run with fewer has no warm-up to tell from its steady steps."""
+"""Chosen, not measured: a run with fewer has no warm-up to tell from its steady steps."""
 STEPS_IN_A_BLOCK = 2
 DRIFT_OF_STEP = 0.02
-"""Share of a step. Chosen, not measured: two runs of the same settings differ by about as much."""
+"""Chosen, not measured: two runs of the same settings differ by about this share of a step."""
 DRIFT_C = 2.0
-"""Chosen: NVML gives whole degrees, so one is rounding and two are not."""
+"""Chosen, not measured: NVML gives whole degrees, so one is rounding and two are not."""
 SIGMAS = 3.0
-"""Chosen: a block this many times the scatter away from the settled ones is not at their level."""
+"""Chosen, not measured: a block this many times the scatter away from the settled ones is not at their level."""
 COOLING_C_PER_MIN = 1.0
-"""Chosen: a slower fall is the rounding of NVML's whole degrees."""
+"""Chosen, not measured: a slower fall is the rounding of NVML's whole degrees."""
 
 
 @dataclass(frozen=True)

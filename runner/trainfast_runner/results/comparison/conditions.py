@@ -11,9 +11,10 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.results.bottleneck.steady_state import drift_words
 
 TEMPERATURE_APART_C = 10.0
-"""Chosen: GPUs that start further apart in degrees C may differ in clock."""
+"""Chosen, not measured: GPUs that start further apart in degrees C may differ in clock."""
 THROTTLED_APART = 0.02
-"""Chosen: if all throttled time is lost, this share lengthens a step by as much as two equal runs differ."""
+"""Chosen, not measured: if all throttled time is lost, this share lengthens a step by as much as two equal runs
+differ."""
 
 CPU_LEFT_APART = 0.05
 """Chosen, not measured: the share of the CPU that others leave may differ by this much between two runs on the CPU."""

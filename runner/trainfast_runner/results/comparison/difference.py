@@ -49,7 +49,7 @@ UNKNOWN = "not measured in both"
 MIN_OF_A_STEP = 0.005
 """Chosen, not measured: a difference of a phase below this share of the step does not count."""
 MIN_BYTES = 2 << 20
-"""Chosen: allocators hand out memory by blocks of 2 MiB (PyTorch's CUDA caching allocator) and round."""
+"""Chosen, not measured: allocators hand out memory by blocks of 2 MiB (PyTorch's CUDA caching allocator) and round."""
 
 
 @dataclass(frozen=True)

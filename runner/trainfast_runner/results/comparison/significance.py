@@ -16,7 +16,7 @@ from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Result
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 
 ERRORS_APART = 3.0
-"""Chosen: standard errors by which two figures must differ."""
+"""Chosen, not measured: standard errors by which two figures must differ."""
 RUN_TO_RUN = 0.02
 """Chosen, not measured: two runs of the same settings differ by about this share."""
 MEDIAN_ERROR = math.sqrt(MEDIAN_VARIANCE)

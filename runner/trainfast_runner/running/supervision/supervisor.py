@@ -57,7 +57,7 @@ EXCEPTION_S = 3.0
 TEARDOWN_S = 60.0
 """Time between the last rank's record that it finished and the end of the training."""
 TICK_S = 0.25
-"""Chosen: seconds between two looks at the training."""
+"""Chosen, not measured: seconds between two looks at the training."""
 RESULT_RETRIES = 40
 """Tries to write the result on a full disk: 10 s at TICK_S."""
 
