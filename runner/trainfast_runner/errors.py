@@ -14,7 +14,7 @@ class UserError(Exception):
     """Input that cannot be used. The command line prints it and exits with `exit_code`.
 
     `nearest` is the valid name closest to a misspelt one, `advice` what to do instead where no name was misspelt.
-    `option` is the advice as typed on the command line, in place of `advice` there.
+    `option` replaces `advice` on the command line, as it is typed there.
     `where` is a file and line (`my.toml:7`) or the option it came from; `key` the knob or field at fault.
     """
 
@@ -62,11 +62,11 @@ class UserError(Exception):
         return " ".join(text.split())
 
     def at(self, where: str) -> UserError:
-        """The same error, with the place it was found in (kept when it already has one)."""
-        placed = copy.copy(self)
-        placed.where = self.where or where
-        placed.args = (placed.line(),)
-        return placed
+        """The same error with this `where`, unless it has one already."""
+        located = copy.copy(self)
+        located.where = self.where or where
+        located.args = (located.line(),)
+        return located
 
     def parts(self) -> dict[str, Any]:
         """The arguments that make this error again, in another process."""

@@ -175,7 +175,7 @@ def test_the_place_of_a_process_in_a_live_run(tmp_path: Path, other: subprocess.
         lines = [{"t_ns": 0, "kind": kind, "pid": one.pid, "start_ticks": one.start_ticks} for kind, one in events]
         (directory / "events.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
         found = run_of_process(home, process)
-        return None if found is None else found.place
+        return None if found is None else found.part
 
     events.append(("supervisor", own))
     assert place(own) is None, "nothing of a run that nobody keeps alive is left"

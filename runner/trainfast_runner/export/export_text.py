@@ -37,7 +37,7 @@ def malloc_variables(run: RunFile) -> dict[str, str]:
 
 
 def malloc_comments(run: RunFile) -> list[str]:
-    """Comment lines of a form that has no place for variables."""
+    """Comment lines of a form that cannot hold variables."""
     variables = " ".join(f"{name}={value}" for name, value in malloc_variables(run).items())
     return [f"# In front of the command, as fast on a CPU as the run: {variables}"] if variables else []
 

@@ -11,7 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import CallFields
 
 Edit = tuple[int, int, str]
-"""Bytes from, bytes to, and the text in their place."""
+"""Bytes from, bytes to, and the text that replaces them."""
 
 
 def edit_calls(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, list[str]]:

@@ -27,12 +27,12 @@ COMMAND_END = re.compile("[;&|#]")
 """The start of an operator or comment. The command's own words end before it."""
 
 ShellEdit = tuple[int, int, str]
-"""Characters from, characters to, and the text in their place."""
+"""Characters from, characters to, and the text that replaces them."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a command as typed, and its place in the file."""
+    """A word of a command as typed, with its first character in the file and the one after its last."""
 
     text: str
     begin: int

@@ -20,14 +20,14 @@ PROGRAMS = WORKER / "programs"
 ANSWER_TIMEOUT_S = 120
 ENDED_EVERY_S = 0.01
 """Seconds between two polls for a program's end."""
-PLACE_IN_A_JOB = frozenset(
+JOB_VARIABLES = frozenset(
     (
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CROSS_RANK", "MPI_LOCALRANKID"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_SIZE", "CROSS_SIZE"),
         *("MPI_LOCALNRANKS", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"),
     )
 )
-PLACE_PREFIXES = (
+JOB_PREFIXES = (
     *("PET_", "TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
     *("ACCELERATE_", "FSDP_"),
 )
@@ -35,14 +35,14 @@ PLACE_PREFIXES = (
 
 
 def own_environment() -> dict[str, str]:
-    """The inherited environment without a process's place in another job.
+    """The inherited environment without the variables that tell a process of another job its rank and settings.
 
-    A shell inside a torchrun, MPI or accelerate job passes these on; a training of ours would read them as its own.
+    A shell inside a torchrun, MPI or accelerate job passes them on; a training of ours would read them as its own.
     """
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in PLACE_IN_A_JOB and not name.startswith(PLACE_PREFIXES)
+        if name not in JOB_VARIABLES and not name.startswith(JOB_PREFIXES)
     }
 
 

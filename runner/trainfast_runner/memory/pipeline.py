@@ -223,15 +223,15 @@ class _RankMemory:
     def _parts(self, number: int, phase: str, micro: int) -> tuple[list[Segment], list[Segment], list[Segment]]:
         """A traced micro-batch's segments before the blocks, in a stage's blocks, and after them, as they run."""
         traced = [segment for segment in self.segments if segment.phase == phase and segment.micro == micro]
-        inside = [index for index, segment in enumerate(traced) if segment.place]
+        inside = [index for index, segment in enumerate(traced) if segment.traced_block]
         if not inside:
             raise UserError("this trace has no blocks to be cut between", key="strategy")
         traced_blocks = self._traced_blocks(number)
         blocks = [
-            msgspec.structs.replace(segment, place=f"0:{index}")
+            msgspec.structs.replace(segment, traced_block=f"0:{index}")
             for index, block in enumerate(traced_blocks)
             for segment in traced
-            if segment.place == f"0:{block}"
+            if segment.traced_block == f"0:{block}"
         ]
         if phase == "backward":
             blocks.reverse()

@@ -57,14 +57,14 @@ class WholeModel:
         """Elements of the embeddings and the head."""
         return max(0, self.parameters - sum(self.block_sizes))
 
-    def size_of(self, place: BlockPosition | None) -> int:
-        """Elements of the block at this place; 0 outside of all blocks."""
-        return 0 if place is None else self.stacks[place.stack].sizes[place.block]
+    def size_of(self, position: BlockPosition | None) -> int:
+        """Elements of the block at this position; 0 outside of all blocks."""
+        return 0 if position is None else self.stacks[position.stack].sizes[position.block]
 
-    def size_after(self, place: BlockPosition) -> int:
-        """Elements of the blocks after this place: their backward is over when the backward reaches it."""
-        in_stack = sum(self.stacks[place.stack].sizes[place.block + 1 :])
-        return in_stack + sum(sum(later.sizes) for later in self.stacks[place.stack + 1 :])
+    def size_after(self, position: BlockPosition) -> int:
+        """Elements of the blocks after this position: their backward is over when the backward reaches it."""
+        in_stack = sum(self.stacks[position.stack].sizes[position.block + 1 :])
+        return in_stack + sum(sum(later.sizes) for later in self.stacks[position.stack + 1 :])
 
 
 class MemoryRule:
@@ -107,7 +107,9 @@ class Copied(MemoryRule):
 
     def at(self, moment: Moment) -> RankBytes:
         """Live bytes, and the copies' gradients, which are added to earlier ones only after the whole backward."""
-        new_grads = 0.0 if moment.place is None else self.whole.gradient_width * self.whole.size_after(moment.place)
+        new_grads = (
+            0.0 if moment.position is None else self.whole.gradient_width * self.whole.size_after(moment.position)
+        )
         return RankBytes(*with_copied_gradients(moment, new_grads, self.whole.before_optimizer[GRADS]))
 
 
@@ -123,7 +125,7 @@ class FullySharded(MemoryRule):
         """Shards, the gathered part of the model, and gradients that are not reduced yet."""
         whole, live = self.whole, RankBytes(*moment.live)
         gathered_width = FP16_BYTES if self.mixed else whole.weight_width
-        block = whole.size_of(moment.place)
+        block = whole.size_of(moment.position)
         communication = gathered_width * (whole.outside_blocks + block)
         if self.knobs.get("reshard") == "off":
             communication = gathered_width * whole.parameters
@@ -154,10 +156,10 @@ class FullySharded(MemoryRule):
         """Bytes of the gradients of the blocks whose backward is over."""
         if not moment.backward:
             return moment.live[GRADS]
-        if moment.place is None:
+        if moment.position is None:
             of_blocks = self.whole.gradient_width * sum(self.whole.block_sizes)
             return of_blocks if moment.live[GRADS] >= of_blocks else 0.0
-        return self.whole.gradient_width * self.whole.size_after(moment.place)
+        return self.whole.gradient_width * self.whole.size_after(moment.position)
 
 
 class ZeroPartitioned(MemoryRule):
@@ -208,7 +210,7 @@ class ZeroPartitioned(MemoryRule):
         if moment.micro > 1:
             # Earlier micro-batches' gradients stay alive. Outside of the blocks only the start of the backward can be
             # the peak.
-            return float(self.width * self.whole.size_after(moment.place)) if moment.place is not None else 0.0
+            return float(self.width * self.whole.size_after(moment.position)) if moment.position is not None else 0.0
         traced = max(1.0, self.whole.before_optimizer[GRADS])
         return min(self.weights, moment.live[GRADS] * self.weights / traced)
 

@@ -38,7 +38,7 @@ class Segment(msgspec.Struct, frozen=True):
 
     phase: str
     micro: int
-    place: str
+    traced_block: str = msgspec.field(name="place")
     """The traced block as "STACK:INDEX"; empty outside of all blocks."""
     lines: list[tuple[Vector, Vector]]
     """The moments that can be the segment's peak at some batch size."""
@@ -56,10 +56,11 @@ class BlockPosition(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Live bytes that may be the peak: by category, and where in the step."""
+    """Live bytes by category that may be the peak, and their moment in the step."""
 
     live: Vector
-    place: BlockPosition | None
+    position: BlockPosition | None
+    """The block that runs; None outside of all blocks."""
     micro: int
     backward: bool
     unscaled: float
@@ -92,12 +93,12 @@ def moments(
         # Live bytes are linear in the copy's number, so only the first and the last copy can hold the peak.
         for copy in dict.fromkeys((0, blocks.copies - 1)):
             block = blocks.first + (blocks.copies - 1 - copy if backward else copy)
-            place = None if blocks.stack is None else BlockPosition(blocks.stack, block, backward)
+            position = None if blocks.stack is None else BlockPosition(blocks.stack, block, backward)
             base = add(level, delta, copy)
             before = unscaled + copy * cast
-            yield Moment(base, place, segment.micro, backward, before)
+            yield Moment(base, position, segment.micro, backward, before)
             for (fixed, _), peak in zip(segment.lines, peaks, strict=True):
-                yield Moment(add(base, peak), place, segment.micro, backward, before + fixed[ACTIVATIONS] * share)
+                yield Moment(add(base, peak), position, segment.micro, backward, before + fixed[ACTIVATIONS] * share)
         level = add(level, delta, blocks.copies)
         unscaled += blocks.copies * cast
     yield Moment(level, None, micro_batches, True, unscaled, is_last=True)
@@ -113,9 +114,9 @@ class Blocks(NamedTuple):
 
 def blocks_of(segment: Segment, stacks: list[BlockStack]) -> Blocks:
     """The blocks that a segment stands for: one, or for the middle one of a shortened stack all between its ends."""
-    if not segment.place:
+    if not segment.traced_block:
         return Blocks(None, 1, 0)
-    number, index = (int(part) for part in segment.place.split(":"))
+    number, index = (int(part) for part in segment.traced_block.split(":"))
     stack = stacks[number]
     if stack.kept == stack.count:
         return Blocks(number, 1, index)

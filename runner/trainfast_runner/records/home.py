@@ -37,7 +37,7 @@ def new_id(stamp: str, name: str, fallback: str) -> str:
 def home_directory() -> Path:
     """`$TRAINFAST_HOME`, or `trainfast-tui` in the XDG state directory. Need not exist.
 
-    Raises UserError where its place is unknown, or its name is not UTF-8.
+    Raises UserError for a user without a home directory, and for a name that is not UTF-8.
     """
     configured = os.environ.get("TRAINFAST_HOME")
     expanded = os.path.expanduser(configured or _own_directory(platformdirs.user_state_dir) or "~")

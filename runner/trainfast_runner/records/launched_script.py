@@ -1,4 +1,4 @@
-"""The place of a script in the words of a command, after its interpreter and its launcher."""
+"""The index of a script in the words of a command, after its interpreter and its launcher."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class TickChange(msgspec.Struct, frozen=True, kw_only=True):
     """The difference between a tick and the line before. Unnamed fields are unchanged, null is a reading that is gone.
 
     `columns` is by field of `DeviceReading`: a list has the value of each device, in the order of the whole tick;
-    an object has the changed values by the device's place in that order.
+    an object has the changed values by the device's index in that order.
     """
 
     t_ns: int
@@ -145,8 +145,8 @@ def _apply(change: TickChange, whole: dict[str, Any]) -> None:
         devices = whole["devices"]
         for name, column in change.columns.items():
             if isinstance(column, dict):
-                for place, value in column.items():
-                    devices[place][name] = value
+                for index, value in column.items():
+                    devices[index][name] = value
             else:
                 for device, value in zip(devices, column, strict=True):
                     device[name] = value

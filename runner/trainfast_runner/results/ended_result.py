@@ -59,7 +59,7 @@ def write_result(directory: Path, result: Result) -> None:
 
 
 def _failure(subject: str, error: Exception) -> str:
-    """The error and its place in one line."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    """The error, with the file and line that raised it, in one line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
     message = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{subject}: {message} ({Path(place.filename).name}, line {place.lineno})"
+    return f"{subject}: {message} ({Path(frame.filename).name}, line {frame.lineno})"

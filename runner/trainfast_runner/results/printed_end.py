@@ -1,4 +1,4 @@
-"""The end of a training as its output reports it: torchrun's report of its ranks, and the last line with its place."""
+"""The end of a training as its output reports it: torchrun's report of its ranks, and the last line."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def exit_words(code: int) -> str:
         return f"died of signal {-code}"
 
 
-def error_place(output: str) -> str:
+def error_location(output: str) -> str:
     """The file and line, ` (train.py:3)`, where the output ends in an error of Python's grammar; empty elsewhere."""
     if not last_line(output).startswith(("SyntaxError", "IndentationError", "TabError")):
         return ""
-    places = re.findall(r'^ *File "(.+)", line (\d+)', output, re.MULTILINE)
-    return f" ({os.path.basename(places[-1][0])}:{places[-1][1]})" if places else ""
+    locations = re.findall(r'^ *File "(.+)", line (\d+)', output, re.MULTILINE)
+    return f" ({os.path.basename(locations[-1][0])}:{locations[-1][1]})" if locations else ""
 
 
 def last_line(text: str) -> str:

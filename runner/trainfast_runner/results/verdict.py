@@ -23,7 +23,7 @@ from trainfast_runner.records.worker_lines import (
     error_of,
 )
 from trainfast_runner.results.asked_and_ran import first_difference
-from trainfast_runner.results.printed_end import error_place, exit_words, last_line, reported_codes, reported_end
+from trainfast_runner.results.printed_end import error_location, exit_words, last_line, reported_codes, reported_end
 from trainfast_runner.units import counted, gibibytes
 from trainfast_runner.worker.shared.oom import hints_at_memory, is_out_of_memory
 
@@ -272,7 +272,7 @@ def _by_exit_code(facts: EndFacts) -> Verdict:
         reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
         return _verdict(facts, "failed", reason, silent[0])
     output = facts.output_tail
-    printed = reported_end(output) or one_line(last_line(output)) + error_place(output) + _no_stdin(facts)
+    printed = reported_end(output) or one_line(last_line(output)) + error_location(output) + _no_stdin(facts)
     reason = f"the training exited with status {code}" + (f": {printed}" if printed else "")
     verdict = _verdict(facts, "failed_to_start", reason)
     return replace(verdict, state="failed", reason=f"{reason} ({where})") if _in_training(facts) else verdict
@@ -355,7 +355,7 @@ def _in_training(facts: EndFacts) -> bool:
 def _where(
     facts: EndFacts, rank: int, line: ExceptionLine | SignalLine | None = None, *, names_rank: bool = True
 ) -> str:
-    """The place of a rank's failure as far as known, such as `rank 1, step 3, phase backward`.
+    """The rank, step and phase of a failure as far as known, such as `rank 1, step 3, phase backward`.
 
     Without the rank if there is only one, and without `names_rank`, for a sentence that names it already.
     """

@@ -14,10 +14,11 @@ from trainfast_runner.running.run_state import live_runs
 
 @dataclass(frozen=True)
 class Membership:
-    """A process in a run. `place` names its part: its supervisor, its training process, or one of its processes."""
+    """The part of a process in a run."""
 
     directory: Path
-    place: str
+    part: str
+    """The part in words: its supervisor, its training process, or one of its processes."""
     role: str | None
     """The run's role as in `run.json`; None for a run by itself."""
 

@@ -175,7 +175,7 @@ def _parent(reference: str, source: TomlSource, extended_by: tuple[Path, ...]) -
         else:
             path = _file_of(reference, reference)
     except UserError as error:
-        raise source.placed(error, "extends") from None
+        raise source.located(error, "extends") from None
     if os.path.realpath(path) in [os.path.realpath(file) for file in chain]:
         circle = " extends ".join([*(file.stem for file in chain), path.stem])
         raise source.error_at(("extends",), f"a preset cannot extend itself: {circle}")
@@ -214,7 +214,7 @@ def _model(raw: Mapping[str, Any], source: TomlSource, at: KeyPath, needs_source
         try:
             read_model_field(key, value)
         except UserError as error:
-            raise source.placed(error, *at, "model", key) from None
+            raise source.located(error, *at, "model", key) from None
     if "path" in model:
         model["path"] = os.path.realpath(source.path.parent / os.path.expanduser(model["path"]))
     return model
@@ -226,7 +226,7 @@ def _data(raw: Mapping[str, Any], source: TomlSource, at: KeyPath) -> dict[str, 
         try:
             data[key] = read_data_field(key, value)
         except UserError as error:
-            raise source.placed(error, *at, "data", key) from None
+            raise source.located(error, *at, "data", key) from None
     if "paths" in data:
         data["paths"] = [str(source.path.parent / os.path.expanduser(path)) for path in data["paths"]]
     return data

@@ -145,9 +145,9 @@ def expand_paths(data: dict[str, Any]) -> dict[str, Any]:
         raise UserError("data.kind files needs data.paths", key="data.paths")
     files: list[str] = []
     for pattern in data["paths"]:
-        place = os.path.expanduser(pattern)
+        expanded = os.path.expanduser(pattern)
         # A file of that very name needs no pattern: its name may hold [ or *.
-        matched = [place] if os.path.exists(place) else sorted(glob.glob(place, recursive=True))
+        matched = [expanded] if os.path.exists(expanded) else sorted(glob.glob(expanded, recursive=True))
         if kind == "jpeg":
             matched = [path for match in matched for path in _images_below(match)]
         matched = [os.path.abspath(path) for path in matched if os.path.isfile(path)]

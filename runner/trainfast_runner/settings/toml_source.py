@@ -21,7 +21,7 @@ KEY = re.compile(r"^\s*(?:\"([^\"]+)\"|'([^']+)'|([A-Za-z0-9_.\-]+))\s*=")
 
 
 class TomlSource(msgspec.Struct, frozen=True):
-    """The text of a preset's file. Every method but `error_at` and `placed` raises UserError for a bad value."""
+    """The text of a preset's file. Every method but `error_at` and `located` raises UserError for a bad value."""
 
     path: Path
     content: str
@@ -34,8 +34,8 @@ class TomlSource(msgspec.Struct, frozen=True):
         where = f"{self.path}:{line}" if line else str(self.path)
         return UserError(message, key=".".join(map(str, at)), allowed=allowed, nearest=nearest, where=where)
 
-    def placed(self, error: UserError, *at: str | int) -> UserError:
-        """Return the error about a value with its place in this file."""
+    def located(self, error: UserError, *at: str | int) -> UserError:
+        """Return the error about the value at this key, with its file and line."""
         return self.error_at(at, error.message, error.allowed, error.nearest)
 
     def refuse_unknown_keys(self, table: Mapping[str, Any], allowed: tuple[str, ...], at: KeyPath = ()) -> None:
@@ -65,7 +65,7 @@ class TomlSource(msgspec.Struct, frozen=True):
             try:
                 values[name] = knob(name).read(value)
             except UserError as error:
-                raise self.placed(error, *at, name) from None
+                raise self.located(error, *at, name) from None
         return values
 
 

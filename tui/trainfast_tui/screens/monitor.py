@@ -158,7 +158,7 @@ class MonitorScreen(AppScreen):
             words = f"Process {row.pid} works for a search ({run_id})"
             self.notify(f"{words}: b or B on the main screen shows it, s there stops it.")
             return
-        question = f"Stop the run {run_id}?\nProcess {row.pid} is {member.place}.\n{_described(row)}"
+        question = f"Stop the run {run_id}?\nProcess {row.pid} is {member.part}.\n{_described(row)}"
         yes = "stop the run: it is asked to end, and killed after a countdown"
         ask_yes(self.app, question, yes, partial(self.session.run_control.request_stop, member.directory))
 

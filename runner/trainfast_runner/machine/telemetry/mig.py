@@ -47,9 +47,9 @@ def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
     except (nv.NVMLError, AttributeError):
         return []
     instances = []
-    for position in range(slot_count):
-        # Places without an instance answer NotFound.
-        handle = answer_or_none(nv, partial(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, position))
+    for slot in range(slot_count):
+        # A slot without an instance answers NotFound.
+        handle = answer_or_none(nv, partial(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot))
         if handle is not None and (instance := _instance(nv, handle, index, gpu_uuid)) is not None:
             instances.append(instance)
     return instances

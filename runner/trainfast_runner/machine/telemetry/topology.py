@@ -51,7 +51,7 @@ SYSFS = Path("/sys/bus/pci/devices")
 
 
 class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU's place in the machine; unavailable readings are None."""
+    """One GPU and its connections; unavailable readings are None."""
 
     index: int
     uuid: str | None = None

@@ -100,9 +100,9 @@ def unkillable_reason(processes: Iterable[UnkillableProcess], records: RunRecord
     sentences = []
     for process in processes:
         rank = ranks.get(process.pid)
-        place = process.name if rank is None else ", ".join([f"rank {rank}", *_gpu_labels(rank, records)])
+        label = process.name if rank is None else ", ".join([f"rank {rank}", *_gpu_labels(rank, records)])
         sentences.append(
-            f"pid {process.pid} ({place}) is in {KERNEL_STATES.get(process.state, f'state {process.state}')}"
+            f"pid {process.pid} ({label}) is in {KERNEL_STATES.get(process.state, f'state {process.state}')}"
         )
     return f"{'; '.join(sentences)} and did not end within {waited_s:g} s of SIGKILL"
 

@@ -107,7 +107,7 @@ def load(path: str | Path) -> ScriptPreset:
         try:
             _check_place(name, place)
         except UserError as error:
-            raise source.placed(error, "script", "knobs", name) from None
+            raise source.located(error, "script", "knobs", name) from None
     cwd, framework = (source.text(script, key, ("script",)) for key in ("cwd", "framework"))
     if framework and framework not in FRAMEWORKS:
         raise source.error_at(("script", "framework"), f"there is no framework {framework!r}", allowed=FRAMEWORKS)
