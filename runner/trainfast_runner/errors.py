@@ -56,8 +56,8 @@ class UserError(Exception):
         if advice:
             text += f"; try {advice}"
         if self.allowed:
-            more = len(self.allowed) - MAX_SHOWN
-            shown = [*self.allowed[:MAX_SHOWN], *([f"… and {more} more"] if more > 0 else [])]
+            hidden = len(self.allowed) - MAX_SHOWN
+            shown = [*self.allowed[:MAX_SHOWN], *([f"… and {hidden} more"] if hidden > 0 else [])]
             text += f" (allowed: {', '.join(shown)})"
         return " ".join(text.split())
 

@@ -149,8 +149,8 @@ def _word_edits(
             edits.append((old[0].begin, old[0].end, " ".join(new)))
             edits += [(word.begin, word.end, "") for word in old[1:]]
         else:
-            at = words[begin - 1].end
-            edits.append((at, at, "".join(f" {word}" for word in new)))
+            end_before = words[begin - 1].end
+            edits.append((end_before, end_before, "".join(f" {word}" for word in new)))
     return edits, notes
 
 

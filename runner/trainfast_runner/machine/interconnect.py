@@ -64,9 +64,11 @@ def _islands(topology: Topology, indices: Sequence[int]) -> tuple[tuple[int, ...
     """Groups whose members all reach each other over NVLink; each GPU is in its first group."""
     groups: list[list[int]] = []
     for index in indices:
-        home = next((g for g in groups if all(topology.matrix[index][other].startswith("NV") for other in g)), None)
-        if home is None:
+        island = next(
+            (group for group in groups if all(topology.matrix[index][other].startswith("NV") for other in group)), None
+        )
+        if island is None:
             groups.append([index])
         else:
-            home.append(index)
+            island.append(index)
     return tuple(map(tuple, groups))

@@ -56,12 +56,12 @@ def gathered(segments: list[Segment], devices: int) -> list[Segment]:
     return first_gpu
 
 
-def _is_head(segments: list[Segment], at: int) -> bool:
+def _is_head(segments: list[Segment], index: int) -> bool:
     """True between the last block's forward and that block's backward."""
-    if segments[at].traced_block:
+    if segments[index].traced_block:
         return False
-    before = next((segment for segment in reversed(segments[:at]) if segment.traced_block), None)
-    after = next((segment for segment in segments[at:] if segment.traced_block), None)
+    before = next((segment for segment in reversed(segments[:index]) if segment.traced_block), None)
+    after = next((segment for segment in segments[index:] if segment.traced_block), None)
     return before is not None and after is not None and (before.phase, after.phase) == ("forward", "backward")
 
 

@@ -100,13 +100,13 @@ def request_fields(spec: RunSpec, device: str, whole: bool = False) -> tuple[dic
     if strategy.is_zero and precision in MIXED:
         # DeepSpeed trains a model whose weights are half; it does not cast them as autocast does.
         precision = "bf16-pure"
-    about: dict[str, Any] = {"model": spec.model, "objective": spec.data["objective"], "device": device}
+    shared_fields: dict[str, Any] = {"model": spec.model, "objective": spec.data["objective"], "device": device}
     if whole:
-        about["whole"] = True
+        shared_fields["whole"] = True
     # A rank of tensor parallelism has a part of the model, of other shapes.
     if strategy.is_tensor_parallel:
-        about["tp_degree"] = spec.knobs["tp_degree"]
-    step = {**about, "part": "step", "knobs": {name: spec.knobs[name] for name in STEP_KNOBS}}
+        shared_fields["tp_degree"] = spec.knobs["tp_degree"]
+    step = {**shared_fields, "part": "step", "knobs": {name: spec.knobs[name] for name in STEP_KNOBS}}
     step["knobs"]["precision"] = precision
     # The trace is the whole model's; the number of stages says where the worker cuts it.
     if strategy.is_pipeline:
@@ -120,7 +120,7 @@ def request_fields(spec: RunSpec, device: str, whole: bool = False) -> tuple[dic
         # Every model has it, and it has no parameters.
         "attention": "eager",
     }
-    return step, {**about, "part": "optimizer", "knobs": knobs}
+    return step, {**shared_fields, "part": "optimizer", "knobs": knobs}
 
 
 def _trace_request(fields: dict[str, Any], executable: str, installed: list[str] | None) -> TraceRequest:

@@ -144,9 +144,9 @@ def _end_of_lines(fd: int, size: int) -> int:
     end = size
     while end > 0:
         begin = max(0, end - _BLOCK)
-        at = os.pread(fd, end - begin, begin).rfind(b"\n")
-        if at >= 0:
-            return begin + at + 1
+        line_end = os.pread(fd, end - begin, begin).rfind(b"\n")
+        if line_end >= 0:
+            return begin + line_end + 1
         end = begin
     return 0
 

@@ -33,9 +33,9 @@ def read_records_or_note_trouble(directory: Path) -> RunRecords:
         return records
 
 
-def add_trouble(records: RunRecords, what: str) -> None:
+def add_trouble(records: RunRecords, sentence: str) -> None:
     """Add a trouble that is not on the disk, for the result to name."""
-    records.events.append(Event(t_ns=time.monotonic_ns(), kind="trouble", detail=what))
+    records.events.append(Event(t_ns=time.monotonic_ns(), kind="trouble", detail=sentence))
 
 
 def write_provisional_result(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> None:

@@ -361,9 +361,9 @@ def _where(
     """
     phase = (line.phase if line else None) or _phase(facts, rank)
     step = line.step if line else facts.last_step.get(rank)
-    many = facts.run is not None and facts.run.world_size > 1
+    has_several_ranks = facts.run is not None and facts.run.world_size > 1
     parts = [
-        f"rank {rank}" if names_rank and many else None,
+        f"rank {rank}" if names_rank and has_several_ranks else None,
         (f"step {step}" if line else f"after step {step}") if step else None,
         f"phase {phase}" if phase else None,
     ]

@@ -69,7 +69,9 @@ def lost_verdict(records: RunRecords, why: str) -> Verdict:
         parts.append("every rank had recorded that it finished")
     else:
         parts.append("no end was recorded")
-    judged = next((e for e in reversed(records.events) if e.kind == "state" and e.state in END_STATES), None)
+    judged = next(
+        (event for event in reversed(records.events) if event.kind == "state" and event.state in END_STATES), None
+    )
     if judged is not None:
         parts.append(f"the supervisor's own verdict was {judged.state}: {judged.reason}")
     return Verdict("lost", f"{why}: {'; '.join(parts)}", error)

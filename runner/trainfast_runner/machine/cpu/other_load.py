@@ -66,12 +66,12 @@ def _busy_s() -> float | None:
 
 def _own_s() -> float:
     """CPU seconds of this process and its descendants; a parent that waited has the seconds of its ended children."""
-    this = psutil.Process()
+    own_process = psutil.Process()
     while True:
         total_s = 0.0
         try:
             # Parents first: a child that ends in between is not found, rather than counted twice.
-            for process in (this, *this.children(recursive=True)):
+            for process in (own_process, *own_process.children(recursive=True)):
                 times = process.cpu_times()
                 total_s += times.user + times.system + times.children_user + times.children_system
             return total_s

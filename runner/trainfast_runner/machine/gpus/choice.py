@@ -38,8 +38,8 @@ def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology
         return GpuChoice(freest)
     # Equally free sets rank by links, then by lower indexes.
     free, links, gpus = max(linked, key=lambda choice: choice[:2])
-    more = 100 * (min(map(_free_bytes, freest)) / free - 1) if free else 0
-    than = f", which have {more:.0f} % more free memory" if more >= 1 else ""
+    more_percent = 100 * (min(map(_free_bytes, freest)) / free - 1) if free else 0
+    than = f", which have {more_percent:.0f} % more free memory" if more_percent >= 1 else ""
     return GpuChoice(
         gpus, f"GPU {_gpu_indexes(gpus)}: linked by NVLink (NV{links}), instead of {_gpu_indexes(freest)}{than}"
     )

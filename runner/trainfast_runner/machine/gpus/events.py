@@ -98,32 +98,32 @@ class DeviceEvents:
         before = self._processes.get(uuid)
         self._processes[uuid] = now
         foreign = self._foreign.setdefault(uuid, set())
-        came = now.keys() - (before or {}).keys()
+        appeared = now.keys() - (before or {}).keys()
         if not self._none_ours:
-            came = came - own_pids() if came and (before is None or sees_host_pids()) else set()
-        foreign |= came
-        gone = foreign - now.keys()
-        foreign -= gone
+            appeared = appeared - own_pids() if appeared and (before is None or sees_host_pids()) else set()
+        foreign |= appeared
+        left = foreign - now.keys()
+        foreign -= left
         event = partial(process_event, device.index, t_ns, kind="foreign_process")
         return [
-            *(event("appeared", now[pid]) for pid in sorted(came)),
-            *(event("left", (before or {})[pid]) for pid in sorted(gone)),
+            *(event("appeared", now[pid]) for pid in sorted(appeared)),
+            *(event("left", (before or {})[pid]) for pid in sorted(left)),
         ]
 
 
-def process_event(index: int, t_ns: int, what: str, process: DeviceProcess, *, kind: str) -> Event:
-    """The event of a process that appeared on a GPU or left it, with its name; `what` is appeared or left."""
+def process_event(index: int, t_ns: int, change: str, process: DeviceProcess, *, kind: str) -> Event:
+    """The event of a process that appeared on a GPU or left it, with its name; `change` is appeared or left."""
     used = process.memory_used_bytes
     memory = "" if used is None else f" with {process_memory(used)}"
     is_visible = sees_host_pids()
-    who = f"{_process_name(process.pid)} (pid {process.pid})" if is_visible else f"process {process.pid} of the host"
+    label = f"{_process_name(process.pid)} (pid {process.pid})" if is_visible else f"process {process.pid} of the host"
     return Event(
         t_ns=t_ns,
         kind=kind,
         device=index,
         pid=process.pid,
-        state=what,
-        detail=f"{who}{memory} {what}",
+        state=change,
+        detail=f"{label}{memory} {change}",
         memory_used_bytes=used,
     )
 

@@ -56,13 +56,13 @@ class DeviceList:
 
     def _identify(self, position: int, uuid: str | None) -> Device:
         """The GPU known by this UUID, else the one last seen at this position without one, else a new one."""
-        here = next((device for device in self.devices if device.index == position), None)
+        at_position = next((device for device in self.devices if device.index == position), None)
         gpu = next((device for device in self.devices if uuid and device.uuid == uuid), None)
-        if gpu is None and here is not None and (uuid is None or here.uuid is None):
-            gpu = here
+        if gpu is None and at_position is not None and (uuid is None or at_position.uuid is None):
+            gpu = at_position
             gpu.uuid = uuid or gpu.uuid
         if gpu is None:
-            index = position if here is None else max(device.index for device in self.devices) + 1
+            index = position if at_position is None else max(device.index for device in self.devices) + 1
             gpu = Device(index, uuid)
             self.devices.append(gpu)
         return gpu

@@ -185,19 +185,19 @@ def reading_failure(code: int, text: str) -> str:
     return _READING_FAILURES.get(code, f"{text} (code {code})")
 
 
-def hang_failure(seconds: float, who: str = "NVML") -> NvmlFailure:
+def hang_failure(seconds: float, subject: str = "NVML") -> NvmlFailure:
     """The failure of a call into the driver that has not returned for this long."""
     return NvmlFailure(
-        f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: a call into the NVIDIA driver does not come back",
+        f"{subject} {HAS_NOT_ANSWERED} {_digits(seconds)} s: a call into the NVIDIA driver does not come back",
         "Look for Xid errors in `dmesg`; a reboot usually helps",
     )
 
 
-def slow_call_sentence(seconds: float, who: str) -> str:
+def slow_call_sentence(seconds: float, subject: str) -> str:
     """A sentence about a slow call: up to `SLOW_S` it mostly returns."""
     if seconds >= SLOW_S:
-        return hang_failure(seconds, who).sentence
-    return f"{who} {HAS_NOT_ANSWERED} {_digits(seconds)} s: the NVIDIA driver is slow with it; it is asked again"
+        return hang_failure(seconds, subject).sentence
+    return f"{subject} {HAS_NOT_ANSWERED} {_digits(seconds)} s: the NVIDIA driver is slow with it; it is asked again"
 
 
 def takes_long(sentence: str) -> bool:

@@ -80,12 +80,12 @@ def read_network() -> dict[str, int] | None:
     """
     # Two lines of headings; then eight counters of receiving and eight of sending (proc_pid_net(5)).
     lines = (line.rpartition(":") for line in _read("net/dev").splitlines()[2:])
-    counters = [figures.split() for name, _, figures in lines if name.strip() != _LOOPBACK]
-    if not counters:
+    interfaces = [figures.split() for name, _, figures in lines if name.strip() != _LOOPBACK]
+    if not interfaces:
         return None
     return {
-        "network_received_bytes": sum(int(each[0]) for each in counters),
-        "network_sent_bytes": sum(int(each[8]) for each in counters),
+        "network_received_bytes": sum(int(counters[0]) for counters in interfaces),
+        "network_sent_bytes": sum(int(counters[8]) for counters in interfaces),
     }
 
 

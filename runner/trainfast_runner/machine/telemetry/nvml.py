@@ -220,15 +220,15 @@ class Nvml:
         self._shut()
         return self._driver.open(self._gpus.find, t_ns) or {}
 
-    def _attach(self, found: Job[dict[Device, Handle]], t_ns: int) -> None:
+    def _attach(self, opening: Job[dict[Device, Handle]], t_ns: int) -> None:
         """Probe the readings of the GPUs that were found; a hanging GPU delays no other."""
-        if found.error is not None:
-            raise found.error
+        if opening.error is not None:
+            raise opening.error
         nv = self._driver.nv
         if nv is None or not self._driver.is_open:
             return
         self._driver.failure = None
-        handles = found.result or {}
+        handles = opening.result or {}
         timeout_s = max(self.timeout_s, self._opening_s * _FIRST_READING_SHARE)
         probes = self._calls.run(list(handles), lambda device: device.attach(nv, handles[device]), timeout_s, t_ns)
         for device, job in probes:

@@ -84,9 +84,9 @@ def _processes(function: str) -> Ask:
     """List processes by the C function: the binding's own allocates memory for any count that the driver claims."""
 
     def ask(nv: ModuleType, handle: Handle) -> tuple[list[DeviceProcess]]:
-        room = (nv.c_nvmlProcessInfo_v2_t * MAX_PROCESSES)()
+        entries = (nv.c_nvmlProcessInfo_v2_t * MAX_PROCESSES)()
         count = ctypes.c_uint(MAX_PROCESSES)
-        code = nv._nvmlGetFunctionPointer(function)(handle, ctypes.byref(count), room)
+        code = nv._nvmlGetFunctionPointer(function)(handle, ctypes.byref(count), entries)
         if code != 0:
             raise nv.NVMLError(code)
         return (
@@ -95,7 +95,7 @@ def _processes(function: str) -> Ask:
                     pid=entry.pid,
                     memory_used_bytes=None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory,
                 )
-                for entry in room[: min(count.value, MAX_PROCESSES)]
+                for entry in entries[: min(count.value, MAX_PROCESSES)]
             ],
         )
 

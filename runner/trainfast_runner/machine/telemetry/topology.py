@@ -131,9 +131,9 @@ def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
         "pcie_width_max": answer_or_none(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkWidth(handle)),
     }
     below = [
-        what
-        for what in ("generation", "width")
-        if (pcie[f"pcie_{what}"] or 0) < (pcie[f"pcie_{what}_max"] or 0) and pcie[f"pcie_{what}"] is not None
+        name
+        for name in ("generation", "width")
+        if (pcie[f"pcie_{name}"] or 0) < (pcie[f"pcie_{name}_max"] or 0) and pcie[f"pcie_{name}"] is not None
     ]
     return TopologyDevice(
         index=index,

@@ -32,9 +32,9 @@ def strongest_settings(applicable: Iterable[Fix]) -> list[Settings]:
 
     The optimizer of the lowest peak depends on the model. A shorter sequence would be another task.
     """
-    turned = [fix for fix in applicable if fix.knob not in ("batch_size", "seq_len")]
-    others = {fix.knob: fix.value for fix in turned if fix.knob != "optimizer"}
-    optimizers = [{fix.knob: fix.value} for fix in reversed(turned) if fix.knob == "optimizer"] or [{}]
+    keeping_task = [fix for fix in applicable if fix.knob not in ("batch_size", "seq_len")]
+    others = {fix.knob: fix.value for fix in keeping_task if fix.knob != "optimizer"}
+    optimizers = [{fix.knob: fix.value} for fix in reversed(keeping_task) if fix.knob == "optimizer"] or [{}]
     return [{**others, **optimizer} for optimizer in optimizers]
 
 

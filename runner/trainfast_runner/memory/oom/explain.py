@@ -184,8 +184,8 @@ def _fastest_growing(prediction: Prediction | None, phase: str | None) -> tuple[
         return None, None
     if prediction is None:
         return grows[0], None
-    at = prediction.phases.get("optimizer" if phase == OPTIMIZER_PHASE else "forward_backward", {})
-    sizes = {name: at.get(name, 0) for name in grows}
+    phase_bytes = prediction.phases.get("optimizer" if phase == OPTIMIZER_PHASE else "forward_backward", {})
+    sizes = {name: phase_bytes.get(name, 0) for name in grows}
     grown = max(sizes, key=lambda name: sizes[name])
     return grown, sizes[grown]
 

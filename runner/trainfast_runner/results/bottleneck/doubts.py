@@ -41,8 +41,8 @@ def doubts(result: Result) -> Iterator[str]:
         yield f"saw an Xid error on {_gpu(result, error.device)}" + (f": {error.detail}" if error.detail else "")
     others = len(conditions.foreign_processes)
     if others:
-        what = "watched GPU" if result.actual.device == "cpu" else "device"
-        yield f"shared its {what} with {counted(others, 'other process', 'other processes')}"
+        device = "watched GPU" if result.actual.device == "cpu" else "device"
+        yield f"shared its {device} with {counted(others, 'other process', 'other processes')}"
     others_percent = conditions.others_cpu_percent
     if result.actual.device == "cpu" and others_percent is not None and others_percent >= OTHERS_CPU_PERCENT:
         yield f"shared the CPU: other processes took {others_percent:.0f} % of it"
@@ -93,9 +93,9 @@ def _steadiness(conditions: RunConditions, warmup: int) -> str | None:
     if conditions.step_drift_percent is not None:
         drifts.append(f"step time {conditions.step_drift_percent:+.1f} %")
     if conditions.still_warming:
-        how = f" ({', '.join(drifts)})" if drifts else ""
+        details = f" ({', '.join(drifts)})" if drifts else ""
         drift = drift_words(conditions.temperature_slope_c_per_min)
-        return f"was {drift} in its second half{how}: run more steps for steady figures"
+        return f"was {drift} in its second half{details}: run more steps for steady figures"
     if conditions.steady_from_step is not None and conditions.steady_from_step > warmup + 1:
         steady = f"was steady from step {conditions.steady_from_step} on"
         return f"{steady}; its figures include the measured steps before that"

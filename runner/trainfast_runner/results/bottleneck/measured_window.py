@@ -95,8 +95,8 @@ def foreign_processes(run: RunFile, events: Iterable[Event], window: Window) -> 
         if event.kind != "foreign_process" or event.pid is None or event.device is None:
             continue
         if event.state == "appeared" and event.t_ns <= window.end_ns:
-            came = ForeignProcess(device=event.device, pid=event.pid, memory_used_bytes=event.memory_used_bytes)
-            by_identity.setdefault((event.device, event.pid), came)
+            process = ForeignProcess(device=event.device, pid=event.pid, memory_used_bytes=event.memory_used_bytes)
+            by_identity.setdefault((event.device, event.pid), process)
         # A process that left within the window still disturbed its first steps.
         elif event.state == "left" and event.t_ns < window.begin_ns:
             by_identity.pop((event.device, event.pid), None)

@@ -91,13 +91,13 @@ def _is(figure: str, value: str | float) -> FigureCondition:
     return FigureCondition(figure, "is", value)
 
 
-def _data_bound(advice: str, *more: FigureCondition) -> BottleneckRule:
+def _data_bound(advice: str, *conditions: FigureCondition) -> BottleneckRule:
     """The rule about waiting for data, with the advice for further conditions."""
     return BottleneckRule(
         "data-bound",
         "data-bound",
         scope="run",
-        when=(_at_least("data_percent", 10), *more),
+        when=(_at_least("data_percent", 10), *conditions),
         line="waiting for data: {data_ms:figure} of each {step_ms:figure} ms step ({data_percent:.0f} %)",
         advice=advice,
         source="chosen: under a tenth of the step the gain is smaller than what batch_size or precision give. The wait"

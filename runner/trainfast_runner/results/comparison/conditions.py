@@ -80,8 +80,8 @@ def _outage_fraction(result: Result) -> float:
     return max((outage.measured_fraction for outage in result.conditions.outages), default=0.0)
 
 
-def _text_row(label: str, a: Result, b: Result, of: Callable[[Result], str | None]) -> ConditionRow:
-    text_a, text_b = of(a), of(b)
+def _text_row(label: str, a: Result, b: Result, text_of: Callable[[Result], str | None]) -> ConditionRow:
+    text_a, text_b = text_of(a), text_of(b)
     return ConditionRow(label, text_a, text_b, None not in (text_a, text_b) and text_a != text_b)
 
 

@@ -155,13 +155,13 @@ class DeviceTrack:
 
     def _outages_within(self, begin_ns: int, end_ns: int, *, only_whole: bool) -> list[_OutagePart]:
         """Return the part of each outage that lies in the window."""
-        found = []
+        parts = []
         for outage in self._outages.ended:
             covered = min(end_ns, outage.end_ns) - max(begin_ns, outage.begin_ns)
             share = covered / (outage.end_ns - outage.begin_ns)
             if covered > 0 and (share == 1 or not only_whole):
-                found.append(_OutagePart(covered, share, outage.grown))
-        return found
+                parts.append(_OutagePart(covered, share, outage.grown))
+        return parts
 
     def _within(self, t_ns: int) -> int:
         """The moment, at most as far outside the samples as the nearest interval is long."""

@@ -139,9 +139,9 @@ class Supervisor:
             finally:
                 os.close(output)
         except (OSError, ValueError, IndexError) as error:
-            what = getattr(error, "filename", None) or (run.argv[0] if run.argv else "an empty command")
+            program = getattr(error, "filename", None) or (run.argv[0] if run.argv else "an empty command")
             why = error.strerror if isinstance(error, OSError) else str(error)
-            self._end.spawn_error = f"cannot start {os.fsdecode(what)}: {why}"
+            self._end.spawn_error = f"cannot start {os.fsdecode(program)}: {why}"
             return None
         # Popen must never wait for it: only `_reap_child` does, and so gets the true status.
         process.returncode = 0

@@ -114,6 +114,7 @@ def _gpu_labels(rank: int, records: RunRecords) -> list[str]:
         return []
     uuids = run.device_uuids if run.world_size == 1 else run.device_uuids[rank : rank + 1]
     indexes = [
-        next((s.index for _, s in records.device_samples.get(uuid, []) if s.index is not None), None) for uuid in uuids
+        next((sample.index for _, sample in records.device_samples.get(uuid, []) if sample.index is not None), None)
+        for uuid in uuids
     ]
     return [uuid if index is None else f"GPU {index}" for uuid, index in zip(uuids, indexes, strict=True)]

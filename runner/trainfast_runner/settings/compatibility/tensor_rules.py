@@ -43,9 +43,9 @@ def _degree_divides_the_model(facts: Facts) -> None:
         size = facts.config.get(field)
         if isinstance(size, int) and size % degree:
             working = [count for count in range(2, degree) if size % count == 0]
-            what = "key-value heads" if "key_value" in field else "heads" if field in HEADS else "columns of its MLP"
+            unit = "key-value heads" if "key_value" in field else "heads" if field in HEADS else "columns of its MLP"
             raise UserError(
-                f"tp_degree={degree} does not divide the model's {size} {what} (model.{field})",
+                f"tp_degree={degree} does not divide the model's {size} {unit} (model.{field})",
                 key="tp_degree",
                 advice=f"tp_degree={working[-1]}" if working else f"strategy={facts.strategy.fallback}",
             )

@@ -64,9 +64,9 @@ def _offload_path_takes_files(facts: Facts) -> None:
     if missing is None and not has_libaio(facts.python):
         missing = "libaio with its header", "apt-get install libaio-dev"
     if missing is not None:
-        what, command = missing
+        tool, command = missing
         raise UserError(
-            f"offload_path={path} needs DeepSpeed's async_io extension, which builds with {what}; install with:"
+            f"offload_path={path} needs DeepSpeed's async_io extension, which builds with {tool}; install with:"
             f" {command}",
             key="offload_path",
             advice="leaving offload_path out: the states stay in host memory",

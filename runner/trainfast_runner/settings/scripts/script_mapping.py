@@ -120,7 +120,12 @@ def _precision_proposal(flags: Sequence[Flag]) -> Proposal | None:
     for flag, word in _flags_named(PRECISION_FLAGS, flags):
         flag_words = flag.choices or [str(flag.default), str(flag.value)]
         families = [
-            {k: v for k, v in family.items() if not flag.choices or v in flag_words} for family in PRECISION_FAMILIES
+            {
+                precision: flag_word
+                for precision, flag_word in family.items()
+                if not flag.choices or flag_word in flag_words
+            }
+            for family in PRECISION_FAMILIES
         ]
         words = max(families, key=lambda family: len({*family.values()} & {*flag_words}))
         if flag.type in ("str", "int") and {*words.values()} & {*flag_words}:
