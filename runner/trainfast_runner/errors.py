@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 MAX_SHOWN = 60
+"""The most allowed values that an error lists."""
 
 
 class UserError(Exception):

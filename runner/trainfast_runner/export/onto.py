@@ -24,6 +24,7 @@ from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.spec import spec_of_record
 
 LONGEST_BYTES = 1 << 20
+"""The largest file that counts as a script."""
 
 
 @dataclass(frozen=True)

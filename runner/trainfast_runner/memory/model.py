@@ -51,7 +51,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_work: Work = NO_WORK
     """The work of the optimizer's step on the whole model."""
     corrections: DeviceCorrections = DeviceCorrections()
-    """This machine's corrections, added when the model is read."""
+    """The corrections by this machine's runs, added when the model is read."""
 
     def corrected_for(self, gpu: str | None) -> MemoryModel:
         """The model with the corrections of a GPU of this name."""
@@ -123,7 +123,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         return f"rank {rank} of a pipeline of {spec.knobs['pp_degree']}"
 
     def correction_for(self, spec: RunSpec, ranks: int) -> Correction | None:
-        """This machine's correction from a run of the same case; None before any."""
+        """The correction by this machine's run of the same case; None before any."""
         return self.corrections.by_case.get(correction_key(self.trace, spec.knobs, ranks))
 
     def _corrected_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, RankBytes]:

@@ -38,6 +38,7 @@ POLL_S = 0.1
 CANCELLED_WITHIN_S = 2.0
 """A cancelled trace that does not end within this time is ended with its process."""
 CHUNK = 1 << 20
+"""The most bytes read from the process at once."""
 DEVICE_VARIABLES = tuple(visible_to(()))
 
 

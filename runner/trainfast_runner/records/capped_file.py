@@ -13,7 +13,9 @@ from pathlib import Path
 from trainfast_runner.records.json_lines import write_atomically
 
 CAP_BYTES = 64 << 20
+"""The cap of `output.log` and of each `steps*.jsonl`."""
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 0x01, 0x02
+"""Flags of fallocate(2), from the kernel's falloc.h."""
 _PAGE = 1 << 12
 
 

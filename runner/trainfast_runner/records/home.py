@@ -185,7 +185,7 @@ class Home:
             return run_id, self.directory(run_id)
 
     def _next_stamp(self) -> str:
-        """This second, or the one after the newest run's: of two runs started in one second the later is `last`."""
+        """Timestamp of this second, or of the one after the newest run's, so that the later of two runs is `last`."""
         now = time.time()
         newest = "".join(self.run_ids()[-1:])[:STAMP_CHARACTERS]
         # UTC, in which no hour comes twice.

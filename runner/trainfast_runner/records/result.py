@@ -20,6 +20,7 @@ class StepCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LOSSES_IN_A_MEAN = 5
+"""Losses in the mean of the first and in that of the last ones."""
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ RecordedKnobs = dict[str, Any]
 """Values of knobs by name, as a file has them: undecoded, and of any version. `spec.spec_of_record` decodes them."""
 
 SCHEMA = 1
+"""Version of `run.json` and `result.json`."""
 
 
 class ClockAnchor(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from trainfast_runner.worker.shared.oom import hints_at_memory, is_out_of_memory
 LineT = TypeVar("LineT", bound=RankLine)
 
 REASON_CHARACTERS = 300
+"""The longest line that a reason takes from an error."""
 
 # Errors of a rank when another rank has exited.
 _PEER_LOST = re.compile(

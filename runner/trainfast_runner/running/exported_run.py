@@ -1,4 +1,4 @@
-"""The plan of a run that takes its settings from an export, launched as the export says."""
+"""The plan of a run that takes its settings from an export, and starts as the exported text starts it."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class Follower:
         for rank, line in new_lines:
             self._add_line(rank, line)
         events, ticks = self._events.read(), self._ticks.read()
-        join = self._joining()
+        join = self._step_join()
         if join is not None:
             for tick in ticks:
                 join.add_tick(tick.t_ns, tick.devices)
@@ -202,7 +202,7 @@ class Follower:
                 self._live.renew(self._known.run_file, self._steps, self._ticks.kept, self._events.kept, join)
         return self._log.read() or any((new_steps, new_lines, events, ticks))
 
-    def _joining(self) -> StepJoin | None:
+    def _step_join(self) -> StepJoin | None:
         """The join of this run's steps; None before `run.json` is there."""
         if self._join is None and self._known.run_file is not None:
             self._join = StepJoin(
@@ -221,7 +221,7 @@ class Follower:
                     self._known, first_loss=_first_loss(rank_file(self.directory, "steps", 0))
                 )
             self._steps.extend(steps)
-            if (join := self._joining()) is not None:
+            if (join := self._step_join()) is not None:
                 for step in steps:
                     join.add(step)
         self._live.add(rank, steps)

@@ -104,11 +104,11 @@ class ResultHead(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(ResultHead)
-_ALIKE = tuple(name for name in RunRow.__struct_fields__ if name in ResultHead.__struct_fields__)
+_SHARED_FIELDS = tuple(name for name in RunRow.__struct_fields__ if name in ResultHead.__struct_fields__)
 
 
 def iter_rows(home: Home, warm_processes: bool = False) -> Iterator[RunRow]:
-    """The rows one by one, newest first, so that a reader who wants ten reads ten.
+    """Yield the rows, newest first; a caller that takes ten reads ten files.
 
     Runs in which a search only tried sizes or candidates are left out unless `warm_processes` is true.
     """
@@ -165,7 +165,7 @@ def _ended_row(path: str) -> RunRow | None:
 
 def _row_of_head(head: ResultHead) -> RunRow:
     return RunRow(
-        **{name: getattr(head, name) for name in _ALIKE},
+        **{name: getattr(head, name) for name in _SHARED_FIELDS},
         samples_per_s=head.throughput.samples_per_s.median,
         tokens_per_s=head.throughput.tokens_per_s.median,
         step_ms_p50=head.step_ms.p50,

@@ -24,6 +24,7 @@ from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
 CACHE_UNUSED_S = 30 * 86400.0
 """Unused time after which a cache entry is deleted, without an age from the user."""
 UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+"""Seconds of each unit of an age."""
 NEWER_THAN_ALL = "~"
 """Sorts after every id."""
 

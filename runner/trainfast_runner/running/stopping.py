@@ -1,4 +1,4 @@
-"""The end of a run from outside: a signal to its supervisor, or the same ladder by hand without one."""
+"""Stop a run from another process: signal its supervisor, or without one end its processes by the same ladder."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ POLL_S = 0.1
 STOP_GRACE_S = 30.0
 """Time between SIGTERM and SIGKILL of a stop."""
 KILLED_WITHIN_S = 10.0
+"""Time for killed processes to end before `stop_unsupervised` gives up."""
 
 
 def request_stop(directory: Path) -> bool:

@@ -41,6 +41,7 @@ class PrecisionEntry(msgspec.Struct, frozen=True):
 
 
 AMPERE = (8, 0)
+"""The first compute capability with tf32 and bf16."""
 
 
 PRECISIONS: Mapping[str, PrecisionEntry] = {

@@ -38,6 +38,7 @@ ENOUGH_SHM_BYTES = 1 << 30
 ENOUGH_MEMORY_BYTES = 4 << 30
 """Chosen, not measured: below these `doctor` warns."""
 SMALLEST_TERMINAL = (80, 24)
+"""Columns and lines that the app needs."""
 
 
 def examine(home: Home, python: str | None = None) -> list[Check]:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 
 PR_SET_CHILD_SUBREAPER = 36
+"""The option of prctl(2), from the kernel's prctl.h."""
 
 
 def reap_when_ended(process: subprocess.Popen[bytes]) -> None:

@@ -27,7 +27,7 @@ def descendants(root_pid: int) -> list[Identity]:
 
 
 def own_pids() -> set[int]:
-    """This process and everything below it: for a supervisor, the whole training."""
+    """Pids of this process and of every process below it: for a supervisor, the whole training."""
     return {os.getpid(), *(process.pid for process in descendants(os.getpid()))}
 
 

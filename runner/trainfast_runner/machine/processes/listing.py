@@ -23,6 +23,7 @@ SCAN_EVERY_S = 2.0
 SCAN_SHARE = 0.01
 """Looking at all processes takes at most this share of a core."""
 MAX_ROWS = 200
+"""The most processes in a list."""
 
 
 @dataclass(frozen=True, slots=True)

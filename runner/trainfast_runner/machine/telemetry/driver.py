@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 FIRST_RETRY_NS = 1_000_000_000
 _LONGEST_RETRY_NS = 60_000_000_000
+"""The first and the longest wait before NVML is opened again."""
 
 
 class Driver:

@@ -22,6 +22,7 @@ go, since each look at an attribute through the structures of the binding costs 
 _BITS = {1: 32, 2: 64, 3: 64, 6: 16}
 """`nvmlValueType_t` of nvml.h, the unsigned ones, to the width of the value; no field here is a double or negative."""
 UNSIGNED_LONG_LONG = 3
+"""`nvmlValueType_t` of nvml.h."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 _SHORTEST_REST_NS = 1_000_000_000
 _LONGEST_REST_NS = 60_000_000_000
+"""The first and the longest time for which a GPU is left alone after a call that hung."""
 
 
 @dataclass(frozen=True)

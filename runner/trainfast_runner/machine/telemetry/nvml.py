@@ -26,7 +26,7 @@ READING_TIMEOUT_S = 0.8
 """Time for all readings of one GPU before the others are read without it. Less than a tick at 1 Hz, or all GPUs would
 miss the next one."""
 HUNG_TIMEOUT_S = 0.25
-"""The same for a GPU that took too long before: it is read last."""
+"""Time for all readings of a GPU that took too long before; it is read last."""
 OPENING_S = 15.0
 """Time for the driver to open: seconds for each GPU that is not in persistence mode."""
 _FIRST_READING_SHARE = 1 / 3

@@ -45,8 +45,11 @@ _READ, _NVLINK = 0, 2
 _SWITCH = 2
 """`nvmlIntNvLinkDeviceType_t`: the other end of the link is an NVSwitch."""
 _MAX_LINKS = 36
+"""The most NVLinks that are asked for; NVML refuses the first number past a GPU's last link."""
 _NODE_SCOPE = 0
+"""NVML_AFFINITY_SCOPE_NODE of nvml.h."""
 _WORD = 64
+"""Bits in a word of NVML's affinity masks."""
 SYSFS = Path("/sys/bus/pci/devices")
 
 

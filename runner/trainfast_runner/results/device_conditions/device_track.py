@@ -17,6 +17,7 @@ from trainfast_runner.results.device_conditions.readings import Reading
 
 ENERGY_COUNTER, INTEGRATED_POWER = "energy counter", "integrated power"
 SAMPLES_DROPPED_AT_ONCE = 256
+"""Samples beyond `keep` before the oldest are dropped, so that few additions move all others."""
 
 
 class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):

@@ -149,5 +149,5 @@ class _FollowedRank:
         try:
             self.pidfd = os.pidfd_open(identity.pid)
         except OSError:
-            # It has ended already, or the kernel has no pidfd: the periodic look finds out.
+            # The rank has ended already, or the kernel has no pidfd: `has_ended` finds out.
             self.pidfd = None

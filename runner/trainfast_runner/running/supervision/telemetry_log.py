@@ -17,6 +17,7 @@ from trainfast_runner.records.telemetry_lines import TELEMETRY_CAP_BYTES, thin_e
 from trainfast_runner.records.tick import Tick, is_instance
 
 PERIOD_S = 1.0
+"""Seconds between two ticks."""
 
 
 class TelemetryLog:

@@ -21,6 +21,7 @@ from trainfast_runner.running.supervision.ranks import LostRank
 from trainfast_runner.running.supervision.stop_ladder import StopLadder
 
 TAIL_LINES = 400
+"""Lines at the end of the output that the verdict looks through."""
 KERNEL_STATES = {
     "D": "state D (uninterruptible sleep)",
     "Z": "state Z (ended, but its tracer keeps it)",
