@@ -80,17 +80,17 @@ class ModelRequests:
 
 
 def requests_for(
-    spec: RunSpec, device: str, executable: str, whole: bool = False, installed: list[str] | None = None
+    spec: RunSpec, device: str, executable: str, *, whole: bool = False, installed: list[str] | None = None
 ) -> ModelRequests:
     """Return the requests for a run's model on `device`, cpu or cuda; `whole` traces every block.
 
     `installed` is `training_python.install_stamps(executable)` if the caller has it already.
     """
-    step, optimizer = request_fields(spec, device, whole)
+    step, optimizer = request_fields(spec, device, whole=whole)
     return ModelRequests(_trace_request(step, executable, installed), _trace_request(optimizer, executable, installed))
 
 
-def request_fields(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+def request_fields(spec: RunSpec, device: str, *, whole: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tracer's requests for the step and for the optimizer: everything that each trace depends on."""
     strategy = strategy_of(spec.knobs)
     precision = str(spec.knobs["precision"])

@@ -151,10 +151,12 @@ def trace_models(
             yield from new_models()
 
 
-def trace_uncached(spec: RunSpec, device: str = "cpu", python: str | None = None, whole: bool = False) -> MemoryModel:
+def trace_uncached(
+    spec: RunSpec, device: str = "cpu", python: str | None = None, *, whole: bool = False
+) -> MemoryModel:
     """Trace without reading or writing the cache; `whole` traces every block. Raises as `trace_model`."""
     executable = training_python.find_python(python)
-    model_requests = requests_for(spec, device, executable, whole)
+    model_requests = requests_for(spec, device, executable, whole=whole)
     requests = _missing_requests([model_requests], {})
     traces = {request.file: trace for request, trace in _answers(executable, requests, _tracer_environment(device, ()))}
     model = _model(model_requests, traces, device)

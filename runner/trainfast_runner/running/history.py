@@ -107,7 +107,7 @@ _decoder = msgspec.json.Decoder(ResultHead)
 _SHARED_FIELDS = tuple(name for name in RunRow.__struct_fields__ if name in ResultHead.__struct_fields__)
 
 
-def iter_rows(home: Home, warm_processes: bool = False) -> Iterator[RunRow]:
+def iter_rows(home: Home, *, warm_processes: bool = False) -> Iterator[RunRow]:
     """Yield the rows, newest first; a caller that takes ten reads ten files.
 
     Runs in which a search only tried sizes or candidates are left out unless `warm_processes` is true.

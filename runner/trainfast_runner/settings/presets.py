@@ -187,7 +187,7 @@ def _merged_model(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, 
     return dict(overrides) if any(key in overrides for key in MODEL_SOURCES) else {**base, **overrides}
 
 
-def _merged(parent: Preset, child: Preset, has_title: bool) -> Preset:
+def _merged(parent: Preset, child: Preset, *, has_title: bool) -> Preset:
     """Return `child` with everything of its parent that it does not set; `has_title` if it has a title of its own."""
     return replace(
         child,
@@ -201,7 +201,7 @@ def _merged(parent: Preset, child: Preset, has_title: bool) -> Preset:
     )
 
 
-def _model(raw: Mapping[str, Any], source: TomlSource, at: KeyPath, needs_source: bool) -> dict[str, Any]:
+def _model(raw: Mapping[str, Any], source: TomlSource, at: KeyPath, *, needs_source: bool) -> dict[str, Any]:
     model = source.table(raw, "model", at)
     sources = [key for key in model if key in MODEL_SOURCES]
     if len(sources) > 1 or (needs_source and not sources):

@@ -23,14 +23,14 @@ from trainfast_runner.settings.spec import RunSpec, from_preset
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
-def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str | None = None) -> Path:
+def save_preset(name: str, spec: RunSpec, *, overwrite: bool = False, source: str | None = None) -> Path:
     """Write `spec` as the user's preset `name` and return its file; comments of the original stay.
 
     `source` is the path that the spec was resolved from, unless it was a preset's name. A spec of a variant
     becomes a preset without variants. Raises UserError for a bad name, an existing preset of the user's or a
     shipped one of that name without `overwrite`, and a directory that cannot be written.
     """
-    path = new_preset_path(name, overwrite)
+    path = new_preset_path(name, overwrite=overwrite)
     preset, _ = presets.load(source or spec.preset)
     document = _document(preset)
     if spec.variant is None:
@@ -40,7 +40,7 @@ def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str |
     return path
 
 
-def new_preset_path(name: str, overwrite: bool) -> Path:
+def new_preset_path(name: str, *, overwrite: bool) -> Path:
     """The file of a new preset of the user's. Raises UserError as `save_preset` does for its name."""
     if not NAME.fullmatch(name) or name.endswith(".toml"):
         raise UserError(

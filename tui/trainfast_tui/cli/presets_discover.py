@@ -32,7 +32,7 @@ FEW_FLAGS = 20
 
 def run(arguments: argparse.Namespace) -> int:
     """Discover the flags, write the preset, and print both."""
-    new_preset_path(arguments.name, arguments.overwrite)
+    new_preset_path(arguments.name, overwrite=arguments.overwrite)
     with progress_when_slow("running the script up to its argument parser…"):
         discovered = discover(arguments.script, arguments.python)
     mapping = mapping_of(discovered.flags, arguments.mapping)
@@ -40,7 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.script, discovered, mapping, name=arguments.name, cwd=os.getcwd(), python=arguments.python
     )
     preset = replace(preset, knobs=preset.knobs | dict(setting_of(setting) for setting in arguments.settings))
-    path = save_script_preset(preset, {proposal.knob: proposal.reason for proposal in mapping}, arguments.overwrite)
+    path = save_script_preset(
+        preset, {proposal.knob: proposal.reason for proposal in mapping}, overwrite=arguments.overwrite
+    )
     ways = ways_without_flag(preset.framework, preset.places)
     if arguments.json:
         print_json(

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             allowed=STATES,
             nearest=nearest(arguments.state, STATES),
         )
-    wanted = (row for row in iter_rows(Home(), arguments.probes) if _matches(row, arguments))
+    wanted = (row for row in iter_rows(Home(), warm_processes=arguments.probes) if _matches(row, arguments))
     rows = list(itertools.islice(wanted, arguments.n))
     if not rows and arguments.preset is not None:
         _refuse_unknown(arguments.preset, Home())

@@ -132,7 +132,7 @@ def _proposed_changes(
         phase=phase,
         model_of=model_of,
         untouched_bytes=_untouched_bytes(oom_run) or 0,
-        beyond_bytes=beyond_bytes(limit, predicted, phase, oom_run.in_first_step),
+        beyond_bytes=beyond_bytes(limit, predicted, phase, in_first_step=oom_run.in_first_step),
         asked_bytes=oom_run.asked_bytes,
         compute_capabilities=tuple(run.compute_capabilities),
     )

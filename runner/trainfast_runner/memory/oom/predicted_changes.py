@@ -120,7 +120,7 @@ class FitTarget:
         return largest_fitting(fits, self.batch[0] - 1, batch_multiple(self.spec.knobs))
 
 
-def beyond_bytes(limit_bytes: int, predicted: Prediction | None, phase: str | None, in_first_step: bool) -> int:
+def beyond_bytes(limit_bytes: int, predicted: Prediction | None, phase: str | None, *, in_first_step: bool) -> int:
     """The least that a run which ran out of memory in `phase` took beyond its trace: it needed more than the limit."""
     if predicted is None or phase not in (*BATCH_PHASES, OPTIMIZER_PHASE):
         return 0

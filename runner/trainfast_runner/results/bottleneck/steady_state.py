@@ -56,9 +56,11 @@ def steady_state(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[in
         if _is_at_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
             # A larger drift without a trend is scatter of the blocks.
             shown_drift = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
-            return _as_result(steps[0].step if start == 0 else tail[0].first_step, False, shown_drift, slope)
+            from_step = steps[0].step if start == 0 else tail[0].first_step
+            return _as_result(from_step, shown_drift, slope, still_warming=False)
     tail = blocks[half:]
-    return _as_result(None, True, _step_drift(tail), _slope([(block.at_s, block.temperature_c) for block in tail]))
+    slope = _slope([(block.at_s, block.temperature_c) for block in tail])
+    return _as_result(None, _step_drift(tail), slope, still_warming=True)
 
 
 def drift_words(temperature_slope_c_per_min: float | None) -> str:
@@ -72,10 +74,10 @@ def is_cooling_down(temperature_slope_c_per_min: float | None) -> bool:
     return slope is not None and slope <= -COOLING_C_PER_MIN
 
 
-def _as_result(from_step: int | None, warming: bool, drift: float | None, slope: float | None) -> SteadyState:
+def _as_result(from_step: int | None, drift: float | None, slope: float | None, *, still_warming: bool) -> SteadyState:
     return SteadyState(
         steady_from_step=from_step,
-        still_warming=warming,
+        still_warming=still_warming,
         temperature_slope_c_per_min=None if slope is None else 60 * slope,
         step_drift_percent=None if drift is None else 100 * drift,
     )

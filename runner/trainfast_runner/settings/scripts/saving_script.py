@@ -13,12 +13,12 @@ from trainfast_runner.settings.saving import new_preset_path, write_preset
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 
 
-def save_script_preset(preset: ScriptPreset, reasons: Mapping[str, str], overwrite: bool = False) -> Path:
+def save_script_preset(preset: ScriptPreset, reasons: Mapping[str, str], *, overwrite: bool = False) -> Path:
     """Write the preset and return its file; `reasons`, by knob, become comments after the knobs' flags.
 
     Raises UserError as `save_preset` does.
     """
-    path = new_preset_path(preset.name, overwrite)
+    path = new_preset_path(preset.name, overwrite=overwrite)
     write_preset(path, script_preset_text(preset, reasons))
     return path
 

@@ -107,7 +107,7 @@ def _switch_proposal(name: str, names: Sequence[str], flags: Sequence[Flag]) -> 
 
 def on_and_off(name: str, flag: Flag, word: str) -> FlagWords:
     """Return the place of a knob that a flag turns on and off, where the flag is typed as `word`."""
-    return {ON_VALUES[name]: _switch_words(flag, word, True), "off": _switch_words(flag, word, False)}
+    return {ON_VALUES[name]: _switch_words(flag, word, on=True), "off": _switch_words(flag, word, on=False)}
 
 
 def present_value(name: str, flag: Flag) -> KnobValue:
@@ -145,9 +145,9 @@ def _half_proposal(flags: Sequence[Flag]) -> Proposal | None:
     }
     if not by_precision:
         return None
-    off = " ".join(words for settings in by_precision.values() if (words := _switch_words(*settings, False)))
+    off = " ".join(words for settings in by_precision.values() if (words := _switch_words(*settings, on=False)))
     place: FlagWords = {
-        **{precision: _switch_words(*settings, True) for precision, settings in by_precision.items()},
+        **{precision: _switch_words(*settings, on=True) for precision, settings in by_precision.items()},
         "fp32": off,
     }
     now = next((precision for precision, (flag, _) in by_precision.items() if flag.value is True), "fp32")
@@ -202,7 +202,7 @@ def place_of_flag(flag: Flag, word: str) -> str:
     return f"{word}={{}}" if flag.assigned else f"{word} {{}}"
 
 
-def _switch_words(flag: Flag, word: str, on: bool) -> str:
+def _switch_words(flag: Flag, word: str, *, on: bool) -> str:
     """The words that turn a flag on or off; empty where its absence does."""
     if flag.type == "bool":
         return place_of_flag(flag, word).replace("{}", str(on).lower())
