@@ -25,7 +25,7 @@ import pynvml as nv
 from trainfast_runner.machine.telemetry import failures, throttle
 from trainfast_runner.machine.telemetry.capabilities import Capabilities
 from trainfast_runner.machine.telemetry.device import Device
-from trainfast_runner.machine.telemetry.fields import ALL_LINKS, CAUSE_COUNTERS, CAUSE_NUMBERS, FIELDS
+from trainfast_runner.machine.telemetry.field_values import ALL_LINKS, CAUSE_COUNTERS, CAUSE_NUMBERS, FIELDS
 from trainfast_runner.machine.telemetry.queries import ENERGY_BY_FUNCTION
 from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER
 

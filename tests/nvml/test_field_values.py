@@ -8,8 +8,8 @@ import pynvml
 import pytest
 from stand_in import Machine, gpus
 
-from trainfast_runner.machine.telemetry.counters import DurationCounter
-from trainfast_runner.machine.telemetry.fields import FIELDS, UNSIGNED_LONG_LONG, FieldCall, Unwrapped
+from trainfast_runner.machine.telemetry.duration_counter import DurationCounter
+from trainfast_runner.machine.telemetry.field_values import FIELDS, UNSIGNED_LONG_LONG, FieldCall, Unwrapped
 
 SW, HW, BRAKE = 269, 270, 271
 

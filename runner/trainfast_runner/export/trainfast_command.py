@@ -79,9 +79,9 @@ def _named_preset(run: RunFile) -> tuple[str, RunSpec]:
     try:
         spec = from_preset(*presets.load(run.name))
     except UserError:
-        # It was a file by its path.
+        # The preset was a file, named by its path.
         spec = None
-    # A file by its path may have the name of another preset, whose data a command cannot take back.
+    # Such a file may have the name of another preset, whose data a command cannot take back.
     if spec is not None and spec.data.keys() <= run.data.keys():
         return run.name, spec
     return presets.PLAIN_PRESET, from_preset(*presets.load(presets.PLAIN_PRESET))

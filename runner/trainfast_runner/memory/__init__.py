@@ -6,7 +6,7 @@
 - model, prediction: the peak of the fullest rank, by category and phase
 - corrections, record_correction: bytes that this machine's finished runs took beyond their trace
 - available, headroom: the prediction beside the available memory; the largest batch that fits
-- predict_rows, predicted_run: predictions for `predict` and for `run.json`
+- predict_rows, cached_prediction: predictions for `predict` and for `run.json`
 - model_size, step_work: estimates without a trace; the FLOPs and bytes moved of a step
 - oom: after running out of memory, the cause and the changes that fit
 """

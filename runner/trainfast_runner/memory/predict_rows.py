@@ -69,7 +69,7 @@ def predict_rows(
     `on_traced` gets the progress of the traces, with the index of the run that the next one is for. Raises UserError if
     the training Python cannot be asked, and if all runs are for GPUs that cannot be used.
     """
-    # Inspected without the model: the trace will say if it can be built.
+    # The model is left out: its trace tells whether it can be built.
     versions = training_python.inspect(python, {}, runs[0].spec.data["objective"]).versions
     machine = detect_machine(versions, python)
     if machine.refusal is not None and not any(asks_for_cpu(run.spec.knobs["devices"]) for run in runs):

@@ -117,7 +117,7 @@ def request_fields(spec: RunSpec, device: str, *, whole: bool = False) -> tuple[
         "optimizer": spec.knobs["optimizer"],
         # Under autocast the weights, and so their states, are fp32; fp16 scales the loss besides.
         "precision": "fp32" if precision == "bf16" else precision,
-        # Every model has it, and it has no parameters.
+        # Every model has eager attention, which has no parameters.
         "attention": "eager",
     }
     return step, {**shared_fields, "part": "optimizer", "knobs": knobs}

@@ -94,5 +94,5 @@ def _at_recent_end(tail: Tail[T], recent_bytes: int) -> Tail[T]:
                 file.readline()
                 tail.offset = file.tell()
     except OSError:
-        pass  # it is not there yet: the tail waits for it
+        pass  # the file is not there yet: the tail waits for it
     return tail

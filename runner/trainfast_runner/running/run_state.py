@@ -45,7 +45,7 @@ def run_state(directory: Path, run: RunFile | None = None, events: StateEvents |
 
     `run` is its `run.json`, if the caller has read it; `events` is kept by a caller who asks more than once.
     """
-    # Read before the lock is looked at: a launch takes the lock before it writes `run.json`.
+    # `run.json` is read before the lock is tried: a launch takes the lock before it writes `run.json`.
     run = run or read_run_file(directory)
     is_being_made = not (directory / RUN_FILE).exists() and _is_young(directory)
     result = read_result(directory)

@@ -100,7 +100,7 @@ def _update(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> No
     if isinstance(parent, str) and parent.endswith(".toml"):
         document["extends"] = os.path.realpath(preset.files[0].parent / os.path.expanduser(parent))
     if spec.variant is not None:
-        # Its knobs are among the spec's; as variants they would be applied a second time.
+        # The variant's knobs are among the spec's; as variants they would be applied a second time.
         for key in ("variants", "baseline"):
             document.pop(key, None)
         if parent is not None:

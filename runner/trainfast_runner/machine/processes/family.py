@@ -90,7 +90,7 @@ def started_with(variable: str, value: str) -> list[Identity]:
     wanted = os.fsencode(f"{variable}={value}")
     processes = []
     for pid, stat in _all():
-        with suppress(OSError):  # it ended, or belongs to another user
+        with suppress(OSError):  # the process ended, or belongs to another user
             if not stat.ended and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 processes.append(Identity(pid, stat.start_ticks))
     return processes

@@ -152,7 +152,7 @@ def owner_uid(pid: int) -> int | None:
     try:
         return int(psutil.Process(pid).uids().real)
     except psutil.Error:
-        return None  # it has ended, or /proc is mounted so that others' processes are hidden
+        return None  # the process has ended, or /proc is mounted so that others' processes are hidden
 
 
 def user_name(uid: int) -> str:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.fields import CAUSE_COUNTERS, FIELDS, FieldBatch
+from trainfast_runner.machine.telemetry.field_values import CAUSE_COUNTERS, FIELDS, FieldBatch
 from trainfast_runner.machine.telemetry.queries import (
     ENERGY_BY_FUNCTION,
     QUERIES,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from trainfast_runner.machine.telemetry import throttle
-from trainfast_runner.machine.telemetry.counters import DurationCounter
+from trainfast_runner.machine.telemetry.duration_counter import DurationCounter
 from trainfast_runner.machine.telemetry.energy import EnergyCounter
-from trainfast_runner.machine.telemetry.fields import CAUSE_COUNTERS
+from trainfast_runner.machine.telemetry.field_values import CAUSE_COUNTERS
 from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER, SampledReasons
 
 

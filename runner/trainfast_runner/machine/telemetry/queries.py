@@ -1,6 +1,6 @@
 """NVML readings of a GPU by function: one table, each reading with its calls in order of preference.
 
-`fields` has the readings that are field values, and asks for all of them in one call.
+`field_values` has the readings that are field values, and asks for all of them in one call.
 """
 
 import ctypes

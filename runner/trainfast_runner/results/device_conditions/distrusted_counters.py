@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Set as AbstractSet
 
 from trainfast_runner.machine.telemetry.energy import energy_distrust
-from trainfast_runner.machine.telemetry.fields import CAUSE_COUNTERS
+from trainfast_runner.machine.telemetry.field_values import CAUSE_COUNTERS
 from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER
 from trainfast_runner.results.device_conditions.readings import ENERGY_FIELD, Reading, TimedReadings, reading_of
 

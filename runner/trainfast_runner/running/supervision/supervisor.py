@@ -15,7 +15,7 @@ from trainfast_runner.machine.processes.children import become_subreaper, collec
 from trainfast_runner.machine.processes.family import descendants, unended_below
 from trainfast_runner.machine.processes.identity import Identity, identify, send
 from trainfast_runner.machine.worker_programs import own_environment
-from trainfast_runner.memory.predicted_run import with_prediction
+from trainfast_runner.memory.cached_prediction import with_prediction
 from trainfast_runner.memory.record_correction import record_correction
 from trainfast_runner.records.capped_file import CAP_BYTES
 from trainfast_runner.records.file_locks import shared_lock
@@ -143,7 +143,7 @@ class Supervisor:
             why = error.strerror if isinstance(error, OSError) else str(error)
             self._end.spawn_error = f"cannot start {os.fsdecode(program)}: {why}"
             return None
-        # Popen must never wait for it: only `_reap_child` does, and so gets the true status.
+        # Popen must never wait for the child: only `_reap_child` does, and so gets the true status.
         process.returncode = 0
         child = identify(process.pid) or Identity(process.pid, -1)
         self._events.record("launched", pid=child.pid, start_ticks=child.start_ticks)
