@@ -60,7 +60,7 @@ def seconds_of(age: str) -> float:
     raise UserError(f"--older-than {age}: not an age", key="--older-than", allowed=["12h", "30d", "2w"], nearest=near)
 
 
-def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) -> PrunePlan:
+def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | None) -> PrunePlan:
     """Plan to delete entries that are neither of the newest `keep` listed runs nor younger than `older_than_s`.
 
     No run and no search is planned without either limit. A search and its runs stay while it is conducted, and a
@@ -98,21 +98,21 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
     return PrunePlan(runs, searches, [entry for entry in unneeded if entry not in locks], locks, live)
 
 
-def carry_out(home: Home, prune_plan: PrunePlan) -> dict[str, int]:
+def prune(home: Home, plan: PrunePlan) -> dict[str, int]:
     """Delete the plan's entries and return those that remain by name, with their bytes.
 
     Runs and searches that came alive meanwhile remain, and entries that cannot be deleted.
     """
-    for run_id in prune_plan.runs:
+    for run_id in plan.runs:
         with suppress(UserError, OSError):
             home.remove(run_id)
-    searches = {search_id: home.search_directory(search_id) for search_id in prune_plan.searches}
+    searches = {search_id: home.search_directory(search_id) for search_id in plan.searches}
     for directory in searches.values():
         with suppress(OSError), conductor_lock(directory) as is_ours:
             if is_ours:
                 shutil.rmtree(directory)
-    files = [entry for entry in (*prune_plan.caches, *prune_plan.locks) if not cache_entries.remove(entry)]
-    paths = {run_id: home.directory(run_id) for run_id in prune_plan.runs} | searches
+    files = [entry for entry in (*plan.caches, *plan.locks) if not cache_entries.remove(entry)]
+    paths = {run_id: home.directory(run_id) for run_id in plan.runs} | searches
     paths |= {str(file.path): file.path for file in files}
     return {name: disk_bytes(path) for name, path in paths.items() if os.path.lexists(path)}
 

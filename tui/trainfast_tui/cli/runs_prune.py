@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the bytes to be freed, ask, and delete."""
     older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
     home = Home()
-    plan = pruning.plan(home, cache_directory(), arguments.keep, older_than_s)
+    plan = pruning.plan_prune(home, cache_directory(), arguments.keep, older_than_s)
     if arguments.json and not (arguments.yes or arguments.dry_run or plan.is_empty):
         raise UserError("--json does not ask: add --yes, or --dry-run to only look", key="--json")
     if not arguments.json:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     left_bytes: dict[str, int] = {}
     deletes = not (arguments.dry_run or plan.is_empty) and (arguments.yes or _agreed(plan))
     if deletes:
-        left_bytes = pruning.carry_out(home, plan)
+        left_bytes = pruning.prune(home, plan)
     if arguments.json:
         print_json(_as_json(plan, deleted=deletes, left_bytes=left_bytes))
     elif deletes:

@@ -105,15 +105,15 @@ def read_command(typed: Sequence[str], python: str | None = None, cwd: str = "")
         raise UserError("run -- needs a command after --", key="--", option="run -- python train.py")
     first = Path(typed[0]).name
     if PYTHON.fullmatch(first):
-        return _python(typed, python, cwd)
+        return _python_command(typed, python, cwd)
     if first == "deepspeed":
-        return _deepspeed(typed, python, cwd)
+        return _deepspeed_command(typed, python, cwd)
     if first in LAUNCHERS:
-        return _launcher(typed, python, cwd)
-    return _program(typed, python, cwd)
+        return _launcher_command(typed, python, cwd)
+    return _program_command(typed, python, cwd)
 
 
-def _program(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
+def _program_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
     """A program that is neither a Python nor a known launcher, such as a console script or `srun`."""
     argv = (_command_path(typed[0], cwd), *typed[1:])
     interpreter = _shebang(argv[0])
@@ -144,7 +144,7 @@ def _script_index_after(typed: Sequence[str]) -> int:
     return 0 if start is None or index is None else start + index
 
 
-def _launcher(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
+def _launcher_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
     """The console script of a launcher; `python` runs its module instead."""
     first = Path(typed[0]).name
     module = LAUNCHERS[first]
@@ -163,7 +163,8 @@ def _launcher(typed: Sequence[str], python: str | None, cwd: str) -> ScriptComma
     )
 
 
-def _python(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
+def _python_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
+    """A Python with a script, a module or `-c`; a module may be a launcher's."""
     interpreter = python or _command_path(typed[0], cwd)
     flags, arguments = _split_flags(typed[1:])
     isolated = any(flag[1:].isalpha() and set(flag) & {"I", "E"} for flag in flags if flag[1] not in "WX-")
@@ -234,7 +235,7 @@ def _split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return flags, remaining
 
 
-def _deepspeed(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
+def _deepspeed_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
     """The ranks of a `deepspeed` command, started by torchrun: its launcher needs pdsh or ssh."""
     arguments = list(typed[1:])
     count: int | None = None

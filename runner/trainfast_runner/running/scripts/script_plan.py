@@ -14,7 +14,7 @@ from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.machine.gpus.visible import VISIBLE_DEVICES, visible_to
 from trainfast_runner.records.script_run import FIRST_TORCH, ScriptAsked
-from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.running.planning import RunPlan, plan_run
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER
 from trainfast_runner.running.scripts.knobs_without_flag import (
@@ -30,7 +30,14 @@ from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.typed_settings import setting_of
+from trainfast_runner.settings.typed_settings import setting_of, settings_of
+
+
+def plan_spec(spec: RunSpec, python: str | None = None) -> RunPlan:
+    """Check a spec against this machine, of a preset's model or of a user's own script. Raises UserError."""
+    if spec.script is None:
+        return plan_run(spec, python)
+    return plan_script((), settings_of(spec.knobs, spec.overrides), preset=spec.script, python=python)
 
 
 def plan_script(
