@@ -1,14 +1,6 @@
-"""Bytes, counts, durations and chances in the runner's sentences; extremes of readings that may be missing.
-
-Bytes are in binary units, thousands separated.
-"""
+"""Bytes, counts, durations and chances in the runner's sentences. Bytes are in binary units, thousands separated."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import TypeVar
-
-N = TypeVar("N", int, float)
 
 
 def mebibytes(size_bytes: float) -> str:
@@ -63,13 +55,3 @@ def chance_text(chance: float, decimals: int = 0) -> str:
     if percent > 100 - least_percent:
         return f"over {100 - least_percent:g} %"
     return f"{percent:.{decimals}f} %"
-
-
-def highest(values: Iterable[N | None]) -> N | None:
-    """The highest known value; None without any."""
-    return max((value for value in values if value is not None), default=None)
-
-
-def lowest(values: Iterable[N | None]) -> N | None:
-    """The lowest known value; None without any."""
-    return min((value for value in values if value is not None), default=None)

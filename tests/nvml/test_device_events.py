@@ -101,7 +101,7 @@ def test_where_the_training_is_on_the_cpu_everybody_on_the_gpu_is_somebody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     processes_are(monkeypatch, {11}, host_pids=False)
-    events = DeviceEvents(["GPU-0"], none_ours=True)
+    events = DeviceEvents(["GPU-0"], all_foreign=True)
     assert events.since_last(tick(gpu(pids=()))) == []
     assert [event.pid for event in events.since_last(tick(gpu(pids=(11, 5000))))] == [11, 5000]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import CallFields
-from trainfast_runner.records.launched_script import script_index
+from trainfast_runner.records.script_in_command import script_index
 
 LOGICAL_LINE = re.compile(r"(?:\\.|[^\n\\])+", re.S)
 """A line with those that a backslash at its end joins to it."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from trainfast_runner.known_values import highest
 from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.result import Thinning
 from trainfast_runner.records.run_directory import EVENTS_FILE, TELEMETRY_FILE, rank_files, read_run_file
@@ -23,7 +24,6 @@ from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.warm_process import knobs_tried
 from trainfast_runner.records.worker_lines import WorkerLine, WorkerTail
-from trainfast_runner.units import highest
 from trainfast_runner.worker.shared.search_roles import CONTROL_FILE
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.launched_script import script_index
+from trainfast_runner.records.script_in_command import script_index
 
 FIRST_TORCH = "2.5"
 """The first torch that loads the hooks: it calls the entry points of group `torch.backends`."""

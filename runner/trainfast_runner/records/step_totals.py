@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trainfast_runner.known_values import highest
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.units import highest
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.known_values import highest
 from trainfast_runner.machine.peaks import peak_of
 from trainfast_runner.memory.oom.explain_run import explain_records
 from trainfast_runner.records.result import (
@@ -55,7 +56,6 @@ from trainfast_runner.results.distributions import median_rate, percentile, spre
 from trainfast_runner.results.script_figures import hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.precisions import peak_precision
-from trainfast_runner.units import highest
 from trainfast_runner.worker.shared.malloc_thresholds import KEPT, ORDINARY, STRICT
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 

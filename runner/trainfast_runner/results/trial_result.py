@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from trainfast_runner.known_values import highest
 from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import RunRecords, read_records
@@ -18,7 +19,6 @@ from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
-from trainfast_runner.units import highest
 
 
 def trial_result(directory: Path, knobs: Mapping[str, Any], answers: Mapping[int, TrialLine]) -> Result:

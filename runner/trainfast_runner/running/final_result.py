@@ -25,13 +25,16 @@ def result_or_none_while_live(directory: Path) -> Result | None:
     return result
 
 
-def final_result(home: Home, run_id: str, then: str = "compare") -> Result:
-    """Return the result of an ended run. Raises UserError while the run is alive; `then` is what to do afterwards."""
+def final_result(home: Home, run_id: str, command: str = "compare") -> Result:
+    """Return the result of an ended run.
+
+    Raises UserError while the run is alive, advising to repeat `command` after its end.
+    """
     result = result_or_none_while_live(home.directory(run_id))
     if result is None:
         raise UserError(
             f"{run_id} is still running: its figures are not final",
             key=run_id,
-            advice=f"trainfast-tui attach {run_id}, then {then}",
+            advice=f"trainfast-tui attach {run_id}, then {command}",
         )
     return result

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.known_values import highest
 from trainfast_runner.records.worker_lines import ExceptionLine, error_of
-from trainfast_runner.units import highest
 from trainfast_tui.control.messages import OomExplained, Post
 from trainfast_tui.control.threads import CancellableWork
 

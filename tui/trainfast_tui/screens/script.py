@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.launched_script import script_index
+from trainfast_runner.records.script_in_command import script_index
 from trainfast_runner.running.scripts.discovery import LIMIT_S
 from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.settings.presets import user_directory

@@ -49,12 +49,12 @@ class DeviceEvents:
 
     This process and all below it are the training. If ids cannot be compared (in a container the driver lists the
     host's), a process is foreign only if it was there at the first tick, before the training.
-    With `none_ours` the training is not on these devices, so every process there is foreign.
+    With `all_foreign` every process is, because the training is not on these devices.
     """
 
-    def __init__(self, watched: Iterable[str], *, none_ours: bool = False) -> None:
+    def __init__(self, watched: Iterable[str], *, all_foreign: bool = False) -> None:
         self._watched = frozenset(watched)
-        self._none_ours = none_ours
+        self._all_foreign = all_foreign
         self._changes = DeviceChanges()
         self._processes: dict[str, dict[int, DeviceProcess]] = {}
         """The processes of the last tick, by UUID."""
@@ -99,7 +99,7 @@ class DeviceEvents:
         self._processes[uuid] = now
         foreign = self._foreign.setdefault(uuid, set())
         appeared = now.keys() - (before or {}).keys()
-        if not self._none_ours:
+        if not self._all_foreign:
             appeared = appeared - own_pids() if appeared and (before is None or sees_host_pids()) else set()
         foreign |= appeared
         left = foreign - now.keys()

@@ -166,7 +166,7 @@ class Sampler:
         due_s = time.monotonic()
         sampled = False
         try:
-            while not self._is_over_before(due_s, nvml):
+            while not self._is_stopped_before(due_s, nvml):
                 self._follow(host)
                 tick = read_tick(nvml, host)
                 if nvml.cut_short:
@@ -188,7 +188,7 @@ class Sampler:
             self._ended.set()
             nvml.close()
 
-    def _is_over_before(self, due_s: float, nvml: Nvml) -> bool:
+    def _is_stopped_before(self, due_s: float, nvml: Nvml) -> bool:
         """Wait for the next tick, reading throttle reasons meanwhile on GPUs without counters; True if the end came
         first."""
         poll_s = POLL_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainfast_runner.units import lowest
+from trainfast_runner.known_values import lowest
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_records import DeviceSample

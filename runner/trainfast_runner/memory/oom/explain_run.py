@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.known_values import highest
 from trainfast_runner.memory.oom.explain import OutOfMemory, explain_preset
 from trainfast_runner.memory.oom.explain_script import explain_script
 from trainfast_runner.memory.oom.predicted_changes import ModelOf
@@ -17,7 +18,6 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.records.worker_lines import ExceptionLine
-from trainfast_runner.units import highest
 
 
 def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:

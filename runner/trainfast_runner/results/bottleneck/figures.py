@@ -6,15 +6,15 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from trainfast_runner.known_values import highest, lowest, mean_of_known
 from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, mean_of_known
+from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
 from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.results.device_conditions.device_window import window_of
 from trainfast_runner.settings.strategy_of_run import strategy_or_single
-from trainfast_runner.units import highest, lowest
 
 T = TypeVar("T")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from trainfast_runner.known_values import mean_of_known
 from trainfast_runner.records.run_file import ForeignProcess, RunFile
 from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.run_records import HostSample, RunRecords
@@ -55,12 +55,6 @@ class MeasuredWindow:
     def averaged(self, uuid: str) -> Sequence[Reading]:
         """A device's samples whose utilization and power are the steps' alone; empty in a short window."""
         return (self.samples if self.averages is None else self.averages).get(uuid, ())
-
-
-def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """The mean of the known values; None without any."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
 
 
 def measured_window_of(records: RunRecords, devices: Sequence[DeviceConditions], window: Window) -> MeasuredWindow:

@@ -14,10 +14,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainfast_runner.known_values import highest
 from trainfast_runner.records.result_conditions import SteadyState
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, NORMAL_95
-from trainfast_runner.units import highest
 
 BLOCKS = 12
 """Chosen, not measured: most blocks, by which the end of the warm-up is known to a twelfth of the run."""

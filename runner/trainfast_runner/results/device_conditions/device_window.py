@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainfast_runner.known_values import highest
 from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result_conditions import Energy, RecordedOutage, Throttle, ThrottledDevice
@@ -18,7 +19,6 @@ from trainfast_runner.results.device_conditions.device_track import (
 )
 from trainfast_runner.results.device_conditions.outages import Outage
 from trainfast_runner.results.device_conditions.readings import TimedReadings
-from trainfast_runner.units import highest
 
 MIN_SAMPLES = 2
 """Samples needed within the measured steps for their energy. Steps that end before the second sample, as a fast GPU's

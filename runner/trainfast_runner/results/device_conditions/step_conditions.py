@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from trainfast_runner.known_values import highest
 from trainfast_runner.machine.telemetry.throttle import CAUSES, SOURCES
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions, DeviceTrack
 from trainfast_runner.results.device_conditions.distrusted_counters import distrusted_counters
 from trainfast_runner.results.device_conditions.readings import Reading
-from trainfast_runner.units import highest
 
 
 class StepConditions(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.records.launched_script import ACCELERATE_MODULES, TORCHRUN_MODULES, script_index
+from trainfast_runner.records.script_in_command import ACCELERATE_MODULES, TORCHRUN_MODULES, script_index
 from trainfast_runner.running.scripts.accelerate_launch import AccelerateLaunch, read_accelerate_launch
 
 PYTHON = re.compile(r"python(\d(\.\d+)*)?")

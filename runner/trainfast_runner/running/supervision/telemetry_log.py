@@ -40,7 +40,7 @@ class TelemetryLog:
     ) -> None:
         """`on_cpu`: the training uses none of the GPUs, so all their processes are foreign. A larger file than
         `cap_bytes` is thinned."""
-        self._events = DeviceEvents(watch_uuids, none_ours=on_cpu)
+        self._events = DeviceEvents(watch_uuids, all_foreign=on_cpu)
         self._on_event, self._on_failure = on_event, on_failure
         self._path = directory / TELEMETRY_FILE
         self._file: Appender | None = None

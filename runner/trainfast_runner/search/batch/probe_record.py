@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.known_values import highest
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.warm_process import ProbeLine
 from trainfast_runner.search.batch.state import BatchState, memory_fits_by_rank, tightest
 from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, RankPeaks
-from trainfast_runner.units import highest
 
 
 def probe_of(

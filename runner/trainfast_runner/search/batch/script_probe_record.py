@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.known_values import highest
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import read_records
@@ -13,7 +14,6 @@ from trainfast_runner.records.worker_lines import ScriptLine, WorkerLine
 from trainfast_runner.search.batch.probe_record import highest_peaks
 from trainfast_runner.search.journal.batch import Probe, RankPeaks
 from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE
-from trainfast_runner.units import highest
 
 
 def size_that_data_fills(result: Result, asked_size: int, largest_fitted: int) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from trainfast_runner.known_values import highest
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.objective import objective_interval
 from trainfast_runner.search.journal.best import (
@@ -22,7 +23,6 @@ from trainfast_runner.search.journal.best import (
 from trainfast_runner.search.journal.lines import Waiting, worked_seconds
 from trainfast_runner.search.speed.process_starts import ProcessStarts, knobs_key
 from trainfast_runner.search.speed.trial_rates import log_rate, measurements
-from trainfast_runner.units import highest
 
 
 class Leader(NamedTuple):

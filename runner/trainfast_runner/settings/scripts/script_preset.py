@@ -25,7 +25,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.discovered import FRAMEWORKS
-from trainfast_runner.records.launched_script import script_index
+from trainfast_runner.records.script_in_command import script_index
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue

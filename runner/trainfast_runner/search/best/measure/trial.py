@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from trainfast_runner.known_values import highest
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
@@ -24,7 +25,6 @@ from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, AttemptOutcome, Trial
 from trainfast_runner.search.speed.trial_rates import relative_error
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.units import highest
 
 MIN_ADDED_STEPS = 2
 """The fewest steps that are added to a trial."""

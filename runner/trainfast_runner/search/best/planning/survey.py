@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.known_values import lowest
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.worker_programs import ProgramCancelled
@@ -25,7 +26,6 @@ from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.device_counts import device_count
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.units import lowest
 
 ASKS_THE_MODEL = ("sdpa", "flash")
 """Values of `attention` that only the model's class can confirm, which takes an import of torch."""
