@@ -18,7 +18,7 @@ from textual.pilot import Pilot
 from trainfast_runner.machine import cooling
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
-from trainfast_runner.running.scripts import plan_spec
+from trainfast_runner.running.scripts import script_plan
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.control.run_control import RunControl
 
@@ -45,7 +45,7 @@ class Warm:
 @pytest.fixture
 def warm(home: Home, monkeypatch: pytest.MonkeyPatch) -> Warm:
     found = Warm(home)
-    monkeypatch.setattr(plan_spec, "plan_spec", found.plan)
+    monkeypatch.setattr(script_plan, "plan_spec", found.plan)
     monkeypatch.setattr(launch, "start", found.start)
     monkeypatch.setattr(cooling, "POLL_S", 0.01)
     return found

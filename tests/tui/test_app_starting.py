@@ -19,7 +19,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running import launch
-from trainfast_runner.running.scripts import plan_spec
+from trainfast_runner.running.scripts import script_plan
 from trainfast_tui.control.messages import SnapshotTaken
 
 OLD, NEW = "20261121-054455-tiny-llama-7f3a", "20261121-060000-tiny-llama-0001"
@@ -48,7 +48,7 @@ class Launches:
 @pytest.fixture
 def launches(home: Home, monkeypatch: pytest.MonkeyPatch) -> Launches:
     found = Launches(home)
-    monkeypatch.setattr(plan_spec, "plan_spec", found.plan)
+    monkeypatch.setattr(script_plan, "plan_spec", found.plan)
     monkeypatch.setattr(launch, "start", found.start)
     return found
 
