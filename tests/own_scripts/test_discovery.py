@@ -13,6 +13,8 @@ import pytest
 from cli.command import Cli
 from own_scripts.conftest import PYTHON, SCRIPTS, run_script, samples_of_steps, script, written
 from trainfast_runner.machine.processes.identity import identify
+from trainfast_runner.records.discovered import Discovered
+from trainfast_runner.running.scripts.discovered_preset import preset_of
 
 
 def discovered(cli: Cli, *words: str) -> dict[str, Any]:
@@ -243,6 +245,12 @@ def test_hf_argument_parser(cli: Cli, tmp_path: Path) -> None:
     values = {one["knob"]: one["value"] for one in found["mapping"]}
     assert (values["batch_size"], values["precision"]) == (2, "bf16")
     assert not output.exists()
+
+
+def test_checkpointing_that_nobody_set_is_off() -> None:
+    unset = Discovered(stopped_at="TrainingArguments", fields={"activation_checkpointing": None})
+    preset = preset_of([PYTHON, str(SCRIPTS / "hard_coded_trainer.py")], unset, (), name="mine", cwd="")
+    assert preset.knobs == {"checkpointing": "off"}
 
 
 @pytest.mark.long

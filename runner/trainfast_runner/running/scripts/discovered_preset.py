@@ -46,6 +46,10 @@ def preset_of(
 
 
 def _trainer_knobs(fields: Mapping[str, Any]) -> KnobValues:
-    """The knobs that a script's own TrainingArguments set, of those that a search begins with."""
+    """The knobs that a script's own TrainingArguments set, of those that a search begins with; empty without fields."""
+    if not fields:
+        return {}
     knobs = from_trainer_fields({name: value for name, value in fields.items() if value is not None}).knobs
+    # Recent versions of transformers leave None, not False, in checkpointing that nobody set.
+    knobs.setdefault("checkpointing", "off")
     return {name: knobs[name] for name in KEPT_KNOBS if name in knobs}
