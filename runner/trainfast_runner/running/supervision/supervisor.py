@@ -58,6 +58,8 @@ TEARDOWN_S = 60.0
 """Time between the last rank's record that it finished and the end of the training."""
 TICK_S = 0.25
 """Chosen, not measured: seconds between two looks at the training."""
+ENDING_TICK_S = 0.05
+"""Chosen, not measured: seconds between two looks at leftover processes that are about to end."""
 RESULT_RETRIES = 40
 """Tries to write the result on a full disk: 10 s at TICK_S."""
 
@@ -252,7 +254,7 @@ class Supervisor:
                 if kill or process not in signalled:
                     send(process, signal.SIGKILL if kill else signal.SIGTERM)
                     signalled.add(process)
-            self._requests.wait(TICK_S if kill or not signalled else 0.05)
+            self._requests.wait(TICK_S if kill or not signalled else ENDING_TICK_S)
             if signal.SIGUSR1 in self._requests.take() and not kill:
                 deadline = time.monotonic()
             self._note_unkillable(deadline)
@@ -261,7 +263,7 @@ class Supervisor:
         """Record the processes of a script that outlive its command, its loader workers' last moments apart."""
         deadline = time.monotonic() + LAST_MOMENTS_S
         while collect_orphans() and time.monotonic() < deadline:
-            self._requests.wait(0.05)
+            self._requests.wait(ENDING_TICK_S)
         if leftovers := descendants(os.getpid()):
             count = counted(len(leftovers), "process", "processes")
             self._events.record_trouble(
