@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -41,7 +42,12 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_the_first_frame_waits_for_nothing_that_samples_predicts_or_judges() -> None:
-    parts = ("telemetry.sampler", "telemetry.nvml", "memory_model", "diagnosis", "search", "outcome", "supervision")
+    telemetry, judging = (
+        ("machine.telemetry.sampler", "machine.telemetry.nvml"),
+        ("results.bottleneck", "results.verdict"),
+    )
+    parts = (*telemetry, *judging, "memory", "running.supervision", "search")
+    assert all(find_spec(f"trainfast_runner.{part}") for part in parts)
     script = (
         "import sys\nimport trainfast_tui.app\n"
         f"late = ['psutil', 'pynvml', 'tomlkit', *('trainfast_runner.' + part for part in {parts})]\n"
