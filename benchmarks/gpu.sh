@@ -40,6 +40,7 @@ while getopts no:l:k: option; do
 done
 shift $((OPTIND - 1))
 groups=("$@")
+python=${PYTHON:-python3}
 [ ${#groups[@]} -gt 0 ] || groups=(nvml first precision optimizer technique strategy several memory slowdown screen)
 
 # Finds the GPU and a Python that can use it, and where the files go; ends the script where there is none.
@@ -47,7 +48,6 @@ ready() {
     command -v nvidia-smi >/dev/null || { echo "no GPU: there is no nvidia-smi here, and these checks need an NVIDIA GPU" >&2; exit 2; }
     device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -c 'A-Za-z0-9.\n' '-')
     [ -n "$device" ] || { echo "no GPU: nvidia-smi lists none" >&2; exit 2; }
-    python=${PYTHON:-python3}
     command -v "$python" >/dev/null || { echo "there is no $python: name one with PYTHON" >&2; exit 2; }
     export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD/runner:$PWD/tui"
     "$python" -c "import trainfast_tui.cli, textual, msgspec, pynvml, psutil, platformdirs, tomlkit" ||
@@ -110,13 +110,13 @@ group_precision() {
 
 group_optimizer() {
     local optimizer needs
-    for optimizer in adamw adamw-loop adamw-foreach adamw-fused adafactor sgd; do
-        check "optimizer-$optimizer" 0 run bert-large --set "optimizer=$optimizer" --set precision=bf16 --set steps=15
-    done
-    for optimizer in adamw-8bit paged-adamw-8bit; do
-        needs=bitsandbytes check "optimizer-$optimizer" 0 \
-            run bert-large --set "optimizer=$optimizer" --set precision=bf16 --set steps=15
-    done
+    while read -r optimizer needs; do
+        needs=$needs check "optimizer-$optimizer" 0 \
+            run bert-large --set "optimizer=$optimizer" --set precision=bf16 --set steps=15 </dev/null
+    done < <(PYTHONPATH=runner "$python" -c '
+from trainfast_runner.worker.catalog.optimizers import OPTIMIZERS
+for optimizer in OPTIMIZERS.values():
+    print(optimizer.name, optimizer.package or "")')
 }
 
 group_technique() {

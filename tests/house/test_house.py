@@ -216,12 +216,14 @@ class Mirrored(Strategy):
 @pytest.mark.parametrize("own", [True, False], ids=["in a file", "of torch.optim"])
 def test_an_optimizer_is_one_entry_and_one_file_or_none(house: House, own: bool) -> None:
     name, class_name, path = ("signs", "Signs", ".signs:Signs") if own else ("nadam", "NAdam", "torch.optim:NAdam")
+    arguments = () if own else (("decoupled_weight_decay", True),)
     house.add_entry(
         OPTIMIZERS,
         "_OPTIMIZERS = (",
         f"""    OptimizerEntry(
         name="{name}",
         path="{path}",
+        arguments={arguments},
         class_name="{class_name}",
         what="one more way of descending",
         refuses=((SLICES, "counts signs"),),
@@ -244,10 +246,11 @@ class Signs(torch.optim.Optimizer):
     def step(self, closure=None):
         for group in self.param_groups:
             for parameter in group["params"]:
+                parameter *= 1 - group["lr"] * group["weight_decay"]
                 parameter -= group["lr"] * parameter.grad.sign()
 '''
         )
-    result = house.trained(f"optimizer={name}")
+    result = house.trained(f"optimizer={name}", "weight_decay=0.1")
     assert result["actual"]["optimizer"] == class_name
     help, command, arguments = house.shown_for("optimizer", "command", "training-args")
     assert f"{name}: one more way of descending." in help

@@ -10,6 +10,7 @@ import torch
 import transformers
 from worker_knobs import worker_knobs
 
+from trainfast_runner.worker.catalog.optimizers import OPTIMIZERS
 from trainfast_runner.worker.model.optimizer import build_optimizer, parameter_groups
 
 Train = Callable[..., Any]
@@ -21,6 +22,9 @@ FAMILIES = {
     "gpt2": ("AutoModelForCausalLM", {"vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}),
     "t5": ("AutoModelForSeq2SeqLM", {"vocab_size": 64, "d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}),
 }
+RATES = {"sgd": 0.05}
+"""The learning rate of an optimizer that does not learn at 0.01."""
+ON_CPU = [name for name, entry in OPTIMIZERS.items() if entry.needs_gpus_because is None]
 
 
 def small(family: str) -> torch.nn.Module:
@@ -49,25 +53,12 @@ def test_biases_and_norms_do_not_decay_and_every_parameter_is_there_once(family:
     assert any("embed" in name or "shared" in name or "wte" in name for name in decayed)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "name"),
-    [
-        ("adamw", "AdamW"),
-        ("adamw-loop", "AdamW"),
-        ("adamw-foreach", "AdamW"),
-        ("adamw-fused", "AdamW"),
-        ("adamw-8bit", "AdamW8bit"),
-        ("adafactor", "Adafactor"),
-        ("sgd", "SGD"),
-    ],
-)
-def test_every_optimizer_lowers_a_loss_and_shrinks_what_decays(optimizer: str, name: str) -> None:
+@pytest.mark.parametrize("optimizer", ON_CPU)
+def test_every_optimizer_lowers_a_loss_and_shrinks_what_decays(optimizer: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 1))
-    made = build_optimizer(
-        model, worker_knobs(optimizer=optimizer, lr=0.05 if optimizer == "sgd" else 0.01, weight_decay=0.1)
-    )
-    assert type(made).__name__ == name
+    made = build_optimizer(model, worker_knobs(optimizer=optimizer, lr=RATES.get(optimizer, 0.01), weight_decay=0.1))
+    assert type(made).__name__ == OPTIMIZERS[optimizer].class_name
     inputs, targets = torch.randn(64, 64), torch.ones(64, 1)
     losses = []
     for _ in range(10):

@@ -51,7 +51,7 @@ class ChartData(msgspec.Struct, frozen=True):
     gap_ns: int
     """Samples further apart than this are not joined."""
     y_range_key: str = ""
-    """The y range is kept between frames with the same key, such as a run id and a unit."""
+    """The y range is kept between frames of the same key (such as a run id and a unit), title and ends."""
     format_value: Formatter = number
     """Formats the y labels and the newest value in the title row."""
     spans: tuple[ThrottledSpan, ...] = ()

@@ -16,7 +16,8 @@ class OptimizerEntry:
     """`module:Class`, a leading dot for a file in `model`; called with parameter groups, `lr` and `arguments`.
 
     The groups set `weight_decay`, which the knob means as decoupled: a class that adds it to the gradient by default
-    gets the argument that changes that, as NAdam and RAdam do with `decoupled_weight_decay`.
+    gets the argument that changes that, as NAdam and RAdam do with `decoupled_weight_decay`; one without such an
+    argument, as Adamax, needs a subclass.
     """
     arguments: tuple[tuple[str, bool], ...] = ()
     class_name: str
@@ -34,8 +35,8 @@ class OptimizerEntry:
     eight_bit: bool = False
     """True if an element of the states takes one byte."""
     loop_scratch: int = 2
-    """Temporaries of a parameter's size that torch's loop holds at once; AdamW has two: the root of the second moment,
-    and the quotient.
+    """Temporaries of a parameter's size that torch's loop over parameters (`_single_tensor_adamw`) holds at once, with
+    weight decay; AdamW has two: the root of the second moment, and the quotient.
 
     Used for the flat slices of ZeRO, which no trace sees.
     """
@@ -151,6 +152,8 @@ _OPTIMIZERS = (
         what="no momentum",
         memory="no states",
         state_tensors=0,
+        # The gradient with the decay added; without momentum that is the same as decoupled decay.
+        loop_scratch=1,
         trainer_name="sgd",
     ),
 )
