@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,28 @@ def test_records_of_a_rank_wait_for_the_disk(tmp_path: Path, disk: dict[str, int
     disk["room"] = None
     log.settle()
     assert [line["kind"] for line in lines(tmp_path / "worker.jsonl")] == ["phase", "finished"]
+
+
+TEARDOWN = 7
+"""Exit code of a process below that goes through an ordinary teardown, which can block after an error."""
+
+
+def run_with_full_output(program: str, *arguments: str) -> int:
+    """Run a Python program whose output nothing takes; return its exit code."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    program = f"import atexit, os; atexit.register(lambda: os._exit({TEARDOWN})); {program}"
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-c", program, *arguments]
+        return subprocess.run(command, env=environment, stdout=full, stderr=full, timeout=60).returncode
+
+
+def test_a_training_that_fails_on_a_full_disk_ends_at_once(tmp_path: Path) -> None:
+    # Without a run.json it fails before torch is imported.
+    program = "import sys; from trainfast_runner.worker.main import main; main(sys.argv[1])"
+    assert run_with_full_output(program, str(tmp_path)) == 1
+    assert [line["kind"] for line in lines(tmp_path / "worker.jsonl")] == ["started", "exception"]
+
+
+def test_output_that_a_full_disk_does_not_take_holds_no_end_up() -> None:
+    program = "from trainfast_runner.worker.exit_now import exit_now; print('unwritten'); exit_now(3)"
+    assert run_with_full_output(program) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 
@@ -16,6 +17,7 @@ def exit_now(code: int) -> NoReturn:
     """
     for child in multiprocessing.active_children():
         child.terminate()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a full disk takes no output
+            stream.flush()
     os._exit(code)

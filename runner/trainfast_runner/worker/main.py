@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from .exit_now import exit_now
@@ -52,11 +53,13 @@ def main(run_dir: str) -> None:
         Training(folder, spec, log, allocator).run()
     except InvalidInput as error:
         log.write("invalid", **error.as_fields())
-        print(f"invalid: {error}", file=sys.stderr)
+        with suppress(OSError):  # the output is on the run's disk, which may be full
+            print(f"invalid: {error}", file=sys.stderr)
         code = EXIT_INVALID
     except BaseException as error:
         log.exception(error)
-        traceback.print_exc()
+        with suppress(OSError):
+            traceback.print_exc()
         code = EXIT_FAILED
     log.settle()
     exit_now(code)
