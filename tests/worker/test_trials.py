@@ -192,6 +192,16 @@ def test_each_warm_knob_is_turned_in_two_ranks_of_ddp(start: Start, train: Train
 
 @pytest.mark.ci
 @pytest.mark.long
+def test_the_rate_of_a_trial_does_not_fall_with_the_number_of_its_steps(start: Start) -> None:
+    process = start("devices=cpu", "lr_schedule=linear")
+    in_two_orders = [*first_losses(turn(process)), *first_losses(turn(process, more=True))]
+    answers = process.trial(AS_FIRST, untimed=2, steps=6, more=False)
+    assert answers is not None
+    assert in_two_orders == pytest.approx(first_losses(answers), abs=1e-6)
+
+
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_trial_out_of_memory_ends_the_process_and_names_the_phase(start: Start) -> None:
     process = start("devices=cpu")
     turn(process)

@@ -188,8 +188,8 @@ class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
     """The timed steps."""
     joules: float | None = None
     losses: list[float | None] = []
-    """Losses of the timed steps, None where not finite. A trial trains as a fresh process does, so losses compare step
-    by step."""
+    """Losses of the timed steps, None where not finite. Every trial begins with the same weights and keeps its learning
+    rate, so losses compare step by step."""
     repeats: bool = False
     """True for the last trial of a process, which repeats its first to show drift."""
     traced: TracedMemory | None = None

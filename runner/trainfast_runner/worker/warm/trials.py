@@ -1,8 +1,8 @@
 """A warm process that tries settings: imports, data and process group are paid once, and the parent orders the trials.
 
-Each trial builds a model of its own and takes its steps as a run does, so that its figures are a run's. Every rank
-reads line n of `control.jsonl` as the order of trial n and writes a `trial` record. No rank decides anything. An
-exception ends the process, as in any run.
+Each trial builds a model of its own and takes its steps as a run does, so that its figures are a run's; only its
+learning rate stays constant. Every rank reads line n of `control.jsonl` as the order of trial n and writes a `trial`
+record. No rank decides anything. An exception ends the process, as in any run.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class TrialRunner:
 
     def _next_setting(self, overrides: dict[str, Any], untimed: int) -> TrainState:
         """Drop the last setting and build the next one. Raises InvalidInput for one that needs a new process."""
-        knobs = self.spec.knobs.with_values(overrides)
+        # A schedule would end with each order. At one rate the losses of trials of any length compare step by step.
+        knobs = self.spec.knobs.with_values({**overrides, "lr_schedule": "constant"})
         if self._state is not None and not allows_warm_trials(knobs.strategy, knobs.engine, knobs.compile):
             raise InvalidInput(
                 f"strategy={knobs.strategy}, engine={knobs.engine}, compile={knobs.compile}: a process tries one"
