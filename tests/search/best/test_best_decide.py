@@ -193,7 +193,13 @@ def test_void_trials_count_for_nothing(space: Synthetic) -> None:
     base = space.space.baseline_number
     void = trial(base, outcome="void", step_ms=[], reason="another run took the machine")
     assert decide(state_of(space, void)).step.candidate_number == base
-    assert decide(state_of(space, *[void] * 3)).end_state == "failed"
+    hot = msgspec.structs.replace(void, reason="GPU 0 was throttled (thermal) for 5% of the time")
+    given_up = decide(state_of(space, void, void, hot))
+    reason = "void in 3 trials; the last: GPU 0 was throttled (thermal) for 5% of the time"
+    assert (given_up.end_state, given_up.step.why) == ("failed", f"the baseline was {reason}")
+    other = next(number for number in sorted(space.truth) if number != base)
+    of_other = [msgspec.structs.replace(line, candidate_number=other) for line in (void, void, hot)]
+    assert state_of(space, trial(base), *of_other).ruled_out[other].reason == reason
 
 
 def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> None:

@@ -47,8 +47,8 @@ BestAction = Literal["trial", "end"] | ColdRole
 AttemptOutcome = Literal["measured", "slow", "oom", "failed", "void", "incompatible"]
 """The `outcome` of a trial or a cold run.
 
-slow: a trial that ended early, far below the leader's pace; void: others took the machine, or a GPU was throttled;
-incompatible: the script overrode a knob.
+slow: a trial that ended early, far below the leader's pace; void: others took the machine, a GPU was throttled, or
+the process was lost; incompatible: the script overrode a knob.
 """
 TIMED_OUTCOMES: tuple[AttemptOutcome, ...] = ("measured", "slow")
 """Outcomes of trials that have timed steps."""

@@ -19,7 +19,7 @@ from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR, TRIALS_SH
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.next_cold_run import best_step, next_cold_run
 from trainfast_runner.search.best.choose.prospects import LIKELY_CHANCE, Prospects, count_drifted_if_budget_spent
-from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS, UNUSABLE
+from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS, UNUSABLE, void_words
 from trainfast_runner.search.best.choose.state import WORTHWHILE_PERCENT, BestState
 from trainfast_runner.search.best.objective import seq_len_of
 from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, ORDINARY, StepRule
@@ -73,8 +73,9 @@ def _baseline_trial(state: BestState) -> BestDecision | None:
     trials = [trial for trial in state.trials if trial.candidate_number == number]
     if any(trial.outcome in UNUSABLE for trial in trials):
         return _end("failed", f"the baseline failed: {trials[-1].reason}")
-    if sum(trial.outcome == "void" for trial in trials) >= MAX_VOID_ATTEMPTS:
-        return _end("failed", f"other processes took the machine in {MAX_VOID_ATTEMPTS} trials of the baseline")
+    void = [trial for trial in trials if trial.outcome == "void"]
+    if len(void) >= MAX_VOID_ATTEMPTS:
+        return _end("failed", f"the baseline was {void_words(void)}")
     return None if number in state.ruled_out else _trial_of(state, number, "the baseline, to compare with")
 
 

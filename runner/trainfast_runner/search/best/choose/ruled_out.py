@@ -59,7 +59,7 @@ def _without_rate(
 ) -> list[CandidateVerdict]:
     """Return verdicts on candidates that ran out of memory, failed, or were void too often."""
     verdicts = []
-    void: dict[int, int] = defaultdict(int)
+    void_by_number: dict[int, list[Trial | ColdRun]] = defaultdict(list)
     for attempt in attempts:
         number = attempt.candidate_number
         if attempt.outcome == "oom":
@@ -67,12 +67,16 @@ def _without_rate(
         elif attempt.outcome in UNUSABLE:
             verdicts.append(CandidateVerdict(candidate_number=number, verdict=attempt.outcome, reason=attempt.reason))
         elif attempt.outcome == "void":
-            void[number] += 1
-    for number, count in void.items():
-        if count >= MAX_VOID_ATTEMPTS and number not in measured_numbers:
-            reason = f"other processes took the machine in {count} trials"
-            verdicts.append(CandidateVerdict(candidate_number=number, verdict="not_tried", reason=reason))
+            void_by_number[number].append(attempt)
+    for number, void in void_by_number.items():
+        if len(void) >= MAX_VOID_ATTEMPTS and number not in measured_numbers:
+            verdicts.append(CandidateVerdict(candidate_number=number, verdict="not_tried", reason=void_words(void)))
     return verdicts
+
+
+def void_words(void: Attempts) -> str:
+    """Return, in words, the number of void trials of a candidate, and the reason that the last one does not count."""
+    return f"void in {len(void)} trials; the last: {void[-1].reason}"
 
 
 def _too_large(failed: Trial | ColdRun, candidates: Sequence[Candidate], attempts: Attempts) -> list[CandidateVerdict]:
