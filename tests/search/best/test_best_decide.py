@@ -28,7 +28,7 @@ from trainfast_runner.search.journal.best import (
     Trial,
 )
 
-from .synthetic import asking, process_ready, state_of, trial
+from .synthetic import asking, confirmed, process_ready, state_of, trial
 
 
 def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space: Synthetic) -> None:
@@ -326,6 +326,24 @@ def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_
         ("confirm", other),
         ("confirm", other),
     ]
+
+
+def test_an_answer_that_void_runs_left_unconfirmed_says_so(space: Synthetic) -> None:
+    base = space.space.baseline_number
+    other = next(number for number in sorted(space.truth) if number != base)
+    lines: list[BestLine] = [*process_ready(space, base), trial(base, warm=False), trial(other, ms=90.0)]
+    void = ColdRun(
+        candidate_number=other, role="confirm", run_id="void", outcome="void", reason="lost: no result", seconds=1.0
+    )
+    asked = [asking(space, budget_s=600.0), space.space, *lines]
+    under_way, given_up = (state_of_best_journal([*asked, *[void] * count], 599.0) for count in (5, 6))
+    note = "the answer is not confirmed: 6 runs in fresh processes were void; the last: lost: no result"
+    assert decide(under_way).step.action == "confirm"
+    assert decide(given_up).end_state == "answered"
+    runs = [*confirmed(other, (10.0, 10.0)), *confirmed(base, (9.0, 9.0))]
+    done = state_of_best_journal([*asked, *runs, *[void] * 6], 599.0)
+    answers = [answer_of(state) for state in (under_way, given_up, done)]
+    assert [answer is not None and note in answer.notes for answer in answers] == [False, True, False]
 
 
 def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space: Synthetic) -> None:

@@ -14,6 +14,7 @@ from trainfast_runner.results.pareto import pareto_front
 from trainfast_runner.search.best.choose.cold_costs import ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.cold_runs import Difference
+from trainfast_runner.search.best.choose.next_cold_run import why_not_confirmed
 from trainfast_runner.search.best.choose.prospects import LIKELY_CHANCE, Prospects, count_drifted_if_budget_spent
 from trainfast_runner.search.best.choose.state import (
     WORTHWHILE_LOG_GAIN,
@@ -278,6 +279,8 @@ def _notes(ranking: ColdRanking) -> Iterator[str]:
     state = ranking.state
     best_number = ranking.answer_number
     baseline_number = ranking.baseline_number
+    if (unconfirmed := why_not_confirmed(ranking)) is not None:
+        yield unconfirmed
     if baseline_number in state.ruled_out:
         problem = "has no figure" if _rate(ranking, baseline_number) is None else "does not fit"
         yield f"the baseline {problem}: {state.ruled_out[baseline_number].reason}"

@@ -63,6 +63,11 @@ class ColdRanking:
         return any(run.role in SPEED_ROLES for run in runs)
 
     @property
+    def void_runs(self) -> list[ColdRun]:
+        """The cold runs that are void, in their order."""
+        return [run for run in self.state.cold_runs if run.outcome == "void"]
+
+    @property
     def run_count(self) -> int:
         """Number of cold runs that are not void."""
         return sum(run.outcome != "void" for run in self.state.cold_runs)

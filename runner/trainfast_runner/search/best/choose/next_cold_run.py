@@ -10,6 +10,8 @@ from trainfast_runner.search.best.choose.cold_ranking import NEAR_LOG_GAIN, SPEE
 from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS
 from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestAction, BestStep, ColdRole
 
+MAX_VOID_COLD_RUNS = 2 * MAX_VOID_ATTEMPTS
+"""After this many void cold runs of any candidates no further one is started."""
 MAX_BEFORE_TURN_BACK = 12
 """From this number of counted cold runs on no knob is turned back."""
 NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
@@ -25,9 +27,17 @@ def best_step(
 
 def next_cold_run(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     """Return the next cold run; None when the answer is confirmed, or after too many void runs."""
-    if sum(run.outcome == "void" for run in ranking.state.cold_runs) >= 2 * MAX_VOID_ATTEMPTS:
+    if len(ranking.void_runs) >= MAX_VOID_COLD_RUNS:
         return None
     return _race(ranking, costs) or _confirm(ranking) or _turn_back(ranking, costs) or _under_limit(ranking, costs)
+
+
+def why_not_confirmed(ranking: ColdRanking) -> str | None:
+    """Return, in words, that void runs left the answer unconfirmed; None if it is confirmed or may still be."""
+    void = ranking.void_runs
+    if len(void) < MAX_VOID_COLD_RUNS or _confirm(ranking) is None:
+        return None
+    return f"the answer is not confirmed: {len(void)} runs in fresh processes were void; the last: {void[-1].reason}"
 
 
 def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
