@@ -298,9 +298,9 @@ def test_effects_of_earlier_searches_are_shown_as_such_and_shorten_none_of_the_c
     base = space.space.baseline_number
     other = levels.with_level(base, "precision", levels.values["precision"].index("bf16"))
     assert other is not None
-    mean, variance = begun.posterior.difference(other, base)
-    assert mean == pytest.approx(math.log(1.4), abs=0.02)
-    assert math.sqrt(variance) > 0.03, "the spread is widened"
+    gain = begun.log_gain(other, base)
+    assert gain.mean == pytest.approx(math.log(1.4), abs=0.02)
+    assert gain.deviation > 0.03, "the spread is widened"
     result = FakeConductor(space, asked, 1).run()
     assert result.best_answer is not None
     assert any("earlier" in note for note in result.best_answer.notes)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from benchmarks.best_fit_replay import FakeConductor, question
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.choose.answer import answer_of
+from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.state import state_of_best_journal
-from trainfast_runner.search.journal.best import BestLine, Candidate, ColdRun, EarlierEffect, Interval, Space
+from trainfast_runner.search.journal.best import (
+    BestLine,
+    Candidate,
+    ColdRun,
+    EarlierEffect,
+    Interval,
+    ProcessReady,
+    Space,
+)
 
 from .synthetic import asking, confirmed, process_ready, state_of, trial
 
@@ -112,6 +122,40 @@ def test_a_run_under_the_limit_has_fewer_steps_and_its_loss_is_not_compared(spac
     ]
     verdicts = state_of(space, *process_ready(space, base), trial(base), *lines).ruled_out
     assert other not in verdicts, "0.3 is little of the way from 8 to 2"
+
+
+def test_starts_of_other_lengths_leave_the_interval_of_the_rate_narrow(space: Synthetic) -> None:
+    base = space.space.baseline_number
+    asked = asking(space, "time", 10)
+    lines: list[BestLine] = [asked, space.space, *process_ready(space, base), trial(base, warm=False)]
+    lines += [
+        msgspec.structs.replace(line, start_s=start_s) if isinstance(line, ColdRun) else line
+        for start_s in (1.0, 60.0)
+        for line in confirmed(base, (80.0,))
+    ]
+    answer = answer_of(state_of_best_journal(lines, 0.0))
+    assert answer is not None
+    assert answer.best_value is not None
+    assert answer.best_value.high / answer.best_value.low > 2, "the times differ"
+    assert answer.best_rate.high / answer.best_rate.low < 1.1, "the rates do not"
+
+
+def test_a_difference_in_time_is_as_uncertain_from_either_side(space: Synthetic) -> None:
+    base = space.space.baseline_number
+    elsewhere = next(
+        number
+        for number in sorted(space.truth)
+        if space.space.candidates[number].process_knobs != space.space.candidates[base].process_knobs
+    )
+    slow_start = ProcessReady(
+        run_id="two", process_knobs=space.space.candidates[elsewhere].process_knobs, start_s=600.0
+    )
+    asked = asking(space, "time", 1000)
+    ran = [*process_ready(space, base), trial(base, warm=False), slow_start, trial(elsewhere, run_id="two")]
+    ranking = ColdRanking(state_of_best_journal([asked, space.space, *ran], 0.0))
+    there, back = ranking.by_trials(elsewhere, base), ranking.by_trials(base, elsewhere)
+    assert there.mean == pytest.approx(-back.mean)
+    assert there.half_width == pytest.approx(back.half_width)
 
 
 def test_a_baseline_that_wins_on_a_noisy_machine_says_within_how_much(space: Synthetic) -> None:

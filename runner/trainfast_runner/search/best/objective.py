@@ -17,6 +17,17 @@ class LogObjective(NamedTuple):
     """Derivative of the value by the ln rate."""
 
 
+class LogGain(NamedTuple):
+    """The ln of one candidate's objective over another's: a normal distribution."""
+
+    mean: float
+    deviation: float
+
+    def chance_above(self, least: float) -> float:
+        """Return the probability that the gain exceeds `least`."""
+        return 0.5 * math.erfc((least - self.mean) / self.deviation / math.sqrt(2))
+
+
 def log_objective(question: BestQuestion, candidate: Candidate, log_rate: float, start_s: float) -> LogObjective:
     """Return the ln of the objective at the ln of a rate, with the units of `objective_at`.
 

@@ -213,13 +213,6 @@ class Posterior:
             self._cached_number = number
         return self._cached_covariances
 
-    def difference(self, number: int, other_number: int) -> tuple[float, float]:
-        """Return the mean and variance of the ln rate of candidate `number` less that of the other."""
-        prior = self._prior.between_points(self.levels.points[number], self.levels.points[other_number])
-        covariance = prior - sum(map(mul, self._vectors[number], self._vectors[other_number]))
-        variance = self.variance[number] + self.variance[other_number] - 2 * covariance
-        return self.mean[number] - self.mean[other_number], max(variance, 0.0)
-
 
 class Likelihood:
     """The likelihood of observations under other scales; their parts are computed once.

@@ -145,16 +145,9 @@ def _percent(difference: Difference) -> Interval:
 def _log_rate(ranking: ColdRanking, number: int) -> tuple[float, float] | None:
     """Return the ln samples/s of a candidate and half of its interval: by cold runs, else by trials; else None."""
     state = ranking.state
-    # The real memory_limit slows every step of a CPU run.
-    full = [run for run in state.cold_runs if run.role != UNDER_LIMIT]
-    rates = [
-        math.log(run.samples_per_s)
-        for run in full
-        if run.candidate_number == number and run.outcome == "measured" and run.samples_per_s
-    ]
+    rates = ranking.speed_runs.log_rates.get(number)
     if rates:
-        deviation, quantile = ranking.speed_runs.noise
-        return statistics.fmean(rates), quantile * deviation / math.sqrt(len(rates))
+        return statistics.fmean(rates), ranking.speed_runs.rate_noise.half_width(len(rates))
     trials = state.counted_trials.get(number)
     if not trials:
         return None
@@ -180,9 +173,8 @@ def _value(ranking: ColdRanking, number: int) -> Interval | None:
     state = ranking.state
     values = ranking.speed_runs.log_objectives.get(number)
     if values:
-        deviation, quantile = ranking.speed_runs.noise
         middle = statistics.fmean(values)
-        half = quantile * deviation / math.sqrt(len(values))
+        half = ranking.speed_runs.noise.half_width(len(values))
     elif number in state.counted_trials:
         middle, slope = state.log_objective(number)
         half = NORMAL_95 * slope * math.sqrt(max(state.posterior.variance[number], 0.0))
@@ -205,8 +197,7 @@ def _within_percent(ranking: ColdRanking, gain: Difference | None) -> float | No
 
     None if that gain is below WORTHWHILE_PERCENT or the winner is clear.
     """
-    deviation, quantile = ranking.speed_runs.noise
-    half = quantile * deviation
+    half = ranking.speed_runs.noise.half_width(1)
     return 100 * math.expm1(half) if half >= WORTHWHILE_LOG_GAIN and _is_open(ranking, gain) else None
 
 

@@ -32,6 +32,7 @@ NEAR_LIMIT = 0.9
 EQUAL_MEMORY_SHARE = 0.05
 """Memory that differs by less than this share is the same. Chosen, not measured."""
 SPEED_ROLES: tuple[ColdRole, ...] = (RACE, CONFIRM, TURN_BACK)
+"""Roles of the cold runs that measure a speed: the real memory_limit slows every step of a CPU run."""
 
 
 class ColdRanking:
@@ -49,9 +50,8 @@ class ColdRanking:
 
     def by_trials(self, number: int, other_number: int) -> Difference:
         """Return the difference of two candidates by the trials and the effects alone."""
-        (value, slope), (other_value, _) = self.state.log_objective(number), self.state.log_objective(other_number)
-        _, variance = self.state.posterior.difference(number, other_number)
-        return Difference(value - other_value, NORMAL_95 * slope * math.sqrt(variance))
+        gain = self.state.log_gain(number, other_number)
+        return Difference(gain.mean, NORMAL_95 * gain.deviation)
 
     @property
     def has_begun(self) -> bool:
@@ -78,17 +78,14 @@ class ColdRanking:
         state, leader_number = self.state, self.state.leader_number
         if leader_number is None:
             return []
-        leader_value, slope = state.log_objective(leader_number)
-        values = [(leader_value, leader_number)]
+        gains = [(0.0, leader_number)]
         for number in state.remaining:
             if number == leader_number or number not in state.counted_trials:
                 continue
-            value, _ = state.log_objective(number)
-            _, variance = state.posterior.difference(number, leader_number)
-            chance = 0.5 * math.erfc((leader_value - value) / max(slope * math.sqrt(2 * variance), 1e-9))
-            if leader_value - value < NEAR_LOG_GAIN and chance > SURELY_SLOWER:
-                values.append((value, number))
-        return [number for _, number in sorted(values, key=lambda pair: (-pair[0], pair[1]))][:MAX_FINALISTS]
+            gain = state.log_gain(number, leader_number)
+            if gain.mean > -NEAR_LOG_GAIN and gain.chance_above(0.0) > SURELY_SLOWER:
+                gains.append((gain.mean, number))
+        return [number for _, number in sorted(gains, key=lambda pair: (-pair[0], pair[1]))][:MAX_FINALISTS]
 
     def count_runs(self, number: int, *roles: ColdRole) -> int:
         """Return the number of runs of a candidate in these roles that are not void."""

@@ -1,4 +1,4 @@
-"""The objective that cold runs measured, its noise, and the difference between two candidates with its interval.
+"""The objective and the rate that cold runs measured, their noise, and the difference between two candidates.
 
 The noise is pooled over repeated runs of the same candidate, with the noise of the trials as four runs' worth of
 evidence; intervals are Student's.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -37,10 +38,14 @@ class Difference:
 
 
 class Noise(NamedTuple):
-    """The standard deviation of one run's ln objective, and Student's quantile for its intervals."""
+    """The standard deviation of a figure in ln of one run, and Student's quantile for its intervals."""
 
     deviation: float
     quantile: float
+
+    def half_width(self, run_count: int) -> float:
+        """Return half of the 95 % interval of the mean of this many runs."""
+        return self.quantile * self.deviation / math.sqrt(run_count)
 
 
 class MeasuredRuns:
@@ -52,10 +57,18 @@ class MeasuredRuns:
     @cached_property
     def log_objectives(self) -> dict[int, list[float]]:
         """The ln of the objective in each run, by candidate number."""
+        return self._by_candidate(self._log_objective)
+
+    @cached_property
+    def log_rates(self) -> dict[int, list[float]]:
+        """The ln samples/s of each run, by candidate number."""
+        return self._by_candidate(_log_rate)
+
+    def _by_candidate(self, figure_of: Callable[[ColdRun], float | None]) -> dict[int, list[float]]:
         by_candidate: dict[int, list[float]] = defaultdict(list)
         for run in self._state.cold_runs:
-            if run.role in self._roles and (value := self._log_objective(run)) is not None:
-                by_candidate[run.candidate_number].append(value)
+            if run.role in self._roles and (figure := figure_of(run)) is not None:
+                by_candidate[run.candidate_number].append(figure)
         return dict(by_candidate)
 
     def _log_objective(self, run: ColdRun) -> float | None:
@@ -69,10 +82,18 @@ class MeasuredRuns:
 
     @cached_property
     def noise(self) -> Noise:
-        """The noise of a run, pooled over the repeated runs of each candidate."""
+        """The noise of a run's objective, pooled over the repeated runs of each candidate."""
+        return self._pooled_noise(self.log_objectives)
+
+    @cached_property
+    def rate_noise(self) -> Noise:
+        """The noise of a run's samples/s, pooled as that of the objective."""
+        return self._pooled_noise(self.log_rates)
+
+    def _pooled_noise(self, figures: Mapping[int, Sequence[float]]) -> Noise:
         prior = self._state.posterior.scales.process**2 + COLD_ERROR**2 + self._state.measured.drift_variance
         squares, freedom = PRIOR_RUNS * prior, PRIOR_RUNS
-        for values in self.log_objectives.values():
+        for values in figures.values():
             if len(values) > 1:
                 squares += statistics.variance(values) * (len(values) - 1)
                 freedom += len(values) - 1
@@ -90,3 +111,8 @@ class MeasuredRuns:
     def mean(self, number: int) -> float:
         """Return the mean ln of the objective of a candidate that was run."""
         return statistics.fmean(self.log_objectives[number])
+
+
+def _log_rate(run: ColdRun) -> float | None:
+    """Return the ln samples/s of one run; None if the run measured none."""
+    return math.log(run.samples_per_s) if run.outcome == "measured" and run.samples_per_s else None

@@ -89,8 +89,7 @@ def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     for knob in overridden:
         number = ranking.without_override(answer_number, knob)
         if number is not None and not ranking.count_runs(number, *ROLES):
-            gain, _ = state.posterior.difference(answer_number, number)
-            gains.append((gain, knob, number))
+            gains.append((state.log_gain(answer_number, number).mean, knob, number))
     for _, knob, number in sorted(gains, reverse=True):
         if costs.are_affordable([number]):
             why = f"the winner with {knob} back at the baseline's value, to measure the gain of {knob}"

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from trainfast_runner.search.best.choose.cold_costs import TRIALS_SHARE, ColdCosts
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
+from trainfast_runner.search.best.objective import LogGain
 from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, MAX_TIMED_STEPS, MIN_TIMED_STEPS, UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.speed.process_starts import KnobsKey
 from trainfast_runner.search.speed.trial_rates import steps_for
@@ -19,13 +20,6 @@ LIKELY_CHANCE = 0.05
 """Trials continue while some candidate has this chance of being 2 % better than the leader."""
 COUNTED_CHANCE = 0.01
 """Chosen, not measured: the outlook leaves out candidates with a smaller chance."""
-
-
-class Gain(NamedTuple):
-    """The ln of one objective over another's."""
-
-    mean: float
-    deviation: float
 
 
 class Outlook(NamedTuple):
@@ -60,29 +54,16 @@ class Prospects:
         return [number for number in untried if leader_number is None or not state.is_bound(number, leader_number)]
 
     @cached_property
-    def gains(self) -> dict[int, Gain]:
-        """The ln of each open candidate's objective over the leader's."""
-        state, leader_number = self._state, self.leader_number
-        if leader_number is None:
+    def gains(self) -> dict[int, LogGain]:
+        """The gain of each open candidate over the leader."""
+        if self.leader_number is None:
             return {}
-        variances = state.posterior.variance
-        covariances = state.posterior.covariances(leader_number)
-        leader_value, leader_slope = state.log_objective(leader_number)
-        leader_variance = leader_slope**2 * variances[leader_number]
-        gains: dict[int, Gain] = {}
-        for number in self.open_candidates:
-            value, slope = state.log_objective(number)
-            variance = slope * slope * variances[number] + leader_variance
-            variance -= 2 * slope * leader_slope * covariances[number]
-            gains[number] = Gain(value - leader_value, math.sqrt(variance) if variance > 1e-12 else 1e-6)
-        return gains
+        return {number: self._state.log_gain(number, self.leader_number) for number in self.open_candidates}
 
     @cached_property
     def chances(self) -> dict[int, float]:
         """The probability that each open candidate is 2 % better than the leader."""
-        return {
-            number: _above((mean - WORTHWHILE_LOG_GAIN) / deviation) for number, (mean, deviation) in self.gains.items()
-        }
+        return {number: gain.chance_above(WORTHWHILE_LOG_GAIN) for number, gain in self.gains.items()}
 
     @cached_property
     def likely(self) -> list[int]:
@@ -108,10 +89,10 @@ class Prospects:
 
     def improvement_per_s(self, number: int) -> float:
         """Return the expected improvement in ln of the objective, per second of its cost."""
-        mean, deviation = self.gains[number]
-        ratio = mean / deviation
+        gain = self.gains[number]
+        ratio = gain.mean / gain.deviation
         density = math.exp(-0.5 * ratio * ratio) / math.sqrt(2 * math.pi)
-        return (mean * _above(ratio) + deviation * density) / self.cost_s(number)
+        return (gain.mean * gain.chance_above(0.0) + gain.deviation * density) / self.cost_s(number)
 
     def cost_s(self, number: int) -> float:
         """Return the expected seconds of a trial: its steps, and the start of a process if it needs a new one."""
@@ -179,8 +160,3 @@ class Prospects:
                 best_of_process[process] = number
         none = math.prod(1 - self.chances[number] for number in best_of_process.values())
         return Outlook(1 - none, sum(self.cost_s(number) for number in best_of_process.values()))
-
-
-def _above(ratio: float) -> float:
-    """Return the probability that a normal value exceeds -ratio deviations."""
-    return 0.5 * math.erfc(-ratio / math.sqrt(2))

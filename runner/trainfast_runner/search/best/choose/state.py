@@ -11,7 +11,7 @@ from functools import cached_property
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.choose.ruled_out import verdicts_ruling_out
-from trainfast_runner.search.best.objective import LogObjective, log_objective
+from trainfast_runner.search.best.objective import LogGain, LogObjective, log_objective
 from trainfast_runner.search.best.person_instructions import excluded_by_instructions
 from trainfast_runner.search.journal.best import (
     TIMED_OUTCOMES,
@@ -41,6 +41,8 @@ WORTHWHILE_PERCENT = 2
 """The least gain that is worth further trials."""
 WORTHWHILE_LOG_GAIN = math.log1p(WORTHWHILE_PERCENT / 100)
 """The same gain, in ln rate."""
+MIN_GAIN_VARIANCE = 1e-12
+"""Variance of a gain at least: rounding can leave a difference of two variances at zero or below."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,15 @@ class BestState(BestJournal):
         # The starts of thousands of candidates are looked up only where they matter.
         start_s = self.start_s(number) if self.question.objective == "time" else 0.0
         return log_objective(self.question, self.candidates[number], candidate_log_rate, start_s)
+
+    def log_gain(self, number: int, other_number: int) -> LogGain:
+        """Return the ln of one candidate's objective over another's by the effects model."""
+        value, slope = self.log_objective(number)
+        other_value, other_slope = self.log_objective(other_number)
+        variances, covariances = self.posterior.variance, self.posterior.covariances(other_number)
+        variance = slope**2 * variances[number] + other_slope**2 * variances[other_number]
+        variance -= 2 * slope * other_slope * covariances[number]
+        return LogGain(value - other_value, math.sqrt(max(variance, MIN_GAIN_VARIANCE)))
 
     def is_bound(self, number: int, leader_number: int) -> bool:
         """True if a candidate's FLOPs alone take longer than the leader's whole sample."""
