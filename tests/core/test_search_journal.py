@@ -130,6 +130,17 @@ def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
     assert [type(line) for line in read_batch_journal(directory)] == [BatchQuestion, Conducted]
 
 
+def test_a_journal_that_cannot_be_written_names_the_reason(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL_FILE).symlink_to("/dev/full")
+    journal = SearchJournal(tmp_path)
+    with pytest.raises(UserError, match=f"cannot use {tmp_path}: the disk is full"):
+        journal.write(conducted())
+    (tmp_path / JOURNAL_FILE).unlink()
+    (tmp_path / JOURNAL_FILE).mkdir()
+    with pytest.raises(UserError, match=f"cannot use {tmp_path}: Is a directory"):
+        SearchJournal(tmp_path)
+
+
 def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_skipped(tmp_path: Path) -> None:
     home = Home(tmp_path)
     directory = new_search(home, "tiny-llama")

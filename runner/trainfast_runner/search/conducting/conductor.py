@@ -19,7 +19,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id, identify
-from trainfast_runner.records.home import Home, home_error
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.conducting.run_ends import POLL_S, Interrupted
@@ -166,10 +166,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
 
     def _write(self, line: Line) -> None:
         """Append a line of this kind of journal."""
-        try:
-            self._journal.write(line)
-        except OSError as error:
-            raise home_error(self._directory, error) from None
+        self._journal.write(line)
         own_line = cast(LineT, line)
         self._lines.append(own_line)
         self._caller.on_line(own_line)

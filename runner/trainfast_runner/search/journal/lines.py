@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.records.search_directories import JOURNAL_FILE
 
@@ -137,13 +138,20 @@ class SearchJournal:
     """The journal of one search of either kind, open for appending by the holder of its lock."""
 
     def __init__(self, directory: Path) -> None:
+        """Open the journal. Raises UserError when it cannot be written."""
         self.directory = directory
-        _end_cut_line(directory / JOURNAL_FILE)
-        self._file = Appender(directory / JOURNAL_FILE)
+        try:
+            _end_cut_line(directory / JOURNAL_FILE)
+            self._file = Appender(directory / JOURNAL_FILE)
+        except OSError as error:
+            raise home_error(directory, error) from None
 
     def write(self, line: msgspec.Struct) -> None:
-        """Append one line; it is on disk on return."""
-        self._file.write(line)
+        """Append one line; it is on disk on return. Raises UserError when it cannot be written."""
+        try:
+            self._file.write(line)
+        except OSError as error:
+            raise home_error(self.directory, error) from None
 
     def close(self) -> None:
         """Close the file."""
