@@ -52,8 +52,8 @@ class LineHead(msgspec.Struct, frozen=True):
 def unfinished(home: Home, key: str, kind: str) -> Path | None:
     """Return the newest unanswered search of this key and kind.
 
-    None if the newest search that tried anything has an answer. A search that ended before its first try is passed
-    over. Raises as `search_directories`.
+    None if the newest search that tried anything has an answer or failed. A search that ended before its first try is
+    passed over. Raises as `search_directories`.
     """
     return _newest_open(search_directories(home), lambda line: (line.kind, line.key) == (kind, key))
 
@@ -76,8 +76,9 @@ def search_before_edit(home: Home, directory: Path) -> Path | None:
 
 
 def _newest_open(directories: Sequence[Path], is_ours: Callable[[FirstLine], bool]) -> Path | None:
-    """Return the newest unanswered search whose first line is ours; None if there is none or a newer one was answered.
+    """Return the newest unanswered search whose first line is ours.
 
+    None if there is none, or if a newer one was answered or failed after a try.
     Only journals whose first line is ours are read whole.
     """
     empty: Path | None = None

@@ -123,7 +123,9 @@ def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> 
     if too_large is not None and too_large <= deciding:
         return _confirm(likely, _why_confirm(memory_fits, largest_fitted, likely, f"{too_large} does not"))
     if (why := why_no_more_sizes(state, largest_fitted)) is not None:
-        return _confirm(largest_fitted, f"{why}: a fresh process runs the largest that fitted, {largest_fitted}")
+        return _confirm(
+            largest_fitted, f"{why}: confirming {largest_fitted}, the largest that fitted, in a fresh process"
+        )
     target = min(largest_sure, _second_size(state)) if fitted_count == 1 else largest_sure
     if largest_fitted < target < (too_large or LARGEST_BATCH + 1) and (
         too_large or not _should_run_out(state, memory_fits, deciding)
@@ -269,7 +271,7 @@ def _why_confirm(memory_fits: tuple[MemoryFit, ...], largest_fitted: int, size: 
         tight = tightest(memory_fits, size)
         needs = tight.need_text(size)
         words = f"by the fit {size} needs {needs}, give or take {mebibytes(tight.error_at(size))},"
-    return f"{words} and {above}: a fresh process runs {size}, with data"
+    return f"{words} and {above}: confirming {size} in a fresh process"
 
 
 def _why_up(state: BatchState, tight: MemoryFit, target: int) -> str:

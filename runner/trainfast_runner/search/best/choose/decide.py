@@ -99,7 +99,7 @@ def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
     process_knobs = state.candidates[baseline_number].process_knobs
     in_process = {number for number in state.remaining if state.candidates[number].process_knobs == process_knobs}
     trials: list[tuple[int, str]] = []
-    largest_number = baseline_number
+    largest_number, others = baseline_number, "with all else as in the baseline"
     if "batch_size" in levels.names:
         sizes = range(len(levels.values["batch_size"]))
         numbers = [levels.with_level(baseline_number, "batch_size", level) for level in sizes]
@@ -107,11 +107,12 @@ def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
         largest_number = max(fitting, key=lambda number: state.candidates[number].batch_size, default=baseline_number)
         if largest_number != baseline_number:
             trials.append((largest_number, "the largest batch that fits"))
+            others = f"at batch_size={state.candidates[largest_number].batch_size}"
     for name in levels.names:
         for level, value in enumerate(levels.values[name]):
             number = levels.with_level(largest_number, name, level)
             if number in in_process and number not in (None, largest_number) and name != "batch_size":
-                trials.append((number, f"{name}={_value_text(name, value)} at that batch"))
+                trials.append((number, f"{name}={_value_text(name, value)} {others}"))
     return trials
 
 
@@ -142,7 +143,8 @@ def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
             " and every value was run"
         )
     if prospects.is_budget_spent:
-        return f"the budget of {duration(state.question.budget_s)}: {_price_words(state, prospects)}"
+        budget = duration(state.question.budget_s)
+        return f"the budget of {budget} pays for no further trial; {_price_words(state, prospects)}"
     return None
 
 
@@ -151,7 +153,8 @@ def _price_words(state: BestState, prospects: Prospects) -> str:
     outlook = prospects.outlook
     if round(100 * outlook.chance) > 0:
         chance = chance_text(outlook.chance)
-        return f"going on for {duration(outlook.price_s)} finds {WORTHWHILE_PERCENT} % more with a chance of {chance}"
+        more = f"{duration(outlook.price_s)} more would have a {chance} chance"
+        return f"{more} of finding a setting that is {WORTHWHILE_PERCENT} % better"
     values = (value for number in prospects.with_unseen_values for value in _unseen_values(state, number))
     return f"never run: {', '.join(dict.fromkeys(values))}"
 

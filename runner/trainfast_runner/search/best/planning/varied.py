@@ -22,9 +22,9 @@ MutableVary = dict[str, list[KnobValue]]
 NEVER_VARIED = {
     "devices": "it is a ceiling: vary strategy",
     "memory_limit": "it is the limit that every setting has to keep",
-    "steps": "it changes no step",
-    "timing_warmup": "it changes no step",
-    "watch": "it changes no step",
+    "steps": "it does not change the speed of a step",
+    "timing_warmup": "it does not change the speed of a step",
+    "watch": "it does not change the speed of a step",
 }
 """Knobs that cannot be varied, each with the reason."""
 LEFT_ALONE_FIRST = ("pin_memory", "workers", "attention", "optimizer", "checkpointing", "compile")
