@@ -47,9 +47,9 @@ def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path: 
     wanted = WantedTrial(
         candidate_number=0, knobs={"compile": "default"}, samples_per_step=8, rule=RULE, keep_disturbed=True
     )
-    ended = take_trial(WarmProcess(tmp_path, 1, lambda: None), (), wanted)
-    assert ended is not None
-    assert ended.trial.step_ms == timed.step_ms
+    trial = take_trial(WarmProcess(tmp_path, 1, lambda: None), (), wanted)
+    assert trial is not None
+    assert trial.step_ms == timed.step_ms
     orders, _ = read_all(tmp_path / CONTROL_FILE, TrialOrder)
     assert [order.more for order in orders] == [False, True]
 

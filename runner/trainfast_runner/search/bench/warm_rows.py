@@ -82,7 +82,7 @@ class WarmRows:
         try:
             if process.ready() is not None:
                 replies = process.trial({name: knobs[name] for name in WARM_KNOBS}, untimed, steps - untimed)
-            if replies is not None and not any(line.ended_process for line in replies.values()):
+            if replies is not None and not process.ended_by_error:
                 return trial_result(process.directory, knobs, replies)
             result = process.wait_for_end()
         except Interrupted:

@@ -89,14 +89,14 @@ class PresetBestConductor(BestConductor):
             needs_energy=self._question.objective == "samples_per_joule",
             keep_disturbed=is_usually_disturbed(self._lines, number),
         )
-        ended = take_trial(process, self._process_uuids, wanted)
-        if ended is None:
+        trial = take_trial(process, self._process_uuids, wanted)
+        if trial is None:
             self._record_end(number, self._runs.wait_for_process_end(), self._runs.clock_s() - began_s)
             return
-        is_warm = any(isinstance(line, Trial) and line.run_id == ended.trial.run_id for line in self._lines)
-        self._write(msgspec.structs.replace(ended.trial, warm=is_warm, repeats=decision.step.repeats))
+        is_warm = any(isinstance(line, Trial) and line.run_id == trial.run_id for line in self._lines)
+        self._write(msgspec.structs.replace(trial, warm=is_warm, repeats=decision.step.repeats))
         self._add_flops_bounds(process)
-        if ended.ended_process:
+        if process.ended_by_error:
             self._runs.wait_for_process_end()
         elif not takes_warm_trials(candidate_spec(self._survey.spec, candidate.knobs).knobs):
             self._runs.end_process()

@@ -39,6 +39,10 @@ class WarmProcess:
         self.directory = directory
         self.result: Result | None = None
         """The run's result; None while it lives."""
+        self.pids: set[int] = set()
+        """The processes of the ranks that have started."""
+        self.ended_by_error = False
+        """True once a rank answered that an exception ended its process: no further order is taken."""
         self._raise_if_cancelled = raise_if_cancelled
         self._tails = [WarmTail(rank_file(directory, "worker", rank)) for rank in range(world_size)]
         self._control = Appender(directory / CONTROL_FILE)
@@ -46,7 +50,6 @@ class WarmProcess:
         self._ready: dict[int, WarmLine] = {}
         self._probes: dict[int, dict[int, ProbeLine]] = {}
         self._trials: dict[int, dict[int, TrialLine]] = {}
-        self.pids: set[int] = set()
 
     def ready(self) -> dict[int, WarmLine] | None:
         """Wait until every rank is ready; return their lines by rank."""
@@ -91,8 +94,7 @@ class WarmProcess:
         self._control.write(order)
 
         def over() -> bool:
-            lines = replies.get(number, {})
-            return len(lines) == len(self._tails) or any(line.ended_process for line in lines.values())
+            return len(replies.get(number, {})) == len(self._tails) or self.ended_by_error
 
         return replies[number] if self._wait(over) else None
 
@@ -115,6 +117,7 @@ class WarmProcess:
     def _read(self) -> None:
         for rank, tail in enumerate(self._tails):
             for line in tail.new():
+                self.ended_by_error |= line.ended_process
                 if line.kind == "started" and line.pid is not None:
                     self.pids.add(line.pid)
                 elif line.kind == "ready":

@@ -75,23 +75,15 @@ class _StepsTaken:
 
 
 class _Ending(NamedTuple):
-    """The outcome of a trial; `ended_process` is True if the process ended with the trial."""
+    """The outcome of a trial's steps."""
 
     outcome: AttemptOutcome = "measured"
     reason: str = ""
     missing_bytes: int | None = None
-    ended_process: bool = False
 
 
-class EndedTrial(NamedTuple):
-    """The line of a trial; `ended_process` is True if the process ended with the trial."""
-
-    trial: Trial
-    ended_process: bool
-
-
-def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) -> EndedTrial | None:
-    """Take a trial in a process on these GPUs; None when the process ended without an answer.
+def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) -> Trial | None:
+    """Take a trial in a process on these GPUs, and return its line; None when the process ended without an answer.
 
     A trial that ran other settings than the wanted ones has failed.
     """
@@ -110,7 +102,7 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
             reason = "; ".join(filter(None, (reason, void)))
             if not wanted.keep_disturbed:
                 outcome = "void"
-    trial = Trial(
+    return Trial(
         candidate_number=wanted.candidate_number,
         run_id=process.directory.name,
         outcome=outcome,
@@ -125,7 +117,6 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         reason=reason,
         missing_bytes=ending.missing_bytes,
     )
-    return EndedTrial(trial, ending.ended_process)
 
 
 def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -> _Ending | None:
@@ -164,9 +155,9 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
 def _ending_of(failed: TrialLine) -> _Ending:
     message = failed.message or ""
     if failed.outcome != "oom":
-        return _Ending("failed", message, ended_process=failed.ended_process)
+        return _Ending("failed", message)
     failure = failure_in(message)
-    return _Ending("oom", failure.reason, failure.missing_bytes, failed.ended_process)
+    return _Ending("oom", failure.reason, failure.missing_bytes)
 
 
 def why_other_than_asked(directory: Path, knobs: KnobValues) -> str | None:
