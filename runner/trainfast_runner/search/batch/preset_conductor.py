@@ -47,7 +47,7 @@ class PresetBatchConductor(BatchConductor):
                     cancelled.set()
                     prediction.result()
                 began_s = self._runs.clock_s()
-                available = self._available_by_rank(self._warm_process())
+                available = self._available_bytes(self._warm_process())
                 # A prediction saves a few sizes, so waiting about as long as for the process is worth it.
                 wait_s = self._runs.clock_s() - began_s + EXTRA_PREDICTION_WAIT_S
                 if available is not None:
@@ -55,7 +55,7 @@ class PresetBatchConductor(BatchConductor):
             finally:
                 cancelled.set()
         if available is not None:
-            limits = self._plan.memory_limit_bytes or tuple(available)
+            limits = self._plan.memory_limit_bytes or available
             self._write(prediction.result().against(self._plan, min(limits)))
 
     def probe(self, batch_size: int) -> BatchEnded | None:
@@ -63,7 +63,7 @@ class PresetBatchConductor(BatchConductor):
         process = self._runs.process
         if process is None:
             process = self._warm_process()
-            if self._available_by_rank(process) is None:
+            if self._available_bytes(process) is None:
                 return None
         is_first = not any(probe.run_id == process.directory.name for probe in self._state().probes)
         steps = (FIRST_PROBE_STEPS if is_first else LATER_PROBE_STEPS)[self._plan.device]
@@ -103,11 +103,14 @@ class PresetBatchConductor(BatchConductor):
         """Return the end of a search in which a batch of 1 does not fit."""
         return explain_nothing_fits(self._plan, self._home, self._state(), why, self._raise_if_cancelled)
 
-    def _available_by_rank(self, process: WarmProcess) -> list[int] | None:
-        """Return every rank's available memory once all are ready; None if the process ended before, then recorded."""
+    def _available_bytes(self, process: WarmProcess) -> list[int] | None:
+        """Return the available memory of the ranks that know it, once all are ready.
+
+        None if the process ended before, which is then recorded.
+        """
         replies = process.ready()
         if replies is not None:
-            return [line.available_bytes or 0 for _, line in sorted(replies.items())]
+            return [line.available_bytes for line in replies.values() if line.available_bytes is not None]
         result = self._runs.wait_for_process_end()
         if result.state != "oom":
             raise UserError(_ended_words(result), key=result.run_id, exit_code=4)

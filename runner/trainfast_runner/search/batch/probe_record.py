@@ -82,13 +82,14 @@ def _at_the_tightest(state: BatchState, probe: Probe) -> Probe:
 
 
 def _rank_peaks(rank: int, line: ProbeLine) -> RankPeaks:
+    before, after = line.available_bytes, line.available_after_bytes
     return RankPeaks(
         rank=rank,
         phase_peaks=line.phase_peaks,
         peak_allocated_bytes=line.peak_allocated_bytes,
         peak_reserved_bytes=line.peak_reserved_bytes,
         limit_peak_bytes=line.limit_peak_bytes,
-        available_bytes=line.available_after_bytes or line.available_bytes,
+        available_bytes=before if after is None else after,
         alloc_retries=line.alloc_retries,
         step_ms=line.step_ms[-1] if line.step_ms else None,
     )

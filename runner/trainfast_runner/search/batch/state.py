@@ -132,7 +132,7 @@ def _limit(state: BatchState, rank: int) -> int | None:
         peaks.available_bytes
         for probe in state.probes
         for peaks in probe.ranks
-        if peaks.rank == rank and peaks.available_bytes
+        if peaks.rank == rank and peaks.available_bytes is not None
     ]
     limit = limit_of_rank(state.limits_bytes, rank)
     return min([*([] if limit is None else [limit]), *available[-1:]], default=None)
