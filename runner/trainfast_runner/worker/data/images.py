@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ def image_samples(
         import PIL  # noqa: F401
     except ImportError as error:
         raise InvalidInput(
-            "data.kind = 'jpeg' needs the package pillow: pip install pillow", key="data.kind"
+            f"data.kind = 'jpeg' needs the package pillow: {sys.executable} -m pip install pillow", key="data.kind"
         ) from error
     if paths:
         images = user_images(paths)
