@@ -127,10 +127,10 @@ class SpeedModel:
             terms = ((1.0, levels.point(knobs)), (-1.0, reference))
             return _ObservedRun(Observation(terms, log_rate - _log_rate(step), variance, process), step.shares)
 
-        runs = [
-            observed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.process)
-            for number, (speed, expected) in ((number, self._measured[number]) for number in near)
-        ]
+        runs = []
+        for number in near:
+            speed, expected = self._measured[number]
+            runs.append(observed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.process))
         runs.append(observed(wanted, step, 0.0, self._noise_variance, ""))
         fixed_covariances = [
             [self._work_covariance(run, other) for other in runs[: index + 1]] for index, run in enumerate(runs)

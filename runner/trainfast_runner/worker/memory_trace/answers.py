@@ -90,7 +90,7 @@ def import_for(requests: list[TraceRequest]) -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     for model, objective in {
-        json.dumps(request.model): (request.model, request.objective) for request in requests
+        json.dumps([request.model, request.objective]): (request.model, request.objective) for request in requests
     }.values():
         with suppress(Exception):  # building the model reports it
             import_model_code(resolve_config(model), objective)
