@@ -36,16 +36,21 @@ from trainfast_runner.settings.spec import spec_of_record
 
 def main() -> None:
     """Conduct one search to its end; exit code 0 for any outcome, 1 after an error."""
-    cancelled: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda signum, frame: cancelled.append(signum))
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    answered: list[bool] = []
+    is_cancelled = has_answered = False
     began_ns = time.monotonic_ns()
 
+    def cancel(_number: int, _frame: object) -> None:
+        nonlocal is_cancelled
+        is_cancelled = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, cancel)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
     def answer(value: object) -> None:
-        if not answered:
-            answered.append(True)
+        nonlocal has_answered
+        if not has_answered:
+            has_answered = True
             with suppress(BrokenPipeError):  # the starter has gone, the search goes on
                 sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
                 sys.stdout.flush()
@@ -58,7 +63,7 @@ def main() -> None:
         def report_held(directory: Path) -> None:
             answer({"search_dir": str(directory)})
 
-        conduct_request(request, report_held, is_cancelled=lambda: bool(cancelled), began_ns=began_ns)
+        conduct_request(request, report_held, is_cancelled=lambda: is_cancelled, began_ns=began_ns)
     except UserError as error:
         answer({"error": error.parts()})
         sys.exit(1)
