@@ -18,7 +18,7 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.search.candidate_spec import takes_warm_trials
-from trainfast_runner.search.conducting.run_ends import Interrupted, end_run, wait_for_result
+from trainfast_runner.search.conducting.run_ends import Cancelled, end_run, wait_for_result
 from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.knob_type import whole_number
@@ -49,7 +49,7 @@ def _process_key(spec: RunSpec) -> str | None:
 class WarmRows:
     """The warm process of one group of rows; call `end` before the process of another group starts.
 
-    `raise_if_cancelled` is called while a row trains and may raise Interrupted.
+    `raise_if_cancelled` is called while a row trains and may raise Cancelled.
     """
 
     def __init__(self, home: Home, locks: ExitStack, raise_if_cancelled: Callable[[], None]) -> None:
@@ -85,7 +85,7 @@ class WarmRows:
             if replies is not None and not process.ended_by_error:
                 return trial_result(process.directory, knobs, replies)
             result = process.wait_for_end()
-        except Interrupted:
+        except Cancelled:
             end_run(process.directory)
             result = wait_for_result(process.directory, lambda: None)
             process.close()
@@ -98,7 +98,7 @@ class WarmRows:
             return
         try:
             self._process.end()
-        except Interrupted:
+        except Cancelled:
             end_run(self._process.directory)
             self._process.close()
         self._process = None

@@ -22,7 +22,7 @@ from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.conducting.run_ends import POLL_S, Interrupted
+from trainfast_runner.search.conducting.run_ends import POLL_S, Cancelled
 from trainfast_runner.search.conducting.search_runs import SearchRuns
 from trainfast_runner.search.journal.lines import (
     CANCELLED,
@@ -61,7 +61,7 @@ class AlreadyConducted(UserError):
 
 
 class Conductor(ABC, Generic[LineT, EndedT]):
-    """One process's work on a search, until the search ends or is interrupted.
+    """One process's work on a search, until the search ends or is cancelled.
 
     A subclass takes the steps: it starts runs through `_runs`, and records with `_write` in `_lines`, the journal so
     far.
@@ -117,7 +117,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
                 ended = self.step()
                 if ended is not None:
                     return self._write_end(ended)
-        except Interrupted:
+        except Cancelled:
             return self._write_end(self.end_line("cancelled", CANCELLED))
         except UserError as error:
             with suppress(UserError):  # a full disk takes no last line either
@@ -155,7 +155,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
 
     def _raise_if_cancelled(self) -> None:
         if self._caller.is_cancelled():
-            raise Interrupted
+            raise Cancelled
 
     def _write_end(self, ended: EndedT) -> EndedT:
         """End the live run, append the last line with the search's seconds, and return the line."""

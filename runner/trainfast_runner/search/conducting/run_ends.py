@@ -21,14 +21,14 @@ RESULT_WITHIN_S = 5.0
 """Seconds within which the result of a run that is gone has to appear."""
 
 
-class Interrupted(Exception):
-    """Raised when a search must stop now: its run is ended, and no other run is started."""
+class Cancelled(Exception):
+    """Raised when a search, a bench or a wait must stop now: no further run is started."""
 
 
 def raise_if_stopped(result: Result) -> None:
-    """Raise Interrupted if the run was stopped or killed from outside, which is no outcome of its settings."""
+    """Raise Cancelled if the run was stopped or killed from outside, which is no outcome of its settings."""
     if result.state in ("stopped", "killed"):
-        raise Interrupted
+        raise Cancelled
 
 
 def wait_for_result(directory: Path, raise_if_cancelled: Callable[[], None]) -> Result:

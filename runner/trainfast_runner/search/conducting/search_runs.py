@@ -59,7 +59,7 @@ class SearchRuns:
         return time.monotonic() - self._waited_s
 
     def wait_for_end(self, directory: Path) -> Result:
-        """Wait for the end of a run. Raises Interrupted if it was stopped, which is no outcome of its settings."""
+        """Wait for the end of a run. Raises Cancelled if it was stopped, which is no outcome of its settings."""
         self._live_run = directory
         result = wait_for_result(directory, self._raise_if_cancelled)
         self._live_run = None

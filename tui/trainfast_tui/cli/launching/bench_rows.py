@@ -17,7 +17,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.table import RowResult, again_is_pointless
 from trainfast_runner.search.bench.variants import Bench, PlannedRow, run_order
 from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
-from trainfast_runner.search.conducting.run_ends import Interrupted
+from trainfast_runner.search.conducting.run_ends import Cancelled
 from trainfast_tui.cli.launching.follow_run import follow
 from trainfast_tui.cli.launching.start_run import predict_memory, start_when_free
 from trainfast_tui.cli.launching.waits import await_cooling
@@ -93,7 +93,7 @@ class BenchRows:
             if not may_skip:
                 raise
             return busy
-        except Interrupted:
+        except Cancelled:
             return None
         if planned.plan is not None and isinstance(result, Result):
             return _refused_if_overridden(result, varied)
@@ -102,7 +102,7 @@ class BenchRows:
     def run_row(self, planned: PlannedRow, group: str | None, warm: WarmRows) -> RowResult | None:
         """Run one row to its end; return the UserError if it cannot run here, None if the terminal has gone.
 
-        Raises DevicesBusy when another run uses its device, without --wait, and Interrupted if a signal ends a wait.
+        Raises DevicesBusy when another run uses its device, without --wait, and Cancelled if a signal ends a wait.
         """
         try:
             plan = planning.plan_run(planned.spec, self._options.python) if planned.plan is None else planned.plan()
@@ -144,7 +144,7 @@ class BenchRows:
 
     def _raise_if_ended(self) -> None:
         if self._is_ended:
-            raise Interrupted
+            raise Cancelled
 
     def _ends_bench(self, result: Result) -> bool:
         """True after a row that was stopped, or whose failure came with Ctrl-C."""

@@ -13,7 +13,7 @@ from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.run_state import run_state
 from trainfast_runner.running.stopping import STOP_GRACE_S, kill_now, request_stop, stop_unsupervised
-from trainfast_runner.search.conducting.run_ends import Interrupted
+from trainfast_runner.search.conducting.run_ends import Cancelled
 from trainfast_tui.cli.printing.progress import Progress
 from trainfast_tui.cli.signals import Signals
 
@@ -47,7 +47,7 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
             if signals.interrupts > handled_interrupts:
                 handled_interrupts = signals.interrupts
                 progress.print_line("killing the run" if handled_interrupts > 1 else STOPPING)
-                with suppress(Interrupted):  # the next look sees the signal
+                with suppress(Cancelled):  # the next look sees the signal
                     _stop_or_kill(directory, progress, signals, now=handled_interrupts > 1)
             time.sleep(LOOK_EVERY_S)
     finally:
@@ -61,7 +61,7 @@ def stop(directory: Path, signals: Signals, *, now: bool = False) -> Result | No
         if signals.interrupts or signals.must_leave:
             return None
         time.sleep(LOOK_EVERY_S)
-    with suppress(Interrupted):  # `follow` sees the signal
+    with suppress(Cancelled):  # `follow` sees the signal
         _stop_or_kill(directory, Progress(), signals, now=now)
     return follow(directory, signals, interrupt_stops=False)
 
@@ -69,13 +69,13 @@ def stop(directory: Path, signals: Signals, *, now: bool = False) -> Result | No
 def _stop_or_kill(directory: Path, progress: Progress, signals: Signals, *, now: bool) -> None:
     """Ask the supervisor to stop or kill the run; without a supervisor do it from here.
 
-    Raises Interrupted if a signal comes before the processes of an unsupervised run have ended.
+    Raises Cancelled if a signal comes before the processes of an unsupervised run have ended.
     """
     interrupts = signals.interrupts
 
     def on_tick(left_s: float) -> None:
         if signals.must_leave or signals.interrupts > interrupts:
-            raise Interrupted
+            raise Cancelled
         progress.show_activity(f"stopping, SIGKILL in {max(0.0, left_s):.0f} s")
 
     try:
