@@ -60,7 +60,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         super().__init__(directory, plan, home, lines, options, caller)
         self._plan_script_run = batch_plan.plan_script_run
         recorded = {line.run_id for line in lines if isinstance(line, Probe | ConfirmationRun)}
-        self._orphans = OrphanedRuns(home, directory.name, lines, recorded, PROBE, CONFIRMATION)
+        self._orphans = OrphanedRuns(home, directory.name, recorded, PROBE, CONFIRMATION, is_new=len(lines) == 1)
 
     @abstractmethod
     def predict(self) -> None:
@@ -90,7 +90,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def open(self) -> None:
         """End an orphaned process and predict the largest size."""
-        self._orphans.end_short_runs()
+        self._orphans.end_trying_runs()
         if not any(isinstance(line, (Predicted, Probe)) for line in self._lines):
             self.predict()
 
@@ -135,7 +135,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def _adopt_confirmation(self, plan: RunPlan) -> Path | None:
         """Return the plan's run of a killed conductor, its launch recorded; None without one."""
-        adopted = self._orphans.adopt_long_run(plan)
+        adopted = self._orphans.adopt_measuring_run(plan)
         launched = {line.run_id for line in self._lines if isinstance(line, BatchLaunched)}
         if adopted is not None and adopted.name not in launched:
             self._record_launch(adopted, CONFIRMATION)

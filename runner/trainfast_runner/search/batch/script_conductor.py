@@ -62,11 +62,11 @@ class ScriptBatchConductor(BatchConductor):
         """Try one size in a process of its own, or take the ended probe that a killed conductor left."""
         began_s = self._runs.clock_s()
         plan = self.plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
-        is_first = self._state().largest_fitted == 0
-        orphan = self._orphans.adopt_short_run(plan)
+        nothing_fitted_yet = self._state().largest_fitted == 0
+        orphan = self._orphans.adopt_trying_run(plan)
         if orphan is not None:
             self._record_launch(orphan, PROBE)
-        directory = orphan or self._start(with_trace(plan) if is_first else plan, PROBE)
+        directory = orphan or self._start(with_trace(plan) if nothing_fitted_yet else plan, PROBE)
         result = self._runs.wait_for_end(directory)
         seconds = self._runs.clock_s() - began_s if orphan is None else result.seconds or 0.0
         if result.state == "oom":
@@ -78,7 +78,7 @@ class ScriptBatchConductor(BatchConductor):
             return BatchEnded(state="failed", reason=failure)
         probe = fitting_probe(directory, result, filled or batch_size, seconds, self._available_bytes())
         self._write(msgspec.structs.replace(probe, fills_data=filled is not None))
-        if is_first:
+        if nothing_fitted_yet:
             self._write(self._predicted(result, probe))
         return None
 

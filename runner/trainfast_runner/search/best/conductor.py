@@ -88,7 +88,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def open(self) -> None:
         """Take over the runs of an earlier conductor, and list the candidates with their predictions."""
-        self._orphans.end_short_runs()
+        self._orphans.end_trying_runs()
         for launched, directory in self._orphans.cold_runs():
             self._follow(launched, directory)
         space = newest(self._lines, Space)
@@ -173,7 +173,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             steps = self._cold_steps() or UNTIMED_COLD_STEPS + decision.step_rule.most
             plan = self._plan_of(number, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
             plan = with_predicted_speed(plan, self._home)
-        directory = self._orphans.adopt_long_run(plan) or self._runs.start(plan, COLD)
+        directory = self._orphans.adopt_measuring_run(plan) or self._runs.start(plan, COLD)
         self._follow(self._record_launch(directory, step.action, number, step.knob), directory)
 
     def _cold_steps(self) -> int | None:

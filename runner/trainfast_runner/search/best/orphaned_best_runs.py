@@ -14,28 +14,28 @@ from trainfast_runner.worker.shared.search_roles import TRIAL
 
 
 class OrphanedBestRuns(OrphanedRuns):
-    """The orphaned runs of a best-fit search: trials, or warm processes, are short, and cold runs long."""
+    """The orphaned runs of a best-fit search: trials, or warm processes, and cold runs."""
 
     def __init__(self, home: Home, search_id: str, lines: Sequence[BestLine]) -> None:
         recorded = {line.run_id for line in lines if isinstance(line, Trial | ColdRun)}
-        super().__init__(home, search_id, lines, recorded, TRIAL, COLD)
+        super().__init__(home, search_id, recorded, TRIAL, COLD, is_new=len(lines) == 1)
         self._launched = {line.run_id: line for line in lines if isinstance(line, BestLaunched)}
 
     def cold_runs(self) -> Iterator[tuple[BestLaunched, Path]]:
         """Yield each usable cold run, alive or not, whose launch the journal has."""
-        for run_id in [run_id for run_id in self._long if run_id in self._launched]:
-            del self._long[run_id]
+        for run_id in [run_id for run_id in self._measuring if run_id in self._launched]:
+            del self._measuring[run_id]
             if is_usable(directory := self._home.directory(run_id)):
                 yield self._launched[run_id], directory
 
-    def adopt_long_run(self, plan: RunPlan) -> Path | None:
+    def adopt_measuring_run(self, plan: RunPlan) -> Path | None:
         """Return the cold run of the plan's settings that was killed before its launch was recorded; end the others."""
-        adopted = super().adopt_long_run(plan)
-        self._long = {}
+        adopted = super().adopt_measuring_run(plan)
+        self._measuring = {}
         return adopted
 
     def end_cold_runs(self) -> None:
         """End the cold runs that were not adopted."""
-        for run_id in self._long:
+        for run_id in self._measuring:
             end_if_live(self._home.directory(run_id))
-        self._long = {}
+        self._measuring = {}

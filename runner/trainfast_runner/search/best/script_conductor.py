@@ -37,7 +37,7 @@ class ScriptBestConductor(BestConductor):
         plan = self._plan_trial_or_record(number, steps=steps, timing_warmup=UNTIMED_TRIAL_STEPS)
         if plan is None:
             return
-        orphan = self._orphans.adopt_short_run(plan)
+        orphan = self._orphans.adopt_trying_run(plan)
         plan = self._survey.with_trace_if_unknown(plan, self._space, number, self._lines)
         directory = orphan or self._runs.start(plan, TRIAL)
         self._record_launch(directory, TRIAL, number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from trainfast_runner.records.file_locks import is_alive
@@ -65,41 +64,42 @@ def end_if_live(directory: Path) -> None:
 class OrphanedRuns:
     """The runs of earlier conductors of a search; `recorded` are the ids of those whose outcome its journal has.
 
-    A short run tries something (a probe or a trial), a long one measures as a run of its own (to confirm, or cold).
+    A trying run is a probe or a trial, or the warm process that takes them; a measuring run confirms, or is cold.
     """
 
     def __init__(
         self,
         home: Home,
         search_id: str,
-        lines: Sequence[object],
         recorded: set[str],
-        short_role: str,
-        long_role: str,
+        trying_role: str,
+        measuring_role: str,
+        *,
+        is_new: bool,
     ) -> None:
         self._home = home
         # A new search has no runs: its home is not listed.
-        runs = runs_of_search(home, search_id) if len(lines) > 1 else {}
+        runs = {} if is_new else runs_of_search(home, search_id)
         unrecorded = {run_id: run for run_id, run in runs.items() if run_id not in recorded}
-        self._all_short = [run_id for run_id, run in runs.items() if run.role == short_role]
-        self._short = {run_id: run for run_id, run in unrecorded.items() if run.role == short_role}
-        self._long = {run_id: run for run_id, run in unrecorded.items() if run.role == long_role}
+        self._all_trying = [run_id for run_id, run in runs.items() if run.role == trying_role]
+        self._trying = {run_id: run for run_id, run in unrecorded.items() if run.role == trying_role}
+        self._measuring = {run_id: run for run_id, run in unrecorded.items() if run.role == measuring_role}
 
-    def end_short_runs(self) -> None:
-        """End the live short runs, recorded or not; one under way is lost."""
-        for run_id in self._all_short:
+    def end_trying_runs(self) -> None:
+        """End the live trying runs, recorded or not; one under way is lost."""
+        for run_id in self._all_trying:
             end_if_live(self._home.directory(run_id))
 
-    def adopt_short_run(self, plan: RunPlan) -> Path | None:
-        """Return the ended short run of a script with the plan's settings, if the journal lacks it; else None."""
-        return adopt_ended(self._short, self._home, plan)
+    def adopt_trying_run(self, plan: RunPlan) -> Path | None:
+        """Return the ended trying run of a script with the plan's settings, if the journal lacks it; else None."""
+        return adopt_ended(self._trying, self._home, plan)
 
-    def adopt_long_run(self, plan: RunPlan) -> Path | None:
-        """Return the newest usable long run of the plan's settings, if the journal lacks its outcome; else None.
+    def adopt_measuring_run(self, plan: RunPlan) -> Path | None:
+        """Return the newest usable measuring run of the plan's settings, if the journal lacks its outcome; else None.
 
-        All other long runs are ended.
+        All other measuring runs are ended.
         """
-        adopted = adopt_one(self._long, self._home, plan)
+        adopted = adopt_one(self._measuring, self._home, plan)
         if adopted is not None:
-            del self._long[adopted.name]
+            del self._measuring[adopted.name]
         return adopted
