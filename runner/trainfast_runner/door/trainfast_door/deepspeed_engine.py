@@ -10,7 +10,8 @@ from .notes import never_raises
 if TYPE_CHECKING:
     from .script_run import ScriptRun
 
-NAME = "DeepSpeed"
+DEEPSPEED = "DeepSpeed"
+"""DeepSpeed, as a run's framework is recorded."""
 
 
 def install(module: Any, run: ScriptRun) -> None:
@@ -30,14 +31,14 @@ def install(module: Any, run: ScriptRun) -> None:
     def begin() -> None:
         # The Trainer and Lightning count their own steps, and report before the engine's first step.
         if run.steps.framework is None:
-            run.steps.count_steps_of(NAME)
+            run.steps.count_steps_of(DEEPSPEED)
 
     @never_raises
     def count(engine: Any) -> None:
         # The engine's optimizer holds flat partitions, which belong to no module of the model.
         run.actual.update(wrapper=type(engine).__name__, zero_stage=engine.zero_optimization_stage())
         samples = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
-        if run.steps.source == NAME and run.steps.record_step(samples=samples):
+        if run.steps.source == DEEPSPEED and run.steps.record_step(samples=samples):
             raise SystemExit(0)
 
     module.DeepSpeedEngine.step = followed

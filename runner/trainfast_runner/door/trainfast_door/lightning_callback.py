@@ -9,10 +9,11 @@ from .notes import never_raises
 from .script_run import ScriptRun, current_run
 from .step_log import FACTS_AFTER
 
-NAME = "Lightning"
-PRECISIONS = {"32-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16-pure"}
+LIGHTNING = "Lightning"
+"""Lightning, as a run's framework is recorded."""
+PRECISION_BY_LIGHTNING_NAME = {"32-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16-pure"}
 """The knob's value by Lightning's name of a precision."""
-DTYPES = {"16": "float16", "bf16": "bfloat16"}
+DTYPE_BY_LIGHTNING_NAME = {"16": "float16", "bf16": "bfloat16"}
 """The compute dtypes of Lightning's precisions, by the beginning of their names."""
 
 
@@ -33,7 +34,7 @@ def _callbacks(module: str) -> list[Any]:
 
 
 def _callback_class(base: Any, run: ScriptRun) -> Any:
-    class TrainfastCallback(base):  # type: ignore[misc]
+    class LightningSteps(base):  # type: ignore[misc]
         _steps_before = 0
         _unread = FACTS_AFTER
         # Lightning profiles the call of each hook, 4 us for an empty one. It skips a hook that cannot be called.
@@ -42,9 +43,9 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
 
         @never_raises
         def on_train_start(self, trainer: Any, module: Any) -> None:
-            run.steps.count_steps_of(NAME)
+            run.steps.count_steps_of(LIGHTNING)
             self._steps_before = trainer.global_step
-            run.ran.update(knobs_of(trainer))
+            run.ran.update(knobs_of_trainer(trainer))
 
         @never_raises
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -64,7 +65,7 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
             if self._unread:
                 # Lightning does not call the model's own forward: no hook sees the compute dtype.
                 self._unread -= 1
-                run.actual.update(compute_dtype(trainer))
+                run.actual.update(compute_dtype_of_trainer(trainer))
             if run.steps.record_step(loss=step_loss):
                 trainer.should_stop = True
 
@@ -75,20 +76,20 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
                 run.trace.trace_memory()
                 raise SystemExit(0)
 
-    return TrainfastCallback
+    return LightningSteps
 
 
-def knobs_of(trainer: Any) -> dict[str, Any]:
+def knobs_of_trainer(trainer: Any) -> dict[str, Any]:
     """Values of the knobs that Lightning's Trainer set."""
     precision = str(trainer.precision)
     return {
-        "precision": PRECISIONS.get(precision, precision),
+        "precision": PRECISION_BY_LIGHTNING_NAME.get(precision, precision),
         "grad_accum": trainer.accumulate_grad_batches,
         "grad_clip": trainer.gradient_clip_val or 0.0,
     }
 
 
-def compute_dtype(trainer: Any) -> dict[str, str]:
+def compute_dtype_of_trainer(trainer: Any) -> dict[str, str]:
     """The dtype of half precision as a field of `actual`; empty without it."""
-    dtype = DTYPES.get(str(trainer.precision).partition("-")[0])
+    dtype = DTYPE_BY_LIGHTNING_NAME.get(str(trainer.precision).partition("-")[0])
     return {} if dtype is None else {"compute_dtype": dtype}

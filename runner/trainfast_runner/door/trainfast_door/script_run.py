@@ -16,7 +16,7 @@ from .settings import settings_of
 from .step_log import StepLog
 from .step_trace import TraceState
 
-PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+PRECISION_BY_DTYPE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """The knob's value by the dtype that the model computes in."""
 
 
@@ -97,7 +97,7 @@ class ScriptRun:
         # By the second step a hand-made schedule has changed the rate; the rate it began with is then unknown.
         if self.given_rate is not None and (self.has_scheduler or self.given_rate == self.steps.lr):
             ran.setdefault("lr", self.given_rate)
-        precision = PRECISIONS.get(str(self.actual.get("compute_dtype")))
+        precision = PRECISION_BY_DTYPE.get(str(self.actual.get("compute_dtype")))
         if precision is not None:
             ran.setdefault("precision", precision)
 

@@ -10,8 +10,9 @@ from .step_log import FACTS_AFTER
 if TYPE_CHECKING:
     from .script_run import ScriptRun
 
-NAME = "HF Trainer"
-OPTIMIZERS = {
+HF_TRAINER = "HF Trainer"
+"""The Hugging Face Trainer, as a run's framework is recorded."""
+OPTIMIZER_BY_TRAINER_NAME = {
     "adamw_torch": "adamw",
     "adamw_torch_fused": "adamw-fused",
     "adamw_bnb_8bit": "adamw-8bit",
@@ -26,17 +27,17 @@ OPTIMIZERS = {
 def install(module: Any, run: ScriptRun) -> None:
     """Add the callback to `transformers.trainer`, the module."""
 
-    class TrainfastCallback(module.TrainerCallback):  # type: ignore[misc]
+    class TrainerSteps(module.TrainerCallback):  # type: ignore[misc]
         """Counts the Trainer's steps. Properties of its arguments, microseconds each, are read once in a training."""
 
         batch_size, accumulated, unread = 1, 1, 0
 
         @never_raises
         def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            run.steps.count_steps_of(NAME)
+            run.steps.count_steps_of(HF_TRAINER)
             # The loss of a step is logged after its end.
             run.steps.waits_for_loss = True
-            run.ran.update(knobs_of(args))
+            run.ran.update(knobs_of_arguments(args))
             self.batch_size, self.accumulated = args.train_batch_size, args.gradient_accumulation_steps
             self.unread = FACTS_AFTER
 
@@ -47,7 +48,7 @@ def install(module: Any, run: ScriptRun) -> None:
             if self.unread:
                 self.unread -= 1
                 run.ran["batch_size"] = batch
-                run.actual.update(compute_dtype(args))
+                run.actual.update(compute_dtype_of_arguments(args))
             if run.steps.record_step(samples=batch * self.accumulated):
                 control.should_training_stop = True
             return control
@@ -64,10 +65,10 @@ def install(module: Any, run: ScriptRun) -> None:
                 run.trace.trace_memory()
                 raise SystemExit(0)
 
-    module.DEFAULT_CALLBACKS.append(TrainfastCallback)
+    module.DEFAULT_CALLBACKS.append(TrainerSteps)
 
 
-def knobs_of(args: Any) -> dict[str, Any]:
+def knobs_of_arguments(args: Any) -> dict[str, Any]:
     """Values of the knobs that TrainingArguments set."""
     optimizer = getattr(args.optim, "value", args.optim)
     return {
@@ -87,7 +88,7 @@ def knobs_of(args: Any) -> dict[str, Any]:
         "compile": (args.torch_compile_mode or "default").replace("-no-cudagraphs", "")
         if args.torch_compile
         else "off",
-        "optimizer": OPTIMIZERS.get(optimizer, optimizer),
+        "optimizer": OPTIMIZER_BY_TRAINER_NAME.get(optimizer, optimizer),
     }
 
 
@@ -99,7 +100,7 @@ def _precision(args: Any) -> str:
     return "tf32" if getattr(args, "tf32", None) else "fp32"
 
 
-def compute_dtype(args: Any) -> dict[str, str]:
+def compute_dtype_of_arguments(args: Any) -> dict[str, str]:
     """The dtype of mixed precision as a field of `actual`; empty without it."""
     if args.bf16:
         return {"compute_dtype": "bfloat16"}
