@@ -100,9 +100,9 @@ class Discovery:
 
         @never_raises
         def report_parser(parser: Any, namespace: Any, unparsed: list[str]) -> None:
-            new = flags.argparse_flags(self._parsers, namespace)
-            names = {name for flag in new for name in flag["names"]}
-            self._flags = new + [flag for flag in self._flags if not names & set(flag["names"])]
+            own_flags = flags.argparse_flags(self._parsers, namespace)
+            names = {name for flag in own_flags for name in flag["names"]}
+            self._flags = own_flags + [flag for flag in self._flags if not names & set(flag["names"])]
             self._parser = next(
                 (ancestor.__name__ for ancestor in type(parser).__mro__ if ancestor.__name__ == "HfArgumentParser"),
                 "argparse",
@@ -179,9 +179,9 @@ class Discovery:
         init = kind.__init__
 
         @functools.wraps(init)
-        def followed(made: Any, *args: Any, **kwargs: Any) -> None:
+        def followed(instance: Any, *args: Any, **kwargs: Any) -> None:
             self._stop(name)
-            init(made, *args, **kwargs)
+            init(instance, *args, **kwargs)
 
         kind.__init__ = followed
 
@@ -190,10 +190,14 @@ class Discovery:
 def frameworks_of(names: dict[str, Any]) -> list[str]:
     """The frameworks that a script's globals come from."""
     modules = [
-        f"{getattr(module, '__module__', None) or getattr(module, '__name__', '')}." for module in list(names.values())
+        f"{getattr(value, '__module__', None) or getattr(value, '__name__', '')}." for value in list(names.values())
     ]
-    shown = [shows for name, shows in FRAMEWORK_OF_MODULE if any(module.startswith(f"{name}.") for module in modules)]
-    return list(dict.fromkeys(shown))
+    used = [
+        framework
+        for prefix, framework in FRAMEWORK_OF_MODULE
+        if any(module.startswith(f"{prefix}.") for module in modules)
+    ]
+    return list(dict.fromkeys(used))
 
 
 def _caller() -> str:

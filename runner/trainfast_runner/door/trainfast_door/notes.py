@@ -57,8 +57,8 @@ def never_raises(function: Function) -> Function:
             return function(*arguments, **keywords)
         except Exception as error:
             # Many hooks have the same name: their module tells them apart. A partial has no name.
-            inner = getattr(function, "func", function)
-            note_error(f"{inner.__module__.rpartition('.')[2]}.{inner.__name__}", error)
+            named = getattr(function, "func", function)
+            note_error(f"{named.__module__.rpartition('.')[2]}.{named.__name__}", error)
             return None
 
     return quiet  # type: ignore[return-value]

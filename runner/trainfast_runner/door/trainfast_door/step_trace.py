@@ -78,6 +78,6 @@ def _traced(seen: Any) -> dict[str, Any]:
         holds_gradients=seen.holds_gradients,
         autocast=seen.autocast,
     )
-    inner = model.module if type(model).__name__ == "DistributedDataParallel" else model
-    lines = tracer.trace_peaks(inner, seen.optimizer(), step)
+    unwrapped = model.module if type(model).__name__ == "DistributedDataParallel" else model
+    lines = tracer.trace_peaks(unwrapped, seen.optimizer(), step)
     return {"rows": seen.rows, "lines": lines, "seconds": (time.monotonic_ns() - begun_ns) / 1e9}
