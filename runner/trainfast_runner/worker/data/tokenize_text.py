@@ -65,8 +65,8 @@ def build(request: CorpusRequest, folder: Path) -> None:
     (folder / "meta.json").write_text(json.dumps(meta))
 
 
-def _train_bpe(texts: list[str], vocab: int, folder: Path) -> tuple[Encode, dict[str, Any]]:
-    """Train a byte-level BPE of at most `vocab` ids on `texts`."""
+def _train_bpe(contents: list[str], vocab: int, folder: Path) -> tuple[Encode, dict[str, Any]]:
+    """Train a byte-level BPE of at most `vocab` ids on these texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab < SMALLEST_VOCAB:
@@ -85,7 +85,7 @@ def _train_bpe(texts: list[str], vocab: int, folder: Path) -> tuple[Encode, dict
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(contents, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     meta = {
         "vocab_size": tokenizer.get_vocab_size(),

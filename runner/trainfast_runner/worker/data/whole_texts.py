@@ -24,14 +24,15 @@ class Pieces:
     lengths: NDArray[np.int64]
 
 
-def pieces_of(texts: NDArray[np.int64], seq_len: int) -> Pieces:
+def pieces_of(text_lengths: NDArray[np.int64], seq_len: int) -> Pieces:
     """Cut texts of these lengths, laid end to end, into samples of at most `seq_len` tokens."""
-    ends = np.cumsum(texts)
-    pieces_per_text = -(-texts // seq_len)
-    text = np.repeat(np.arange(len(texts)), pieces_per_text)
-    number = np.arange(len(text)) - np.repeat(np.cumsum(pieces_per_text) - pieces_per_text, pieces_per_text)
-    starts = (ends - texts)[text] + number * seq_len
-    lengths = np.minimum(seq_len, ends[text] - starts)
+    ends = np.cumsum(text_lengths)
+    pieces_per_text = -(-text_lengths // seq_len)
+    text_of_piece = np.repeat(np.arange(len(text_lengths)), pieces_per_text)
+    pieces_before_text = np.cumsum(pieces_per_text) - pieces_per_text
+    number_in_text = np.arange(len(text_of_piece)) - pieces_before_text[text_of_piece]
+    starts = (ends - text_lengths)[text_of_piece] + number_in_text * seq_len
+    lengths = np.minimum(seq_len, ends[text_of_piece] - starts)
     long_enough = lengths >= SHORTEST
     return Pieces(starts[long_enough], lengths[long_enough])
 

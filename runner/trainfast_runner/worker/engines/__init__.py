@@ -18,5 +18,5 @@ from .base import Engine
 def make_engine(knobs: Knobs, strategy: Strategy, objective: Objective) -> Engine:
     """Make the engine that the knobs name; its libraries are imported here, before any memory is counted."""
     module, _, name = ENGINES[knobs.engine].path.partition(":")
-    made: Engine = getattr(importlib.import_module(f".{module}", __package__), name)(knobs, strategy, objective)
-    return made
+    engine: Engine = getattr(importlib.import_module(f".{module}", __package__), name)(knobs, strategy, objective)
+    return engine

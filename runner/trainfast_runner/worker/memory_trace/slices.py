@@ -26,14 +26,14 @@ def keep_one_slice(model: nn.Module, degree: int, device_type: str) -> None:
     mesh = init_device_mesh(device_type, (degree,), mesh_dim_names=("tp",))
     plan = plan_for(model, degree)
     exchange(model, plan, mesh)
-    made: dict[int, nn.Parameter] = {}
+    slices: dict[int, nn.Parameter] = {}
     for name, module in model.named_modules():
         for key, whole in module._parameters.items():
             if whole is None:
                 continue
-            if id(whole) not in made:
-                made[id(whole)] = _slice(whole, plan.slices.get(f"{name}.{key}"), degree)
-            module._parameters[key] = made[id(whole)]
+            if id(whole) not in slices:
+                slices[id(whole)] = _slice(whole, plan.slices.get(f"{name}.{key}"), degree)
+            module._parameters[key] = slices[id(whole)]
 
 
 def _slice(whole: nn.Parameter, cut: Slice | None, degree: int) -> nn.Parameter:

@@ -266,9 +266,8 @@ def keep_pages_aside(optimizer: Any) -> None:
 
     def buffer(parameter: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         paged = parameter.numel() >= PAGED_ELEMENTS
-        state: Any = torch.zeros_like(parameter, dtype=dtype, device="cpu" if paged else parameter.device)
-        state.is_paged = paged
-        made: Tensor = state
-        return made
+        state = torch.zeros_like(parameter, dtype=dtype, device="cpu" if paged else parameter.device)
+        state.is_paged = paged  # type: ignore[attr-defined]
+        return state
 
     optimizer.get_state_buffer = buffer

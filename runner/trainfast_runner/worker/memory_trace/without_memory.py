@@ -14,19 +14,19 @@ def replace_with_empty(model: nn.Module, device: torch.device | None = None) -> 
 
     Returns the new tensors by the ids of the replaced ones.
     """
-    made: dict[int, Tensor] = {}
+    replacements: dict[int, Tensor] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in list(tensors.items()):
                 if tensor is None:
                     continue
-                if id(tensor) not in made:
+                if id(tensor) not in replacements:
                     empty = empty_like(tensor, device)
                     is_parameter = isinstance(tensor, nn.Parameter)
-                    made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                    replacements[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
                 # Not the dictionary alone: an LSTM keeps a list of its weights as well.
-                setattr(module, name, made[id(tensor)])
-    return made
+                setattr(module, name, replacements[id(tensor)])
+    return replacements
 
 
 def empty_like(tensor: Tensor, device: torch.device | None = None) -> Tensor:

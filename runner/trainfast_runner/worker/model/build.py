@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -100,8 +100,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
             )
         model.gradient_checkpointing_enable(CHECKPOINTING_ARGUMENTS)
     model.train()
-    built: nn.Module = model
-    return built
+    return cast(nn.Module, model)
 
 
 def _refusal(reason: str, model_type: str, attention: str) -> InvalidInput:
@@ -116,12 +115,12 @@ def _refusal(reason: str, model_type: str, attention: str) -> InvalidInput:
 def attentions(config: Any, objective: str) -> list[str]:
     """Values of `attention` that the model's class takes. Raises InvalidInput if the family has no such head."""
     _check_head(config, objective)
-    built = _head(config, objective)
+    head = _head(config, objective)
     names = ["auto", "eager"]
-    if getattr(built, "_supports_sdpa", False):
+    if getattr(head, "_supports_sdpa", False):
         names.append("sdpa")
     # Renamed in transformers 4.53.
-    if getattr(built, "_supports_flash_attn", False) or getattr(built, "_supports_flash_attn_2", False):
+    if getattr(head, "_supports_flash_attn", False) or getattr(head, "_supports_flash_attn_2", False):
         names.append("flash")
     return names
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,12 +23,11 @@ def compiled(module: nn.Module, knobs: Knobs) -> nn.Module:
         return module
     check_header(knobs)
     mode = mode_of(knobs)
-    made: Any = torch.compile(module, mode=mode)
+    compiled_module = cast(nn.Module, torch.compile(module, mode=mode))
     if mode == "max-autotune":
         # CUDA graphs are replayed, and reuse the memory of the last step.
-        made.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())  # type: ignore[no-untyped-call]
-    inner: nn.Module = made
-    return inner
+        compiled_module.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())  # type: ignore[no-untyped-call]
+    return compiled_module
 
 
 def mode_of(knobs: Knobs) -> str | None:
@@ -43,8 +42,8 @@ def mode_of(knobs: Knobs) -> str | None:
 
 def unwrap(module: nn.Module) -> nn.Module:
     """Take off torch.compile's wrapper, if there is one."""
-    inner: nn.Module = getattr(module, "_orig_mod", module)
-    return inner
+    unwrapped: nn.Module = getattr(module, "_orig_mod", module)
+    return unwrapped
 
 
 def check_header(knobs: Knobs) -> None:

@@ -36,7 +36,7 @@ def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
     entry = OPTIMIZERS[knobs.optimizer]
     groups = parameter_groups(model, knobs.weight_decay)
     try:
-        make = optimizer_class(entry)
+        make_optimizer = optimizer_class(entry)
     except ImportError as error:
         if entry.package is None:
             raise
@@ -47,8 +47,8 @@ def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
             allowed=[name for name, other in OPTIMIZERS.items() if other.package != entry.package],
             nearest=entry.fallback,
         ) from error
-    made: Optimizer = make(groups, lr=knobs.lr, **dict(entry.arguments))
-    return made
+    optimizer: Optimizer = make_optimizer(groups, lr=knobs.lr, **dict(entry.arguments))
+    return optimizer
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -14,5 +14,5 @@ from .base import Strategy
 def make_strategy(knobs: Knobs, device: torch.device) -> Strategy:
     """Make the strategy that the knobs name; its file is imported only now."""
     module, _, name = STRATEGIES[knobs.strategy].path.partition(":")
-    made: Strategy = getattr(importlib.import_module(f".{module}", __package__), name)(knobs, device)
-    return made
+    strategy: Strategy = getattr(importlib.import_module(f".{module}", __package__), name)(knobs, device)
+    return strategy

@@ -159,8 +159,8 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
 
         groups = parameter_groups(model, self.knobs.weight_decay)
         states = self.knobs.precision != "bf16-pure"
-        made: Optimizer = DeepSpeedCPUAdam(groups, lr=self.knobs.lr, adamw_mode=True, fp32_optimizer_states=states)
-        return made
+        optimizer: Optimizer = DeepSpeedCPUAdam(groups, lr=self.knobs.lr, adamw_mode=True, fp32_optimizer_states=states)
+        return optimizer
 
 
 def live_stage(optimizer: Any) -> int | None:

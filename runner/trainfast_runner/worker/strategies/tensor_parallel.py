@@ -110,13 +110,13 @@ class DataTensorParallel(TensorParallel):
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read DDP from the module, and the rest from the DTensors over its storage."""
         fields = Strategy.actual_fields(self, module)
-        inner = tensor_fields(whole for _, whole in self.plain_and_dtensor)
+        tensor_axis = tensor_fields(whole for _, whole in self.plain_and_dtensor)
         dtype = next(module.parameters()).dtype
         return {
             **fields,
-            **inner,
-            "wrapper": joined(inner["wrapper"], fields["wrapper"]),
-            "mesh": {"dp": dist.get_world_size(self.mesh.get_group("dp")), **(inner["mesh"] or {})},
+            **tensor_axis,
+            "wrapper": joined(tensor_axis["wrapper"], fields["wrapper"]),
+            "mesh": {"dp": dist.get_world_size(self.mesh.get_group("dp")), **(tensor_axis["mesh"] or {})},
             "reduce_dtype": dtype_name(dtype),
         }
 
@@ -136,8 +136,8 @@ class ShardedTensorParallel(TensorParallel):
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read FSDP's state, and the parameters."""
         fields = sharded_fields(module)
-        inner = tensor_fields(module.parameters())
-        return {**super().actual_fields(module), **fields, "wrapper": joined(inner["wrapper"], fields["wrapper"])}
+        tensor_axis = tensor_fields(module.parameters())
+        return {**super().actual_fields(module), **fields, "wrapper": joined(tensor_axis["wrapper"], fields["wrapper"])}
 
 
 def tensor_fields(parameters: Iterable[Tensor]) -> dict[str, Any]:

@@ -32,14 +32,14 @@ def cut_in_turn(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, parts: Ite
 
 
 def _cut_part(modules: dict[str, nn.Module], plan: TensorPlan, mesh: DeviceMesh) -> None:
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    at_rest: dict[nn.Parameter, nn.Parameter] = {}
     for name, module in modules.items():
         parameters = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
         for key, whole in parameters.items():
             # Tied parameters stay one.
-            if whole not in made:
-                made[whole] = _at_rest(whole, plan.slices.get(f"{name}.{key}"), mesh)
-            module._parameters[key] = made[whole]
+            if whole not in at_rest:
+                at_rest[whole] = _at_rest(whole, plan.slices.get(f"{name}.{key}"), mesh)
+            module._parameters[key] = at_rest[whole]
         if parameters:
             swap = _Swap(name, plan, mesh)
             module.register_forward_pre_hook(swap.in_forward, prepend=True)
