@@ -12,6 +12,7 @@ from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import allows_warm_trials
 
 BATCH_KNOBS = ("batch_size", "grad_accum")
+"""The knobs that give one rank's share of the global batch."""
 MESH_KNOBS = ("strategy", "tp_degree", "pp_degree")
 """The knobs that decide how many data-parallel ranks share the global batch."""
 

@@ -23,6 +23,7 @@ from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
 
 MODULE = "trainfast_runner.search"
+"""The module that conducts a search in a process of its own."""
 POLL_S = 0.02
 """Seconds between checks that the conductor has ended."""
 

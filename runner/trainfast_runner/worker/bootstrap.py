@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
+"""The folder of the worker."""
 
 
 def register() -> None:

@@ -16,6 +16,7 @@ from .records.worker_log import WorkerLog
 STEP_LOG_TIMEOUT_S = 1.0
 """Seconds to wait for the figures of the last step."""
 EXIT_SIGTERM = 128 + signal.SIGTERM
+"""Exit code after SIGTERM, as a shell reports it."""
 
 
 def keep_last_step_on_sigterm(step_log: StepLog | None, log: WorkerLog, device: torch.device) -> None:

@@ -18,6 +18,7 @@ from .import_hooks import ImportHooks
 from .notes import never_raises
 
 REPORT = "discovered.json"
+"""The file that discovery writes."""
 FRAMEWORK_OF_MODULE = (
     ("transformers.trainer", "HF Trainer"),
     ("transformers.trainer_seq2seq", "HF Trainer"),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 TRACEBACK_CHARACTERS, MESSAGE_CHARACTERS = 4000, 2000
 """Kept equal to the worker's (`records/worker_log.py`): the door imports nothing of the worker while a script runs."""
 BACKWARD = ("torch/_tensor.py", "torch/autograd/")
+"""Parts of the paths of frames in a backward pass."""
 PHASE_OF_FRAME = (
     ("torch/utils/data/", "", "data"),
     ("torch/optim/", "", "optimizer"),

@@ -13,6 +13,7 @@ import traceback
 from typing import Any
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
+"""The folder of the hooks."""
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from .notes import never_raises
 from .script_run import current_run
 
 OWN_CALL = "trainfast_door.step()"
+"""The script's own call that counts its steps, as `hooks` records it."""
 
 
 @never_raises

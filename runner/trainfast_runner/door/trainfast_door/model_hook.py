@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from .script_run import ScriptRun
 
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
+"""Names of the classes that wrap a script's model."""
 COMPILED = "the script compiles: a hook in the compiled part would break its graph"
+"""The reason that a compiled script's phases are unknown."""
 
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _inner: weakref.WeakSet[nn.Module] = weakref.WeakSet()

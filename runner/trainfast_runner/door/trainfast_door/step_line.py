@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     """End (CLOCK_MONOTONIC) and number of a step, its samples, times, learning rate, memory peaks and loss."""
 
 NULL = "null"
+"""JSON of an absent figure."""
 NOT_FINITE = 'null,"loss_not_finite":true'
+"""JSON of a loss that is not finite, with the mark that says so."""
 
 
 def step_line(record: StepRecord, warmup: int) -> str:

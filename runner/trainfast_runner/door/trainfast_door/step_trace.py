@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TRACED_TORCH = "2.13."
 """Beginning of the versions of torch that traces of scripts are tested with."""
 WORKER = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir, "worker")
+"""The folder of the worker, which traces the step."""
 
 
 class TraceState:

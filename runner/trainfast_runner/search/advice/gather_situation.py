@@ -17,6 +17,7 @@ from trainfast_runner.settings.spec import RunSpec
 RUNS_READ_FOR_ADVICE = 300
 """Number of newest runs that are searched for runs of the same preset."""
 SHAPES = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "vocab_size")
+"""Fields of a configuration that are sides of a model's matrices."""
 
 
 def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = None) -> Situation:

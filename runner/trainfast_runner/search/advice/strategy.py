@@ -16,6 +16,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import gibibytes
 
 ZERO_ONLY_SLOWS = "DeepSpeed only slows a model that already fits with a reasonable batch."
+"""A reason that several pieces of advice share."""
 FITTING_SHARE = 0.9
 """A model fits if states and context take at most this share of a device's memory."""
 GIB = 2**30

@@ -34,6 +34,7 @@ PROBE_FIELDS = (
     "reason",
     "run_id",
 )
+"""Fields of a `Probe` in the report."""
 CONFIRMATION_FIELDS = (
     "batch_size",
     "state",
@@ -45,7 +46,9 @@ CONFIRMATION_FIELDS = (
     "run_id",
     "refutes",
 )
+"""Fields of a `ConfirmationRun` in the report."""
 PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "reason")
+"""Fields of a `Predicted` line in the report."""
 
 
 def batch_report(directory: Path) -> dict[str, Any]:

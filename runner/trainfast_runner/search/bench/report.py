@@ -13,6 +13,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 
 FIGURE_COLUMNS = ("samples/s", "vs baseline", "95 % CI", "step ms", "peak MiB", "TFLOP/s", "notebook's TFLOP/s")
+"""Headings of the columns of figures, after those of the settings."""
 BASELINE_SETTINGS = ("batch_size", "seq_len", "precision", "strategy")
 """Settings shown for the baseline; other rows show the settings that differ."""
 

@@ -27,6 +27,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.shared.search_roles import TRIAL
 
 WARM_KNOBS = tuple(name for name, entry in KNOBS_BY_NAME.items() if entry.changes_in_warm_process)
+"""The knobs by which the rows of one process may differ."""
 
 
 def warm_groups(bench: Bench) -> dict[str, str]:

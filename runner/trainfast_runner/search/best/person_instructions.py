@@ -15,10 +15,15 @@ from trainfast_runner.search.journal.best import Candidate, Instruction, Instruc
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 
 INSTRUCTIONS_FILE = "orders.jsonl"
+"""The file of a search's directory that takes its instructions."""
 SKIP: Final = "skip"
+"""Never try this value, or this candidate."""
 PIN: Final = "pin"
+"""Try only this value of a knob."""
 UNPIN: Final = "unpin"
+"""Remove a knob's pin."""
 INSTRUCTION_WORDS: tuple[InstructionWord, ...] = (SKIP, PIN, UNPIN)
+"""All instructions."""
 ValueInstruction = Literal["pin", "skip"]
 """An instruction about one value of a knob."""
 

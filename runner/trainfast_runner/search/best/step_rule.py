@@ -13,6 +13,7 @@ UNTIMED_TRIAL_STEPS = 2
 MIN_TIMED_STEPS, MAX_TIMED_STEPS, ENOUGH_ERROR = 4, 25, 0.012
 """Timed steps of a trial, and the standard error that is enough."""
 LEAST_TRIAL_STEPS = UNTIMED_TRIAL_STEPS + MIN_TIMED_STEPS
+"""Steps of the shortest trial."""
 Judgement = Literal["more", "enough", "slow"]
 """`more` steps are needed, `enough` were taken, or the candidate is too `slow`."""
 

@@ -229,6 +229,7 @@ BatchLine = (
     | Resumed
     | BatchEnded
 )
+"""A line of a batch search's journal."""
 
 
 def refuted_by(probe: Probe, confirmations: Iterable[ConfirmationRun]) -> ConfirmationRun | None:

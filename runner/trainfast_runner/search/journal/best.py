@@ -1,7 +1,8 @@
 """The lines of a best-fit search in `searches/SEARCH_ID/journal.jsonl`: its question, trials, runs and answer.
 
 A search continues from its journal, and a screen shows the journal. Sizes are bytes, times CLOCK_MONOTONIC nanoseconds,
-as in a run's records. Candidates are numbered from 0 in the order of the `Space` line.
+as in a run's records. Candidates are numbered from 0 in the order of the `Space` line. Fields with the words of a
+`Literal` are strings, because a journal of another version may have other words.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ from trainfast_runner.settings.knob_values import KnobValue
 
 UNNAMED = "no present value is named"
 """The reason that a script's knob is left alone if neither the preset nor a setting names its value."""
-# The fields with these words are strings, because a journal of another version may have other words.
 RACE: Final = "race"
+"""The role of a cold run that chooses among the leaders."""
 CONFIRM: Final = "confirm"
+"""The role of a cold run of the winner, or of the baseline beside it."""
 TURN_BACK: Final = "turn_back"
+"""The role of a cold run of the answer with one knob at the baseline's value."""
 UNDER_LIMIT: Final = "limit"
 """The role of a cold run under `memory_limit`, which shows whether a candidate fits."""
 ColdRole = Literal["race", "confirm", "turn_back", "limit"]
@@ -336,6 +339,7 @@ BestLine = (
     | Resumed
     | BestEnded
 )
+"""A line of a best-fit search's journal."""
 
 
 @dataclass(frozen=True)

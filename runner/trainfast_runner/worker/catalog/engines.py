@@ -54,3 +54,4 @@ _ENGINES = (
     ),
 )
 ENGINES = {entry.name: entry for entry in _ENGINES}
+"""All engines, by name."""

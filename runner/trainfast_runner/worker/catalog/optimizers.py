@@ -158,6 +158,7 @@ _OPTIMIZERS = (
     ),
 )
 OPTIMIZERS = {entry.name: entry for entry in _OPTIMIZERS}
+"""All optimizers, by name."""
 
 
 def nearest_optimizer(entry: OptimizerEntry, strategy: StrategyEntry) -> str:

@@ -107,7 +107,9 @@ class ScheduleEntry:
 
 
 EVERYTHING = ("weights", "gradients", "states")
+"""The parts of a training's state that a strategy can shard."""
 TENSOR_KNOBS = ("tp_degree",)
+"""The knobs of a strategy with tensor parallelism."""
 
 _ZERO1 = StrategyEntry(
     name="zero1",
@@ -297,6 +299,7 @@ _STRATEGIES = (
     ),
 )
 STRATEGIES = {entry.name: entry for entry in _STRATEGIES}
+"""All strategies, by name."""
 
 _SCHEDULES = (
     ScheduleEntry(name="gpipe", wrapper="ScheduleGPipe"),
@@ -304,6 +307,7 @@ _SCHEDULES = (
     ScheduleEntry(name="interleaved", wrapper="ScheduleInterleaved1F1B", stages_per_rank=2),
 )
 SCHEDULES = {entry.name: entry for entry in _SCHEDULES}
+"""All pipeline schedules, by name."""
 
 
 def nearest_strategy(entry: StrategyEntry, works: Callable[[StrategyEntry], bool]) -> str:

@@ -37,6 +37,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 
 Samples = TokenSamples | WholeTexts | ImageSamples
+"""The samples of a training, by the kind and the form of its data."""
 
 
 def batches_of(

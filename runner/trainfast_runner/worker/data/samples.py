@@ -29,6 +29,7 @@ BERT_MASK_ID = 103
 """[MASK] in the vocabulary of bert-base-uncased."""
 
 Batch = dict[str, Tensor]
+"""The tensors of a micro-batch, by the names of the model's arguments."""
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,11 @@ from ..shared.recipes import SMALLEST_VOCAB
 from .corpus import VOCAB_LIMIT, CorpusRequest, describe, texts
 
 PAD, END, MASK = "<pad>", "<end>", "<mask>"
+"""Special tokens of a tokenizer that is trained here."""
 DOCUMENTS_AT_ONCE, LINES_AT_ONCE = 64, 4096
 """Texts that are tokenized in one call."""
 Encode = Callable[[list[str]], list[list[int]]]
+"""Returns the token ids of each text."""
 
 
 def build_in_child(request: CorpusRequest, folder: Path) -> None:

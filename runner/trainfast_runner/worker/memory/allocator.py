@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ..shared.malloc_thresholds import KEPT, ORDINARY, ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES, STRICT, malloc_settings
 
-# mallopt's parameters, from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+"""mallopt's parameters, from glibc's malloc.h."""
 STRICT_BYTES = 128 << 10
 """glibc's initial value of both thresholds; setting it keeps them from growing."""
 LARGEST_WITHHELD_BYTES = 1 << 30

@@ -26,7 +26,8 @@ from typing import Any
 
 from .trace_request import TraceRequest
 
-PR_SET_PDEATHSIG = 1  # sys/prctl.h
+PR_SET_PDEATHSIG = 1
+"""prctl's option, from sys/prctl.h."""
 FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transformers.generation.utils")
 """Imported before the forks: a thousand modules that each fork would import again, which takes as long as torch."""
 PROCESSES = 2

@@ -30,6 +30,7 @@ POLL_S = 0.1
 READ_BYTES = 1 << 16
 """Most bytes of stdin read at once."""
 STDIN, STDOUT = 0, 1
+"""File descriptors of standard input and output."""
 
 
 class RequestLines:

@@ -10,11 +10,13 @@ from ..invalid import InvalidInput, one_line, unknown_name
 from ..shared.recipes import longest_seq_len, positions_needed
 
 SOURCES = ("family", "path", "hub")
-# Every configuration takes these, although it does not store them.
+"""Keys of `[model]` that name its configuration: each model has exactly one."""
 EXTRA_FIELDS = frozenset({"num_labels"})
+"""Fields that every configuration takes, although it does not store them."""
 FREE_IMAGE_SIZE = 224
 """Side in pixels of images for a model that takes any size, as in the ImageNet recipe of the loader."""
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+"""Fields of a configuration that must be positive."""
 
 
 def resolve_config(model: dict[str, Any]) -> Any:

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 PREFIX = "trainfast-offload-"
+"""Beginning of the name of a directory for offloaded states."""
 MARKER = "made-by-trainfast-tui"
+"""The file that marks a directory as made here: only such directories are deleted."""
 DISK_FULL_BELOW_BYTES = 1 << 24
 """A disk with less space than this counts as full: DeepSpeed writes blocks of 1 MiB from several threads."""
 LOCK_WITHIN_S, LOCK_PAUSE_S = 5.0, 0.05

@@ -20,7 +20,7 @@ SPELLINGS: tuple[tuple[str, str], ...] = (
     ("bitsandbytes", r"\bError out of memory at line\b"),
     ("kernel", r"\bOut of memory: Killed process\b|\boom-kill\b"),
 )
-
+"""Patterns of an out-of-memory report, each with the library that writes it."""
 HINTS: tuple[tuple[str, str], ...] = (
     # cuBLAS creates its handle and workspace lazily: with no memory left it says "not initialized".
     ("cuBLAS", r"\bCUBLAS_STATUS_NOT_INITIALIZED\b"),
@@ -29,8 +29,8 @@ HINTS: tuple[tuple[str, str], ...] = (
 )
 """Errors that an OOM can cause, as well as other reasons: they count only if little memory was free."""
 
-# A kernel that needs more shared memory than the chip has: a smaller batch does not help.
 _KERNEL_RESOURCES = re.compile(r"out of resources?: *(?:shared memory|threads|registers)", re.IGNORECASE)
+"""A kernel that needs more shared memory than the chip has: a smaller batch does not help."""
 _ANY, _HINT = (
     re.compile("|".join(f"(?:{pattern})" for _, pattern in table), re.IGNORECASE) for table in (SPELLINGS, HINTS)
 )

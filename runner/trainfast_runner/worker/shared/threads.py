@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 PASSIVE, DEFAULT = "passive", "default"
+"""The policies of a waiting OpenMP thread: sleep, or spin first."""
 WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 """Variables that set how long a waiting thread spins: OpenMP's, libgomp's, and two of libiomp and libomp."""
 _LIBRARY = re.compile(r"/(lib(?:gomp|iomp5|omp5?)[^/\s]*\.so[.\d]*)$", re.MULTILINE)

@@ -20,6 +20,7 @@ from ..model.weights import init_weights
 from ..spec import Knobs
 
 WRAPPERS = (DistributedDataParallel, DataParallel)
+"""Classes that wrap a model and have it as `module`."""
 ForwardBackward = Callable[[list[Batch], Tensor, Objective, Callable[[str], None]], Tensor]
 """Takes the micro-batches, the count of targets in the global batch, the objective, and the function that marks phases;
 returns this rank's share of the global mean loss."""

@@ -77,6 +77,7 @@ LAYOUTS: dict[str, Layout] = {
         ("ForMaskedLM", "ForSequenceClassification"),
     ),
 }
+"""The layouts that can be cut into stages, by `model_type`."""
 
 
 class StageModule(nn.Module):

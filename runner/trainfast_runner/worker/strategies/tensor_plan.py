@@ -18,7 +18,9 @@ from ..invalid import InvalidInput
 from ..shared.parallel_plans import OUR_TENSOR_PLANS
 
 GATHERED = ("colwise_gather_output", "colwise_rep")
+"""Styles of transformers' plans that cut a matrix and make its output whole again."""
 SUMMED = ("replicated_with_grad_allreduce",)
+"""Styles of transformers' plans that keep a parameter whole and sum its gradients over the ranks."""
 
 
 @dataclass(frozen=True)

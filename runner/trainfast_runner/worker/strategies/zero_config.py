@@ -11,8 +11,8 @@ from ..catalog import STRATEGIES
 from ..model.weights import parts
 from ..spec import Knobs
 
-# DeepSpeed's default buckets have 5e8 elements and are allocated whole, 2 GB in fp32, for any model.
 LARGEST_BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's default, in which a bucket is allocated whole for any model: 2 GB in fp32."""
 MAX_LIVE_ELEMENTS = 1_000_000_000
 """DeepSpeed's own bound on the elements that ZeRO-3 keeps gathered."""
 ALIGNED_ELEMENTS = 65_536

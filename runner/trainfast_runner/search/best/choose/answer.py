@@ -40,6 +40,7 @@ from trainfast_runner.units import chance_text, counted
 NOTED_LOG_GAP = 0.03
 """A difference between trials and cold runs that the answer mentions, in ln of the objective. Chosen, not measured."""
 CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
+"""The verdict on an answer that is not clearly the fastest."""
 
 
 def answer_of(state: BestState) -> BestAnswer | None:

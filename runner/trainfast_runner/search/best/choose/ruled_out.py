@@ -32,6 +32,7 @@ LOSS_SHARE = 0.05
 fp16 and bf16 stay within a few percent.
 """
 Attempts = Sequence[Trial | ColdRun]
+"""Trials and cold runs, in their order."""
 
 
 def verdicts_ruling_out(

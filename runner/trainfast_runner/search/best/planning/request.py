@@ -13,6 +13,7 @@ from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
 
 SEARCH_OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
+"""Values of --objective; the first is the default."""
 BUDGET_S = 600.0
 """Seconds of a search without --budget."""
 UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
