@@ -21,12 +21,12 @@ from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.planning.opening import open_best
 from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.best.planning.script_memory import (
+from trainfast_runner.search.best.planning.script_question import plan_script_best
+from trainfast_runner.search.best.survey.script_memory import (
     memory_basis_words,
     with_fitted_memory,
     with_seen_samples,
 )
-from trainfast_runner.search.best.planning.script_question import plan_script_best
 from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.conducting.run_ends import end_run
 from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.best.planning.best_plan import BestPlan
-from trainfast_runner.search.best.planning.survey import ModelSurvey
 from trainfast_runner.search.best.preset_conductor import PresetBestConductor
 from trainfast_runner.search.best.script_conductor import ScriptBestConductor
+from trainfast_runner.search.best.survey.model_survey import ModelSurvey
 from trainfast_runner.search.conducting.conductor import SearchCaller, conduct_alone
 from trainfast_runner.search.journal.best import BestEnded, BestLine
 from trainfast_runner.search.options import SearchOptions

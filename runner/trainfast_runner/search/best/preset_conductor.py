@@ -17,8 +17,8 @@ from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
 from trainfast_runner.search.best.measure.trial import WantedTrial, take_trial
 from trainfast_runner.search.best.planning.best_plan import BestPlan
-from trainfast_runner.search.best.planning.flops_bounds import ceiling_here, flops_of, with_bounds
-from trainfast_runner.search.best.planning.survey import ModelSurvey
+from trainfast_runner.search.best.survey.flops_bounds import ceiling_here, flops_of, with_bounds
+from trainfast_runner.search.best.survey.model_survey import ModelSurvey
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.candidate_spec import candidate_spec, takes_warm_trials
 from trainfast_runner.search.conducting.conductor import SearchCaller

@@ -9,7 +9,7 @@ from typing import Any
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.choose.answer import verdicts_without_answer
-from trainfast_runner.search.best.planning.script_memory import memory_basis_words
+from trainfast_runner.search.best.survey.script_memory import memory_basis_words
 from trainfast_runner.search.journal.best import (
     BestAnswer,
     BestEnded,

@@ -7,8 +7,8 @@ from trainfast_runner.search.best.choose.decide import BestDecision
 from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
 from trainfast_runner.search.best.measure.trial_record import trial_of_run, with_checked_samples
-from trainfast_runner.search.best.planning.script_survey import ScriptSurvey
 from trainfast_runner.search.best.step_rule import UNTIMED_TRIAL_STEPS
+from trainfast_runner.search.best.survey.script_survey import ScriptSurvey
 from trainfast_runner.search.journal.best import ProcessReady, Trial
 from trainfast_runner.search.speed.trial_rates import steps_for
 from trainfast_runner.worker.shared.search_roles import TRIAL

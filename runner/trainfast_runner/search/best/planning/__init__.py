@@ -1,4 +1,1 @@
-"""Plans a best-fit search: its question, its candidates and their predicted memory.
-
-The conductors use `flops_bounds`, `script_memory` and `survey` after the start too.
-"""
+"""Plans a best-fit search before its start: its question, its candidates, and the search that it continues."""

@@ -9,7 +9,7 @@ from typing import Any
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.best.planning.survey import Survey
+from trainfast_runner.search.best.survey.base import Survey
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.journal.best import BestQuestion, Space
 from trainfast_runner.settings.spec import RunSpec

@@ -11,8 +11,9 @@ from trainfast_runner.search.best.global_batch import default_global_batch
 from trainfast_runner.search.best.planning.best_plan import BestPlan, global_batch_of, question_of
 from trainfast_runner.search.best.planning.request import BestRequest, check_request
 from trainfast_runner.search.best.planning.script_question import plan_script_best
-from trainfast_runner.search.best.planning.survey import ModelSurvey, Survey
 from trainfast_runner.search.best.planning.varied import vary_of
+from trainfast_runner.search.best.survey.base import Survey
+from trainfast_runner.search.best.survey.model_survey import ModelSurvey
 from trainfast_runner.search.candidate_spec import MESH_KNOBS, candidate_spec
 from trainfast_runner.search.conducting.cool_down import check_coolable
 from trainfast_runner.search.journal.best import Space

@@ -9,9 +9,9 @@ from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.search.best.global_batch import default_global_batch
 from trainfast_runner.search.best.planning.best_plan import BestPlan, global_batch_of, question_of
 from trainfast_runner.search.best.planning.request import BestRequest, check_request
-from trainfast_runner.search.best.planning.script_survey import ScriptSurvey
 from trainfast_runner.search.best.planning.varied import vary_of
 from trainfast_runner.search.best.step_rule import LEAST_TRIAL_STEPS, UNTIMED_TRIAL_STEPS
+from trainfast_runner.search.best.survey.script_survey import ScriptSurvey
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.conducting.cool_down import check_coolable
 from trainfast_runner.search.conducting.script_runs import script_planner

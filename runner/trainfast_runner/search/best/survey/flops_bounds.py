@@ -12,7 +12,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.worker_lines import ActualLine
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.planning.survey import Survey
+from trainfast_runner.search.best.survey.base import Survey
 from trainfast_runner.search.journal.best import Space
 from trainfast_runner.settings.device_counts import device_count
 from trainfast_runner.settings.precisions import peak_precision

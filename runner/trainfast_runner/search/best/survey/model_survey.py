@@ -1,23 +1,23 @@
-"""Survey the candidates of a question before any run: which ones this machine refuses, and the memory of the others."""
+"""The survey of a preset's model: its compatibility rules, and its memory by traced models."""
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.known_values import lowest
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.devices import Machine, detect_machine
+from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.memory.sharding import PREDICTED
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.candidates import enumerate_space, with_predictions
+from trainfast_runner.search.best.candidates import with_predictions
+from trainfast_runner.search.best.survey.base import Survey
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import BestQuestion, Candidate, Space
 from trainfast_runner.search.memory.limits import host_limit
@@ -29,38 +29,6 @@ from trainfast_runner.settings.spec import RunSpec
 
 ASKS_THE_MODEL = ("sdpa", "flash")
 """Values of `attention` that only the model's class can confirm, which takes an import of torch."""
-
-
-class Survey(ABC):
-    """Checks and plans the candidates of one search on this machine.
-
-    `plan` is the baseline's run, `spec` the settings that the search varies.
-    """
-
-    def __init__(self, spec: RunSpec, plan: RunPlan, machine: Machine) -> None:
-        self.spec, self.plan, self.machine = spec, plan, machine
-
-    @abstractmethod
-    def refuse(self, spec: RunSpec) -> UserError | None:
-        """Return the error of a run that cannot start here; None when it can."""
-
-    @abstractmethod
-    def plan_of(
-        self, question: BestQuestion, candidate: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
-    ) -> RunPlan:
-        """Return the plan of a candidate's run with further knobs, its own limit or none. Raises UserError."""
-
-    def space(self, question: BestQuestion) -> Space:
-        """Return the candidates, their memory unpredicted. Raises UserError as `enumerate_space`."""
-        return enumerate_space(self.spec, self.machine, question.vary, question.global_batch, self.refuse)
-
-    def legal_specs(self, space: Space) -> dict[int, RunSpec]:
-        """Return the run of each candidate that is not ruled out, by its number."""
-        return {
-            number: candidate_spec(self.spec, candidate.knobs)
-            for number, candidate in enumerate(space.candidates)
-            if candidate.excluded_as is None
-        }
 
 
 class ModelSurvey(Survey):
