@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from trainfast_runner.search.journal.batch import BatchJournal, BatchLine, ConfirmationRun, Predicted, Probe
 from trainfast_runner.search.journal.memory_fit import MemoryFit
-from trainfast_runner.search.memory.fit_memory import fit_memory
+from trainfast_runner.search.memory.fit_memory import fit_lines
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 LARGEST_BATCH = 1 << 20
@@ -93,7 +95,8 @@ def _fits_with_slope(state: BatchState, slope: float | None) -> tuple[MemoryFit,
         peaks = _counted_peaks(state, rank).by_size
         limit = _limit(state, rank)
         if peaks and limit is not None:
-            memory_fits.append(fit_memory(rank, peaks, limit, state.device, slope))
+            fit = fit_lines(peaks, state.device, slope)
+            memory_fits.append(MemoryFit(rank=rank, limit_bytes=limit, **msgspec.structs.asdict(fit)))
     return tuple(memory_fits)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseFit
+from trainfast_runner.search.journal.memory_fit import PhaseFit, SizeFit
 
 NOISE_BYTES = {"cpu": 4 << 20, "cuda": 48 << 20}
 """Scatter of a measured peak, in bytes: a CPU's C library keeps small blocks, a GPU's allocator works in large ones."""
@@ -22,14 +22,8 @@ MAX_SIZE_RATIO = 0.75
 """Two sizes give a slope if the smaller is at most this share of the larger."""
 
 
-def fit_memory(
-    rank: int,
-    points: Mapping[int, Mapping[str, int]],
-    limit_bytes: int,
-    device: str,
-    predicted_slope: float | None = None,
-) -> MemoryFit:
-    """Fit a line per phase to a rank's peaks, `points`: bytes by phase, by batch size.
+def fit_lines(points: Mapping[int, Mapping[str, int]], device: str, predicted_slope: float | None = None) -> SizeFit:
+    """Fit a line per phase to the peaks of a rank, `points`: bytes by phase, by batch size.
 
     Each line goes through the largest size; its slope is the secant from the largest size well below. With one size
     the slope is the predicted one; without a prediction all memory is assumed to grow with the batch.
@@ -47,13 +41,11 @@ def fit_memory(
         usual = {phase: peak / last if predicted_slope is None else predicted_slope for phase, peak in peaks.items()}
         slopes = {phase: 0.0 if phase == CONSTANT_PHASE else slope for phase, slope in usual.items()}
         error = PREDICTED_SHARE * (predicted_slope or 0.0)
-    return MemoryFit(
-        rank=rank,
+    return SizeFit(
         lines=[
             PhaseFit(phase=phase, fixed_bytes=peak - slopes[phase] * last, bytes_per_sample=slopes[phase])
             for phase, peak in peaks.items()
         ],
-        limit_bytes=limit_bytes,
         error_bytes=NOISE_BYTES[device],
         error_per_sample=error,
         anchor=last,

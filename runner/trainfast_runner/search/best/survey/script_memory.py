@@ -11,7 +11,7 @@ import msgspec
 from trainfast_runner.search.best.candidates import with_predictions
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.journal.best import Candidate, Space, Trial
-from trainfast_runner.search.memory.fit_memory import NOISE_BYTES, fit_memory
+from trainfast_runner.search.memory.fit_memory import NOISE_BYTES, fit_lines
 from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE, TRACED_SHARE, TracedPeak
 from trainfast_runner.search.speed.process_starts import KnobsKey, knobs_key
 
@@ -51,8 +51,8 @@ def _by_sizes(trials: Mapping[int, Trial], batch_size: int, device: str) -> tupl
     if len(trials) < MIN_SIZES:
         return None
     peaks = {size: {SCRIPT_PHASE: trial.peak_allocated_bytes or 0} for size, trial in trials.items()}
-    line = fit_memory(0, peaks, 0, device)
-    return line.need_bytes(batch_size), line.error_at(batch_size)
+    fit = fit_lines(peaks, device)
+    return fit.need_bytes(batch_size), fit.error_at(batch_size)
 
 
 def _by_trace(
