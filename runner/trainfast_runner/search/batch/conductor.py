@@ -45,6 +45,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
     """
 
     _options: BatchSearchOptions
+    """The options with those of batch searches alone."""
 
     def __init__(
         self,

@@ -44,6 +44,7 @@ class PresetBestConductor(BestConductor):
     """Conducts the best-fit search of a preset."""
 
     _survey: ModelSurvey
+    """The plan of a preset has one of its model."""
 
     def __init__(
         self,

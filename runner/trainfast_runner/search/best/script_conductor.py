@@ -18,6 +18,7 @@ class ScriptBestConductor(BestConductor):
     """Conducts the best-fit search of a script."""
 
     _survey: ScriptSurvey
+    """The plan of a script has one of the script."""
 
     def list_candidates(self) -> None:
         """Write the candidates; their memory is unknown before the first trial."""

@@ -17,12 +17,18 @@ from trainfast_runner.settings.spec import RunSpec
 
 @dataclass(frozen=True)
 class BestPlan:
-    """A checked best-fit search: the plan of the baseline's run, and the candidates without predictions."""
+    """A checked best-fit search."""
 
     question: BestQuestion
-    plan: RunPlan
+    """The first journal line, without its search's id, its key and the earlier effects, which `open_best` adds."""
     survey: Survey
     space: Space
+    """The candidates, without predictions."""
+
+    @property
+    def plan(self) -> RunPlan:
+        """The plan of the baseline's run."""
+        return self.survey.plan
 
 
 def global_batch_of(request: BestRequest, preset_batch: int) -> int | None:

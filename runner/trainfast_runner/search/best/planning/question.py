@@ -61,7 +61,7 @@ def plan_preset_best(
         plan = planning.plan_run(baseline_spec, python, uuids[: device_count(baseline_spec, survey.machine)])
         survey = ModelSurvey(spec, plan)
         question = msgspec.structs.replace(question, device_uuids=uuids, device_names=plan.device_names)
-    return BestPlan(question, plan, survey, space)
+    return BestPlan(question, survey, space)
 
 
 def _gpus_of(survey: Survey, space: Space) -> list[str]:

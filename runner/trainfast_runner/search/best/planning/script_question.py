@@ -65,7 +65,7 @@ def plan_script_best(
         limits_bytes=list(limits_of(plan).by_rank),
         limits_trials=True,
     )
-    return BestPlan(question, plan, survey, survey.space(question))
+    return BestPlan(question, survey, survey.space(question))
 
 
 def _check_answerable(request: BestRequest, named: Sequence[str], preset: ScriptPreset) -> None:
