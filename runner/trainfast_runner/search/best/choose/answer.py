@@ -60,7 +60,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
         gain = ranking.difference(best_number, baseline_number)
     within_percent = _within_percent(ranking, gain)
     prospects = Prospects(state, ColdCosts(state))
-    tried = {run.candidate_number for run in state.attempts if run.outcome != "void"}
+    tried = {run.candidate_number for run in state.journal.attempts if run.outcome != "void"}
     verdicts = [_verdict(ranking, prospects, number) for number in range(len(state.candidates))]
     if within_percent is not None:
         verdicts[best_number] = msgspec.structs.replace(verdicts[best_number], reason=CHOSEN)
@@ -188,7 +188,7 @@ def _run_ids(state: BestState, number: int) -> list[str]:
     """Return the ids of the cold runs that measured a candidate."""
     return [
         run.run_id
-        for run in state.cold_runs
+        for run in state.journal.cold_runs
         if run.candidate_number == number and run.outcome == "measured" and run.role != UNDER_LIMIT
     ]
 

@@ -59,18 +59,18 @@ class ColdRanking:
 
         A run under memory_limit does not count: such a run may rule out every measured candidate.
         """
-        runs = (line for line in self.state.lines if isinstance(line, BestLaunched | ColdRun))
+        runs = (line for line in self.state.journal.lines if isinstance(line, BestLaunched | ColdRun))
         return any(run.role in SPEED_ROLES for run in runs)
 
     @property
     def void_runs(self) -> list[ColdRun]:
         """The cold runs that are void, in their order."""
-        return [run for run in self.state.cold_runs if run.outcome == "void"]
+        return [run for run in self.state.journal.cold_runs if run.outcome == "void"]
 
     @property
     def run_count(self) -> int:
         """Number of cold runs that are not void."""
-        return sum(run.outcome != "void" for run in self.state.cold_runs)
+        return sum(run.outcome != "void" for run in self.state.journal.cold_runs)
 
     @cached_property
     def finalists(self) -> list[int]:
@@ -91,7 +91,7 @@ class ColdRanking:
         """Return the number of runs of a candidate in these roles that are not void."""
         return sum(
             run.candidate_number == number and run.role in roles and run.outcome != "void"
-            for run in self.state.cold_runs
+            for run in self.state.journal.cold_runs
         )
 
     @cached_property
@@ -156,7 +156,7 @@ class ColdRanking:
     def memory_bytes(self, number: int) -> int | None:
         """Return the measured peak of a candidate, else the predicted one; None without either."""
         state = self.state
-        runs = (*state.cold_runs, *state.counted_trials.get(number, ()))
+        runs = (*state.journal.cold_runs, *state.counted_trials.get(number, ()))
         peaks = [
             run.peak_allocated_bytes for run in runs if run.candidate_number == number and run.peak_allocated_bytes
         ]

@@ -66,7 +66,7 @@ class MeasuredRuns:
 
     def _by_candidate(self, figure_of: Callable[[ColdRun], float | None]) -> dict[int, list[float]]:
         by_candidate: dict[int, list[float]] = defaultdict(list)
-        for run in self._state.cold_runs:
+        for run in self._state.journal.cold_runs:
             if run.role in self._roles and (figure := figure_of(run)) is not None:
                 by_candidate[run.candidate_number].append(figure)
         return dict(by_candidate)

@@ -70,7 +70,7 @@ def _baseline_trial(state: BestState) -> BestDecision | None:
     number = state.space.baseline_number
     if number in state.counted_trials:
         return None
-    trials = [trial for trial in state.trials if trial.candidate_number == number]
+    trials = [trial for trial in state.journal.trials if trial.candidate_number == number]
     if any(trial.outcome in UNUSABLE for trial in trials):
         return _end("failed", f"the baseline failed: {trials[-1].reason}")
     void = [trial for trial in trials if trial.outcome == "void"]
@@ -82,11 +82,11 @@ def _baseline_trial(state: BestState) -> BestDecision | None:
 def _trial_in_first_process(state: BestState, prospects: Prospects) -> BestDecision | None:
     """Return a trial in the baseline's process: the largest batch that fits, then each warm knob's other values."""
     process_knobs = state.candidates[state.space.baseline_number].process_knobs
-    if any(state.candidates[trial.candidate_number].process_knobs != process_knobs for trial in state.trials):
+    if any(state.candidates[trial.candidate_number].process_knobs != process_knobs for trial in state.journal.trials):
         return None
     if state.spent_s > TRIALS_SHARE * state.question.budget_s:
         return None
-    tried = {trial.candidate_number for trial in state.trials if trial.run_id not in state.measured.void}
+    tried = {trial.candidate_number for trial in state.journal.trials if trial.run_id not in state.measured.void}
     for number, why in _first_process_trials(state):
         if number not in tried and number in prospects.affordable:
             return _trial_of(state, number, why)
@@ -266,7 +266,7 @@ def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects
 def _unseen_values(state: BestState, number: int) -> Iterable[str]:
     """Yield the values of a candidate that no trial had, as `name=value`."""
     levels = state.posterior.levels
-    tried_points = [levels.points[trial.candidate_number] for trial in state.trials]
+    tried_points = [levels.points[trial.candidate_number] for trial in state.journal.trials]
     for index, name in enumerate(levels.names):
         level = levels.points[number][index]
         if all(point[index] != level for point in tried_points):

@@ -47,7 +47,7 @@ def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     for number in ranking.finalists:
         if ranking.is_near_limit(number) and not ranking.count_runs(number, UNDER_LIMIT):
             return best_step(UNDER_LIMIT, WHY_UNDER_LIMIT, number)
-    has_confirming = any(run.role == CONFIRM for run in ranking.state.cold_runs)
+    has_confirming = any(run.role == CONFIRM for run in ranking.state.journal.cold_runs)
     if len(ranking.finalists) < 2 or has_confirming:
         return None
     for turn in (1, 2):

@@ -36,7 +36,7 @@ def count_drifted_if_budget_spent(state: BestState) -> BestState:
     """
     if not state.measured.void or not Prospects(state, ColdCosts(state)).is_budget_spent:
         return state
-    return state_of_best_journal(state.lines, state.spent_s, state.warm_run_id, state, voids_drifted=False)
+    return state_of_best_journal(state.journal.lines, state.spent_s, state.warm_run_id, state, voids_drifted=False)
 
 
 class Prospects:
@@ -135,7 +135,7 @@ class Prospects:
         # A value that failed or did not fit was run, too.
         tried = {
             trial.candidate_number
-            for trial in state.trials
+            for trial in state.journal.trials
             if trial.outcome != "void" and trial.run_id not in state.measured.void
         }
         seen_levels = [set(levels) for levels in zip(*(points[number] for number in tried), strict=True)]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from trainfast_runner.records.json_lines import newest
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.choose.ruled_out import verdicts_ruling_out
 from trainfast_runner.search.best.objective import LogGain, LogObjective, log_objective
@@ -46,12 +45,12 @@ MIN_GAIN_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestState(BestJournal):
-    """The state of a search at one moment."""
+class BestState:
+    """The state of a search at one moment, once its candidates are listed."""
 
-    # Without `field()` the journal's property of that name would be the default.
-    question: BestQuestion = field()
-    space: Space = field()
+    journal: BestJournal
+    question: BestQuestion
+    space: Space
     measured: Measurements
     posterior: Posterior
     spent_s: float
@@ -83,12 +82,12 @@ class BestState(BestJournal):
     @cached_property
     def ruled_out(self) -> dict[int, CandidateVerdict]:
         """The candidates that can no longer be the answer, by number, with their verdicts."""
-        return verdicts_ruling_out(self.space, self.attempts, self.counted_trials, self.posterior.levels)
+        return verdicts_ruling_out(self.space, self.journal.attempts, self.counted_trials, self.posterior.levels)
 
     @cached_property
     def excluded_by_instructions(self) -> dict[int, str]:
         """The candidates that a person left out, by number, with the instruction; the baseline is measured anyway."""
-        return excluded_by_instructions(self.candidates, self.instructions)
+        return excluded_by_instructions(self.candidates, self.journal.instructions)
 
     @cached_property
     def remaining(self) -> list[int]:
@@ -146,14 +145,14 @@ class BestState(BestJournal):
     @cached_property
     def switch_s(self) -> float:
         """Expected seconds of a warm trial without its timed steps."""
-        return switch_seconds(self.trials)
+        return switch_seconds(self.journal.trials)
 
     @cached_property
     def warm_process_key(self) -> KnobsKey | None:
         """The knobs of the warm process; None without one, or if its drift voids its trials."""
         if self.warm_run_id in self.measured.void:
             return None
-        for line in reversed(self.lines):
+        for line in reversed(self.journal.lines):
             if isinstance(line, ProcessReady) and line.run_id == self.warm_run_id:
                 return knobs_key(line.process_knobs)
             if isinstance(line, BestLaunched) and line.run_id == self.warm_run_id:
@@ -171,7 +170,7 @@ class BestState(BestJournal):
     @cached_property
     def warm_trials(self) -> list[Trial]:
         """The trials in the warm process."""
-        return [trial for trial in self.trials if trial.run_id == self.warm_run_id]
+        return [trial for trial in self.journal.trials if trial.run_id == self.warm_run_id]
 
     @cached_property
     def reference_trial(self) -> Trial | None:
@@ -205,7 +204,8 @@ def state_of_best_journal(
     `before` is used up: its posterior may be extended in place, so do not decide from it afterwards.
     Without `voids_drifted` the trials of processes that drifted count, with the drift as noise.
     """
-    question, space = newest(lines, BestQuestion), newest(lines, Space)
+    journal = BestJournal(tuple(lines))
+    question, space = journal.question, journal.space
     assert question is not None, "a journal begins with its question"
     assert space is not None, "the candidates are listed before the first decision"
     measured = measurements(lines, voids_drifted=voids_drifted)
@@ -223,7 +223,7 @@ def state_of_best_journal(
         None if before is None else before.posterior,
     )
     return BestState(
-        lines=tuple(lines),
+        journal=journal,
         question=question,
         space=space,
         measured=measured,
