@@ -15,7 +15,7 @@ from .notes import never_raises
 if TYPE_CHECKING:
     from .script_run import ScriptRun
 
-FOLDER = "sandbox"
+SANDBOX = "sandbox"
 """The folder of a trial's own files in the run directory."""
 UPLOADS = ("upload_file", "upload_folder", "create_commit", "preupload_lfs_files")
 """Upload methods of the Hub's `HfApi`. Its module also exports them as functions bound to one instance, so both
@@ -68,7 +68,7 @@ def sandbox_fields(run: ScriptRun) -> dict[str, Any]:
     if not run.is_trial:
         return {}
     return {
-        "output_dir": os.path.join(run.files.directory, FOLDER),
+        "output_dir": os.path.join(run.files.directory, SANDBOX),
         "save_strategy": "no",
         "eval_strategy": "no",
         "load_best_model_at_end": False,

@@ -62,7 +62,7 @@ class MeasuredRuns:
     @cached_property
     def log_rates(self) -> dict[int, list[float]]:
         """The ln samples/s of each run, by candidate number."""
-        return self._by_candidate(_log_rate)
+        return self._by_candidate(_log_rate_of)
 
     def _by_candidate(self, figure_of: Callable[[ColdRun], float | None]) -> dict[int, list[float]]:
         by_candidate: dict[int, list[float]] = defaultdict(list)
@@ -113,6 +113,6 @@ class MeasuredRuns:
         return statistics.fmean(self.log_objectives[number])
 
 
-def _log_rate(run: ColdRun) -> float | None:
+def _log_rate_of(run: ColdRun) -> float | None:
     """Return the ln samples/s of one run; None if the run measured none."""
     return math.log(run.samples_per_s) if run.outcome == "measured" and run.samples_per_s else None
