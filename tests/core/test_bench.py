@@ -9,9 +9,9 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result, Spread, StepCount, Throughput
 from trainfast_runner.records.result_conditions import RunConditions, Throttle
 from trainfast_runner.results.comparison.repeats import paired_interval
-from trainfast_runner.search.bench.report import markdown
 from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, RowResult, again_is_pointless, tabulate
 from trainfast_runner.search.bench.variants import Bench, prepare_variants, run_order
+from trainfast_tui.text.bench_table import markdown
 
 
 def ended(rate: float, state: str = "finished", reason: str = "") -> Result:

@@ -12,7 +12,6 @@ import pytest
 from core.test_bench import ended
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.grid import MAX_ROWS, prepare_grid
-from trainfast_runner.search.bench.report import markdown
 from trainfast_runner.search.bench.script_grid import prepare_script_grid
 from trainfast_runner.search.bench.table import RowResult, tabulate
 from trainfast_runner.search.bench.variants import Bench, run_order
@@ -21,6 +20,7 @@ from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.printing.bench_file import WRITERS
 from trainfast_tui.cli.printing.output_file import output_path, write_output
+from trainfast_tui.text.bench_table import markdown
 
 
 def grid(reference: str, *vary: str, settings: tuple[str, ...] = ()) -> Bench:

@@ -10,14 +10,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_states import exit_code_of, state_words
 from trainfast_runner.search.bench.grid import prepare_grid
-from trainfast_runner.search.bench.report import (
-    FIGURE_COLUMNS,
-    figure_cells,
-    markdown,
-    process_word,
-    published_gain,
-    table_notes,
-)
 from trainfast_runner.search.bench.table import RowResult, Table, tabulate
 from trainfast_runner.search.bench.variants import Bench, prepare_variants
 from trainfast_runner.settings.scripts import script_preset
@@ -29,6 +21,14 @@ from trainfast_tui.cli.printing.bench_file import WRITERS
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, print_table
 from trainfast_tui.cli.printing.output_file import output_path, write_output
 from trainfast_tui.cli.signals import caught_signals
+from trainfast_tui.text.bench_table import (
+    FIGURE_COLUMNS,
+    figure_cells,
+    markdown,
+    process_word,
+    published_gain,
+    table_notes,
+)
 from trainfast_tui.text.format import plain, with_sizes
 
 MAX_BATCH_SCALE = 1_000_000

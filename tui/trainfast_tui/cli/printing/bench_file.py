@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from trainfast_runner.search.bench.report import cells, markdown, process_word, table_notes
 from trainfast_runner.search.bench.table import Row, Table
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.blocks import Document, Prose, filled_grid
+from trainfast_tui.text.bench_table import cells, markdown, process_word, table_notes
 from trainfast_tui.text.format import plain, with_sizes
 
 FIGURES: dict[str, Callable[[Row], float | None]] = {
