@@ -54,6 +54,12 @@ def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path: 
     assert [order.more for order in orders] == [False, True]
 
 
+def test_an_order_that_a_full_disk_does_not_take_names_the_reason(tmp_path: Path) -> None:
+    (tmp_path / CONTROL_FILE).symlink_to("/dev/full")
+    with pytest.raises(UserError, match="the disk is full"):
+        WarmProcess(tmp_path, 1, lambda: None).probe(8, 2)
+
+
 def test_a_run_beside_busy_processes_is_void_unless_the_machine_is_always_like_that() -> None:
     busy = msgspec.structs.replace(FINISHED, conditions=RunConditions(others_cpu_percent=40.0))
     assert outcome_of(FINISHED, keep_disturbed=False) == ("measured", "")

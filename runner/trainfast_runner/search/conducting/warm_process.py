@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, rank_file
@@ -32,7 +33,7 @@ LineT = TypeVar("LineT", bound=WarmLine)
 class WarmProcess:
     """The run that tries sizes or candidates in one process per rank; `raise_if_cancelled` is called in every wait.
 
-    An answer of the ranks is None when the run ended without one.
+    An answer of the ranks is None when the run ended without one. Raises UserError when an order cannot be written.
     """
 
     def __init__(self, directory: Path, world_size: int, raise_if_cancelled: Callable[[], None]) -> None:
@@ -71,7 +72,7 @@ class WarmProcess:
     def end(self) -> None:
         """Order the end and wait until the run is over."""
         if self.result is None:
-            self._control.write(EndOrder())
+            self._give(EndOrder())
             self.wait_for_end()
         self.close()
 
@@ -86,12 +87,18 @@ class WarmProcess:
         """Close the file of orders."""
         self._control.close()
 
+    def _give(self, order: ProbeOrder | TrialOrder | EndOrder) -> None:
+        try:
+            self._control.write(order)
+        except OSError as error:
+            raise home_error(self.directory, error) from None
+
     def _replies_to(
         self, order: ProbeOrder | TrialOrder, replies: dict[int, dict[int, LineT]]
     ) -> dict[int, LineT] | None:
         self._orders_written += 1
         number = self._orders_written
-        self._control.write(order)
+        self._give(order)
 
         def over() -> bool:
             return len(replies.get(number, {})) == len(self._tails) or self.ended_by_error
