@@ -34,8 +34,6 @@ from .tokenize_text import build_in_child
 from .whole_texts import WholeTexts, pieces_of
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-
-
 Samples = TokenSamples | WholeTexts | ImageSamples
 """The samples of a training, by the kind and the form of its data."""
 

@@ -184,7 +184,9 @@ def _key(request: CorpusRequest) -> str:
             raise InvalidInput("data.kind = 'files' names no file", key="data.paths")
         parts["paths"] = [_stamp(Path(path)) for path in request.paths]
     if request.tokenizer is not None and Path(request.tokenizer).is_dir():
-        parts["tokenizer_files"] = [_stamp(p) for p in sorted(Path(request.tokenizer).glob("*")) if p.is_file()]
+        parts["tokenizer_files"] = [
+            _stamp(path) for path in sorted(Path(request.tokenizer).glob("*")) if path.is_file()
+        ]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
     return f"{request.kind}-{digest.hexdigest()[:20]}"
 

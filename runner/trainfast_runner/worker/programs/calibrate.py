@@ -27,16 +27,16 @@ SMALL_BLOCKS, SMALL_WIDTH = 16, 8
 """Blocks of the model whose step is nothing but calls, and their width."""
 
 
-def main(kind: str) -> dict[str, Any]:
+def main(device_type: str) -> dict[str, Any]:
     """Measure each format that the device has several times, and return the best; takes a few seconds."""
     import torch
 
-    device = torch.device(kind)
-    side = GPU_SIDE if kind == "cuda" else CPU_SIDE
+    device = torch.device(device_type)
+    side = GPU_SIDE if device_type == "cuda" else CPU_SIDE
     formats = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    if kind == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8:
+    if device_type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8:
         formats = {"tf32": torch.float32, **formats}
-    elif kind == "cuda":
+    elif device_type == "cuda":
         del formats["bf16"]
     else:
         # Most CPUs have no fast unit for fp16: its product would take longer than all others.
@@ -52,18 +52,18 @@ def main(kind: str) -> dict[str, Any]:
                 torch.mm(left, right, out=out)
 
             reached[name] = 2 * side**3 / _best_seconds(multiply, device) / 1e12
-        source = torch.ones(COPY_BYTES[kind], dtype=torch.uint8, device=device)
+        source = torch.ones(COPY_BYTES[device_type], dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         copied = 2 * source.numel() / _best_seconds(lambda: target.copy_(source), device) / 1e9
     return {
-        "device": kind,
-        "name": torch.cuda.get_device_name(device) if kind == "cuda" else None,
+        "device": device_type,
+        "name": torch.cuda.get_device_name(device) if device_type == "cuda" else None,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "tflops": reached,
         "copy_gb_per_s": copied,
         "operation_us": 1e6 * _operation_seconds(device),
-        "cpu_share": cpu_share() if kind == "cpu" else None,
+        "cpu_share": cpu_share() if device_type == "cpu" else None,
     }
 
 
