@@ -284,7 +284,7 @@ def _spec_of(spec: RunSpec, space: Space, number: int) -> RunSpec:
 def _trial(process: WarmProcess, spec: RunSpec, number: int, steps: int, more: bool = False) -> dict[str, Any]:
     """The steps of one setting, by the slowest rank; `more` takes further steps of the process's last setting."""
     knobs = {name: value for name, value in spec.knobs.items() if KNOBS_BY_NAME[name].changes_in_warm_process}
-    answers = process.trial(knobs, 0 if more else UNTIMED, steps, more)
+    answers = process.trial(knobs, 0 if more else UNTIMED, steps, more=more)
     if answers is None:
         raise UserError(f"the process of setting {number} ended: {process.result and process.result.reason}")
     if bad := next((line for line in answers.values() if line.outcome != "measured"), None):

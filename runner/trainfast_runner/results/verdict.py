@@ -322,7 +322,9 @@ def _oom_message(line: ExceptionLine) -> str:
     """The allocator's message: the exception in the chain about memory, else the first one's."""
     for link in line.chain or []:
         if is_out_of_memory([_link_text(link)], memory_is_low=True):
-            telling_lines = [text for text in link.get("message", "").splitlines() if is_out_of_memory([text], True)]
+            telling_lines = [
+                text for text in link.get("message", "").splitlines() if is_out_of_memory([text], memory_is_low=True)
+            ]
             return telling_lines[0] if telling_lines else link.get("message") or link.get("type", "")
     return line.message or line.type or "out of memory"
 

@@ -64,7 +64,7 @@ class OptimizerHook:
         except Exception as error:
             note_error("optimizer step hook", error)
 
-    def _count(self, optimizer: Optimizer, has_closure: bool) -> None:
+    def _count(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         steps = self._steps
         if has_closure:
             steps.unknown["optimizer_ms"] = "the step runs a closure, with forward and backward in it"

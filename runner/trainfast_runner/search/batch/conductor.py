@@ -143,7 +143,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         return adopted
 
     def _state(self) -> BatchState:
-        return state_of_batch_journal(self._lines, self._options.no_oom)
+        return state_of_batch_journal(self._lines, no_oom=self._options.no_oom)
 
 
 def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:

@@ -58,7 +58,7 @@ class BatchState:
         return sum(probe.outcome != "void" for probe in self.probes)
 
 
-def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> BatchState:
+def state_of_batch_journal(lines: Sequence[BatchLine], *, no_oom: bool = False) -> BatchState:
     """Return the state of a search from the lines of its journal."""
     journal = BatchJournal(tuple(lines))
     question = journal.question

@@ -62,7 +62,7 @@ class BestSoFar(BestJournal):
                 # The real memory_limit slows every step.
                 if rate is not None and line.role != UNDER_LIMIT:
                     rates[index] = Interval(median=rate, low=rate, high=rate)
-            elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, joules)) is not None:
+            elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, joules=joules)) is not None:
                 half = NORMAL_95 * math.sqrt(measured.variance(line))
                 low, median, high = (math.exp(middle + shift) for shift in (-half, 0.0, half))
                 rates[index] = Interval(median=median, low=low, high=high)

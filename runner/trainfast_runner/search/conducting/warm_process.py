@@ -60,7 +60,9 @@ class WarmProcess:
         """Try a size; return the ranks' lines (one suffices if memory ran out)."""
         return self._replies_to(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps), self._probes)
 
-    def trial(self, knobs: RecordedKnobs, untimed: int, steps: int, more: bool = False) -> dict[int, TrialLine] | None:
+    def trial(
+        self, knobs: RecordedKnobs, untimed: int, steps: int, *, more: bool = False
+    ) -> dict[int, TrialLine] | None:
         """Try a candidate, or with `more` take further timed steps of the last one; return the ranks' lines.
 
         One line suffices if an exception ended its process. `knobs` override those of the process's run; every order

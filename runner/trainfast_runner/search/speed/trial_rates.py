@@ -47,11 +47,11 @@ class Measurements:
     drift_variance_by_run: Mapping[str, float] = field(default_factory=dict)
     """Variance of a trial by the drift of its process, by run id, for processes that drifted and count all the same."""
 
-    def observations(self, levels: Levels, joules: bool) -> list[Observation]:
+    def observations(self, levels: Levels, *, joules: bool) -> list[Observation]:
         """Return one observation a trial: ln samples/s, or ln samples a joule."""
         observations = []
         for trial in self.trials:
-            if (value := log_rate(trial, joules)) is not None:
+            if (value := log_rate(trial, joules=joules)) is not None:
                 point = levels.points[trial.candidate_number]
                 observations.append(Observation(((1.0, point),), value, self.variance(trial), trial.run_id))
         return observations
@@ -110,7 +110,7 @@ def reference_of(trials: Sequence[Trial]) -> Trial | None:
     return next((trial for trial in trials if trial.outcome == "measured"), None)
 
 
-def log_rate(trial: Trial, joules: bool = False) -> float | None:
+def log_rate(trial: Trial, *, joules: bool = False) -> float | None:
     """Return the ln of samples/s by the median step, or of samples a joule; None without an energy counter."""
     if joules:
         return math.log(trial.samples_per_step * len(trial.step_ms) / trial.joules) if trial.joules else None

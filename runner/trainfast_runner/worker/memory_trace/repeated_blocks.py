@@ -38,7 +38,7 @@ class TracedStack:
         return [f"{self.name}.{position}.{rest}" for position in range(first, last + 1)]
 
 
-def shorten(model: nn.Module, config: Any, whole: bool, keep: int = KEPT_BLOCKS) -> list[TracedStack]:
+def shorten(model: nn.Module, config: Any, keep: int = KEPT_BLOCKS, *, whole: bool) -> list[TracedStack]:
     """Cut every stack of more than `keep` identical blocks to `keep` blocks, in place; none if `whole`.
 
     The first block may differ from the others: a T5's alone has the table of relative positions.

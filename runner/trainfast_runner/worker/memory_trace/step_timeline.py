@@ -78,7 +78,7 @@ def trace_step(request: TraceRequest, size_index: int) -> dict[str, Any]:
             stages = stages_of(model, request.stages, knobs.seq_len)
     sizes = [parameter.numel() for parameter in model.parameters()]
     with _traced_training(request, config, knobs, model) as traced:
-        stacks = shorten(model, config, request.whole)
+        stacks = shorten(model, config, whole=request.whole)
         segments = _forward_backward(traced, stacks, BATCHES[size_index])
         return {
             "parameter_sizes": sizes,
@@ -130,7 +130,7 @@ def trace_optimizer(request: TraceRequest, size_index: int) -> dict[str, Any]:
     knobs = request.knobs
     config = resolve_config(request.model)
     model = _model(request, config, knobs)
-    stacks = shorten(model, config, request.whole, KEPT_BLOCKS + size_index)
+    stacks = shorten(model, config, KEPT_BLOCKS + size_index, whole=request.whole)
     depths = {len(stack.sizes) for stack in stacks if stack.repeats > 1}
     left_out = max(depths, default=0) - KEPT_BLOCKS
     if len(depths) != 1 or left_out <= KEPT_BLOCKS:

@@ -92,4 +92,4 @@ def exception_chain(error: BaseException) -> list[dict[str, str]]:
 def chain_is_oom(chain: list[dict[str, str]], available: DeviceMemory | None) -> bool:
     """True if any link of an exception chain reports an OOM, or hints at one when little memory was `available`."""
     memory_is_low = available is not None and available.is_low
-    return is_out_of_memory((f"{link['type']}: {link['message']}" for link in chain), memory_is_low)
+    return is_out_of_memory((f"{link['type']}: {link['message']}" for link in chain), memory_is_low=memory_is_low)

@@ -93,7 +93,7 @@ class _Lock:
     Raises OSError for a link and for anything that is not a directory.
     """
 
-    def __init__(self, folder: Path, wait: bool) -> None:
+    def __init__(self, folder: Path, *, wait: bool) -> None:
         self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if wait else os.O_NOFOLLOW))
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -36,7 +36,7 @@ _ANY, _HINT = (
 )
 
 
-def is_out_of_memory(texts: Iterable[str], memory_is_low: bool = False) -> bool:
+def is_out_of_memory(texts: Iterable[str], *, memory_is_low: bool = False) -> bool:
     """True if any link of an exception chain, each as `Type: message`, reports an OOM.
 
     A link about a kernel's own resources (Triton's shared memory) does not count, and a hint counts only if the

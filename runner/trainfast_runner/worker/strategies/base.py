@@ -69,7 +69,7 @@ class Strategy:
         self.module = compiled(module, self.knobs)
         self.optimizer = build_optimizer(module, self.knobs)
 
-    def sync_context(self, last: bool) -> AbstractContextManager[Any]:
+    def sync_context(self, *, last: bool) -> AbstractContextManager[Any]:
         """Context of one micro-batch's forward and backward; gradients are reduced in the `last` one only."""
         return nullcontext()
 

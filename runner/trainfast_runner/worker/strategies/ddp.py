@@ -37,7 +37,7 @@ class DistributedDataParallelStrategy(Strategy):
             super().wrap(model), device_ids=[self.device] if self.device.type == "cuda" else None
         )
 
-    def sync_context(self, last: bool) -> AbstractContextManager[Any]:
+    def sync_context(self, *, last: bool) -> AbstractContextManager[Any]:
         """Reduce the gradients in the last micro-batch only."""
         if last:
             return nullcontext()

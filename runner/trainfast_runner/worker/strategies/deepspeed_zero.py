@@ -95,7 +95,7 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
         """DeepSpeed's configuration."""
         return {"deepspeed.json": self.config}
 
-    def sync_context(self, last: bool) -> AbstractContextManager[Any]:
+    def sync_context(self, *, last: bool) -> AbstractContextManager[Any]:
         """Tell the engine which backward ends the step."""
         self.module.set_gradient_accumulation_boundary(last)
         return nullcontext()

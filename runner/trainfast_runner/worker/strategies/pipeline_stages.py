@@ -83,7 +83,7 @@ LAYOUTS: dict[str, Layout] = {
 class StageModule(nn.Module):
     """One stage: takes token ids or hidden states, returns hidden states, or logits on the last."""
 
-    def __init__(self, model: nn.Module, first: bool, last: bool) -> None:
+    def __init__(self, model: nn.Module, *, first: bool, last: bool) -> None:
         super().__init__()
         self.model = model
         self.first = first
@@ -138,7 +138,7 @@ class Cut:
         if getattr(config, "layer_types", None):
             # Indexed by the position in the layer list; set without the configuration's check of its length.
             config.__dict__["layer_types"] = config.layer_types[begin:end]
-        return StageModule(frame, first, last)
+        return StageModule(frame, first=first, last=last)
 
     def _parts(self, replacements: dict[str, Replacement]) -> list[nn.Module]:
         parts = [_at(self.model, path) for path in replacements]

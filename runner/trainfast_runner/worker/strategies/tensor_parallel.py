@@ -89,7 +89,7 @@ class DataTensorParallel(TensorParallel):
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, process_group=self.mesh.get_group("dp"))
 
-    def sync_context(self, last: bool) -> AbstractContextManager[Any]:
+    def sync_context(self, *, last: bool) -> AbstractContextManager[Any]:
         """Reduce the gradients in the last micro-batch only."""
         assert isinstance(self.module, DistributedDataParallel)
         return nullcontext() if last else self.module.no_sync()
@@ -129,9 +129,9 @@ class ShardedTensorParallel(TensorParallel):
         shard_in_turn(model, self.cut_in_turn(model), self.mesh["dp"], self.knobs)
         return model
 
-    def sync_context(self, last: bool) -> AbstractContextManager[Any]:
+    def sync_context(self, *, last: bool) -> AbstractContextManager[Any]:
         """Keep the gradients unreduced on each rank until the last micro-batch."""
-        return sync_in_last(self.module, last)
+        return sync_in_last(self.module, last=last)
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read FSDP's state, and the parameters."""

@@ -218,7 +218,7 @@ def state_of_best_journal(
     posterior = fit_effects(
         levels,
         earlier_observations(levels, question.earlier, baseline_knobs),
-        measured.observations(levels, question.objective == "samples_per_joule"),
+        measured.observations(levels, joules=question.objective == "samples_per_joule"),
         measured,
         None if before is None else before.posterior,
     )

@@ -48,7 +48,7 @@ def plan_script_best(
     batch = request.global_batch or preset_batch
     vary, left_alone = vary_of(survey.spec, request.vary, machine, batch, survey.refuse, entries)
     if not request.vary:
-        left_alone |= _unnamed_knobs(preset, survey.named, has_batch)
+        left_alone |= _unnamed_knobs(preset, survey.named, has_batch=has_batch)
     if not vary:
         raise UserError(
             f"{preset.name} names the present value of no knob that keeps its training the same",
@@ -91,7 +91,7 @@ def _check_answerable(request: BestRequest, named: Sequence[str], preset: Script
         )
 
 
-def _unnamed_knobs(preset: ScriptPreset, named: Sequence[str], has_batch: bool) -> dict[str, str]:
+def _unnamed_knobs(preset: ScriptPreset, named: Sequence[str], *, has_batch: bool) -> dict[str, str]:
     """Return the mapped knobs that are left alone because a present value is missing, with the reasons."""
     unnamed = {name: UNNAMED for name in preset.places if name not in named and KNOBS_BY_NAME[name].search_values}
     if not has_batch:
