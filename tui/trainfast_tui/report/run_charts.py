@@ -12,7 +12,7 @@ from trainfast_tui.charts.device_charts import device_charts
 from trainfast_tui.charts.readings import has_gpu_samples, reading_names
 from trainfast_tui.charts.throughput_chart import throughput_chart
 from trainfast_tui.charts.time_axis import TimeAxis, gap_between
-from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.report.reported_run import ReportedRun
 
 
@@ -21,7 +21,8 @@ def charts_of(run: ReportedRun) -> list[ChartData]:
     axis = _axis(run)
     snapshot = Snapshot(taken_ns=axis.end_ns, run=run.snapshot, ticks=(), has_read_home=True)
     names = reading_names(snapshot)
-    charts = [throughput_chart(snapshot, axis, "samples"), *device_charts(snapshot, axis, 0, len(names))]
+    throughput = throughput_chart(snapshot, axis, "samples", sorted(used_uuids(run.snapshot)))
+    charts = [throughput, *device_charts(snapshot, axis, 0, len(names))]
     if has_gpu_samples(snapshot) and run.run_file is not None and run.run_file.device == "cpu":
         # On the screen the charts of watched GPUs replace those of the CPU; a report has both.
         charts += cpu_charts(run.snapshot.ticks, axis, has_run=True)
