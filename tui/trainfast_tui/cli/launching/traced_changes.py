@@ -34,7 +34,7 @@ def with_traced_changes(directory: Path, result: Result, python: str | None) -> 
         with progress_when_slow("tracing which changes would make it fit…") as slow:
             for left in trace_changes(oom_run, python, cancelled):
                 slow.update(f"tracing which changes would make it fit, {left} to go…")
-    except (UserError, KeyboardInterrupt):
+    except (UserError, OSError, KeyboardInterrupt):
         pass  # changes without a trace stay estimates
     finally:
         timer.cancel()
