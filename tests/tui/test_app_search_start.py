@@ -132,6 +132,24 @@ async def test_s_while_an_unfinished_search_starts_again_stops_it_though_the_sna
     assert cancelled == [search]
 
 
+async def test_a_continued_search_that_ends_at_once_is_notified(home: Home, starts: Starts) -> None:
+    search = starts.directory = a_search(home, [*going_on(), BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled")])
+    async with running(home, size=FULL) as (app, pilot):
+        await opened(pilot, search)
+        await pilot.press("enter")
+        await until(pilot, "The knobs are being checked")
+        await until_true(pilot, lambda: starts.asked, "the start")
+        await pilot.press("escape")
+        await show(pilot, search)
+        assert "The search has ended" not in screen_text(app), "the reader still shows it as it was before"
+        write_lines(search / "journal.jsonl", answered())
+        await show(pilot, search)
+        await until(pilot, "The search has ended: batch_size 42 is the largest that fits")
+        app.main.notify("")
+        await show(pilot, search)
+        assert "The search has ended" not in screen_text(app), "once is enough"
+
+
 async def test_b_asks_first_and_escape_starts_nothing(home: Home, starts: Starts) -> None:
     async with running(home, size=SMALL) as (app, pilot):
         await show(pilot, None)

@@ -38,6 +38,10 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         self._snapshot: SearchSnapshotT | None = None
         self._pending = PendingStart()
         """The search that was started here, until the reader shows it."""
+        self._unended_directory: Path | None = None
+        """The search that was started here or was live, until its end is posted."""
+        self._seen_before_start: SearchSnapshotT | None = None
+        """The followed search when the newest start began; a continued search may be seen as it was then."""
         self._dismissed_directory: Path | None = None
         """The ended search that was followed when the next one was refused."""
         self._stop_when_seen = False
@@ -60,6 +64,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
     def note_started(self, directory: Path) -> None:
         """Record that the started search holds its lock; the reader may still show the search before."""
         self._pending.note_started(directory)
+        self._unended_directory = directory
 
     def note_not_started(self) -> None:
         """Record that the search to be started was refused."""
@@ -79,12 +84,13 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         is_new = before is None or before.directory != search.directory
         was_pending = self._pending.is_pending
         is_started_here = self._pending.note_seen(search.directory)
-        # A search that was started here may have ended between two looks.
-        has_ended = not search.is_live and (is_started_here if is_new else before is not None and before.is_live)
-        if has_ended:
+        if search.is_live:
+            self._unended_directory = search.directory
+            if is_new and not was_pending:
+                self._post(Notified(f"A {self.KIND.label} search is live; {self.KIND.key} shows it."))
+        elif search.directory == self._unended_directory and search != self._seen_before_start:
+            self._unended_directory = None
             self._post(SearchEnded(self._describe(search), self.KIND))
-        elif is_new and search.is_live and not was_pending:
-            self._post(Notified(f"A {self.KIND.label} search is live; {self.KIND.key} shows it."))
         if is_started_here and self._stop_when_seen:
             self._stop_when_seen = False
             # Not `stop`: this snapshot may be older than the lock of a continued search.
@@ -114,6 +120,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         """
         self._pending.begin()
         self._stop_when_seen, self._dismissed_directory = False, None
+        self._seen_before_start = self._snapshot
         self.requested_ns = time.monotonic_ns()
         start = partial(self._start, spec, self.request, fresh, cool_to_c, stop_run_first)
         start_thread("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
