@@ -11,7 +11,8 @@ from rich.cells import cell_len
 from texts import any_text
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.ascii import to_ascii
-from trainfast_tui.text.lines import wrap
+from trainfast_tui.text.lines import with_more, wrap
+from trainfast_tui.text.overrides import short_overrides
 
 FORMATTERS = (
     fmt.number,
@@ -185,3 +186,11 @@ def test_a_path_longer_than_the_line_is_broken_behind_its_slashes() -> None:
     assert wrap(f"there is no {path}", 50) == ["there is no", path]
     assert wrap("x/" + "y" * 40, 20) == ["x/", "y" * 19 + "…"]
     assert wrap("either/or is short", 10) == ["either/or", "is short"]
+
+
+def test_overrides_and_cut_lines_count_cells_and_not_letters() -> None:
+    overrides = {"data.path": "/数据/語料庫", "batch_size": 8}
+    for cells in range(6, 40):
+        assert cell_len(short_overrides(overrides, cells)) <= cells
+        assert cell_len(with_more("語料庫語料庫語料庫語料庫語料庫語料庫", cells)) <= cells
+    assert with_more("as it was", 20) == "as it was …"

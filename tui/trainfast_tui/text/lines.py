@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
 from trainfast_tui.text.format import plain, truncate
 
@@ -72,8 +72,8 @@ def paragraph(text: str, width: int, tone: Tone, max_lines: int | None = None) -
 
 
 def with_more(line: str, width: int) -> str:
-    """Return the line with a sign that more would follow."""
-    return f"{line[: width - 2].rstrip()} …"
+    """Return the line, cut to `width` cells with a sign that more would follow."""
+    return f"{set_cell_size(line, width - 2).rstrip()} …"
 
 
 def scrolled(lines: list[Line], top: int, height: int) -> tuple[list[Line], int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.cells import cell_len
+
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 from trainfast_tui.text.format import truncate
 
@@ -36,7 +38,7 @@ def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
     for shown in range(len(words), 0, -1):
         hidden = f" +{len(words) - shown}" if shown < len(words) else ""
         text = " ".join(words[:shown]) + hidden
-        if len(text) <= cells:
+        if cell_len(text) <= cells:
             return text
     if not words:
         return ""
