@@ -6,18 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import START_NS, a_tick
+from recorded import START_NS, S, a_gpu, a_tick
 from rich.cells import cell_len
 from rich.style import Style
+from still import a_snapshot
 from textual.app import App, ComposeResult
 from textual.color import Color
 from textual.geometry import Region
 
 from texts import any_text
 from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
+from trainfast_tui.charts.device_charts import device_charts
 from trainfast_tui.charts.paint import paint
+from trainfast_tui.charts.readings import reading_names
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.tick_values import TickValues, throttled_spans
 from trainfast_tui.charts.time_axis import TimeAxis
@@ -28,7 +32,6 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.text.shades import SHADES
 
-S = 1_000_000_000
 UNSTYLED = dict.fromkeys(TONES, Style.null())
 
 
@@ -362,3 +365,12 @@ async def test_every_part_can_be_read_in_every_theme() -> None:
                     ground = Color.from_rich_color(style.bgcolor) if style.bgcolor else behind
                     seen_colour = Color.from_rich_color(style.color)
                     assert abs(seen_colour.brightness - ground.brightness) > 0.1, (theme, text)
+
+
+@pytest.mark.parametrize(("gpus", "words"), [(1, "This GPU does not report it."), (2, "No GPU reports it.")])
+def test_a_reading_that_is_missing_counts_its_gpus(gpus: int, words: str) -> None:
+    tick = msgspec.structs.replace(a_tick(1), devices=[a_gpu(index, power_w=None) for index in range(gpus)])
+    snapshot = a_snapshot(None, ticks=(tick,))
+    axis = TimeAxis(START_NS, START_NS + 2 * S, is_live=False)
+    charts = device_charts(snapshot, axis, 0, len(reading_names(snapshot)))
+    assert [chart.empty for chart in charts if chart.title == "power"] == [words]

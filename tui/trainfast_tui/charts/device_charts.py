@@ -77,8 +77,12 @@ def _gpu_chart(
         y_min=y_min,
         y_max=y_max,
         binary=reading.binary,
-        empty="This GPU does not report it." if tick_values else "No samples yet.",
+        empty=_empty_words(len(newest)) if tick_values else "No samples yet.",
     )
+
+
+def _empty_words(gpus: int) -> str:
+    return "This GPU does not report it." if gpus == 1 else "No GPU reports it."
 
 
 def _ends(reading: Reading, limit: Limit | None) -> tuple[float | None, float | None]:
