@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import write_atomically
+from trainfast_tui.control import threads
 from trainfast_tui.control.idle_calibrator import IDLE_S, MAX_TRIES, IdleCalibrator
 from trainfast_tui.control.messages import DeviceCalibrated
 from trainfast_tui.live.snapshot import Snapshot
@@ -120,3 +122,28 @@ def test_a_measurement_that_a_training_ended_is_no_try(calibrations: Calibration
         calibrations.look(100 * at + IDLE_S)
         assert calibrations.begun.wait(60), f"{at} measurements were cancelled"
         calibrations.calibrator.cancel(60)
+
+
+def test_a_measurement_that_was_cancelled_before_its_thread_began_is_no_try(calibrations: Calibrations) -> None:
+    begin = threading.Event()
+
+    class LateThread(threading.Thread):
+        """A thread that the machine runs only when the test says so."""
+
+        def run(self) -> None:
+            begin.wait(60)
+            super().run()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threads, "threading", SimpleNamespace(Thread=LateThread, Event=threading.Event))
+        for at in range(MAX_TRIES):
+            begin.clear()
+            calibrations.look(100 * at)
+            calibrations.look(100 * at + IDLE_S)
+            calibrations.calibrator.cancel()
+            begin.set()
+            calibrations.calibrator.cancel(60)
+    calibrations.look(1000)
+    calibrations.look(1000 + IDLE_S)
+    assert calibrations.begun.wait(60)
+    calibrations.go.set()

@@ -44,7 +44,6 @@ class IdleCalibrator:
         if self._idle_since_ns is None:
             self._idle_since_ns = snapshot.taken_ns
         if snapshot.taken_ns - self._idle_since_ns >= IDLE_S * 1e9:
-            self._tries += 1
             self._idle_since_ns = None
             self._work.start(partial(self._calibrate, machine), self._post, to_message=lambda error: None)
 
@@ -68,8 +67,10 @@ class IdleCalibrator:
             self._is_done = not calibrate(self._home, self._python, cancelled, in_background=True).disturbed
             return DeviceCalibrated() if self._is_done else None
         except ProgramCancelled:
-            self._tries -= 1
             return None
+        finally:
+            if not cancelled.is_set():
+                self._tries += 1
 
 
 def _is_idle(snapshot: Snapshot) -> bool:
