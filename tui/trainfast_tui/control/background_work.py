@@ -57,7 +57,7 @@ class BackgroundWork:
     ) -> None:
         """Begin or give up work after a change of any of these."""
         run = snapshot.run if snapshot is not None else None
-        self.situations.update(next_run, machine, run)
+        self.situations.update(next_run, machine, run, is_device_used=is_device_used)
         self.oom_explainer.explain_if_oom(run, may_trace=not is_device_used)
         if next_run is not None and next_run.script is not None:
             self.predictions.refuse_script()
@@ -77,7 +77,8 @@ class BackgroundWork:
                 is_device_used=is_device_used,
             )
         if snapshot is not None:
-            self.calibrator.update(snapshot, machine, is_device_used=is_device_used)
+            is_tracing = self.predictor.is_tracing or self.oom_explainer.is_tracing
+            self.calibrator.update(snapshot, machine, is_device_used=is_device_used or is_tracing)
 
     def _speed_key(self, run: RunSnapshot | None, running_search: SearchKind | None) -> SpeedKey:
         """Return a value that changes with the sources of predicted speeds: runs, searches, the calibration."""

@@ -34,10 +34,15 @@ class OomExplainer:
         self._newest: OomExplained | None = None
         self._work = CancellableWork("explain")
 
+    @property
+    def is_tracing(self) -> bool:
+        """True until the trace under way has ended, also after it was cancelled."""
+        return self._work.is_running
+
     def explanation_of(self, run: RunSnapshot) -> tuple[OomExplanation | None, int]:
         """Return the explanation of an out-of-memory run, traced if it is, and the number of traces left.
 
-        None for a run that ended otherwise, or that cannot be explained.
+        The explanation is None for a run that ended otherwise, or that cannot be explained.
         """
         if run.state != "oom":
             return None, 0

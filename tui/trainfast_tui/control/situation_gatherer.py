@@ -27,9 +27,11 @@ class SituationGatherer:
         self._key: tuple[str, str, str] | None = None
         """Name, model and shown run of the newest request."""
 
-    def update(self, next_run: NextRun | None, machine: Machine | None, run: RunSnapshot | None) -> None:
-        """Gather the facts when the next run's model or the shown run have changed."""
-        if machine is None or next_run is None or next_run.script is not None or (run is not None and run.is_live):
+    def update(
+        self, next_run: NextRun | None, machine: Machine | None, run: RunSnapshot | None, *, is_device_used: bool
+    ) -> None:
+        """Gather the facts when the next run's model or the shown run have changed, unless the device is used."""
+        if is_device_used or machine is None or next_run is None or next_run.script is not None:
             return
         spec = next_run.spec
         key = (spec.name, repr(spec.model), run.run_id if run is not None else "")

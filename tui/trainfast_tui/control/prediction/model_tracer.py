@@ -40,6 +40,11 @@ class ModelTracer:
         self._failures: dict[str, str] = {}
         """The reason a model cannot be traced, by its key."""
 
+    @property
+    def is_tracing(self) -> bool:
+        """True until the trace under way has ended, also after it was cancelled."""
+        return self._work.is_running
+
     def failure(self, spec: RunSpec, machine: Machine) -> str | None:
         """Return the reason this model cannot be traced; None if it was not tried or was traced."""
         return self._failures.get(_key(spec, machine))

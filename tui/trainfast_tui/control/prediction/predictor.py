@@ -47,6 +47,11 @@ class Predictor:
         self._is_answering = False
         """True while a thread answers requests."""
 
+    @property
+    def is_tracing(self) -> bool:
+        """True while a model is traced."""
+        return self._model_tracer.is_tracing
+
     def request(self, request: PredictionRequest) -> None:
         """Answer this request from now on. Returns at once."""
         with self._lock:
