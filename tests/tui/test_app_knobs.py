@@ -100,9 +100,9 @@ def post_facts(app: StillApp, situation: Situation) -> None:
 def test_facts_that_come_late_do_not_advise_another_preset(home: Home) -> None:
     posted: queue.Queue[Any] = queue.Queue()
     gatherer = SituationGatherer(home, posted.put, None)
-    gatherer.update(next_run_from_preset("tiny-llama"), CPU, None)
+    gatherer.update(next_run_from_preset("tiny-llama"), CPU, None, is_device_used=False)
     late = posted.get(timeout=60)
-    gatherer.update(next_run_from_preset("gpt2"), CPU, None)
+    gatherer.update(next_run_from_preset("gpt2"), CPU, None, is_device_used=False)
     gatherer.note(late)
     assert gatherer.situation is None
     gatherer.note(posted.get(timeout=60))

@@ -121,9 +121,9 @@ class TrainfastApp(TerminalApp):
                     screen.show_notified(message.content)
             case NextRunRefused(error) | RunRefused(error):
                 for screen in self._concerned_screens():
-                    screen.refuse(error)
+                    screen.show_refusal(error)
             case SearchRefused(error, kind):
-                self._screen_of(kind).refuse(error)
+                self._screen_of(kind).show_refusal(error)
             case SearchEnded(words, kind):
                 if kind != self.visible_screen.SCOPE:
                     for screen in self._concerned_screens():

@@ -60,7 +60,7 @@ class BackgroundWork:
         self.situations.update(next_run, machine, run, is_device_used=is_device_used)
         self.oom_explainer.explain_if_oom(run, may_trace=not is_device_used)
         if next_run is not None and next_run.script is not None:
-            self.predictions.refuse_script()
+            self.predictions.drop_prediction_of_script()
         elif next_run is not None and machine is not None:
             if machine.used_by(next_run.spec.knobs["devices"]).device == "cuda":
                 # The trace has memory of its own on the GPU, which a run would take for another process's.

@@ -42,5 +42,5 @@ def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
             break
     if ended is None:
         raise UserError("There is no other ended run to compare with; turn a knob and press r.", key=run_id)
-    this = final_result(home, run_id)
-    return RunsCompared(ended, this) if ended.run_id < run_id else RunsCompared(this, ended)
+    result_of_run = final_result(home, run_id)
+    return RunsCompared(ended, result_of_run) if ended.run_id < run_id else RunsCompared(result_of_run, ended)

@@ -150,8 +150,8 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         search = self.current
         if search is None or not search.is_live:
             return self.no_search_notice()
-        do = resume if search.state in PAUSE_STATES else pause
-        start_thread("pause", partial(do, search.directory), self._post)
+        toggle = resume if search.state in PAUSE_STATES else pause
+        start_thread("pause", partial(toggle, search.directory), self._post)
         return Notified("")
 
     def no_search_notice(self) -> Notified:

@@ -32,7 +32,8 @@ class PostedMessage(TextualMessage):
 
     def can_replace(self, message: TextualMessage) -> bool:
         return all(
-            isinstance(each, PostedMessage) and isinstance(each.content, SnapshotTaken) for each in (self, message)
+            isinstance(posted, PostedMessage) and isinstance(posted.content, SnapshotTaken)
+            for posted in (self, message)
         )
 
 
@@ -102,7 +103,7 @@ class AppScreen(Screen[None]):
         """Put a message of the session on the status line."""
         self.notify(notified.text, severity=notified.severity)
 
-    def refuse(self, error: UserError) -> None:
+    def show_refusal(self, error: UserError) -> None:
         """Show why something cannot be done."""
         self.notify(error.line_without_option(), severity="error")
 

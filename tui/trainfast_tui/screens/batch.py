@@ -63,11 +63,11 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         self.view.show_question(self._next_run.spec.name, rows)
         self.show_useful_keys()
 
-    def refuse(self, error: UserError) -> None:
+    def show_refusal(self, error: UserError) -> None:
         """Show why the search cannot be started; without a search on the screen, ask again."""
         if self._search is None:
             self._ask()
-        super().refuse(error)
+        super().show_refusal(error)
 
     def _search_of_same_settings(self) -> BatchSnapshot | None:
         """Return the followed search if it has the next run's settings; else None."""

@@ -162,8 +162,8 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             "again": "resume" if is_unfinished else "restart",
         }
 
-    def refuse(self, error: UserError) -> None:
-        super().refuse(error)
+    def show_refusal(self, error: UserError) -> None:
+        super().show_refusal(error)
         if not self._planned.vary:
             # The plan was refused for the same reason, which the notice gives.
             self._planned = BestPlanned(self._planned.plan_id, [])

@@ -115,7 +115,7 @@ class MainScreen(AppScreen):
         self._is_composed = True
         self.show_next_run()
         if self.session.refusal is not None:
-            self.refuse(self.session.refusal)
+            self.show_refusal(self.session.refusal)
         self.on_screen_resume()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -177,9 +177,9 @@ class MainScreen(AppScreen):
         fit = memory.fit if memory is not None else None
         self.query_one(KnobPanel).show_auto_choices({} if fit is None else {"attention": fit.predicted.attention})
 
-    def refuse(self, error: UserError) -> None:
+    def show_refusal(self, error: UserError) -> None:
         if self.is_ready:
-            self.query_one(KnobPanel).refuse(error)
+            self.query_one(KnobPanel).show_refusal(error)
 
     def _show_status(self, snapshot: Snapshot) -> None:
         status, run = self.query_one(StatusLine), snapshot.run
@@ -205,7 +205,7 @@ class MainScreen(AppScreen):
         elif session.run_control.pending.is_pending:
             self.notify("A run is starting; press r again once it is on the screen.", severity="warning")
         elif session.searches.running_kind is not None:
-            self._refuse_beside(session.searches.running_kind)
+            self._notify_device_used(session.searches.running_kind)
         else:
             risk, name = self._risk(next_run), next_run.spec.name
             if run is not None:
@@ -251,7 +251,7 @@ class MainScreen(AppScreen):
         if self._search_wanted is not None:
             self.notify("Looking for a live search…")
         elif (live := session.searches.running_kind) is not None and live is not kind:
-            self._refuse_beside(live)
+            self._notify_device_used(live)
         elif session.next_run is None:
             self.notify("There is no preset to search; p chooses one.", severity="warning")
         elif kind is SearchKind.BATCH:
@@ -263,7 +263,7 @@ class MainScreen(AppScreen):
 
             self.app.push_screen(BestScreen(session))
 
-    def _refuse_beside(self, kind: SearchKind) -> None:
+    def _notify_device_used(self, kind: SearchKind) -> None:
         """Show that this search uses the device, and how to stop it."""
         name = f"{kind.label.capitalize()} search"
         self.notify(f"{name} is using the device; {kind.key} shows it, s there stops it.", severity="warning")
@@ -274,7 +274,7 @@ class MainScreen(AppScreen):
         if run_control.is_cooling:
             run_control.give_up()
         elif search_kind is not None:
-            self._refuse_beside(search_kind)
+            self._notify_device_used(search_kind)
         elif run is None and run_control.pending.is_pending:
             self.notify("The run is starting; press s again once it is on the screen.", severity="warning")
         elif run is None:

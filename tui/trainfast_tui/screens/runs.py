@@ -157,7 +157,7 @@ class RunsScreen(AppScreen):
         try:
             self._home.remove(run_id)
         except UserError as error:
-            self.refuse(error)
+            self.show_refusal(error)
             return
         except OSError as error:
             self.notify(f"not deleted: {error}", severity="error")

@@ -197,7 +197,7 @@ class ScriptScreen(AppScreen):
             path = save_script_preset(preset, {proposal.knob: proposal.reason for proposal in mapping}, overwrite=True)
             self.session.set_preset(name)
         except UserError as error:
-            self.refuse(error)
+            self.show_refusal(error)
             return
         self.session.post(Notified(f"{name} is the next run: r runs it, b searches its batch. Saved: {path}"))
         self.dismiss()

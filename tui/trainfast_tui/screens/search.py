@@ -98,7 +98,7 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         """Show a line below the search."""
         self.view.show_notice(text, tone)
 
-    def refuse(self, error: UserError) -> None:
+    def show_refusal(self, error: UserError) -> None:
         """Show why the search cannot be started."""
         self.notify(f"Refused: {error.line_without_option()}", severity="error")
         self.show_useful_keys()
@@ -124,7 +124,7 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         try:
             spec, fresh = self.search_to_start()
         except UserError as error:
-            self.refuse(error)
+            self.show_refusal(error)
             return
         self.notify("")
         self.session.start_search(self.search_control.KIND, spec, run_to_stop, fresh=fresh)

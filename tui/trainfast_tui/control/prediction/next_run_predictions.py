@@ -38,7 +38,7 @@ class NextRunPredictions:
         """Keep the newest prediction."""
         self._memory, self._speed = message.memory, message.speed
 
-    def refuse_script(self) -> None:
+    def drop_prediction_of_script(self) -> None:
         """Give up the prediction under way: a script has no model to trace before it runs."""
         self._predictor.cancel()
         self._memory, self._speed, self._requested_for = NextRunMemory(reason=SCRIPT_NOT_PREDICTED), None, None

@@ -103,7 +103,7 @@ class KnobPanel(Painted, can_focus=True):
         if name in self.listed:
             self._cursor = self.listed.index(name)
 
-    def refuse(self, error: UserError) -> None:
+    def show_refusal(self, error: UserError) -> None:
         """Show why a value was refused, at its knob and on the status line."""
         self._refusal = error
         self._put_cursor_on(error.key)
@@ -131,7 +131,7 @@ class KnobPanel(Painted, can_focus=True):
         try:
             self._change(next_run.turn(self.current, by, around=around))
         except UserError as error:
-            self.refuse(error)
+            self.show_refusal(error)
 
     def _change(self, next_run: NextRun) -> None:
         """Change the next run and show it at once: the next key may already be waiting."""
@@ -165,7 +165,7 @@ class KnobPanel(Painted, can_focus=True):
         try:
             spec = self._session.set_preset(name).spec
         except UserError as error:
-            self.refuse(error)
+            self.show_refusal(error)
             return
         self.screen.notify(f"{spec.name}: {spec.title}")
 
