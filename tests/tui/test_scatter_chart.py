@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from recorded import MIB
 
-from trainfast_tui.charts.scatter_chart import Spot, front_of, scatter
+from trainfast_tui.charts.scatter_chart import SettingPoint, front_of, scatter
 
 
 def test_the_front_is_the_settings_that_none_beats_in_both() -> None:
-    spots = [Spot(300, 9.0, "•", "text"), Spot(200, 9.0, "•", "text"), Spot(100, 5.0, "•", "text")]
-    assert front_of([*spots, Spot(50, None, "✗", "error"), Spot(150, 4.0, "•", "text")]) == [spots[2], spots[1]]
+    points = [
+        SettingPoint(300, 9.0, "•", "text"),
+        SettingPoint(200, 9.0, "•", "text"),
+        SettingPoint(100, 5.0, "•", "text"),
+    ]
+    assert front_of([*points, SettingPoint(50, None, "✗", "error"), SettingPoint(150, 4.0, "•", "text")]) == [
+        points[2],
+        points[1],
+    ]
 
 
 def test_a_limit_far_beyond_the_settings_is_written_not_drawn() -> None:
-    spots = [Spot(100 * MIB, 9.0, "•", "text"), Spot(200 * MIB, 19.0, "•", "text")]
-    text = "\n".join("".join(piece for piece, _ in line) for line in scatter(spots, 80 << 30, 70, 10))
+    points = [SettingPoint(100 * MIB, 9.0, "•", "text"), SettingPoint(200 * MIB, 19.0, "•", "text")]
+    text = "\n".join("".join(piece for piece, _ in line) for line in scatter(points, 80 << 30, 70, 10))
     assert "┊" not in text
     assert "the limit 80.0 GiB is far right" in text
-    assert scatter(spots, None, 70, 4) == [], "too small for a chart"
+    assert scatter(points, None, 70, 4) == [], "too small for a chart"

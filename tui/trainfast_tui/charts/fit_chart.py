@@ -17,7 +17,7 @@ GUTTER = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PeakPoint:
     """A measured peak, drawn as one sign over line and limit."""
 
     batch_size: int
@@ -27,7 +27,7 @@ class Point:
 
 
 def fit_chart(
-    points: Sequence[Point],
+    points: Sequence[PeakPoint],
     fitted_bytes: Callable[[float], float] | None,
     limit_bytes: int | None,
     largest_batch: int,
@@ -59,7 +59,7 @@ def fit_chart(
     return plot.lines(GUTTER, labels, [(" " * (GUTTER + FRAME_COLUMNS) + "0" + right, "muted")])
 
 
-def _top_bytes(points: Sequence[Point], limit_bytes: int | None) -> float:
+def _top_bytes(points: Sequence[PeakPoint], limit_bytes: int | None) -> float:
     """Return the bytes at the upper end of the y axis."""
     largest_bytes = max([limit_bytes or 0, *(point.peak_bytes for point in points), 1])
     return (

@@ -20,7 +20,7 @@ MAX_LIMIT_RATIO = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class SettingPoint:
     """A setting and its rate in the objective's unit; None stands at the bottom: out of memory, or not measured yet."""
 
     memory_bytes: int
@@ -29,10 +29,10 @@ class Spot:
     tone: Tone
 
 
-def front_of(spots: Sequence[Spot]) -> list[Spot]:
-    """Return the measured spots that no other beats in both rate and memory, the smallest first."""
-    measured = [(spot, spot.rate) for spot in spots if spot.rate is not None]
-    front = pareto_front([(spot.memory_bytes, rate) for spot, rate in measured])
+def front_of(points: Sequence[SettingPoint]) -> list[SettingPoint]:
+    """Return the measured points that no other beats in both rate and memory, the smallest first."""
+    measured = [(point, point.rate) for point in points if point.rate is not None]
+    front = pareto_front([(point.memory_bytes, rate) for point, rate in measured])
     return [measured[index][0] for index in reversed(front)]
 
 
@@ -42,48 +42,48 @@ def drawn_limit(limit_bytes: int | None, largest_bytes: int) -> int | None:
     return limit_bytes if is_near else None
 
 
-def scatter(spots: Sequence[Spot], limit_bytes: int | None, width: int, height: int) -> list[Line]:
+def scatter(points: Sequence[SettingPoint], limit_bytes: int | None, width: int, height: int) -> list[Line]:
     """Return `height` lines of `width` cells: y the rates, x bytes from zero; empty without room or a rate.
 
-    Later spots cover earlier ones; the front is a line of dots from each setting to the next larger and faster one.
+    Later points cover earlier ones; the front is a line of dots from each setting to the next larger and faster one.
     """
     plot_width, plot_height = width - GUTTER - FRAME_COLUMNS, height - FRAME_ROWS
-    rates = [spot.rate for spot in spots if spot.rate is not None]
+    rates = [point.rate for point in points if point.rate is not None]
     if plot_width < 16 or plot_height < 3 or not rates:
         return []
     low, high = YRange().fit(min(rates), max(rates), 0, y_min=None)
-    largest_bytes = max(spot.memory_bytes for spot in spots)
+    largest_bytes = max(point.memory_bytes for point in points)
     limit_drawn = drawn_limit(limit_bytes, largest_bytes)
     right_bytes = nice_ceiling(float(largest_bytes), binary=True)
     if limit_drawn is not None:
         right_bytes = max(limit_drawn, largest_bytes) * LIMIT_HEADROOM
-    dots = _front_dots(front_of(spots), right_bytes, (low, high), plot_width, plot_height)
+    dots = _front_dots(front_of(points), right_bytes, (low, high), plot_width, plot_height)
     plot = FramedPlot(dots, plot_width)
     limit_column = None
     if limit_drawn is not None:
         limit_column = cell_at(limit_drawn / right_bytes, plot_width)
         for row in range(plot_height):
             plot.put(row, limit_column, "┊", "error")
-    for spot in spots:
-        share = 0.0 if spot.rate is None else (spot.rate - low) / (high - low)
+    for point in points:
+        share = 0.0 if point.rate is None else (point.rate - low) / (high - low)
         row = plot_height - 1 - cell_at(share, plot_height)
-        plot.put(row, cell_at(spot.memory_bytes / right_bytes, plot_width), spot.sign, spot.tone)
+        plot.put(row, cell_at(point.memory_bytes / right_bytes, plot_width), point.sign, point.tone)
     labels: dict[int, Piece] = {0: (fmt.number(high), "muted"), plot_height - 1: (fmt.number(low), "muted")}
     return plot.lines(GUTTER, labels, _memory_labels(right_bytes, limit_bytes, limit_column, plot_width))
 
 
 def _front_dots(
-    front: Sequence[Spot], right_bytes: float, y_range: tuple[float, float], width: int, height: int
+    front: Sequence[SettingPoint], right_bytes: float, y_range: tuple[float, float], width: int, height: int
 ) -> bytearray:
     """Draw the front as steps: up at each of its settings, level until the next one."""
     cells = bytearray(width * height)
     count = width << X_BITS
     columns: ColumnRanges = [None] * count
-    for spot, following in zip(front, [*front[1:], None], strict=True):
-        assert spot.rate is not None
-        begin = cell_at(spot.memory_bytes / right_bytes, count)
+    for point, following in zip(front, [*front[1:], None], strict=True):
+        assert point.rate is not None
+        begin = cell_at(point.memory_bytes / right_bytes, count)
         end = count if following is None else cell_at(following.memory_bytes / right_bytes, count)
-        columns[begin:end] = [(spot.rate, spot.rate)] * (end - begin)
+        columns[begin:end] = [(point.rate, point.rate)] * (end - begin)
     draw(cells, width, height, columns, y_range)
     return cells
 

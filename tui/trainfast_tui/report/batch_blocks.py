@@ -19,7 +19,7 @@ from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, changes_grid, run_sections
-from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
+from trainfast_tui.report.scatter_picture import Axis, PicturePoint, PointKind, ScatterLine, scatter_picture
 from trainfast_tui.text.format import count, duration, milliseconds, number, size, with_sizes
 from trainfast_tui.text.search.batch_answer import batch_answer_rows
 from trainfast_tui.text.search.outcomes import OUTCOMES, REFUTED, outcome_of
@@ -64,9 +64,9 @@ def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Se
 
 def _question(search: BatchSnapshot, question: BatchQuestion) -> Iterator[Block]:
     limit = min(question.limits_bytes, default=None)
-    where = f" within {size(limit)} a rank ({question.limit_words})" if limit is not None else ""
+    limit_words = f" within {size(limit)} a rank ({question.limit_words})" if limit is not None else ""
     ranks = counted(question.world_size, "process", "processes")
-    yield Prose(f"How large a batch of {question.name} fits on {question.device} in {ranks}{where}?")
+    yield Prose(f"How large a batch of {question.name} fits on {question.device} in {ranks}{limit_words}?")
     if question.title:
         yield Prose(f"{question.name}: {question.title}.")
     predicted = search.prediction
@@ -115,7 +115,7 @@ def _attempt_row(attempt: Probe | ConfirmationRun, confirmations: Sequence[Confi
     return [count(attempt.batch_size), kind, outcome, *memory, *times, attempt.run_id, with_sizes(attempt.reason)]
 
 
-def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Iterator[ScatterPoint]:
+def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Iterator[PicturePoint]:
     for probe in probes:
         outcome = REFUTED if refuted_by(probe, confirmations) is not None else probe.outcome
         if probe.peak_allocated_bytes is not None and outcome in POINT_KINDS:
@@ -129,9 +129,9 @@ def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -
             )
 
 
-def _point(batch_size: int, peak_bytes: int, outcome: str) -> ScatterPoint:
+def _point(batch_size: int, peak_bytes: int, outcome: str) -> PicturePoint:
     words = f"batch size {count(batch_size)}: {size(peak_bytes)}, {POINT_KINDS[outcome].words}"
-    return ScatterPoint(batch_size, peak_bytes, POINT_KINDS[outcome], words)
+    return PicturePoint(batch_size, peak_bytes, POINT_KINDS[outcome], words)
 
 
 def _lines(search: BatchSnapshot, question: BatchQuestion) -> Iterator[ScatterLine]:

@@ -8,7 +8,7 @@ from trainfast_runner.results.comparison.ranking import speeds_rank
 from trainfast_runner.results.pareto import pareto_front
 from trainfast_tui.report.blocks import Block, Heading, as_blocks
 from trainfast_tui.report.reported_run import ReportedRun
-from trainfast_tui.report.scatter_picture import Axis, ScatterPoint, scatter_picture
+from trainfast_tui.report.scatter_picture import Axis, PicturePoint, scatter_picture
 from trainfast_tui.report.search_pareto_blocks import BEHIND, ON_FRONT
 from trainfast_tui.text.format import number, size
 
@@ -21,7 +21,7 @@ def runs_pareto_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     # Of equal runs `pareto_front` keeps one, and none is beaten.
     front = {comparable[index][1:] for index in pareto_front([(peak, rate) for _, peak, rate in comparable])}
     points = [
-        ScatterPoint(
+        PicturePoint(
             peak,
             rate,
             ON_FRONT if (peak, rate) in front else BEHIND,

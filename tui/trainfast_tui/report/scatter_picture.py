@@ -46,7 +46,7 @@ class PointKind:
 
 
 @dataclass(frozen=True, slots=True)
-class ScatterPoint:
+class PicturePoint:
     """A point of two figures."""
 
     x: float
@@ -80,7 +80,7 @@ class Axis:
 
 
 def scatter_picture(
-    title: str, points: Sequence[ScatterPoint], lines: Sequence[ScatterLine], x_axis: Axis, y_axis: Axis
+    title: str, points: Sequence[PicturePoint], lines: Sequence[ScatterLine], x_axis: Axis, y_axis: Axis
 ) -> Picture | None:
     """Return the picture; None without a point."""
     if not points:

@@ -8,7 +8,7 @@ from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal.best import BestAnswer
 from trainfast_tui.charts.scatter_chart import drawn_limit
 from trainfast_tui.report.blocks import Block, Heading, Prose, filled_grid
-from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
+from trainfast_tui.report.scatter_picture import Axis, PicturePoint, PointKind, ScatterLine, scatter_picture
 from trainfast_tui.text.format import count, number, size
 from trainfast_tui.text.search.best_figures import typed_knobs
 
@@ -23,7 +23,7 @@ def search_pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     heading = Heading("Memory against throughput")
     measured = _measured(so_far, answer)
     points = [
-        ScatterPoint(
+        PicturePoint(
             peak,
             rate,
             _kind(candidate, so_far, answer),

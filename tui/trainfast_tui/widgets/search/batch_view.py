@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import CONFIRM_STEP, Probe
 from trainfast_runner.search.journal.memory_fit import MemoryFit
-from trainfast_tui.charts.fit_chart import Point, fit_chart
+from trainfast_tui.charts.fit_chart import PeakPoint, fit_chart
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, labelled, line_length, paragraph, wrap
 from trainfast_tui.text.search.batch_answer import Offer, offers
@@ -63,8 +63,8 @@ def _state_lines(search: BatchSnapshot, now_ns: int, width: int) -> list[Line]:
     sign, tone = search_sign(search.state)
     lines = labelled((f"{sign} ", tone), batch_search_words(search, now_ns), width, "title")
     time: Piece = (f"  {_time_words(search, now_ns)}", "muted")
-    beside = [*lines[-1], time]
-    lines = [*lines[:-1], beside] if line_length(beside) <= width else [*lines, [time]]
+    last_with_time = [*lines[-1], time]
+    lines = [*lines[:-1], last_with_time] if line_length(last_with_time) <= width else [*lines, [time]]
     lines += [line] if (line := _limit_line(search)) else []
     if search.prediction is not None and search.prediction.reason:
         lines += paragraph(search.prediction.reason, width, "warning", 2)
@@ -132,8 +132,8 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
     if is_waiting and not search.is_decided:
         return [[("next: decided when the search resumes", "text")]]
     when = "next" if is_waiting or search.waits_for else "now"
-    what = {"probe": "probe ", CONFIRM_STEP: "confirm "}.get(step.action, "")
-    batch = f"{what}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
+    action = {"probe": "probe ", CONFIRM_STEP: "confirm "}.get(step.action, "")
+    batch = f"{action}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
     return paragraph(f"{when}: {batch}{step.why}", width, "text", 3)
 
 
@@ -169,20 +169,20 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
         return []
     largest = max([point.batch_size for point in points] + [wanted or 0, 1])
     if wanted is not None and fit is not None:
-        points.append(Point(wanted, int(fit.need_bytes(wanted)), "○", "accent"))
+        points.append(PeakPoint(wanted, int(fit.need_bytes(wanted)), "○", "accent"))
     across = max(largest + max(1, largest // 8), 2)
     return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height)
 
 
-def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> Point | None:
+def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> PeakPoint | None:
     outcome = outcome_of(probe.outcome)
     sign, tone = outcome.sign, outcome.tone
     if probe.outcome == "oom":
         # Only the fit knows the need of this size, which is certainly above the limit.
         needed = max(int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * 1.03))
-        return Point(probe.batch_size, needed, sign, tone) if needed else None
+        return PeakPoint(probe.batch_size, needed, sign, tone) if needed else None
     rank = fit.rank if fit is not None else probe.rank
     own = next((peaks for peaks in probe.ranks if peaks.rank == rank), None)
     peak = (own.limit_peak_bytes or own.peak_allocated_bytes) if own is not None else None
     peak = peak or probe.peak_allocated_bytes
-    return None if peak is None else Point(probe.batch_size, peak, sign, tone)
+    return None if peak is None else PeakPoint(probe.batch_size, peak, sign, tone)

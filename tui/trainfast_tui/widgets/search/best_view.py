@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.search.best.person_instructions import instructions_in_force
 from trainfast_runner.units import counted
-from trainfast_tui.charts.scatter_chart import Spot, front_of, scatter
+from trainfast_tui.charts.scatter_chart import SettingPoint, front_of, scatter
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, labelled, paragraph
 from trainfast_tui.text.search.best_figures import best_label, objective_of
@@ -54,11 +54,11 @@ class BestView(SearchView["BestSnapshot"]):
             return [*self.scrolled_text(text, height - len(notice)), *notice]
         self._top = 0
         table_rows = len(table) + len(under_way) + 1 if len(table) > 1 or under_way else 0
-        spots = spots_of(search.so_far, is_live=search.is_live)
+        points = setting_points(search.so_far, is_live=search.is_live)
         max_chart = min(MAX_CHART_LINES, room - 1 - min(table_rows, MIN_TABLE_LINES))
-        chart = scatter(spots, search.so_far.limit_bytes, width, max_chart - 1) if max_chart > MIN_CHART_LINES else []
+        chart = scatter(points, search.so_far.limit_bytes, width, max_chart - 1) if max_chart > MIN_CHART_LINES else []
         if chart:
-            chart = [[], _chart_title(search.so_far, spots), *chart]
+            chart = [[], _chart_title(search.so_far, points), *chart]
         room -= len(chart) + 1 + len(under_way)
         shown, hidden = self.scrolled_table(table, room) if len(table) > 1 and room >= 2 else ([], [])
         body = [hidden, *shown, *under_way] if shown or under_way else []
@@ -79,12 +79,12 @@ def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     return [*lines, *paragraph(words, width, "muted", 2)]
 
 
-def _chart_title(so_far: BestSoFar, spots: list[Spot]) -> Line:
+def _chart_title(so_far: BestSoFar, points: list[SettingPoint]) -> Line:
     """Return the axes, and the meaning of each sign on the chart."""
     title: Line = [(f"{objective_of(so_far.objective).unit or 'samples/s'} over memory", "muted")]
     title += [("  ⠤ ", "primary"), ("Pareto front", "muted")]
     for sign, words in MEANINGS.items():
-        tone = next((spot.tone for spot in spots if spot.sign == sign), None)
+        tone = next((point.tone for point in points if point.sign == sign), None)
         if tone is not None:
             title += [(f"  {sign} ", tone), (words, "muted")]
     return title
@@ -132,8 +132,8 @@ def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
     return paragraph(f"your instructions: {', '.join([*words, *waiting])}", width, "secondary", 2)
 
 
-def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
-    """Return the settings as spots of the chart, the best last; the setting under way stands at the bottom."""
+def setting_points(so_far: BestSoFar, *, is_live: bool) -> list[SettingPoint]:
+    """Return the settings as points of the chart, the best last; the setting under way stands at the bottom."""
     rates: dict[int, float | None] = {}
     signs: dict[int, Piece] = {}
     for index, attempt in enumerate(so_far.attempts):
@@ -151,10 +151,12 @@ def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
     best = so_far.best
     if best is not None and rates.get(best.number) is not None:
         signs[best.number] = ("■", "accent")
-    spots = []
+    points = []
     for number, rate in sorted(rates.items(), key=lambda item: best is not None and item[0] == best.number):
         needed = so_far.memory_bytes(number)
         if needed is not None:
-            spots.append(Spot(needed, rate, *signs[number]))
-    front = front_of(spots)
-    return [replace(spot, sign="●", tone="success") if spot.sign == "•" and spot in front else spot for spot in spots]
+            points.append(SettingPoint(needed, rate, *signs[number]))
+    front = front_of(points)
+    return [
+        replace(point, sign="●", tone="success") if point.sign == "•" and point in front else point for point in points
+    ]
