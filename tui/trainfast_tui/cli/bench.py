@@ -30,6 +30,7 @@ from trainfast_tui.text.bench_table import (
     table_notes,
 )
 from trainfast_tui.text.format import plain, with_sizes
+from trainfast_tui.text.tables import without_empty_columns
 
 MAX_BATCH_SCALE = 1_000_000
 
@@ -124,15 +125,9 @@ def _print_table(table: Table) -> None:
         ]
         for row in table.rows
     ]
-    filled = [column for column in range(len(header)) if any(row[column] for row in rows)]
-    names = [header[column] for column in filled]
+    names, cells, right = without_empty_columns(header, rows, range(1, header.index("process")))
     dropped = ("process", "notebook's TFLOP/s", "TFLOP/s", "step ms", "published vs baseline", "peak MiB", "state")
-    print_table(
-        names,
-        [[row[column] for column in filled] for row in rows],
-        right=range(1, len(names) - (2 if "process" in names else 1)),
-        drop=dropped,
-    )
+    print_table(names, cells, right=right, drop=dropped)
     for row in table.rows:
         if row.state != "finished":
             print_line(f"{plain(row.id)}: {state_words(row.state)}: {plain(with_sizes(row.reason))}")

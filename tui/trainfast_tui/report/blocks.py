@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from trainfast_tui.text.tables import without_empty_columns
+
 
 @dataclass(frozen=True, slots=True)
 class Heading:
@@ -74,13 +76,8 @@ class Document:
 
 def filled_grid(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Grid:
     """Return a table without its empty columns; the first column stays."""
-    all_rows, right_columns = [tuple(row) for row in rows], set(right)
-    filled = [column for column in range(len(header)) if column == 0 or any(row[column] for row in all_rows)]
-    return Grid(
-        tuple(header[column] for column in filled),
-        tuple(tuple(row[column] for column in filled) for row in all_rows),
-        frozenset(index for index, column in enumerate(filled) if column in right_columns),
-    )
+    names, filled_rows, right_columns = without_empty_columns(header, rows, right)
+    return Grid(tuple(names), tuple(map(tuple, filled_rows)), frozenset(right_columns))
 
 
 def as_blocks(picture: Picture | None) -> tuple[Picture, ...]:

@@ -9,6 +9,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.cli.printing.output import print_line, print_table
 from trainfast_tui.text.format import ABSENT, celsius, count, fraction, joules, milliseconds
+from trainfast_tui.text.tables import without_empty_columns
 
 Record = dict[str, Any]
 """A step's fields and those of its `StepConditions`, as `as_record` returns them."""
@@ -21,9 +22,8 @@ def print_steps(steps: Sequence[Record]) -> None:
         print_line("no step is on record")
         return
     rows = [[cell(step) for _, cell in COLUMNS] for step in steps]
-    filled = [column for column in range(len(COLUMNS)) if any(row[column] != ABSENT for row in rows)]
-    header = [COLUMNS[column][0] for column in filled]
-    print_table(header, [[row[column] for column in filled] for row in rows], range(len(filled)))
+    names = [name for name, _ in COLUMNS]
+    print_table(*without_empty_columns(names, rows, range(len(names)), empty=ABSENT))
     sources = sorted({source for step in steps for source in (step["sources"] or {}).values()})
     if sources:
         print_line(f"throttled time from: {', '.join(sources)}")
