@@ -136,7 +136,7 @@ def _build() -> Parser:
         *groups, name = command.words
         group = "".join(groups)
         if group not in subparsers:
-            names = [other.words[1] for other in COMMANDS if other.words[0] == group]
+            names = [sibling.words[1] for sibling in COMMANDS if sibling.words[0] == group]
             about = f"{GROUP_HELP[group]}: {', '.join(names)}"
             added = subparsers[""].add_parser(group, help=about, description=_sentence(about))
             added.set_defaults(run=partial(_refuse_group, group, names), leaf=added)

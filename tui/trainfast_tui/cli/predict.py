@@ -87,10 +87,10 @@ def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTabl
         if tracing.importing:
             slow.update(plain(importing_words(tracing.importing)))
         elif tracing.next_trace:
-            what = TRACING
+            words = TRACING
             if len(runs) > 1:
-                what = f"tracing {plain(runs[tracing.index].id)}, {tracing.index + 1} of {len(runs)}"
-            slow.update(f"{what}: {tracing.next_trace}", tracing.done / tracing.total)
+                words = f"tracing {plain(runs[tracing.index].id)}, {tracing.index + 1} of {len(runs)}"
+            slow.update(f"{words}: {tracing.next_trace}", tracing.done / tracing.total)
 
     with progress_when_slow(f"{TRACING}…", on_any_stream=len(runs) > 1) as slow:
         for index, row in predict_rows(runs, python, show_tracing):

@@ -75,12 +75,12 @@ def _flag_lines(discovered: Discovered, mapping: list[Proposal], shows_all: bool
     yield discovery_words(discovered)
     words = {word for proposal in mapping for word in place_tokens(proposal.place)}
     flags = sorted(discovered.flags, key=lambda flag: words.isdisjoint(flag.names))
-    rest = [] if shows_all or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]
-    shown = flags[: len(flags) - len(rest)]
+    hidden = [] if shows_all or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]
+    shown = flags[: len(flags) - len(hidden)]
     if shown:
         yield from table(["  FLAG", "TYPE", "DEFAULT"], [_cells(flag) for flag in shown])
-    if rest:
-        yield f"  and {counted(len(rest), 'flag')} without a knob; --all lists them"
+    if hidden:
+        yield f"  and {counted(len(hidden), 'flag')} without a knob; --all lists them"
 
 
 def _cells(flag: Flag) -> list[str]:

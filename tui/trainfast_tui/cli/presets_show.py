@@ -85,8 +85,8 @@ def _print_script(path: Path, as_json: bool) -> None:
         )
         return
     print_line(f"{preset.name}: {plain(preset.title)}\nfrom {path}")
-    where = f"\nin {plain(preset.cwd)}" if preset.cwd else ""
-    print_line(f"\ncommand\n  {plain(shlex.join(preset.command))}{where}")
+    folder_line = f"\nin {plain(preset.cwd)}" if preset.cwd else ""
+    print_line(f"\ncommand\n  {plain(shlex.join(preset.command))}{folder_line}")
     print_line("\nflags of its knobs")
     print_lines(pairs((f"  {name}", plain(script_preset.place_words(place))) for name, place in preset.places.items()))
     print_line("\nknobs")

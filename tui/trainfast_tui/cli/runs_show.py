@@ -31,9 +31,9 @@ UNCUT = 10_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--steps", action="store_true", help="each step, with the readings of the watched GPUs")
-    what.add_argument("--why", action="store_true", help="the bottlenecks, with figures and thresholds")
+    view = parser.add_mutually_exclusive_group()
+    view.add_argument("--steps", action="store_true", help="each step, with the readings of the watched GPUs")
+    view.add_argument("--why", action="store_true", help="the bottlenecks, with figures and thresholds")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 

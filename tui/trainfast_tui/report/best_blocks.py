@@ -187,11 +187,13 @@ def _attempt_row(so_far: BestSoFar, attempt: Trial | ColdRun) -> list[str]:
         role, speed = f"{role_of(attempt.role).noun}{knob}", attempt.predicted
         predicted = f"{number(speed.median)} ({interval(speed.low, speed.high)})" if speed else ABSENT
         times = [number(attempt.samples_per_s), predicted, ABSENT, ABSENT]
-    rest = [size(attempt.peak_allocated_bytes), duration(attempt.seconds), attempt.run_id, with_sizes(attempt.reason)]
     return [
         typed_knobs(so_far.candidate(attempt.candidate_number).knobs),
         role,
         outcome_of(attempt.outcome).noun,
         *times,
-        *rest,
+        size(attempt.peak_allocated_bytes),
+        duration(attempt.seconds),
+        attempt.run_id,
+        with_sizes(attempt.reason),
     ]

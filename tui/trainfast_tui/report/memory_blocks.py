@@ -82,10 +82,10 @@ def _row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int 
 
 
 def _bars(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> Iterator[StackedBar]:
-    where = phase_words(phase).removeprefix("the ")
+    phase_title = phase_words(phase).removeprefix("the ")
     if any(predicted.values()):
         parts = [StackedPart(category_words(name), value, TONE_OF_CATEGORY[name]) for name, value in predicted.items()]
-        yield StackedBar(f"{run.label}: {where}", tuple(parts), f"{size(sum(predicted.values()))} predicted")
+        yield StackedBar(f"{run.label}: {phase_title}", tuple(parts), f"{size(sum(predicted.values()))} predicted")
     if measured is not None:
         part = StackedPart("measured", measured, "muted")
-        yield StackedBar(f"{run.label}: {where}", (part,), f"{size(measured)} measured")
+        yield StackedBar(f"{run.label}: {phase_title}", (part,), f"{size(measured)} measured")

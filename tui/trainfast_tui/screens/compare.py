@@ -80,12 +80,12 @@ def _knob_lines(comparison: Comparison, width: int) -> list[Line]:
     if not comparison.knobs:
         return [[("The same settings.", "text")]]
     # A field of the model has a longer name than any knob.
-    label = max(8, min(max(18, *(len(name) + 2 for name, _, _ in comparison.knobs)), width - 32))
-    lines: list[Line] = [[(f"{'knob':<{label}}{'A':>16}{'B':>16}", "muted")]]
+    label_width = max(8, min(max(18, *(len(name) + 2 for name, _, _ in comparison.knobs)), width - 32))
+    lines: list[Line] = [[(f"{'knob':<{label_width}}{'A':>16}{'B':>16}", "muted")]]
     for name, a, b in comparison.knobs:
         lines.append(
             [
-                (fmt.to_width(fmt.plain(name), label), "title"),
+                (fmt.to_width(fmt.plain(name), label_width), "title"),
                 (fmt.to_width(fmt.plain(value_text(name, a)), 16, "right"), "text"),
                 (fmt.to_width(fmt.plain(value_text(name, b)), 16, "right"), "warning"),
             ]
@@ -115,21 +115,20 @@ def _figure_lines(comparison: Comparison, width: int) -> list[Line]:
     without = [letter for letter, value in (("A", step.a), ("B", step.b)) if value is None]
     note: list[Line] = []
     if without:
-        who = "Neither run has" if len(without) == 2 else f"{without[0]} has not"
-        note = [[(f"{who} measured a step: there is no speed to compare.", "text")]]
+        run_words = "Neither run has" if len(without) == 2 else f"{without[0]} has not"
+        note = [[(f"{run_words} measured a step: there is no speed to compare.", "text")]]
         rows = [row for row in rows if row.delta is not None]
         if not rows:
             return note
     has_differences, has_intervals = width >= DIFFERENCES_FROM, width >= INTERVALS_FROM
-    column = 18 if has_differences else 15
-    head = (
-        f"{'figure':<18}{'A':>{column}}{'B':>{column}}" + (f"{'change':>18}" if has_differences else "") + f"{'':>10}"
-    )
+    column_width = 18 if has_differences else 15
+    head = f"{'figure':<18}{'A':>{column_width}}{'B':>{column_width}}"
+    head += (f"{'change':>18}" if has_differences else "") + f"{'':>10}"
     head += f"{'95 % CI':>20}" if has_intervals else ""
     lines: list[Line] = [*note, [(head, "muted")]]
     for row in rows:
         figures: Line = [
-            (fmt.to_width(figure_with_unit(value, row.unit), column, "right"), "text") for value in (row.a, row.b)
+            (fmt.to_width(figure_with_unit(value, row.unit), column_width, "right"), "text") for value in (row.a, row.b)
         ]
         if has_differences:
             figures.append((fmt.to_width(difference_text(row), 18, "right"), "text"))

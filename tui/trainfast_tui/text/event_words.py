@@ -96,11 +96,11 @@ def _throttle(event: Event, *, is_beginning: bool) -> tuple[str, Tone, str]:
 
 
 def _process(event: Event) -> tuple[str, Tone, str]:
-    who = event.detail or (f"process {event.pid}" if event.pid is not None else "another process")
+    process_words = event.detail or (f"process {event.pid}" if event.pid is not None else "another process")
     came: Tone = "warning" if event.kind == "foreign_process" else "primary"
     if event.state == "left":
-        return "-", "muted", f"{_device(event)}: {who}"
-    return "+", came, f"{_device(event)}: {who}"
+        return "-", "muted", f"{_device(event)}: {process_words}"
+    return "+", came, f"{_device(event)}: {process_words}"
 
 
 def _state(event: Event) -> tuple[str, Tone, str]:

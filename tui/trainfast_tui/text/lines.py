@@ -111,7 +111,7 @@ def clamp_scroll(first: int, count: int, room: int) -> int:
 
 def hidden_words(above: int, below: int) -> str:
     """Return how many lines are hidden: `4 above, 20 below`; empty if none is."""
-    return ", ".join(f"{count} {where}" for count, where in ((above, "above"), (below, "below")) if count)
+    return ", ".join(f"{count} {side}" for count, side in ((above, "above"), (below, "below")) if count)
 
 
 def labelled(label: Piece, text: str, width: int, tone: Tone = "text") -> list[Line]:

@@ -46,10 +46,10 @@ def oom_sentences(explanation: OomExplanation) -> Iterator[str]:
 def _measured(explanation: OomExplanation) -> Iterator[str]:
     """Yield the sentence of the rank's own figures."""
     asked_bytes = explanation.asked_bytes
-    asked = "" if asked_bytes is None else f" and asked for {size(asked_bytes)} more"
+    request_words = "" if asked_bytes is None else f" and asked for {size(asked_bytes)} more"
     if explanation.held_bytes is not None:
-        of = f" of its {size(explanation.limit_bytes)}" if explanation.limit_bytes is not None else ""
-        yield f"The failing rank held {size(explanation.held_bytes)}{of}{asked}."
+        limit_words = f" of its {size(explanation.limit_bytes)}" if explanation.limit_bytes is not None else ""
+        yield f"The failing rank held {size(explanation.held_bytes)}{limit_words}{request_words}."
         if explanation.untouched_bytes is not None and explanation.untouched_bytes >= MIN_SHOWN_BYTES:
             untouched = size(explanation.untouched_bytes)
             yield (

@@ -42,8 +42,8 @@ def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
             return text
     if not words:
         return ""
-    more = f" +{len(words) - 1}" if len(words) > 1 else ""
-    return truncate(words[0], cells - len(more)) + more
+    hidden = f" +{len(words) - 1}" if len(words) > 1 else ""
+    return truncate(words[0], cells - len(hidden)) + hidden
 
 
 def field_text(value: Any, between: str = "+") -> str:

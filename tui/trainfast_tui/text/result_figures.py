@@ -171,8 +171,8 @@ def _energy(result: Result) -> Iterator[tuple[str, str]]:
     if energy.joules is not None:
         from_what = filter(None, (watched_words(result), energy.source))
         source = f" ({'; '.join(from_what)})" if energy.source else ""
-        each = f"{joules(energy.joules_per_sample)} a sample, {joules(energy.joules_per_step)} a step"
-        yield "energy", f"{joules(energy.joules)}, {each}{source}"
+        shares = f"{joules(energy.joules_per_sample)} a sample, {joules(energy.joules_per_step)} a step"
+        yield "energy", f"{joules(energy.joules)}, {shares}{source}"
     elif energy.reason is not None:
         yield "energy", f"unavailable: {plain(energy.reason)}"
 

@@ -71,8 +71,8 @@ def peer_lines(topology: Topology) -> list[str]:
     if not answers:
         return ["Peer access between the GPUs is unknown."]
     if all(answer == "ok" for answer in answers):
-        who = "GPU that answers" if any(device.error for device in topology.devices) else "GPU"
-        return [f"Every {who} can read every other one's memory."]
+        gpu_words = "GPU that answers" if any(device.error for device in topology.devices) else "GPU"
+        return [f"Every {gpu_words} can read every other one's memory."]
     return [
         f"GPU{a.index} cannot read GPU{b.index}'s memory: {peer}"
         for a, row in zip(topology.devices, topology.p2p, strict=True)

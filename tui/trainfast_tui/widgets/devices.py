@@ -188,9 +188,9 @@ def _badges(device: DeviceReading, room: int) -> Line:
         words = [SHORT_WORDS.get(name, word) for name, word in zip(reasons, words, strict=True)]
     line: Line = []
     for index, (word, tone) in enumerate(zip(words, tones, strict=True)):
-        more = f" +{len(words) - index - 1}" if index + 1 < len(words) else ""
+        hidden = f" +{len(words) - index - 1}" if index + 1 < len(words) else ""
         badge = word if tone == "muted" else f" {word} "
-        gap = " " * min(2, max(0, room - cell_len(badge) - cell_len(more)))
+        gap = " " * min(2, max(0, room - cell_len(badge) - cell_len(hidden)))
         if line and not gap:
             return [*line, (f" +{len(words) - index}", tone)]
         line += [(gap or " ", "text"), (badge, tone)]

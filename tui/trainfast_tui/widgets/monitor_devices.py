@@ -239,8 +239,8 @@ def _throttled(tick: Tick, *, with_words: bool) -> Line:
             by_cause.setdefault(cause, []).append(device.index)
     line: Line = []
     for shade in sorted(map(shade_of, by_cause), key=severity_order):
-        which = ", ".join(map(str, by_cause[shade.cause]))
-        line.append((f"  {shade.letter} GPU {which}{f' {shade.words}' if with_words else ''}", shade.tone))
+        gpu_numbers = ", ".join(map(str, by_cause[shade.cause]))
+        line.append((f"  {shade.letter} GPU {gpu_numbers}{f' {shade.words}' if with_words else ''}", shade.tone))
     lost = ", ".join(str(device.index) for device in tick.devices if device.error is not None)
     return [*line, (f"  GPU {lost} {'does not answer' if with_words else 'lost'}", "error")] if lost else line
 
@@ -260,5 +260,7 @@ def _why_no_gpu(tick: Tick) -> list[str]:
     failure = tick.missing.get("nvml", failures.NO_DEVICES)
     if failures.comes_from_a_driver(failure):
         return [f"no GPU: {failure}.", "devices=cpu trains without one; trainfast-tui doctor says more."]
-    how = "Runs use the CPU; with an NVIDIA card in this machine they need devices=cpu. trainfast-tui doctor says more."
-    return [f"no GPU: {failure}.", how]
+    advice = (
+        "Runs use the CPU; with an NVIDIA card in this machine they need devices=cpu. trainfast-tui doctor says more."
+    )
+    return [f"no GPU: {failure}.", advice]

@@ -66,8 +66,8 @@ class BenchRows:
                 if self._is_ended:
                     return False
                 group = groups.get(planned.id)
-                where = f"{bench.preset} {number}/{total}: {planned.id}{', warm' if group else ''}"
-                print_notice(plain(where))
+                row_words = f"{bench.preset} {number}/{total}: {planned.id}{', warm' if group else ''}"
+                print_notice(plain(row_words))
                 has_measured = any(isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values()))
                 result = self._result_of(planned, group, warm, bench.varied, may_skip=has_measured)
                 if result is None:
@@ -154,8 +154,8 @@ class BenchRows:
 def _print_row_result(result: RowResult) -> None:
     """Print why a row has no figure; nothing for one that finished."""
     if isinstance(result, UserError):
-        what = "not run" if isinstance(result, DevicesBusy) else "refused"
-        print_notice(plain(f"{what}: {result.line()}"))
+        state = "not run" if isinstance(result, DevicesBusy) else "refused"
+        print_notice(plain(f"{state}: {result.line()}"))
     elif result.state != "finished":
         print_notice(plain(f"{state_words(result.state)}: {with_sizes(result.reason)}"))
 

@@ -26,8 +26,8 @@ def await_devices(plan: RunPlan, home: Home, on_poll: Callable[[], None] = lambd
     def show(run: RunFile, seconds: float) -> None:
         on_poll()
         search = conducted_search_of(home, run)
-        whom = f"search {search.name}" if search is not None and has_journal(search) else run.run_id
-        progress.show_activity(f"waiting for {whom} to end, {duration(seconds)} so far")
+        waited_for = f"search {search.name}" if search is not None and has_journal(search) else run.run_id
+        progress.show_activity(f"waiting for {waited_for} to end, {duration(seconds)} so far")
 
     try:
         wait_for_devices(plan, home, show)

@@ -53,8 +53,8 @@ class BatchPrinter(JournalPrinter[BatchLine]):
                 peak = size(line.peak_allocated_bytes)
                 return f"  {line.batch_size:,} fits: peak {peak}, {milliseconds(line.step_ms)} a step, {rate}"
             case Probe():
-                where = f" in {phase_words(line.phase)}" if line.phase else ""
-                return f"  {line.batch_size:,} {outcome_of(line.outcome).verb}{where}: {with_sizes(line.reason)}"
+                phase = f" in {phase_words(line.phase)}" if line.phase else ""
+                return f"  {line.batch_size:,} {outcome_of(line.outcome).verb}{phase}: {with_sizes(line.reason)}"
             case ConfirmationRun():
                 sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
                 but = f", which refutes that {sizes} fitted" if sizes else ""

@@ -32,9 +32,9 @@ def batch_answer_rows(search: BatchSnapshot, answer: BatchAnswer) -> Iterator[tu
         under = f" (under {condition})" if condition is not None else ""
         confirmed += f" at {per_second(answer.samples_per_s, 'samples')}{under}"
     yield "largest batch", f"{count(answer.max_batch)}, {confirmed}; {answer.certainty}"
-    where = f" on rank {answer.tightest_rank}, the tightest" if question.world_size > 1 else ""
+    rank_words = f" on rank {answer.tightest_rank}, the tightest" if question.world_size > 1 else ""
     limit = f"{size(answer.limit_bytes)} ({question.limit_words})" if question.limit_words else size(answer.limit_bytes)
-    yield "leaves free", f"{size(answer.headroom_bytes)} of {limit}{where}"
+    yield "leaves free", f"{size(answer.headroom_bytes)} of {limit}{rank_words}"
     yield "aligned", count(answer.aligned_batch) if answer.aligned_batch else "none below 8"
     yield "recommended", f"{count(answer.recommended_batch)}: {answer.recommended_why}"
     phase = phase_words(answer.phase) if answer.phase else "a step"

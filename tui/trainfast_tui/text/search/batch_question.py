@@ -39,9 +39,8 @@ def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None, free
         return ""
     from trainfast_runner.search.memory.limits import share_of_free
 
-    each = fmt.size(share_of_free(free_bytes, ranks))
-    whose = "of this machine's memory" if ranks == 1 else f"of this machine's memory for each of {ranks} processes"
-    limit = f"{each} {whose}"
+    each_process = "" if ranks == 1 else f" for each of {ranks} processes"
+    limit = f"{fmt.size(share_of_free(free_bytes, ranks))} of this machine's memory{each_process}"
     return f"No memory_limit: the search uses up to {limit}, set as a real limit; set memory_limit to lower it."
 
 

@@ -41,9 +41,9 @@ def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
         lines += ["", *table(EFFECT_HEADER, effect_rows(answer))]
     if answer.pareto_numbers:
         lines += ["", *table(PARETO_HEADER, _pareto_rows(so_far, answer), right=(2,))]
-    rest = count_rows(so_far, answer.verdicts)
+    counts = count_rows(so_far, answer.verdicts)
     continues = [("cancelled", f"the same command continues {search_id}")] if _is_cancelled(so_far) else []
-    lines += ["", *pairs([*rest, *continues])]
+    lines += ["", *pairs([*counts, *continues])]
     return [fmt.plain(line) for line in lines]
 
 

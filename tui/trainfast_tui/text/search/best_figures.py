@@ -112,19 +112,19 @@ def unit_of(objective: str, median: float) -> tuple[str, float]:
     """Return the unit in which a figure of this size is shown, and the divisor of the figure."""
     if objective != "time":
         return objective_of(objective).unit, 1.0
-    return next((name, each_s) for from_s, each_s, name in TIME_UNITS if median >= from_s)
+    return next((name, divisor_s) for from_s, divisor_s, name in TIME_UNITS if median >= from_s)
 
 
 def objective_words(objective: str, for_steps: int | None, value: Interval) -> str:
     """Return a figure with its 95 % interval: `123 tokens/s (120 to 126)`, `12.3 min (12.1 to 12.5) for 800 steps`."""
-    unit, each = unit_of(objective, value.median)
-    words = figure_words(value, each, f" {unit}")
+    unit, divisor = unit_of(objective, value.median)
+    words = figure_words(value, divisor, f" {unit}")
     return words if for_steps is None else f"{words} for {counted(for_steps, 'step')}"
 
 
-def figure_words(value: Interval, each: float, unit: str = "") -> str:
+def figure_words(value: Interval, divisor: float, unit: str = "") -> str:
     """Return a figure divided by `each`, with its interval if it has one: `123 (120 to 126)`."""
-    words = f"{fmt.number(value.median / each)}{unit}"
+    words = f"{fmt.number(value.median / divisor)}{unit}"
     if value.low == value.high:
         return words
-    return f"{words} ({fmt.interval(value.low / each, value.high / each)})"
+    return f"{words} ({fmt.interval(value.low / divisor, value.high / divisor)})"

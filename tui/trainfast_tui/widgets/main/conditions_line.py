@@ -37,9 +37,9 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
     silent = silent_gpus(run.conditions) if run.is_live else []
     if silent and len(silent) == len(counted[-1].devices):
         return [*_no_reading_line(silent), *([("   " if long_words else "  ", "text"), *warming] if warming else [])]
-    whose = _watched_gpus(run, counted)
-    throttled, names_gpus = _throttled(counted, long_words, whose)
-    each_step, each_sample = _energy(counted, "" if names_gpus else whose)
+    gpu_words = _watched_gpus(run, counted)
+    throttled, names_gpus = _throttled(counted, long_words, gpu_words)
+    each_step, each_sample = _energy(counted, "" if names_gpus else gpu_words)
     throttled = [*_no_reading_line(silent), ("  ", "text"), *throttled] if silent else throttled
     clock, degrees = _clock(counted), _temperature(run, counted, long_words)
     energy = [*each_step, *each_sample] if long_words else each_sample

@@ -35,12 +35,12 @@ class KnobText(msgspec.Struct, frozen=True):
 
     def cut_to(self, room: int, width: int) -> list[Line]:
         """Return the text in at most `room` lines."""
-        way, what = self._way(width), KNOBS_BY_NAME[self.name].what
+        way, description = self._way(width), KNOBS_BY_NAME[self.name].what
         trade_off = [line for entry in self._trade_off(width) for line in entry]
         # The short texts about speed and memory are worth more than the end of a long description.
-        lines_for_what = max(1, room - 1 - len(way) - len(trade_off))
-        lines = [*way, *paragraph(what, width, "text", lines_for_what), *trade_off]
-        is_whole = len(wrap(what, width)) <= lines_for_what and len(lines) < room
+        lines_for_description = max(1, room - 1 - len(way) - len(trade_off))
+        lines = [*way, *paragraph(description, width, "text", lines_for_description), *trade_off]
+        is_whole = len(wrap(description, width)) <= lines_for_description and len(lines) < room
         if len(lines) >= room:
             *before, (last, tone) = lines[room - 2]
             lines = [*lines[: room - 2], [*before, (with_more(last, width - line_length(before)), tone)]]

@@ -107,17 +107,17 @@ def _peak_line(fit: PredictedFit, width: int) -> Line:
     line: Line = [("predicted ", "muted"), (fmt.size(fit.predicted.total_bytes), "title")]
     if available is None:
         return line
-    of = f" of {fmt.size(available.size_bytes)}"
+    limit_words = f" of {fmt.size(available.size_bytes)}"
     with_context = available.with_context and fit.predicted.context_bytes
     if (with_context or fit.margin_bytes) and width < LONG_FORM_COLUMNS:
         # The allocator's peak and the context do not both fit.
-        sizes: Line = [(fmt.size(fit.needed_bytes), "title"), (of, "text")]
+        sizes: Line = [(fmt.size(fit.needed_bytes), "title"), (limit_words, "text")]
         head = "with context " if with_context else "with margin "
         return [(head if len(head) + line_length(sizes) <= width else "needs ", "muted"), *sizes]
     line.append((" + context" if with_context else " + margin" if fit.margin_bytes else "", "text"))
-    line.append((of, "text"))
-    whose = f" ({available.words})"
-    return [*line, (whose, "muted")] if line_length(line) + len(whose) <= width else line
+    line.append((limit_words, "text"))
+    source_words = f" ({available.words})"
+    return [*line, (source_words, "muted")] if line_length(line) + len(source_words) <= width else line
 
 
 def _bytes_left_line(fit: PredictedFit, width: int) -> Line:
@@ -175,15 +175,14 @@ def _shown_parts(fit: PredictedFit) -> list[tuple[str, int]]:
 def _legend_lines(fit: PredictedFit, width: int) -> list[Line]:
     """Return the legend, two entries a line: sign, word and figure."""
     sizes = dict(_shown_parts(fit))
-    column = width // 2
+    column_width = width // 2
     cells: list[Line] = []
     for key, (sign, tone) in PART_SIGNS.items():
         if key in sizes:
             # A long word is cut, never a figure.
             figure = fmt.size(sizes[key])
-            text = fmt.to_width(
-                f"{fmt.truncate(short_category(key), max(1, column - 4 - len(figure)))} {figure}", column - 3
-            )
+            word = fmt.truncate(short_category(key), max(1, column_width - 4 - len(figure)))
+            text = fmt.to_width(f"{word} {figure}", column_width - 3)
             cells.append([(f"{sign} ", tone), (f"{text} ", "text")])
     return [[piece for cell in cells[first : first + 2] for piece in cell] for first in range(0, len(cells), 2)]
 
@@ -198,11 +197,11 @@ def _measured_lines(memory: NextRunMemory, measured: MeasuredMemory, width: int)
     peak: Piece = (fmt.size(measured.peak_bytes), "title")
     alone: Line = [("measured ", "muted"), peak]
     if not predicted:
-        of: Piece = ("" if measured.has_same_knobs else " with other knobs", "muted")
-        return [bar, first_fitting([[*alone, of], alone], width)]
-    beside: Piece = (f" (predicted {fmt.size(predicted)})", "text")
-    off: Piece = (f" ({against_predicted_memory(measured.peak_bytes, predicted)})", "text")
-    figures = first_fitting([[*alone, off], [*alone, beside], [peak, beside]], width)
+        knobs_piece: Piece = ("" if measured.has_same_knobs else " with other knobs", "muted")
+        return [bar, first_fitting([[*alone, knobs_piece], alone], width)]
+    predicted_piece: Piece = (f" (predicted {fmt.size(predicted)})", "text")
+    difference_piece: Piece = (f" ({against_predicted_memory(measured.peak_bytes, predicted)})", "text")
+    figures = first_fitting([[*alone, difference_piece], [*alone, predicted_piece], [peak, predicted_piece]], width)
     if memory.fit is None or fmt.size(memory.fit.predicted.total_bytes) == fmt.size(predicted):
         return [bar, figures]
     reasons = CORRECTED if measured.has_same_knobs else OTHER_KNOBS

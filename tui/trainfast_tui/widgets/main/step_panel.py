@@ -74,8 +74,8 @@ def _progress_line(run: RunSnapshot, width: int) -> Line:
     label = f" {fmt.fraction(share)}  {end}"
     narrow = width < WIDE_PROGRESS_FROM
     line: Line = [(f"{words} " if narrow else f"{words:<19} ", "title")]
-    beside = len(words) + 1 + len(label) if narrow else max(20, len(words) + 1) + max(22, len(label))
-    return [*line, *bar(share, max(4, width - beside)), (label, "text")]
+    text_width = len(words) + 1 + len(label) if narrow else max(20, len(words) + 1) + max(22, len(label))
+    return [*line, *bar(share, max(4, width - text_width)), (label, "text")]
 
 
 def _speed_line(figures: Figures, width: int) -> Line:

@@ -58,7 +58,7 @@ def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Li
 def _probe_row(probe: Probe, search: BatchSnapshot, columns: Sequence[tuple[str, str]], width: int) -> Line:
     outcome = outcome_of(REFUTED if refuted_by(probe, search.confirmations) is not None else probe.outcome)
     words = "OOM" if width < WIDE_CELLS_FROM and probe.outcome == "oom" else outcome.noun
-    where = f" in {phase_words(probe.phase)}" if probe.phase and probe.outcome == "oom" else ""
+    phase_piece = f" in {phase_words(probe.phase)}" if probe.phase and probe.outcome == "oom" else ""
     rank = ""
     if len(search.memory_fits) > 1 and probe.rank is not None:
         rank = f", rank {probe.rank} fullest" if probe.outcome == "fits" else f" on rank {probe.rank}"
@@ -70,7 +70,7 @@ def _probe_row(probe: Probe, search: BatchSnapshot, columns: Sequence[tuple[str,
         fmt.number(probe.samples_per_s),
         fmt.duration(probe.seconds),
     ]
-    return _row(cells, [(f"{outcome.sign} {words}{where}{rank}{retries}", outcome.tone)], width)
+    return _row(cells, [(f"{outcome.sign} {words}{phase_piece}{rank}{retries}", outcome.tone)], width)
 
 
 def _confirmation_row(confirmation: ConfirmationRun, columns: Sequence[tuple[str, str]], width: int) -> Line:

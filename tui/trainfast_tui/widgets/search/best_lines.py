@@ -94,10 +94,10 @@ def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
     if not answer.effects:
         return []
     names = [_effect_name(effect) for effect in answer.effects]
-    label = min(max(map(len, names)), max(16, width - 50))
+    label_width = min(max(map(len, names)), max(16, width - 50))
     gains = [effect.gain_percent for effect in answer.effects]
     words = [gain_words(gain) for gain in gains]
-    room = max(6, min(40, width - label - max(map(len, words)) - 18))
+    bar_width = max(6, min(40, width - label_width - max(map(len, words)) - 18))
     largest = max(gain.median for gain in gains)
     largest = largest if largest > 0 else 1.0
     rows: list[Line] = [[("gained over the baseline's value (95 % CI)", "muted")]]
@@ -110,7 +110,12 @@ def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
         # Only a gain has a bar: one as long for a loss would look like a gain.
         share = max(gain.median, 0.0) / largest
         rows.append(
-            [(fmt.to_width(name, label + 1), "text"), *bar(share, room, tone), (f" {text}", tone), (basis, "muted")]
+            [
+                (fmt.to_width(name, label_width + 1), "text"),
+                *bar(share, bar_width, tone),
+                (f" {text}", tone),
+                (basis, "muted"),
+            ]
         )
     return rows
 

@@ -79,7 +79,7 @@ class ProcessTable(SortedTable[ProcessRow]):
         }
         tone: Tone = "text" if row.is_own else "muted"
         line: Line = [("  ", "accent")]
-        line += [(self.cell(name, cells[name], room), tone) for name, room in self.columns(width)]
+        line += [(self.cell(name, cells[name], column_width), tone) for name, column_width in self.columns(width)]
         command = row.command if width >= WIDE_COLUMNS_FROM else _without_folder(row.command)
         return [*line, (command if row.identity is not None else "not visible from here", tone)]
 
@@ -96,9 +96,9 @@ def _gpu_memory_text(row: ProcessRow) -> str:
         return ""
     indexes = [index for index, _ in row.devices]
     if len(indexes) <= 2:
-        which = f"GPU {'+'.join(map(str, indexes))}"
+        gpu_words = f"GPU {'+'.join(map(str, indexes))}"
     elif indexes[-1] - indexes[0] == len(indexes) - 1:
-        which = f"GPU {indexes[0]}-{indexes[-1]}"
+        gpu_words = f"GPU {indexes[0]}-{indexes[-1]}"
     else:
-        which = f"{len(indexes)} GPUs"
-    return f"{which} {fmt.size(row.device_memory_bytes)}"
+        gpu_words = f"{len(indexes)} GPUs"
+    return f"{gpu_words} {fmt.size(row.device_memory_bytes)}"

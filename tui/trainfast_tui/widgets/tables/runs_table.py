@@ -128,7 +128,10 @@ class RunsTable(SortedTable[RunRow]):
             "peak memory": (fmt.size(row.peak_allocated_bytes), "text"),
         }
         line: Line = [(f" {'●' if row.run_id in self.marked else ' '} ", "accent")]
-        line += [(self.cell(name, cells[name][0], room), cells[name][1]) for name, room in self.columns(width)]
+        line += [
+            (self.cell(name, cells[name][0], column_width), cells[name][1])
+            for name, column_width in self.columns(width)
+        ]
         overrides = without_search_settings(row.overrides, row.role)
         if self.is_grouped and self.order.key(row) is not None and (length := _seq_len_text(row)):
             overrides.pop(SEQ_LEN, None)

@@ -150,11 +150,11 @@ class SortedTable(Painted, Generic[RowT]):
         order = self.order
         arrow = "↓" if order.largest_first != self.reverse else "↑"
         line: Line = [(" " * self.MARGIN, "muted")]
-        for name, room in self.columns(width):
+        for name, column_width in self.columns(width):
             if name == order.name:
-                line.append((self.cell(name, name + arrow, room), "title"))
+                line.append((self.cell(name, name + arrow, column_width), "title"))
             else:
-                line.append((self.cell(name, name, room), "muted"))
+                line.append((self.cell(name, name, column_width), "muted"))
         return [*line, (self.LAST_COLUMN, "muted")]
 
     def visible_rows(self, width: int, room: int) -> list[Line]:
