@@ -64,9 +64,13 @@ def test_a_trace_that_begins_ends_the_calibration(home: Home, monkeypatch: pytes
     for second in (0.0, IDLE_S):
         work.update(known, CPU, seen(second, 1.0), None, is_device_used=False)
     assert begun.wait(60)
-    work.update(known.with_value("seq_len", "64"), CPU, seen(IDLE_S + 1, 1.0), None, is_device_used=False)
-    wait_for(lambda: bool(tracer.traced))
-    work.update(known.with_value("seq_len", "64"), CPU, seen(IDLE_S + 2, 1.0), None, is_device_used=False)
-    assert ended.wait(60)
+    unknown = known.with_value("seq_len", "64")
+
+    def is_ended_after_the_next_snapshot() -> bool:
+        work.update(unknown, CPU, seen(IDLE_S + 1, 1.0), None, is_device_used=False)
+        return ended.is_set()
+
+    wait_for(is_ended_after_the_next_snapshot)
+    assert tracer.traced == [64]
     tracer.go.set()
     work.stop(60)
