@@ -92,7 +92,7 @@ async def test_s_stops_the_search_and_f5_continues_its_question(
         await until_true(pilot, lambda: cancelled == [live_best], "the end")
         ended = BestEnded(t_ns=START_NS + 36 * S, state="cancelled", reason=CANCELLED, seconds=36.0)
         write_lines(live_best / "journal.jsonl", [*best_going_on(), ended])
-        assert "■ stopped; its journal is kept, f5 resumes" in await show_best(pilot, live_best)
+        assert "■ stopped; its journal is kept, f5 continues" in await show_best(pilot, live_best)
         await pilot.press("f5")
         await until_true(pilot, lambda: started, "the start")
         spec, asked, fresh = started[0]
@@ -145,7 +145,7 @@ async def test_the_question_is_put_part_by_part_and_then_searched(
         assert "g global batch  16 samples, as the knobs are set" in text
         assert "o objective     the most samples a second" in text
         assert "t time budget   10 min" in text
-        assert "f fresh         no: resumes an unfinished search" in text
+        assert "f fresh         no: continues an unfinished search" in text
         assert text.splitlines()[-1].startswith("Enter start  Esc back  v vary  g batch  o objective  t time")
         await pilot.press("v")
         assert "batch_size=4,8 precision=fp32,bf16" in screen_text(pilot.app)  # type: ignore[arg-type]
@@ -289,7 +289,7 @@ async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None,
         await pilot.press("f")
         text = await until(pilot, PLAN)
         assert "begun anew" not in text
-        assert "f fresh         no: resumes an unfinished search" in text
+        assert "f fresh         no: continues an unfinished search" in text
         await pilot.press("f", "enter")
         await until_started(pilot, started)
         assert started[0][2], "it is asked for fresh"

@@ -158,8 +158,8 @@ async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(
         )
         await show(pilot, live_search)
         text = screen_text(app)
-        assert "■ cancelled; its journal is kept, f5 resumes  took 16 s" in text
-        assert text.splitlines()[-1].startswith("Esc back  f5 resume"), "nothing to apply, nothing to pause"
+        assert "■ cancelled; its journal is kept, f5 continues  took 16 s" in text
+        assert text.splitlines()[-1].startswith("Esc back  f5 continue"), "nothing to apply, nothing to pause"
         await pilot.press("s")
         assert "There is no live search." in screen_text(app)
         await pilot.press("escape")
@@ -184,7 +184,7 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
         done = [*going_on(), a_probe(42), Paused(t_ns=START_NS + 15 * S)]
         write_lines(live_search / "journal.jsonl", done)
         await show(pilot, live_search)
-        assert "next: decided when the search resumes" in screen_text(app)
+        assert "next: decided when the search goes on" in screen_text(app)
         await pilot.press("p")
         await until_true(pilot, lambda: not (live_search / PAUSE_FILE).exists(), "the end of the pause")
 
@@ -281,7 +281,7 @@ async def test_what_broke_a_search_off_is_shown(home: Home, live_search: Path) -
         write_lines(live_search / "journal.jsonl", [*going_on(), broken])
         await show(pilot, live_search)
         text = " ".join(screen_text(app).split())
-        assert f"stopped early: {reason}; its journal is kept, f5 resumes" in text
+        assert f"stopped early: {reason}; its journal is kept, f5 continues" in text
         assert text.count(reason) == 1
 
 
@@ -298,4 +298,4 @@ async def test_a_refused_search_can_be_started_again(home: Home, monkeypatch: py
         await pilot.press("enter")
         text = await until(pilot, "Refused: the device is in use")
         assert "Enter start" in text.splitlines()[-1]
-        assert "f5" not in text.splitlines()[-1], "there is no search to resume"
+        assert "f5" not in text.splitlines()[-1], "there is no search to continue"

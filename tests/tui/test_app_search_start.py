@@ -171,8 +171,8 @@ async def test_the_question_names_an_unfinished_search_of_the_same_knobs(home: H
     async with running(home, size=SMALL) as (app, pilot):
         await opened(pilot, search)
         text = screen_text(app)
-        assert "resumes the search that has tried" in text
-        assert "Enter resumes the unfinished search; Esc goes back." in text
+        assert "continues the search that has tried" in text
+        assert "Enter continues the unfinished search; Esc goes back." in text
         assert "1.00 GiB a rank, as it began" in text
         await pilot.press("enter")
         await until_true(pilot, lambda: starts.asked, "the start")
@@ -273,14 +273,14 @@ async def test_f5_asks_before_it_stops_a_live_run(home: Home, starts: Starts, ho
         assert starts.asked == []
 
 
-async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again(home: Home, starts: Starts) -> None:
+async def test_a_search_whose_conductor_is_gone_says_so_and_f5_continues_it(home: Home, starts: Starts) -> None:
     search = starts.directory = a_search(home, going_on())
     conductor = lock_of_conductor(search)
     async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, search)
         os.close(conductor)
         await show(pilot, search)
-        assert "✗ interrupted: no process works on it; f5 resumes" in screen_text(app)
+        assert "✗ interrupted: no process works on it; f5 continues" in screen_text(app)
         await pilot.press("f5")
         await until(pilot, "The knobs are being checked")
         await pilot.press("f5")
@@ -289,7 +289,7 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again
     assert [fresh for _, fresh in starts.asked] == [False]
 
 
-async def test_f5_takes_up_the_search_on_the_screen_though_a_knob_was_turned_since(home: Home, starts: Starts) -> None:
+async def test_f5_continues_the_search_on_the_screen_though_a_knob_was_turned_since(home: Home, starts: Starts) -> None:
     search = starts.directory = a_search(home, going_on())
     conductor = lock_of_conductor(search)
     async with running(home, size=FULL) as (app, pilot):

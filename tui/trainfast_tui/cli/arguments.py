@@ -84,7 +84,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
     add_settings(parser)
     parser.add_argument(
-        "--fresh", action="store_true", help="ignore earlier searches: resume none, reuse none of their measurements"
+        "--fresh", action="store_true", help="ignore earlier searches: continue none, reuse none of their measurements"
     )
     add_wait(parser)
     add_cool_to(parser)

@@ -1,4 +1,4 @@
-"""The screen on which a batch search is asked for, started and resumed; the search outlives the screen."""
+"""The screen on which a batch search is asked for, started and continued; the search outlives the screen."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
     def action_labels(self) -> Mapping[str, str]:
         return {
             "apply": "start" if self._is_asking else "apply",
-            "again": "restart" if self._has_answer else "resume",
+            "again": "restart" if self._has_answer else "continue",
         }
 
     @property
@@ -131,7 +131,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
                 session.post(Notified(words, "warning"))
             self.dismiss()
         elif not self.search_control.is_active:
-            self.notify("There is no answer to apply; f5 resumes the search.", severity="warning")
+            self.notify("There is no answer to apply; f5 continues the search.", severity="warning")
         elif search is not None:
             # Without a search, the screen says already that the knobs are being checked.
             self.notify("There is no answer yet.", severity="warning")

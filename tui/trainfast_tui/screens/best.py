@@ -1,4 +1,4 @@
-"""The screen on which a best-fit search is planned, started and resumed; the search outlives the screen."""
+"""The screen on which a best-fit search is planned, started and continued; the search outlives the screen."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         return {
             "apply": "start" if search is None else "take",
             ASK_VARY: "vary" if search is None else "new question",
-            "again": "resume" if is_unfinished else "restart",
+            "again": "continue" if is_unfinished else "restart",
         }
 
     def show_refusal(self, error: UserError) -> None:

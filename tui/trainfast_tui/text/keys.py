@@ -192,7 +192,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("pause", ("space", "p"), "pause", "Pause after this probe; press again to resume."),
         Action("leave", ("escape", "b"), "leave", "Back to the main screen; the search goes on."),
         Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
-        Action("again", ("f5",), "resume", "Resume an ended search; one with an answer is started again."),
+        Action("again", ("f5",), "continue", "Continue an unfinished search; restart one with an answer."),
         *_moves("BatchView", "answer, row of sizes, or line of the question,", pages=True),
     ),
     "script": (
@@ -219,7 +219,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("skip", ("x",), "skip", "Skip the setting under way, or a value of a knob, for the rest of the search."),
         Action("leave", ("escape", "B", "upper_b"), "leave", "Back to the main screen; the search goes on."),
         Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
-        Action("again", ("f5",), "resume", "Resume an ended search; one with an answer is started again."),
+        Action("again", ("f5",), "continue", "Continue an unfinished search; restart one with an answer."),
         Action(ASK_VARY, ("v",), "vary", "Choose the knobs and values that the next search varies."),
         Action(ASK_BATCH, ("g",), "batch", "Choose the global batch of the next search."),
         Action(
@@ -233,7 +233,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "fresh",
             ("f",),
             "fresh",
-            "Ignore earlier searches: resume none, reuse no measured effects; press again to undo.",
+            "Ignore earlier searches: continue none, reuse no measured effects; press again to undo.",
         ),
         *_moves("BestView", "measurement, or line of the question,", pages=True),
     ),

@@ -24,7 +24,7 @@ ABOUT_SCRIPT = (
     " checkpoints and trackers are off; the largest is confirmed in another."
 )
 ENTER_STARTS = "Enter starts the search; Esc goes back."
-ENTER_RESUMES = "Enter resumes the unfinished search; Esc goes back."
+ENTER_CONTINUES = "Enter continues the unfinished search; Esc goes back."
 
 
 def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None, free_bytes: int) -> str:
@@ -49,13 +49,13 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
 
     `limit` is the notice of its limit, `earlier` the newest search of these knobs, None without one.
     """
-    resumes = earlier is not None and _is_resumable(earlier)
+    continues = earlier is not None and _can_be_continued(earlier)
     overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}
     return [
         ("", ABOUT if spec.script is None else ABOUT_SCRIPT, "muted"),
-        ("", ENTER_RESUMES if resumes else ENTER_STARTS, "title"),
+        ("", ENTER_CONTINUES if continues else ENTER_STARTS, "title"),
         ("knobs    ", ", ".join(typed_overrides(overrides)) or "as the preset", "text"),
-        ("limit    ", (_limit_of(earlier) if resumes else "") or limit or _own_limit(spec), "text"),
+        ("limit    ", (_limit_of(earlier) if continues else "") or limit or _own_limit(spec), "text"),
         ("time     ", _time_words(earlier), "text"),
     ]
 
@@ -65,7 +65,7 @@ def limits_words(limits_bytes: Iterable[int]) -> str:
     return " + ".join(fmt.size(limit_bytes) for limit_bytes in dict.fromkeys(limits_bytes)) + " a rank"
 
 
-def _is_resumable(earlier: BatchSnapshot) -> bool:
+def _can_be_continued(earlier: BatchSnapshot) -> bool:
     """True if a search of the same knobs would continue this one."""
     return bool(earlier.probes) and (earlier.ended is None or earlier.state in UNFINISHED_STATES)
 
@@ -89,6 +89,6 @@ def _time_words(earlier: BatchSnapshot | None) -> str:
     if earlier is None or not earlier.probes:
         return "not known before the first sizes have run"
     tried = ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)
-    if earlier.ended is None or _is_resumable(earlier):
-        return f"resumes the search that has tried {tried}"
+    if earlier.ended is None or _can_be_continued(earlier):
+        return f"continues the search that has tried {tried}"
     return f"the search before took {fmt.duration(earlier.ended.seconds)} for the sizes {tried}"

@@ -19,8 +19,8 @@ def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
         "running": "working",
         "pausing": f"pausing after {_under_way(search)}",
         "paused": "paused: no process is running",
-        "interrupted": "interrupted: no process works on it; f5 resumes",
-        "cancelled": "cancelled; its journal is kept, f5 resumes",
+        "interrupted": "interrupted: no process works on it; f5 continues",
+        "cancelled": "cancelled; its journal is kept, f5 continues",
     }
     return _doing_words(search, now_ns) or _end_words(search) or words.get(search.state, search.state)
 
@@ -60,7 +60,7 @@ def _end_words(search: BatchSnapshot) -> str:
     if search.state == "failed":
         return f"failed: {fmt.plain(ended.reason)}"
     if search.state == "cancelled" and ended.reason not in ("", CANCELLED):
-        return f"stopped early: {fmt.plain(ended.reason)}; its journal is kept, f5 resumes"
+        return f"stopped early: {fmt.plain(ended.reason)}; its journal is kept, f5 continues"
     return ""
 
 

@@ -31,7 +31,7 @@ BY_KEYS = "press Enter on the knob to type a value"
 EVERY_KNOB = "every knob that keeps the training the same; mixed precision counts as the same"
 AS_KNOBS_ARE_SET = "as the knobs are set"
 FRESH = "yes: starts over, without the effects of earlier searches"
-NOT_FRESH = "no: resumes an unfinished search; effects of earlier ones choose the first trials"
+NOT_FRESH = "no: continues an unfinished search; effects of earlier ones choose the first trials"
 
 
 def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:

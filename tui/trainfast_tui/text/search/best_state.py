@@ -42,7 +42,7 @@ def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
         "starting": "starting: the model is built, and the settings are listed with their memory",
         "pausing": "pausing after this step",
         "paused": "paused: no process is running",
-        "interrupted": "interrupted: no process works on it; f5 resumes",
+        "interrupted": "interrupted: no process works on it; f5 continues",
     }
     return _end_words(search) or words.get(search.state, search.state)
 
@@ -63,7 +63,7 @@ def _end_words(search: BestSnapshot) -> str:
         return f"failed: {fmt.plain(ended.reason)}; v asks a new question, Esc goes back to the knobs"
     if search.state == "cancelled":
         why = "" if ended.reason in ("", CANCELLED) else f": {fmt.plain(ended.reason)}"
-        return f"stopped{why}; its journal is kept, f5 resumes"
+        return f"stopped{why}; its journal is kept, f5 continues"
     return ""
 
 

@@ -130,7 +130,7 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
         return [] if search.prediction is None else paragraph(search.prediction.basis, width, "muted")
     is_waiting = search.state in ("paused", "interrupted")
     if is_waiting and not search.is_decided:
-        return [[("next: decided when the search resumes", "text")]]
+        return [[("next: decided when the search goes on", "text")]]
     when = "next" if is_waiting or search.waits_for else "now"
     action = {"probe": "probe ", CONFIRM_STEP: "confirm "}.get(step.action, "")
     batch = f"{action}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
