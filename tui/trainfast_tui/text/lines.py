@@ -109,6 +109,11 @@ def clamp_scroll(first: int, count: int, room: int) -> int:
     return max(0, min(first, count - room))
 
 
+def moved(cursor: int, by: int, count: int) -> int:
+    """Return the cursor moved `by` of `count` entries, and not past the first or the last."""
+    return max(0, min(cursor + by, count - 1))
+
+
 def hidden_words(above: int, below: int) -> str:
     """Return how many lines are hidden: `4 above, 20 below`; empty if none is."""
     return ", ".join(f"{count} {side}" for count, side in ((above, "above"), (below, "below")) if count)

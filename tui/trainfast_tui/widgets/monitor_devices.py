@@ -23,7 +23,7 @@ from trainfast_tui.text.device_details import (
     is_alarm,
     missing_item,
 )
-from trainfast_tui.text.lines import Line, labelled, line_length, paragraph
+from trainfast_tui.text.lines import Line, labelled, line_length, moved, paragraph
 from trainfast_tui.text.shades import causes_of, severity_order, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
 
@@ -92,7 +92,7 @@ class MonitorDevices(Painted):
         """Show all readings of the next GPU, or of the one before."""
         tick = self._snapshot.tick if self._snapshot is not None else None
         count = len(tick.devices) if tick is not None else 0
-        self._chosen = max(0, min(self._chosen + by, count - 1))
+        self._chosen = moved(self._chosen, by, count)
         self.repaint()
 
     def rows_wanted(self, width: int, max_rows: int) -> int:

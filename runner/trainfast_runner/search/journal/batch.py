@@ -54,6 +54,11 @@ class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", t
     """The source of the limits, in words."""
     clock: ClockAnchor
 
+    @property
+    def lowest_limit_bytes(self) -> int | None:
+        """The limit of the rank that may take the least; None without limits."""
+        return min(self.limits_bytes, default=None)
+
 
 class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
     """The memory model's line for the fullest rank: `fixed_bytes + batch_size * bytes_per_sample`.

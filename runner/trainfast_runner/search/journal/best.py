@@ -109,6 +109,11 @@ class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", ta
     """Effects that earlier searches measured; empty with --fresh."""
     clock: ClockAnchor
 
+    @property
+    def lowest_limit_bytes(self) -> int | None:
+        """The limit of the rank that may take the least; None without limits."""
+        return min(self.limits_bytes, default=None)
+
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of knobs, and its known figures before a run."""

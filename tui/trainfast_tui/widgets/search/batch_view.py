@@ -7,7 +7,7 @@ from trainfast_runner.search.journal.batch import CONFIRM_STEP, Probe
 from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_tui.charts.fit_chart import PeakPoint, fit_chart
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Piece, labelled, line_length, paragraph, wrap
+from trainfast_tui.text.lines import Line, Piece, labelled, line_length, moved, paragraph, wrap
 from trainfast_tui.text.search.batch_answer import Offer, offers
 from trainfast_tui.text.search.batch_question import limits_words
 from trainfast_tui.text.search.batch_state import batch_search_words
@@ -39,7 +39,7 @@ class BatchView(SearchView[BatchSnapshot]):
     def action_move(self, by: int) -> None:
         """Move the cursor among the answers that Enter can apply; without any scroll the table, or the question."""
         if offered := offers(self._search):
-            self._cursor = max(0, min(len(offered) - 1, self._cursor + by))
+            self._cursor = moved(self._cursor, by, len(offered))
             self.repaint()
         else:
             self.scroll_lines(by)
@@ -161,7 +161,7 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     """Return the chart of the tightest rank: its peaks as its limit counts them, the fit and the limit."""
     fit = search.tightest_fit
     question = search.question
-    limit = fit.limit_bytes if fit is not None else (min(question.limits_bytes, default=None) if question else None)
+    limit = fit.limit_bytes if fit is not None else question.lowest_limit_bytes if question else None
     step = search.newest_step
     wanted = step.batch_size if step is not None and search.is_live else None
     points = [point for probe in search.probes if (point := _point(probe, fit, limit)) is not None]

@@ -11,7 +11,7 @@ from textual.message import Message
 
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, clamp_scroll
+from trainfast_tui.text.lines import Line, clamp_scroll, moved
 
 RowT = TypeVar("RowT")
 Columns = tuple[tuple[str, int], ...]
@@ -133,7 +133,7 @@ class SortedTable(Painted, Generic[RowT]):
     def action_move(self, by: int) -> None:
         """Move the cursor `by` rows down, clamped to the table."""
         if self._shown:
-            self._current_identity = self.identity(self._shown[max(0, min(len(self._shown) - 1, self._cursor + by))])
+            self._current_identity = self.identity(self._shown[moved(self._cursor, by, len(self._shown))])
         self.repaint()
         self.post_message(self.Moved())
 
