@@ -15,7 +15,8 @@ from trainfast_tui.control.compared_runs import compared_with_previous
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.runs import RunsListed, RunsScreen
 from trainfast_tui.widgets.tables import sorted_table
-from trainfast_tui.widgets.tables.runs_table import ORDERS, RunsTable, matches, override_words
+from trainfast_tui.widgets.tables.run_detail import override_words
+from trainfast_tui.widgets.tables.runs_table import ORDERS, RunsTable, matches
 from trainfast_tui.widgets.tables.sorted_table import ordered
 
 FIRST, SECOND = "20261121-054455-tiny-llama-7f3a", "20261121-055012-tiny-llama-91bc"

@@ -21,7 +21,7 @@ from trainfast_tui.charts.plot import (
 )
 from trainfast_tui.charts.time_axis import CellAxis, cell_axis
 from trainfast_tui.charts.time_columns import extremes, time_columns
-from trainfast_tui.charts.y_range import YRange
+from trainfast_tui.charts.y_range import YRange, update_y_range
 from trainfast_tui.painting.palettes import Palette
 from trainfast_tui.text.format import duration, plain, to_width, truncate
 from trainfast_tui.text.shades import Shade, severity_order, shade_of
@@ -71,21 +71,6 @@ def paint(
     if frame.has_times:
         rows.append(_time_row(frame, data, shades_by_cell, styles))
     return rows
-
-
-def update_y_range(y_range: YRange, data: ChartData, ends: list[tuple[float, float]]) -> tuple[float, float]:
-    """Fit `y_range` around the limit and the series, which reach to these `ends`; return its ends."""
-    values = [value for bounds in ends for value in bounds]
-    if data.limit is not None:
-        values.append(data.limit.value)
-    return y_range.fit(
-        min(values),
-        max(values),
-        data.axis.end_ns,
-        y_min=data.y_min,
-        y_max=data.y_max,
-        binary=data.binary,
-    )
 
 
 def _series_columns(axis: CellAxis, series: Series, gap_ns: int, stride: int) -> SeriesColumns:

@@ -1,6 +1,10 @@
 """The range of a y axis: round ends, kept while values move."""
 
+from __future__ import annotations
+
 import math
+
+from trainfast_tui.charts.chart_data import ChartData
 
 LIMIT_HEADROOM = 1.06
 """End of an axis over the limit, so that a point above the limit shows."""
@@ -69,6 +73,21 @@ class YRange:
             self._roomy_since_ns, self._range = None, fitting
             return fitting
         return current
+
+
+def update_y_range(y_range: YRange, data: ChartData, ends: list[tuple[float, float]]) -> tuple[float, float]:
+    """Fit `y_range` around the limit and the series, which reach to these `ends`; return its ends."""
+    values = [value for bounds in ends for value in bounds]
+    if data.limit is not None:
+        values.append(data.limit.value)
+    return y_range.fit(
+        min(values),
+        max(values),
+        data.axis.end_ns,
+        y_min=data.y_min,
+        y_max=data.y_max,
+        binary=data.binary,
+    )
 
 
 def _round_range(

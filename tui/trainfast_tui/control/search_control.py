@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_states import PAUSE_STATES
@@ -16,12 +16,11 @@ from trainfast_tui.control.messages import Notified, Post, SearchEnded, SearchRe
 from trainfast_tui.control.pending_start import PendingStart
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.search_kind import SearchKind
-from trainfast_tui.live.snapshot import SearchSnapshot
+from trainfast_tui.live.snapshot import SearchSnapshotT
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.planning.request import BestRequest
 
-SearchSnapshotT = TypeVar("SearchSnapshotT", bound=SearchSnapshot)
 NOT_LIVE = Notified("There is no live search.", "warning")
 STILL_STARTING = Notified("The search is starting; press the key again once it runs.", "warning")
 

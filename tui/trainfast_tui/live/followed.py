@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.live.search_kind import SearchKind
-from trainfast_tui.live.snapshot import SearchSnapshot
+from trainfast_tui.live.snapshot import SearchSnapshot, SearchSnapshotT
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import Follower, RunSnapshot
@@ -26,9 +26,9 @@ LOOK_AGAIN_S = 2.0
 
 
 class FollowedDirectory:
-    """The directory to follow. Safe from any thread.
+    """The directory to follow: a chosen one, or else the result of `find`, until either is forgotten or replaced.
 
-    It is a chosen one, or else the result of `find`, kept until it is forgotten or replaced.
+    Safe from any thread.
     """
 
     def __init__(self, find: Callable[[], Path | None]) -> None:
@@ -95,15 +95,15 @@ class FollowedRun(FollowedDirectory):
         return self._follower.poll()
 
 
-SearchSnapshotT = TypeVar("SearchSnapshotT", bound=SearchSnapshot, covariant=True)
+PolledT = TypeVar("PolledT", bound=SearchSnapshot, covariant=True)
 
 
-class JournalFollower(Protocol[SearchSnapshotT]):
+class JournalFollower(Protocol[PolledT]):
     """Follows the journal of one search."""
 
     directory: Path
 
-    def poll(self) -> SearchSnapshotT:
+    def poll(self) -> PolledT:
         """Read the new lines and return a snapshot."""
         ...
 

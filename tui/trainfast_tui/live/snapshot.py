@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -36,6 +36,9 @@ class SearchSnapshot(Protocol):
     def state(self) -> str:
         """The state of the search, `paused` for instance."""
         ...
+
+
+SearchSnapshotT = TypeVar("SearchSnapshotT", bound=SearchSnapshot)
 
 
 class Snapshot(msgspec.Struct, frozen=True):

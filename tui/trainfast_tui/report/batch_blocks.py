@@ -63,7 +63,7 @@ def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Se
 
 
 def _question(search: BatchSnapshot, question: BatchQuestion) -> Iterator[Block]:
-    limit = min(question.limits_bytes, default=None)
+    limit = question.lowest_limit_bytes
     limit_words = f" within {size(limit)} a rank ({question.limit_words})" if limit is not None else ""
     ranks = counted(question.world_size, "process", "processes")
     yield Prose(f"How large a batch of {question.name} fits on {question.device} in {ranks}{limit_words}?")
@@ -88,7 +88,7 @@ def _answer(search: BatchSnapshot) -> Iterator[Block]:
 
 def _without_answer(ended: BatchEnded) -> Iterator[Block]:
     """Yield the reason, the missing bytes, and the changes that would make a batch of 1 fit."""
-    yield Prose(f"{ended.state.replace('_', ' ').capitalize()}: {ended.reason}.")
+    yield Prose(f"{state_words(ended.state).capitalize()}: {ended.reason}.")
     if ended.missing_bytes is not None:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
     if ended.changes:
@@ -143,6 +143,6 @@ def _lines(search: BatchSnapshot, question: BatchQuestion) -> Iterator[ScatterLi
         yield ScatterLine(
             tuple((batch_size, fit.need_bytes(batch_size)) for batch_size in sizes), "fit, the highest phase", "primary"
         )
-    limit = fit.limit_bytes if fit is not None else min(question.limits_bytes, default=None)
+    limit = fit.limit_bytes if fit is not None else question.lowest_limit_bytes
     if limit is not None:
         yield ScatterLine(((0, limit), (largest, limit)), f"limit {size(limit)}", "error limit")

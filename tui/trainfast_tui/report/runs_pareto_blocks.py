@@ -8,8 +8,7 @@ from trainfast_runner.results.comparison.ranking import speeds_rank
 from trainfast_runner.results.pareto import pareto_front
 from trainfast_tui.report.blocks import Block, Heading, as_blocks
 from trainfast_tui.report.reported_run import ReportedRun
-from trainfast_tui.report.scatter_picture import Axis, PicturePoint, scatter_picture
-from trainfast_tui.report.search_pareto_blocks import BEHIND, ON_FRONT
+from trainfast_tui.report.scatter_picture import BEHIND, ON_FRONT, Axis, PicturePoint, scatter_picture
 from trainfast_tui.text.format import number, size
 
 

@@ -45,6 +45,10 @@ class PointKind:
     tone: str
 
 
+ON_FRONT = PointKind("on the front", "dot", "primary")
+BEHIND = PointKind("behind the front", "ring", "muted")
+
+
 @dataclass(frozen=True, slots=True)
 class PicturePoint:
     """A point of two figures."""

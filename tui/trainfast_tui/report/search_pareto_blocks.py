@@ -8,14 +8,20 @@ from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal.best import BestAnswer
 from trainfast_tui.charts.scatter_chart import drawn_limit
 from trainfast_tui.report.blocks import Block, Heading, Prose, filled_grid
-from trainfast_tui.report.scatter_picture import Axis, PicturePoint, PointKind, ScatterLine, scatter_picture
+from trainfast_tui.report.scatter_picture import (
+    BEHIND,
+    ON_FRONT,
+    Axis,
+    PicturePoint,
+    PointKind,
+    ScatterLine,
+    scatter_picture,
+)
 from trainfast_tui.text.format import count, number, size
 from trainfast_tui.text.search.best_figures import typed_knobs
 
 BEST = PointKind("best", "square", "success")
 BASELINE = PointKind("baseline", "triangle", "secondary")
-ON_FRONT = PointKind("on the front", "dot", "primary")
-BEHIND = PointKind("behind the front", "ring", "muted")
 
 
 def search_pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:

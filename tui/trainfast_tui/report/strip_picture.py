@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator
 
 from trainfast_tui.charts.chart_data import ChartData, Limit, ThrottledSpan, worst_last
-from trainfast_tui.charts.paint import update_y_range
 from trainfast_tui.charts.time_columns import ColumnRanges, extremes, time_columns
-from trainfast_tui.charts.y_range import YRange
+from trainfast_tui.charts.y_range import YRange, update_y_range
 from trainfast_tui.report.blocks import Picture, Prose
 from trainfast_tui.report.sparkline import sparklines
 from trainfast_tui.report.svg import (

@@ -11,7 +11,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_states import state_words
 from trainfast_runner.records.search_states import PAUSE_STATES
 from trainfast_tui.control.messages import Notified
-from trainfast_tui.control.search_control import SearchControl, SearchSnapshotT
+from trainfast_tui.control.search_control import SearchControl
+from trainfast_tui.live.snapshot import SearchSnapshotT, Snapshot
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import LabelledText, Tone
@@ -21,7 +22,6 @@ from trainfast_tui.widgets.search.search_view import SearchView
 
 if TYPE_CHECKING:
     from trainfast_runner.settings.spec import RunSpec
-    from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.session import Session
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Generic
 
-from trainfast_tui.control.search_control import SearchSnapshotT
+from trainfast_tui.live.snapshot import SearchSnapshotT
 from trainfast_tui.painting.painted import PaintedWithNotice
 from trainfast_tui.text.lines import LabelledText, Line, labelled_lines, newest_rows, rule, scrolled
 

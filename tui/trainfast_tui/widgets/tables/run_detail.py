@@ -6,11 +6,16 @@ import shlex
 
 from trainfast_runner.records.run_states import state_words
 from trainfast_runner.running.history import RunRow
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_tui.painting.painted import Painted
-from trainfast_tui.text.format import with_sizes
+from trainfast_tui.text.format import plain, with_sizes
 from trainfast_tui.text.lines import Line, paragraph
+from trainfast_tui.text.overrides import typed_overrides
 from trainfast_tui.text.signs import SYNTHETIC
-from trainfast_tui.widgets.tables.runs_table import override_words
+
+LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
+"""Knobs left out of the overrides: they change little of a result."""
+DEFAULTS = defaults()
 
 
 class RunDetail(Painted):
@@ -35,3 +40,12 @@ class RunDetail(Painted):
         knobs = " ".join(override_words(row)) or "all knobs at their defaults"
         knobs += f"  {SYNTHETIC}" if row.synthetic_data else ""
         return [first, *paragraph(f"{reason}.  {knobs}" if reason else knobs, width, "text")]
+
+
+def override_words(row: RunRow) -> list[str]:
+    """Return the overrides, then the preset's own knobs that are not at their default, as they are typed."""
+    return [plain(setting) for setting in typed_overrides(row.overrides)] + [
+        f"{name}={KNOBS_BY_NAME[name].text_of(value)}"
+        for name, value in row.knobs.items()
+        if name in KNOBS_BY_NAME and name not in LEFT_OUT and name not in row.overrides and value != DEFAULTS[name]
+    ]

@@ -6,7 +6,6 @@ import time
 
 from trainfast_runner.records.run_states import notable_reason, state_words
 from trainfast_runner.running.history import RunRow
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, line_length
 from trainfast_tui.text.overrides import field_overrides, short_overrides, typed_overrides, without_search_settings
@@ -14,10 +13,6 @@ from trainfast_tui.text.signs import SYNTHETIC, run_sign
 from trainfast_tui.text.speed_words import few_steps_note
 from trainfast_tui.widgets.tables.sorted_table import Columns, SortedTable, SortOrder
 
-LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
-"""Knobs left out of the overrides: they change little of a result."""
-
-DEFAULTS = defaults()
 STRICT = "* strict malloc: no rank"
 ALL_COLUMNS: Columns = (("started", 18), ("preset", 26), ("state", 17), ("samples/s", 12), ("peak memory", 14))
 FEWER_COLUMNS: Columns = (("started", 16), ("preset", 15), ("state", 17), ("samples/s", 12))
@@ -159,15 +154,6 @@ def _seq_len_text(row: RunRow) -> str:
 
 def _starred(row: RunRow) -> bool:
     return row.samples_per_s is not None and row.measured_under is not None
-
-
-def override_words(row: RunRow) -> list[str]:
-    """Return the overrides, then the preset's own knobs that are not at their default, as they are typed."""
-    return [fmt.plain(setting) for setting in typed_overrides(row.overrides)] + [
-        f"{name}={KNOBS_BY_NAME[name].text_of(value)}"
-        for name, value in row.knobs.items()
-        if name in KNOBS_BY_NAME and name not in LEFT_OUT and name not in row.overrides and value != DEFAULTS[name]
-    ]
 
 
 def _started(row: RunRow) -> str:
