@@ -31,7 +31,7 @@ PERIOD_S = 0.5
 SAMPLE_PERIOD_S = 1.0
 """Seconds between two samples of the machine while no run samples it."""
 WATCHED_PERIOD_S = 0.5
-"""While a screen shows the processes."""
+"""Seconds between two samples of the machine while a screen shows the processes."""
 TICKS_KEPT = 3600
 XIDS_KEPT = 100
 FRESH_NS = 4_000_000_000

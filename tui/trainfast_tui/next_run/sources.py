@@ -113,10 +113,10 @@ def _searched_settings(run: RunFile, home: Home) -> RecordedSpec | None:
 
 
 def _repeat_script_run(run: RunFile) -> ScriptNextRun | None:
-    """Return the next run of this run's script; None for a trial of a search, and for a run with more than its knobs.
+    """Return the next run of this run's script.
 
-    None too if it has a knob's value that this version does not know.
-    Its preset is taken if the file is still there, else its command with the flags that it ran with.
+    The script's preset is taken if its file is still there, else the recorded command with its flags. None for a trial,
+    a run with `--steps-from-log` or `--samples-per-step`, and a knob value unknown to this version.
     """
     recorded = run.script
     if recorded is None or recorded.trial or recorded.steps_from_log or recorded.samples_per_step:

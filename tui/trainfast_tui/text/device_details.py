@@ -99,8 +99,9 @@ def missing_item(tick: Tick, index: int, width: int) -> Item | None:
         return None
     names = [name.replace("_", " ") for name in why]
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    label, reasons = "no reading of", set(why.values())
-    if len(reasons) == 1 and cell_len(f"{label} {shown}: {(reason := reasons.pop())}") <= width:
+    label, reason = "no reading of", next(iter(why.values()))
+    has_one_reason = all(text == reason for text in why.values())
+    if has_one_reason and cell_len(f"{label} {shown}: {reason}") <= width:
         return Item(label, f"{shown}: {reason}", "muted")
     return Item(label, f"{shown} (doctor says why)", "muted")
 

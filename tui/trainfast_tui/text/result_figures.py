@@ -45,7 +45,7 @@ def headline(result: Result) -> str:
 
 
 def notes(result: Result) -> Iterator[str]:
-    """Yield the notes to the figures: synthetic data, other processes on the machine."""
+    """Yield each reason to doubt or qualify the figures."""
     if result.schema > SCHEMA:
         yield f"written by a newer trainfast-tui (schema {result.schema}, not {SCHEMA}): some of it may be missing"
     if result.synthetic_data:

@@ -91,8 +91,8 @@ def _no_reading_line(indexes: Sequence[int | None]) -> Line:
     return [(f"no reading of GPU {', '.join(map(str, indexes))}", "warning")]
 
 
-def _throttled(counted: Sequence[StepConditions], long_words: bool, whose: str) -> tuple[Line, bool]:
-    """Return the throttled milliseconds of a step by cause, and True if the line names the GPUs as `whose`.
+def _throttled(counted: Sequence[StepConditions], long_words: bool, gpu_words: str) -> tuple[Line, bool]:
+    """Return the throttled milliseconds of a step by cause, and True if the line names the GPUs as `gpu_words`.
 
     If there are several devices, it names the most throttled of each cause.
     """
@@ -103,7 +103,7 @@ def _throttled(counted: Sequence[StepConditions], long_words: bool, whose: str) 
     ]
     if not known:
         return [("throttling unknown", "muted")], False
-    begin: Line = [(f"{whose}: ", "muted")] if whose and long_words else []
+    begin: Line = [(f"{gpu_words}: ", "muted")] if gpu_words and long_words else []
     throttled = [(shade, ms) for shade, ms in known if ms >= MIN_THROTTLED_MS]
     if not throttled:
         return [*begin, ("not throttled", "success")], bool(begin)
@@ -124,7 +124,7 @@ def _clock(counted: Sequence[StepConditions]) -> Line:
     return [("clock at maximum" if loss < MIN_CLOCK_LOSS else f"clock -{fmt.fraction(loss)}", "text")]
 
 
-def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:
+def _energy(counted: Sequence[StepConditions], gpu_words: str) -> tuple[Line, Line]:
     """Return joules per step and per sample; the second names the GPUs if nothing else does."""
     per_step, per_sample = (
         known_mean(step.energy_joules for step in counted),
@@ -132,7 +132,7 @@ def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:
     )
     if per_step is None:
         return [], []
-    mark: Line = [(f" ({whose})", "muted")] if whose else []
+    mark: Line = [(f" ({gpu_words})", "muted")] if gpu_words else []
     return [(f"{fmt.joules(per_step)}/step, ", "text")], [(f"{fmt.joules(per_sample)}/sample", "text"), *mark]
 
 
