@@ -25,7 +25,7 @@ COMMANDS = (
     ),
     Command(("search", "max-batch"), "search_max_batch", "the largest batch that fits, confirmed in a fresh process"),
     Command(("search", "best"), "search_best", "the fastest settings that fit, confirmed in fresh processes"),
-    Command(("predict",), "predict", "the memory a run needs, by category, without running it"),
+    Command(("predict",), "predict", "the memory a run needs, by category, and its speed, without running it"),
     Command(("bench",), "bench", "a preset's variants, or a grid of settings, as a table against the baseline"),
     Command(("runs", "list"), "runs_list", "all runs, newest first"),
     Command(("runs", "show"), "runs_show", "one run's result"),
