@@ -1,4 +1,4 @@
-"""Every word that the screen, the command line and reports share: figures with units, sentences, lines of text.
+"""The words that several of the screen, the command line and reports show: figures with units, sentences, lines.
 
 Modules of the runner that the first frame does not need are imported where they are used.
 """
