@@ -30,8 +30,8 @@ def nice_ceiling(value: float, *, binary: bool = False) -> float:
 class YRange:
     """The range of a chart's y axis, in the data's unit; it grows at once and shrinks late.
 
-    It shrinks only after the data used less than half of it for `SHRINK_AFTER_NS` of the data's own time, so that
-    the picture keeps its scale while values move.
+    The range shrinks only after the data used less than half of it for `SHRINK_AFTER_NS` of the data's own time: the
+    picture keeps its scale while values move.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ Run = Callable[[argparse.Namespace], int]
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises UserError instead of printing its usage and takes no abbreviated options.
 
-    The parser of a `command` imports its module and adds its arguments once the command is typed.
+    The parser of a `command` imports the command's module and adds the arguments once the command is typed.
     """
 
     def __init__(self, *arguments: Any, command: Command | None = None, **keywords: Any) -> None:

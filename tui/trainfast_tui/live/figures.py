@@ -70,11 +70,11 @@ def _figures_of_steps(run: RunSnapshot) -> Figures:
     )
 
 
-def _basis_words(steps: int, which: str) -> str:
+def _basis_words(steps: int, before_number: str) -> str:
     """Return the number of steps behind the medians, in words, with a note when there are few."""
     if steps == 1:
         return "few steps: only 1 measured"
-    return ("few steps: " if steps < MIN_STEPS_TO_COMPARE else "") + f"medians of {which}{steps} steps"
+    return ("few steps: " if steps < MIN_STEPS_TO_COMPARE else "") + f"medians of {before_number}{steps} steps"
 
 
 def latest_measured(steps: Sequence[Step]) -> Sequence[Step]:

@@ -145,14 +145,14 @@ class Reader(threading.Thread):
         self._last_snapshot = snapshot
         return replace(snapshot, processes=self._read_processes(snapshot)) if self._looks_at_processes else snapshot
 
-    def _read(self, what: str, read: Callable[[], T], instead: T) -> T:
+    def _read(self, subject: str, read: Callable[[], T], instead: T) -> T:
         """Return the result of `read`; if it fails, `instead`, with the reason in `_trouble`."""
         try:
             return read()
         except UserError as error:
             self._trouble = error.line_without_option()
         except OSError as error:
-            self._trouble = f"cannot read {what}: {error}"
+            self._trouble = f"cannot read {subject}: {error}"
         return instead
 
     def _add_tick(self, tick: Tick) -> None:

@@ -127,7 +127,7 @@ class NextRun(ABC):
 
     @abstractmethod
     def save(self, name: str) -> Path:
-        """Save the knobs as a preset of the user's own, in place of one of that name, and return its file.
+        """Save the knobs as a preset of the user's own, in place of a preset of that name, and return the file.
 
         Raises UserError.
         """

@@ -75,8 +75,8 @@ def repeat_run(run: RunFile, home: Home, *, is_opened: bool = False) -> NextRun 
 def repeat_preset_run(run: RunFile, home: Home, *, is_opened: bool = False) -> PresetNextRun:
     """Return the next run that repeats a preset's run, with its model, data and knobs even if the preset has changed.
 
-    For a search's confirmation run, whose knobs the search chose, it is the settings that were searched. A best-fit
-    search has several such runs of different candidates: one that the person opened (`is_opened`) is repeated itself.
+    A search chose the knobs of its confirmation run, so the settings that were searched are repeated. A best-fit search
+    has several such runs of different candidates: a run that the person opened (`is_opened`) is repeated itself.
     """
     preset_knobs = _preset_knobs(run)
     is_of_search = run.role == CONFIRMATION or (run.role == COLD and not is_opened)

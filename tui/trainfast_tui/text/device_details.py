@@ -151,7 +151,7 @@ def _throttled(last_minute: DeviceConditions | None) -> list[Item]:
 def _limits(device: DeviceReading) -> Item | None:
     """Return the slowdown temperatures: the driver's limit, then the hardware's."""
     limits = (("driver", device.gpu_max_temperature_c), ("hardware", device.slowdown_temperature_c))
-    parts = [f"{fmt.celsius(limit)} ({who} limit)" for who, limit in limits if limit is not None]
+    parts = [f"{fmt.celsius(limit)} ({source} limit)" for source, limit in limits if limit is not None]
     if device.degrees_to_slowdown_c is not None:
         left = device.degrees_to_slowdown_c
         parts.insert(0, f"in {left} °C" if left >= 0 else f"passed by {-left} °C")

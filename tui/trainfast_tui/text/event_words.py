@@ -109,8 +109,8 @@ def _state(event: Event) -> tuple[str, Tone, str]:
     return "│", "primary", reason if reason.startswith(words) else f"{words}: {reason}"
 
 
-def _detail(sign: str, tone: Tone, what: str) -> Describe:
-    return lambda event: (sign, tone, f"{what}: {event.detail}" if event.detail else what)
+def _detail(sign: str, tone: Tone, words: str) -> Describe:
+    return lambda event: (sign, tone, f"{words}: {event.detail}" if event.detail else words)
 
 
 DESCRIPTIONS: dict[str, Describe] = {

@@ -102,7 +102,7 @@ class BenchRows:
     def run_row(self, planned: PlannedRow, group: str | None, warm: WarmRows) -> RowResult | None:
         """Run one row to its end; return the UserError if it cannot run here, None if the terminal has gone.
 
-        Raises DevicesBusy when another run uses its device, without --wait, and Cancelled if a signal ends a wait.
+        Raises DevicesBusy if another run uses the row's device, without --wait; Cancelled if a signal ends a wait.
         """
         try:
             plan = planning.plan_run(planned.spec, self._options.python) if planned.plan is None else planned.plan()

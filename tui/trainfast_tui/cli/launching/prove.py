@@ -26,8 +26,8 @@ from trainfast_tui.text.format import plain, with_sizes
 def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str], *, wait: bool = False) -> int:
     """Run the export, follow it to its end, and keep the proof; 0, or 129 if the terminal went away.
 
-    With `wait` the run is started once no other uses its devices. Raises UserError for a device in use, and, with the
-    run's exit code, for a run that does not finish or that ran other settings.
+    With `wait` the run is started once no other run uses the devices. Raises UserError for a device in use, and, with
+    the run's exit code, for a run that does not finish or that ran other settings.
     """
     with TemporaryDirectory(prefix="trainfast-export-") as folder:
         for name, text in exported.files.items():

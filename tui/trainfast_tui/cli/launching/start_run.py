@@ -36,7 +36,7 @@ def start_when_free(
 ) -> StartedT:
     """Call `start` with the plan that `prepare` returns, and return its result.
 
-    With `wait` it is called once no other run uses the plan's devices; raises DevicesBusy otherwise.
+    With `wait`, `start` is called once no other run uses the plan's devices. Raises DevicesBusy without `wait`.
     `raise_if_ended` is called during the wait and between the steps; it may raise to end them.
     """
     while True:

@@ -127,7 +127,7 @@ class JournalPrinter(ABC, Generic[LineT]):
 def print_earlier_search(progress: Progress, home: Home, directory: Path, tried: str) -> None:
     """Print that a search continues, or that a new one begins because a file of its command was edited.
 
-    `tried` has the trials that it continues with, in words; empty for a new search.
+    `tried` names the trials that the search continues with; empty for a new search.
     """
     if tried:
         progress.print_line(f"continuing {directory.name}, {tried}; --fresh starts over")

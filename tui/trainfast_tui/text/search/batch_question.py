@@ -30,7 +30,7 @@ ENTER_CONTINUES = "Enter continues the unfinished search; Esc goes back."
 def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None, free_bytes: int) -> str:
     """Name the limit of a search on a CPU without `memory_limit`; empty if a limit is set or a GPU sets it.
 
-    `ranks` are the processes of a run; None if they are refused, which the search itself tells. `free_bytes` is the
+    `ranks` are the processes of a run; None if they are refused, which the search itself reports. `free_bytes` is the
     host's free memory.
     """
     if machine is None or ranks is None or spec.knobs.get("memory_limit") is not None:
@@ -47,7 +47,7 @@ def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None, free
 def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None) -> list[LabelledText]:
     """Return the rows that ask whether to start a batch search.
 
-    `limit` is the notice of its limit, `earlier` the newest search of these knobs, None without one.
+    `limit` is the notice about the search's limit; `earlier` is the newest search of these knobs, or None.
     """
     continues = earlier is not None and _can_be_continued(earlier)
     overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}

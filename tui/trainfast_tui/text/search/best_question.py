@@ -40,7 +40,7 @@ def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:
 
 
 def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bool) -> list[tuple[str, str]]:
-    """Return the key and name of each part of the question, and its value; `own_batch` is that of the knobs, if known.
+    """Return key, name and value of each part of the question; `own_batch` is the global batch of the knobs, if known.
 
     A `fresh` search uses no earlier one.
     """

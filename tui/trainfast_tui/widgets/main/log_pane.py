@@ -57,7 +57,7 @@ class LogPane(Painted):
 
 
 def added_lines(before: tuple[str, ...], now: tuple[str, ...]) -> int:
-    """Return how many lines `now` has after the last one of `before`; 0 if it does not continue `before`.
+    """Return how many lines `now` has after the last one of `before`; 0 if `now` does not continue `before`.
 
     Both are the newest lines of one log, whose last line may be unfinished.
     """

@@ -32,7 +32,7 @@ class SortOrder(Generic[RowT]):
 
 
 def ordered(rows: Iterable[RowT], order: SortOrder[RowT], reverse: bool) -> list[RowT]:
-    """Return the rows in this order, those without its value last; rows of one value keep their order.
+    """Return the rows in this order, rows without a value last; rows of equal values keep their order.
 
     Groups follow each other in the order of their first rows.
     """
