@@ -33,7 +33,10 @@ class IdleCalibrator:
         self._is_done = False
 
     def update(self, snapshot: Snapshot, machine: Machine | None, *, is_device_used: bool) -> None:
-        """Calibrate once the machine has been idle for `IDLE_S`; stop when it is used or another run has started."""
+        """Calibrate once the machine has been idle for `IDLE_S`; stop when it is used or another run has started.
+
+        `is_device_used` is true during a trace too.
+        """
         is_used = is_device_used or snapshot.started_elsewhere is not None
         if is_used or (not self._work.is_running and not _is_idle(snapshot)):
             self._idle_since_ns = None
