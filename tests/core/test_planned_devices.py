@@ -10,7 +10,10 @@ from cuda_python import cuda_python
 from stand_in import Gpu, Machine
 
 from trainfast_runner.export.formats import export
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.running import launch
 from trainfast_runner.running.exported_run import plan_exported
 from trainfast_runner.running.planning import RunPlan, plan_run
 from trainfast_runner.running.scripts.script_plan import plan_script
@@ -54,6 +57,24 @@ def test_the_cpu_is_taken_beside_gpus_and_sees_none_of_them(python: str) -> None
     assert made.spec.knobs["devices"] == "cpu:2"
     assert [gpu.uuid for gpu in made.watched] == ["GPU-aa11"]
     assert made.versions["torch.version.cuda"] == "13.0"
+
+
+def test_a_launch_on_a_gpu_that_was_empty_before_the_last_run_waits_until_it_is_empty_again(
+    python: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launch, "MEMORY_SETTLES_S", 0.0)
+    monkeypatch.setattr(launch, "_spawn_supervisor", lambda directory: None)
+    home = Home(tmp_path / "home")
+    started = []
+    for used in (0, 1 << 30):
+        gpus = [Gpu(uuid="GPU-aa11", memory_used=used, memory_reserved=0)]
+        plan = planned(python, gpus)
+        with stand_in.installed(Machine(gpus)):
+            started.append(read_run_file(launch.start(plan, home)))
+    assert [(run.used_before_bytes, run.clean) for run in started if run is not None] == [
+        ({"GPU-aa11": 0}, True),
+        ({"GPU-aa11": 1 << 30}, False),
+    ]
 
 
 def test_a_linked_pair_is_recorded_with_its_reason(python: str) -> None:

@@ -107,7 +107,9 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         compute_capabilities=plan.compute_capabilities,
         watch_uuids=[gpu.uuid for gpu in plan.watched if gpu.uuid],
         memory_limit_bytes=list(plan.memory_limit_bytes) if plan.memory_limit_bytes else None,
-        used_before_bytes={gpu.uuid: gpu.memory_used_bytes for gpu in plan.gpus if gpu.uuid and gpu.memory_used_bytes},
+        used_before_bytes={
+            gpu.uuid: gpu.memory_used_bytes for gpu in plan.gpus if gpu.uuid and gpu.memory_used_bytes is not None
+        },
         python=plan.python,
         argv=plan.argv(directory),
         env=_launch_variables(plan, directory),
