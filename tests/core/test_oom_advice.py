@@ -43,6 +43,12 @@ def test_without_a_model_the_advice_names_every_knob_that_frees_memory_once() ->
     assert after[:2] == ["optimizer", "precision"]
 
 
+def test_no_sequence_shorter_than_the_shortest_is_advised() -> None:
+    for seq_len, advised in ((127, []), (128, ["64"])):
+        knobs = resolve("tiny-llama", [f"seq_len={seq_len}"]).knobs
+        assert [fix.value for fix in fixes(knobs, "cpu", "forward") if fix.knob == "seq_len"] == advised
+
+
 def test_nothing_is_advised_that_is_already_set() -> None:
     knobs = resolve(
         "tiny-llama", ["batch_size=1", "checkpointing=full", "precision=bf16-pure", "optimizer=sgd", "seq_len=64"]

@@ -131,6 +131,6 @@ def _listed_fixes(
         yield Fix("precision", "bf16-pure", "frees half of weights, gradients and states", costs)
     if knobs["checkpointing"] == "off":
         yield Fix("checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower", 0.4)
-    if (seq_len := int(knobs["seq_len"] or 0)) > MIN_SEQ_LEN:
+    if (shorter := int(knobs["seq_len"] or 0) // 2) >= MIN_SEQ_LEN:
         costs = "none; the model trains on shorter sequences"
-        yield Fix("seq_len", str(seq_len // 2), "activations to 50 %", costs, 0.5)
+        yield Fix("seq_len", str(shorter), "activations to 50 %", costs, 0.5)
