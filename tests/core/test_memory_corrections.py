@@ -196,6 +196,20 @@ def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_ag
     assert most_in(tmp_path) >= failed, "it finished after all"
 
 
+def test_a_compiled_run_that_finished_where_a_larger_one_failed_refutes_the_failure(tmp_path: Path) -> None:
+    compiled = spec_with(compile="default")
+    failed = most_in(tmp_path, compile="default")
+    out = msgspec.structs.replace(ended("oom"), error=OUT)
+    record_correction(tmp_path, a_failed_run(compiled.with_overrides(batch_size=failed), limit=LIMIT), out)
+    smaller = compiled.with_overrides(batch_size=failed // 2)
+    assert (
+        predict_headroom(known_of(tmp_path), smaller.with_overrides(memory_limit="240MiB"), CPU, 1, None).fits is False
+    )
+    record_correction(tmp_path, a_run(smaller, memory_limit_bytes=[240 << 20]), ended())
+    [machine] = corrections.read_corrections(tmp_path).values()
+    assert machine.failed_by_case == {}
+
+
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff", b'{"cpu": {"device": "\xff"}}'])
 def test_damaged_corrections_are_printed_in_a_line_and_written_anew(tmp_path: Path, content: bytes) -> None:
     spec, file = spec_with(batch_size=5000), tmp_path / corrections.CORRECTIONS_FILE

@@ -19,6 +19,11 @@ from trainfast_runner.records.home import home_directory
 from trainfast_runner.records.json_lines import DAMAGE
 
 CORRECTIONS_FILE = "memory_corrections.json"
+NOT_TRACED = (
+    ("compile", ("default", "max-autotune"), "what the compiled program and its compiler keep"),
+    ("engine", ("trainer",), "what the Trainer keeps"),
+)
+"""Knobs, their values, and the memory of these that no trace shows."""
 WHOLE_STEP = "step"
 """Key of a correction of the whole step: a run that ran out of memory tells nothing of single phases."""
 
@@ -32,9 +37,13 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     step_bytes: int | None = None
     """The traced peak of forward and backward, with which the correction grows."""
 
-    def share(self, step_bytes: float) -> float:
-        """The share that applies to a step of this size: less for a smaller one, 1 at most."""
-        return 1.0 if not self.step_bytes else min(1.0, step_bytes / self.step_bytes)
+    def share(self, knobs: Mapping[str, Any], step_bytes: float) -> float:
+        """The share that applies to a step of this size: less for a smaller one, 1 at most.
+
+        1 too for a run that keeps untraced memory, whatever the size of the step.
+        """
+        keeps_untraced = any(knobs.get(name) in values for name, values, _ in NOT_TRACED)
+        return 1.0 if keeps_untraced or not self.step_bytes else min(1.0, step_bytes / self.step_bytes)
 
 
 class DeviceCorrections(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.available import AvailableMemory, available_memory
 from trainfast_runner.memory.corrections import WHOLE_STEP, correction_key
-from trainfast_runner.memory.model import MemoryModel, batch_multiple, keeps_untraced_memory
+from trainfast_runner.memory.model import MemoryModel, batch_multiple
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.settings.compatibility.check import cannot_run_here
 from trainfast_runner.settings.device_counts import first_gpu_name
@@ -115,5 +115,5 @@ def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Predi
     if failed is None:
         return margin
     traced = max(predicted.traced_bytes.values(), default=predicted.total_bytes)
-    share = 1.0 if keeps_untraced_memory(spec) else failed.share(traced)
-    return max(margin, ceil(traced + share * failed.beyond_bytes[WHOLE_STEP]) - predicted.total_bytes)
+    beyond = failed.share(spec.knobs, traced) * failed.beyond_bytes[WHOLE_STEP]
+    return max(margin, ceil(traced + beyond) - predicted.total_bytes)

@@ -8,7 +8,13 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.bisection import largest_fitting
-from trainfast_runner.memory.corrections import Correction, DeviceCorrections, correction_key, corrections_of_device
+from trainfast_runner.memory.corrections import (
+    NOT_TRACED,
+    Correction,
+    DeviceCorrections,
+    correction_key,
+    corrections_of_device,
+)
 from trainfast_runner.memory.one_process import DATA_PARALLEL, LAYERS_SPREAD, UNCONFIRMED, devices_of, gathered
 from trainfast_runner.memory.pipeline import PipelineCut, StagePeaks, stage_peaks
 from trainfast_runner.memory.prediction import CATEGORIES, Prediction, RankBytes
@@ -20,11 +26,6 @@ from trainfast_runner.worker.shared.phases import MEMORY_PHASES
 from trainfast_runner.worker.shared.traced import ACTIVATIONS, NO_WORK, OPTIMIZER, PARAMS
 
 MAX_BATCH = 1 << 24
-NOT_TRACED = (
-    ("compile", ("default", "max-autotune"), "what the compiled program and its compiler keep"),
-    ("engine", ("trainer",), "what the Trainer keeps"),
-)
-"""Knobs, their values, and the memory of these that no trace shows."""
 
 
 class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +135,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         correction = self.correction_for(spec, ranks)
         if correction is None:
             return peaks
-        share = 1.0 if keeps_untraced_memory(spec) else correction.share(sum(peaks["forward_backward"]))
+        share = correction.share(spec.knobs, sum(peaks["forward_backward"]))
         corrected = {}
         for phase, peak in peaks.items():
             beyond = share * correction.beyond_bytes.get(phase, 0)
@@ -182,8 +183,3 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 def batch_multiple(knobs: Mapping[str, Any]) -> int:
     """The number that every batch size is a multiple of: a pipeline cuts the batch into equal parts."""
     return whole_number(knobs, "micro_batches") if knobs["strategy"] in PIPELINES else 1
-
-
-def keeps_untraced_memory(spec: RunSpec) -> bool:
-    """True if the process holds memory that no trace shows (a compiler, the Trainer), whatever the batch."""
-    return any(spec.knobs[name] in values for name, values, _ in NOT_TRACED)

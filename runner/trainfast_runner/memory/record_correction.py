@@ -97,7 +97,7 @@ def _refutes(run: RunFile, failed: Correction) -> bool:
     return (
         limit is not None
         and traced is not None
-        and limit - traced < failed.share(traced) * failed.beyond_bytes[WHOLE_STEP]
+        and limit - traced < failed.share(run.knobs, traced) * failed.beyond_bytes[WHOLE_STEP]
     )
 
 
