@@ -150,6 +150,24 @@ def test_our_own_command_takes_its_settings_with_an_equals_sign_too() -> None:
     assert (imported.knobs["batch_size"], imported.knobs["lr"]) == (4, 0.5)
 
 
+def test_our_own_command_is_read_on_several_lines() -> None:
+    imported = import_settings("#!/bin/sh\ntrainfast-tui run tiny-llama \\\n  --set lr=0.5\n", "it", "tiny-llama")
+    assert imported.knobs == {"lr": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("torchrun --nproc_per_node gpu t.py --bf16", "--nproc_per_node gpu"),
+        ("accelerate launch --num_processes auto t.py --bf16", "--num_processes auto"),
+    ],
+)
+def test_a_number_of_processes_that_is_a_word_is_not_understood(command: str, option: str) -> None:
+    imported = import_settings(command, "it", "tiny-llama")
+    assert imported.knobs == {"precision": "bf16"}
+    assert imported.not_understood == (option,)
+
+
 @pytest.mark.parametrize(
     ("command", "precision"),
     [

@@ -15,7 +15,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import TRAINER_CALLS
 from trainfast_runner.export.foreign_settings import ForeignKnobs, from_accelerate, from_deepspeed, from_trainer_fields
 from trainfast_runner.export.onto_python import calls_of
-from trainfast_runner.export.onto_shell import Word, flags_of, literal, script_commands, script_of
+from trainfast_runner.export.onto_shell import LOGICAL_LINE, Word, flags_of, literal, script_commands, script_of
 from trainfast_runner.export.trainfast_command import preset_text
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import not_at_default
@@ -144,23 +144,26 @@ def _command(words: list[Word]) -> ForeignKnobs:
         # The script's own flag wins over the launcher's.
         fields.setdefault("mixed_precision", mixed.value)
     foreign = from_trainer_fields(fields)
-    knobs = dict(foreign.knobs)
+    knobs, not_understood = dict(foreign.knobs), list(foreign.not_understood)
     for option in ("nproc_per_node", "num_processes", "num_gpus"):
         count = launch.pop(option, (None, None))[1]
-        if count is not None and count.value.isdecimal() and int(count.value) > 1:
+        if count is not None and not count.value.isdecimal():
+            not_understood.append(f"--{option} {count.value}")
+        elif count is not None and int(count.value) > 1:
             knobs["devices"] = int(count.value)
             knobs.setdefault("strategy", "ddp")
     launch.pop("standalone", None)
     if any(word.value == "NCCL_P2P_DISABLE=1" for word in words[:index]):
         knobs["p2p"] = "off"
-    return ForeignKnobs(knobs, [*foreign.not_understood, *(f"--{name}" for name in launch)])
+    return ForeignKnobs(knobs, [*not_understood, *(f"--{name}" for name in launch)])
 
 
 def spec_of_command(text: str) -> RunSpec | None:
     """The run of a `trainfast-tui run PRESET --set ...` command; None for another text. Raises UserError."""
-    line = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
+    lines = (line[0].strip() for line in LOGICAL_LINE.finditer(text))
+    first = next((line for line in lines if line and not line.startswith("#")), "")
     try:
-        words = shlex.split(line, comments=True)
+        words = shlex.split(first.replace("\\\n", ""), comments=True)
     except ValueError:
         return None
     if words[:2] != ["trainfast-tui", "run"] or len(words) < 3 or words[2].startswith("-"):
