@@ -6,8 +6,10 @@ import os
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import export
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
@@ -66,6 +68,16 @@ def test_a_preset_by_its_name_is_named_with_what_was_turned(tmp_path: Path) -> N
     run = recorded("guide-single-gpu/fp16", "batch_size=2", "model.hidden_size=64")
     command = export(run, tmp_path, "command").text.splitlines()[0]
     assert command == "trainfast-tui run guide-single-gpu/fp16 --set model.hidden_size=64 --set batch_size=2"
+
+
+def test_paths_that_no_command_can_hold_are_left_to_a_preset(tmp_path: Path) -> None:
+    plain = recorded("tiny-llama", "data.kind=random")
+    for paths, reason in ((["/a+b.txt"], r"has a \+"), ([f"/{'d' * 200}/{n}.jpg" for n in range(1000)], "1,000 files")):
+        run = msgspec.structs.replace(plain, data={**plain.data, "paths": paths}, overrides=["data.paths"])
+        with pytest.raises(UserError, match=reason) as refused:
+            export(run, tmp_path, "command")
+        assert refused.value.as_json()["nearest"] == "--to preset"
+        assert all(path in export(run, tmp_path, "preset").text for path in paths)
 
 
 def test_a_list_comes_back_as_a_list(tmp_path: Path) -> None:

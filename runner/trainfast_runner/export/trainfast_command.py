@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, not_at_default
 from trainfast_runner.settings.spec import RunSpec, from_preset, toml_value
 from trainfast_runner.settings.strategy_of_run import strategy_of
+
+MAX_WORD_BYTES = (128 << 10) - 1
+"""Longest word of a command, without its closing null byte (MAX_ARG_STRLEN in Linux's binfmts.h)."""
 
 
 def run_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
@@ -66,7 +71,7 @@ def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:
                 name == "paths" and "data.paths" not in run.overrides and now.get("kind") == before.get("kind")
             )
             if value != before.get(name) and not is_expanded:
-                text = "+".join(map(str, value)) if name == "paths" else _toml_text(value)
+                text = _joined_paths(value) if name == "paths" else _toml_text(value)
                 words += ["--set", f"{section}{name}={text}"]
     for name, value in knobs.items():
         if value != spec.knobs[name] and not (name in ("devices", "watch") and name not in run.overrides):
@@ -85,6 +90,20 @@ def _named_preset(run: RunFile) -> tuple[str, RunSpec]:
     if spec is not None and spec.data.keys() <= run.data.keys():
         return run.name, spec
     return presets.PLAIN_PRESET, from_preset(*presets.load(presets.PLAIN_PRESET))
+
+
+def _joined_paths(paths: Sequence[object]) -> str:
+    """The text that `data.paths` reads as these paths. Raises UserError if no command can hold them."""
+    text = "+".join(map(str, paths))
+    if text.split("+") != list(map(str, paths)):
+        raise UserError(
+            "a path of data.paths has a +, at which a command would cut it", key="data.paths", advice="--to preset"
+        )
+    if len(os.fsencode(f"data.paths={text}")) > MAX_WORD_BYTES:
+        raise UserError(
+            f"data.paths names {len(paths):,} files, too many for a command", key="data.paths", advice="--to preset"
+        )
+    return text
 
 
 def _toml_text(value: object) -> str:
