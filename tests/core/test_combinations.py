@@ -6,7 +6,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.machine.gpus.visible import visible_readings
+from trainfast_runner.machine.gpus.visible import visible_devices
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings import device_counts
 from trainfast_runner.settings.compatibility.check import check
@@ -131,7 +131,7 @@ def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all() -> None:
 )
 def test_cuda_visible_devices_is_honoured(variable: str | None, left: list[int]) -> None:
     environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    found = visible_readings([gpu(0), gpu(1), gpu(2)], environment, cuda_order=list)
+    found = visible_devices([gpu(0), gpu(1), gpu(2)], environment, cuda_order=list)
     assert [one.index for one in found] == left
 
 

@@ -87,6 +87,23 @@ def test_a_lost_gpu_and_an_old_driver_lose_only_their_own_answers() -> None:
     assert old.devices[0].cpu_affinity is None
 
 
+def test_examples_count_gpus_as_the_devices_knob_does() -> None:
+    ends = {0: 1, 1: 0, 2: 3, 3: 2}
+    machine = Machine([Gpu(uuid=f"GPU-{index}", bus=index, links=(ends[index],) * 4) for index in range(4)])
+    topology = seen(machine)
+    for visible, example in (({}, "devices=0+1."), ({"CUDA_VISIBLE_DEVICES": "3,2"}, "devices=1+0.")):
+        assert example in " ".join(link_advice(topology, visible))
+    assert "devices=" not in " ".join(link_advice(topology, {"CUDA_VISIBLE_DEVICES": "1,2"}))
+
+
+def test_the_best_pair_is_one_that_a_run_may_use() -> None:
+    gpus_of_two_sockets = [Gpu(uuid=f"GPU-{index}", bus=index, node=index // 2) for index in range(4)]
+    topology = seen(Machine(gpus_of_two_sockets))
+    assert "such as devices=0+1." in " ".join(link_advice(topology, {}))
+    assert "such as devices=0+1." in " ".join(link_advice(topology, {"CUDA_VISIBLE_DEVICES": "2,3"}))
+    assert "such as devices=2+0." in " ".join(link_advice(topology, {"CUDA_VISIBLE_DEVICES": "1,3,0"}))
+
+
 def test_no_gpu_is_one_sentence() -> None:
     topology = seen(Machine([]))
     assert (topology.devices, topology.matrix) == ([], [])

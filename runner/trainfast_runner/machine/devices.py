@@ -24,7 +24,7 @@ from trainfast_runner.machine.gpus.visible import (
     named_instance,
     no_gpu_named_error,
     order_unknown_error,
-    visible_readings,
+    visible_devices,
 )
 from trainfast_runner.machine.telemetry.failures import NO_DEVICES, NvmlFailure, comes_from_a_driver
 from trainfast_runner.machine.telemetry.mig import Instance, read_instances
@@ -207,7 +207,7 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
             if gpu.uuid == instance.uuid
         ]
         return dataclasses.replace(machine, device="cuda", gpus=tuple(gpus), nvml_gpus=tuple(readings))
-    gpus = visible_readings(machine.nvml_gpus, environment, cuda_order)
+    gpus = visible_devices(machine.nvml_gpus, environment, cuda_order)
     if not gpus:
         raise no_gpu_named_error(environment, machine.nvml_gpus)
     if all(gpu.mig_mode is True for gpu in gpus):

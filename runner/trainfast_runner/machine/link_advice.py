@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.gpus.visible import visible_devices
 from trainfast_runner.machine.interconnect import SLOWEST_FIRST, Interconnect, interconnect
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.topology import SELF, UNKNOWN, Topology, TopologyDevice
@@ -11,8 +15,11 @@ from trainfast_runner.machine.telemetry.topology import SELF, UNKNOWN, Topology,
 DDP_MEASURED = "On two GPUs the guide measured 101 s for ddp over NVLink and 131 s without (p2p=off), dp 110 s with it."
 
 
-def link_advice(topology: Topology) -> list[str]:
-    """Sentences about the whole machine, the most important first."""
+def link_advice(topology: Topology, environment: Mapping[str, str] | None = None) -> list[str]:
+    """Sentences about the whole machine, the most important first.
+
+    Examples name GPUs as the `devices` knob counts them in this environment, by default the process's own.
+    """
     if not topology.devices:
         missing = topology.missing or failures.NO_DEVICES
         if failures.comes_from_a_driver(missing):
@@ -24,7 +31,8 @@ def link_advice(topology: Topology) -> list[str]:
         single = "One GPU: strategy=single; nothing has to be sent to another."
         return [*silent, *([single] if answering else []), *_pcie(topology.devices)]
     links = interconnect(topology, answering)
-    lines = [*silent, *_strategies(links), *_crossing(topology, links)]
+    knob_indexes = _knob_indexes(topology, os.environ if environment is None else environment)
+    lines = [*silent, *_strategies(links, knob_indexes), *_crossing(topology, links, knob_indexes)]
     if links.peer_access is False:
         lines.append(_no_peer_access(topology))
     return [*lines, *_pcie(topology.devices), *_affinity(topology.devices)]
@@ -37,7 +45,20 @@ def _silent_note(devices: Sequence[TopologyDevice]) -> list[str]:
     return [f"{_gpu_phrase([device.index for device in devices])} {verb} not answer: the rest is about the others."]
 
 
-def _strategies(links: Interconnect) -> list[str]:
+def _knob_indexes(topology: Topology, environment: Mapping[str, str]) -> dict[int, int]:
+    """The index in the `devices` knob by position in the topology; empty if CUDA's order is unknown without torch."""
+
+    def refuse_order() -> Sequence[str]:
+        raise UserError("CUDA's own order is unknown")
+
+    try:
+        visible = visible_devices(topology.devices, environment, refuse_order)
+    except UserError:
+        return {}
+    return {topology.devices.index(device): index for index, device in enumerate(visible)}
+
+
+def _strategies(links: Interconnect, knob_indexes: Mapping[int, int]) -> list[str]:
     fits = "A model that fits one GPU: strategy=ddp, which sends gradients only, while the backward computes."
     if links.all_nvlink:
         return [
@@ -48,11 +69,14 @@ def _strategies(links: Interconnect) -> list[str]:
     if links.any_nvlink:
         largest = max(len(island) for island in links.islands)
         names = " and ".join(_gpu_phrase(island) for island in links.islands if len(island) > 1)
-        example = "+".join(map(str, next(island for island in links.islands if len(island) == largest)))
+        usable = [island for island in links.islands if len(island) == largest and knob_indexes.keys() >= set(island)]
+        example = ""
+        if usable:
+            devices = "+".join(str(knob_indexes[position]) for position in usable[0])
+            example = f", such as --set strategy=tp --set tp_degree={largest} --set devices={devices}"
         return [
             f"NVLink joins {names}; what crosses from one group to another goes over PCIe ({links.slowest}).",
-            f"Keep tensor parallelism inside a group: tp_degree at most {largest}, such as"
-            f" --set strategy=tp --set tp_degree={largest} --set devices={example}.",
+            f"Keep tensor parallelism inside a group: tp_degree at most {largest}{example}.",
             fits + " Across the groups its all-reduce is bound by the slow link, and still the cheapest.",
             "A model that does not fit one group: pp across the groups sends the least; zero and fsdp gather every"
             " weight over the slow link.",
@@ -64,22 +88,21 @@ def _strategies(links: Interconnect) -> list[str]:
     ]
 
 
-def _crossing(topology: Topology, links: Interconnect) -> list[str]:
+def _crossing(topology: Topology, links: Interconnect, knob_indexes: Mapping[int, int]) -> list[str]:
     if links.slowest != "SYS":
         return []
     crossing = "SYS pairs cross the link between the CPU sockets"
-    pair = _best_pair(topology)
+    pair = _best_pair(topology, knob_indexes)
     if pair is None:
         return [f"{crossing}, the slowest path there is."]
     return [f"{crossing}: for two GPUs choose a pair that does not, such as devices={pair}."]
 
 
-def _best_pair(topology: Topology) -> str | None:
+def _best_pair(topology: Topology, knob_indexes: Mapping[int, int]) -> str | None:
     """The best connected pair, as the devices knob takes it; None when all pairs cross the sockets."""
-    size = len(topology.devices)
-    pairs = [(topology.matrix[a][b], a, b) for a in range(size) for b in range(a + 1, size)]
-    sign, a, b = max(pairs, key=lambda pair: (_speed(pair[0]), -pair[1], -pair[2]))
-    return None if sign in ("SYS", UNKNOWN, SELF) else f"{topology.devices[a].index}+{topology.devices[b].index}"
+    pairs = [(topology.matrix[a][b], a, b) for a, b in combinations(sorted(knob_indexes), 2)]
+    sign, a, b = max(pairs, key=lambda pair: (_speed(pair[0]), -pair[1], -pair[2]), default=(SELF, 0, 0))
+    return None if sign in ("SYS", UNKNOWN, SELF) else f"{knob_indexes[a]}+{knob_indexes[b]}"
 
 
 def _speed(sign: str) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.telemetry.mig import Instance
+from trainfast_runner.machine.telemetry.topology import TopologyDevice
 from trainfast_runner.records.tick import MIG_PREFIX, DeviceReading, is_instance
 
 VISIBLE_DEVICES, DEVICE_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
@@ -14,6 +16,7 @@ PCI_ORDER = "PCI_BUS_ID"
 HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")
 """Values by which people and batch systems (Slurm) hide every GPU: the CPU was asked for."""
 ON_THE_CPU = "devices=cpu to train on the CPU"
+Device = TypeVar("Device", DeviceReading, TopologyDevice)
 
 
 def entries(environment: Mapping[str, str]) -> list[str] | None:
@@ -63,15 +66,15 @@ def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]
     )
 
 
-def visible_readings(
-    readings: Sequence[DeviceReading], environment: Mapping[str, str], cuda_order: Callable[[], Sequence[str]]
-) -> list[DeviceReading]:
+def visible_devices(
+    devices: Sequence[Device], environment: Mapping[str, str], cuda_order: Callable[[], Sequence[str]]
+) -> list[Device]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first entry that names none.
 
     `cuda_order` gives the UUIDs in CUDA's own order, by which CUDA counts unless CUDA_DEVICE_ORDER=PCI_BUS_ID. It is
     asked only where that order may differ from NVML's: among GPUs of several models. Raises UserError when it fails.
     """
-    gpus = [gpu for gpu in readings if not is_instance(gpu.uuid)]
+    gpus = [gpu for gpu in devices if not is_instance(gpu.uuid)]
     named = entries(environment)
     if named is None:
         return gpus
@@ -80,7 +83,7 @@ def visible_readings(
     if is_numbered and environment.get(DEVICE_ORDER) != PCI_ORDER and len({gpu.name for gpu in gpus}) > 1:
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         numbered = {position: by_uuid[uuid] for position, uuid in enumerate(cuda_order()) if uuid in by_uuid}
-    chosen: list[DeviceReading] = []
+    chosen: list[Device] = []
     for entry in named:
         if entry.isdecimal():
             matching = [numbered[int(entry)]] if int(entry) in numbered else []
