@@ -119,6 +119,14 @@ def test_a_vocabulary_too_small_for_bytes_is_refused_where_a_tokenizer_is_traine
     check(facts(CPU, "data.kind=random", vocab_size=5))
 
 
+@pytest.mark.parametrize("field", ["num_attention_heads", "n_head"])
+def test_heads_that_do_not_divide_the_hidden_size_are_refused_by_the_name_of_their_field(field: str) -> None:
+    with pytest.raises(UserError, match=rf"hidden size 64 is not divisible by model\.{field}=7") as refused:
+        check(facts(CPU, hidden_size=64, **{field: 7}))
+    assert refused.value.key == f"model.{field}"
+    assert refused.value.as_json()["nearest"] == f"model.{field}=8"
+
+
 def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all() -> None:
     assert [one.index for one in TWO.default_gpus("single").gpus] == [1]
     assert [one.index for one in TWO.default_gpus("ddp").gpus] == [0, 1]

@@ -155,10 +155,13 @@ def _vocabulary_holds_bytes(facts: Facts) -> None:
 
 def _heads_divide(facts: Facts) -> None:
     _, width = first_size(facts.config, "hidden_size", "n_embd")
-    _, heads = first_size(facts.config, "num_attention_heads", "n_head")
+    field, heads = first_size(facts.config, "num_attention_heads", "n_head")
     if width and heads and not facts.config.get("head_dim") and width % heads:
+        divisors = [count for count in range(1, width + 1) if width % count == 0]
         raise UserError(
-            f"the hidden size {width} is not divisible by {heads} attention heads", key="model.num_attention_heads"
+            f"the hidden size {width} is not divisible by model.{field}={heads}",
+            key=f"model.{field}",
+            advice=f"model.{field}={min(divisors, key=lambda count: abs(count - heads))}",
         )
 
 
