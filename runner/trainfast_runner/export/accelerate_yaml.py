@@ -9,9 +9,10 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, recorded_config
 from trainfast_runner.export.export_text import SAME_RUN_HERE, ExportText, comment_lines, malloc_comments
-from trainfast_runner.export.trainer_arguments import compile_mode, settings_to_express
+from trainfast_runner.export.trainer_arguments import settings_to_express
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.other_tools.from_knobs import compile_mode
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES
 from trainfast_runner.settings.strategy_of_run import strategy_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from trainfast_runner.export.trainer_arguments import trainer_fields
 from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.other_tools.from_knobs import trainer_fields
 
 TRAINER_CALLS = (
     "TrainingArguments",
@@ -61,15 +61,3 @@ def trainer_call(knobs: KnobValues) -> CallFields:
         "dataloader_prefetch_factor": None,
     }
     return CallFields(TRAINER_CALLS, fields, defaults, {"gradient_checkpointing": "activation_checkpointing"})
-
-
-def loader_arguments(knobs: KnobValues) -> dict[str, object]:
-    """The arguments of DataLoader that these knobs decide, by name."""
-    names = {"batch_size": "batch_size", "num_workers": "workers", "prefetch_factor": "prefetch"}
-    arguments: dict[str, object] = {argument: knobs[name] for argument, name in names.items() if name in knobs}
-    if "pin_memory" in knobs:
-        arguments["pin_memory"] = knobs["pin_memory"] == "on"
-    if knobs.get("workers") == 0:
-        # DataLoader refuses one without workers.
-        arguments["prefetch_factor"] = None
-    return arguments

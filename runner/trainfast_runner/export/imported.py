@@ -13,12 +13,17 @@ import yaml
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import TRAINER_CALLS
-from trainfast_runner.export.foreign_settings import ForeignKnobs, from_accelerate, from_deepspeed, from_trainer_fields
 from trainfast_runner.export.onto_python import calls_of
 from trainfast_runner.export.onto_shell import LOGICAL_LINE, Word, flags_of, literal, script_commands, script_of
 from trainfast_runner.export.trainfast_command import preset_text
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import not_at_default
+from trainfast_runner.settings.other_tools.to_knobs import (
+    ForeignKnobs,
+    from_accelerate,
+    from_deepspeed,
+    from_trainer_fields,
+)
 from trainfast_runner.settings.presets import user_directory
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.spec import RunSpec, resolve

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export import onto_defaults, onto_python, onto_shell
-from trainfast_runner.export.call_fields import CallFields, loader_arguments, trainer_call
+from trainfast_runner.export.call_fields import CallFields, trainer_call
 from trainfast_runner.export.export_text import torchrun_words
 from trainfast_runner.export.onto_defaults import flags_by_knob
 from trainfast_runner.export.trainer_arguments import refuse_unsupported_by_trainer
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.settings.other_tools.from_knobs import loader_arguments
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES
 from trainfast_runner.settings.scripts.script_preset import FlagWords, ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS

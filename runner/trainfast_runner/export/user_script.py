@@ -10,9 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export import onto_shell
 from trainfast_runner.export.call_fields import trainer_call
 from trainfast_runner.export.export_text import ExportText, comment_lines, torchrun_words
-from trainfast_runner.export.foreign_settings import ForeignKnobs
 from trainfast_runner.export.script_command import has_field
-from trainfast_runner.export.trainer_arguments import trainer_fields
 from trainfast_runner.export.training_block import TRAINING_ARGS_FILE, block_text
 from trainfast_runner.records.discovered import FRAMEWORKS
 from trainfast_runner.records.run_file import RunFile
@@ -21,6 +19,8 @@ from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.settings.other_tools.from_knobs import trainer_fields
+from trainfast_runner.settings.other_tools.to_knobs import ForeignKnobs
 from trainfast_runner.settings.scripts.saving_script import script_preset_text
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import BY_ENVIRONMENT, LAUNCH_KNOBS

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainfast_runner.export.foreign_settings import from_trainer_fields
 from trainfast_runner.machine import training_python
 from trainfast_runner.records.discovered import Discovered
 from trainfast_runner.running.scripts.command import read_command
 from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.other_tools.to_knobs import from_trainer_fields
 from trainfast_runner.settings.scripts.script_mapping import KEPT_KNOBS, Proposal
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 

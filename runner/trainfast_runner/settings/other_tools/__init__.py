@@ -1,0 +1,1 @@
+"""Other tools: knobs as their settings, and their settings as knobs."""
