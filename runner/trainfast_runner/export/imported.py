@@ -13,8 +13,8 @@ import yaml
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import TRAINER_CALLS
-from trainfast_runner.export.onto_python import calls_of
-from trainfast_runner.export.onto_shell import LOGICAL_LINE, Word, flags_of, literal, script_commands, script_of
+from trainfast_runner.export.python_calls import calls_of
+from trainfast_runner.export.shell_words import LOGICAL_LINE, Word, flags_of, literal, script_commands, script_of
 from trainfast_runner.export.trainfast_command import preset_text
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import not_at_default

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Mapping
 
 from trainfast_runner.export.call_fields import CallFields
-from trainfast_runner.export.onto_python import ByteOffsets, Edit, call_edits, calls_of, parsed, with_edits
-from trainfast_runner.export.onto_shell import literal
+from trainfast_runner.export.onto_python import Edit, call_edits, with_edits
+from trainfast_runner.export.python_calls import ByteOffsets, calls_of, parsed
+from trainfast_runner.export.shell_words import literal
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.scripts.script_preset import FlagWords, words_of
 
