@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.machine.doctor.gpus import gpu_checks
+from trainfast_runner.machine.doctor.gpu_findings import gpu_findings
 from trainfast_runner.machine.gpus.health import defects
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_tui.cli.printing.monitor_details import ecc_errors, lines_below
@@ -37,7 +37,7 @@ def gpu(**fields: Any) -> DeviceReading:
 )
 def test_each_ailment_is_a_warning_with_its_cure(fields: dict[str, Any], expected: str, cure: str) -> None:
     tick = Tick(t_ns=0, host=HostReading(), devices=[gpu(**fields)], missing={}, sample_us=1)
-    (one,) = (check for check in gpu_checks(tick, {}) if check.name == "GPU 2" and check.state == "warn")
+    (one,) = (finding for finding in gpu_findings(tick, {}) if finding.name == "GPU 2" and finding.state == "warn")
     assert expected in one.finding
     assert cure in (one.cure or "")
     assert any(line.startswith("GPU 2: ") and expected in line for line in lines_below([gpu(**fields)]))

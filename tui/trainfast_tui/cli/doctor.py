@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.doctor.check import Check
 from trainfast_runner.machine.doctor.examine import examine, is_healthy
+from trainfast_runner.machine.doctor.finding import Finding
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.units import counted
@@ -37,11 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the findings; return 0 whatever they are, but 2 for a `--python` that cannot train."""
     home = Home()
     with progress_when_slow("looking at the machine; a driver that does not answer takes a while…"):
-        checks = examine(home, arguments.python)
-    unusable = _unusable_python(checks) if arguments.python is not None else None
+        findings = examine(home, arguments.python)
+    unusable = _unusable_python(findings) if arguments.python is not None else None
     if not arguments.json:
-        _print_checks(checks)
-        _print_verdict(checks)
+        _print_findings(findings)
+        _print_verdict(findings)
     if unusable is not None:
         raise unusable
     ceiling = None
@@ -51,30 +51,30 @@ def run(arguments: argparse.Namespace) -> int:
         ceiling = calibrate(home, arguments.python)
     if arguments.json:
         measured = {"calibration": ceiling} if ceiling else {}
-        print_json({"schema": SCHEMA, "healthy": is_healthy(checks), "checks": checks, **measured})
+        print_json({"schema": SCHEMA, "healthy": is_healthy(findings), "checks": findings, **measured})
     elif ceiling is not None:
         _print_ceiling(ceiling)
     return 0
 
 
-def _unusable_python(checks: list[Check]) -> UserError | None:
+def _unusable_python(findings: list[Finding]) -> UserError | None:
     """Return the error for a training Python that cannot train; None for one that can."""
-    failed = next((check for check in checks if check.name in PYTHON_CHECKS and check.state == "fail"), None)
+    failed = next((finding for finding in findings if finding.name in PYTHON_CHECKS and finding.state == "fail"), None)
     return None if failed is None else UserError(failed.finding, key="python")
 
 
-def _print_checks(checks: list[Check]) -> None:
-    width = max(len(check.name) for check in checks)
-    for check in checks:
-        print_line(f"{check.state:<4}  {to_width(check.name, width)}  {plain(check.finding)}")
-        if check.cure:
-            print_line(f"      {' ' * width}  cure: {plain(check.cure)}")
+def _print_findings(findings: list[Finding]) -> None:
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        print_line(f"{finding.state:<4}  {to_width(finding.name, width)}  {plain(finding.finding)}")
+        if finding.cure:
+            print_line(f"      {' ' * width}  cure: {plain(finding.cure)}")
 
 
-def _print_verdict(checks: list[Check]) -> None:
-    """Print whether runs can start here, below the checks."""
-    warnings = sum(check.state == "warn" for check in checks)
-    if not is_healthy(checks):
+def _print_verdict(findings: list[Finding]) -> None:
+    """Print whether runs can start here, below the findings."""
+    warnings = sum(finding.state == "warn" for finding in findings)
+    if not is_healthy(findings):
         print_line('\nRuns cannot start here. Fix the checks marked "fail" first.')
     else:
         print_line("\nRuns can be started here" + (f"; {counted(warnings, 'warning')}." if warnings else "."))

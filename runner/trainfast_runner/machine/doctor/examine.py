@@ -18,8 +18,8 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cgroup import tightest_group_limit
 from trainfast_runner.machine.devices import detect_machine
-from trainfast_runner.machine.doctor.check import Check
-from trainfast_runner.machine.doctor.gpus import energy_checks, gpu_checks
+from trainfast_runner.machine.doctor.finding import Finding
+from trainfast_runner.machine.doctor.gpu_findings import energy_findings, gpu_findings
 from trainfast_runner.machine.extensions import compiler, search_path
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.sampler import take_tick
@@ -41,22 +41,22 @@ SMALLEST_TERMINAL = (80, 24)
 """Columns and lines that the app needs."""
 
 
-def examine(home: Home, python: str | None = None) -> list[Check]:
-    """All checks, the essential ones first. Takes about a second."""
+def examine(home: Home, python: str | None = None) -> list[Finding]:
+    """All findings, the essential ones first. Takes about a second."""
     executable = python or sys.executable
     try:
         executable = find_python(python)
         packages = ask_worker(executable, "inspect_model.py", ["{}"], task="list its packages")
     except UserError as error:
         packages = {"versions": {}}
-        training = [Check("training Python", "fail", error.line(), "give another one with --python PATH")]
+        training = [Finding("training Python", "fail", error.line(), "give another one with --python PATH")]
     else:
         training = list(_packages(executable, packages["python"], packages["versions"], python))
     return [
         *training,
         *_home(home),
         *_memory(),
-        *_gpu_checks(python, packages["versions"]),
+        *_gpu_findings(python, packages["versions"]),
         *_compiler(executable),
         *_shared_memory(),
         *_logout(),
@@ -64,33 +64,35 @@ def examine(home: Home, python: str | None = None) -> list[Check]:
     ]
 
 
-def is_healthy(checks: list[Check]) -> bool:
+def is_healthy(findings: list[Finding]) -> bool:
     """True if a run can be started here."""
-    return all(check.state != "fail" for check in checks)
+    return all(finding.state != "fail" for finding in findings)
 
 
 def _packages(
     executable: str, python_version: str, versions: dict[str, str | None], python: str | None
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     """The Python that trains, and its packages; `python` is the one asked for."""
-    yield Check("training Python", "ok", f"{executable}, Python {python_version}")
+    yield Finding("training Python", "ok", f"{executable}, Python {python_version}")
     missing = [name for name in NEEDED if not versions.get(name)]
     installed = ", ".join(f"{name} {versions[name]}" for name in (*NEEDED, *USEFUL) if versions.get(name))
     if missing:
         which = '"trainfast-tui[train]"' if python is None else " ".join(missing)
-        yield Check(
+        yield Finding(
             "training stack",
             "fail",
             f"no {', '.join(missing)}; runs cannot be started with this Python",
             f"{executable} -m pip install {which}; or train with another Python: --python PATH",
         )
     else:
-        yield Check("training stack", "ok", installed)
+        yield Finding("training stack", "ok", installed)
     optional = [name for name in USEFUL if not versions.get(name)]
     if optional == ["datasets"] and not missing:
-        yield Check("optional packages", "ok", "all but datasets, which only data.kind=hub needs: pip install datasets")
+        yield Finding(
+            "optional packages", "ok", "all but datasets, which only data.kind=hub needs: pip install datasets"
+        )
     elif optional and not missing:
-        yield Check(
+        yield Finding(
             "optional packages",
             "warn",
             f"no {', '.join(optional)}: the knobs and data that need them are refused",
@@ -98,24 +100,24 @@ def _packages(
         )
 
 
-def _gpu_checks(python: str | None, versions: dict[str, str | None]) -> Iterator[Check]:
+def _gpu_findings(python: str | None, versions: dict[str, str | None]) -> Iterator[Finding]:
     nvml = Nvml()
     tick = take_tick(settle_s=0.05, nvml=nvml)
     refusal = detect_machine(versions, python).refusal
-    yield from gpu_checks(tick, versions, refusal, nvml.failure, nvml.binding_warning)
+    yield from gpu_findings(tick, versions, refusal, nvml.failure, nvml.binding_warning)
     if any(gpu.energy_mj is not None for gpu in tick.devices):
-        yield from energy_checks(tick, take_tick(settle_s=ENERGY_SETTLE_S))
+        yield from energy_findings(tick, take_tick(settle_s=ENERGY_SETTLE_S))
 
 
-def _home(home: Home) -> Iterator[Check]:
+def _home(home: Home) -> Iterator[Finding]:
     try:
         home.create()
     except UserError as error:
-        yield Check("run directory", "fail", error.line(), "set TRAINFAST_HOME to a directory you can write")
+        yield Finding("run directory", "fail", error.line(), "set TRAINFAST_HOME to a directory you can write")
         return
     free = shutil.disk_usage(home.path).free
     enough = free >= ENOUGH_HOME_BYTES
-    yield Check(
+    yield Finding(
         "run directory",
         "ok" if enough else "warn",
         f"{home.path} can be written, {gibibytes(free)} free, {counted(len(home.run_ids()), 'run')}",
@@ -128,7 +130,7 @@ def _home(home: Home) -> Iterator[Check]:
     except OSError:
         writable = False
     if not writable:
-        yield Check(
+        yield Finding(
             "cache",
             "warn",
             f"{cache} cannot be written: text is tokenized again for every run",
@@ -136,14 +138,14 @@ def _home(home: Home) -> Iterator[Check]:
         )
 
 
-def _memory() -> Iterator[Check]:
+def _memory() -> Iterator[Finding]:
     """The tightest memory limit of this process's control groups."""
     limit, where = tightest_group_limit()
     if limit is None:
-        yield Check("memory limit", "ok", "no control group limits this session's memory")
+        yield Finding("memory limit", "ok", "no control group limits this session's memory")
     else:
         enough = limit >= ENOUGH_MEMORY_BYTES
-        yield Check(
+        yield Finding(
             "memory limit",
             "ok" if enough else "warn",
             f"{where} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory",
@@ -151,21 +153,21 @@ def _memory() -> Iterator[Check]:
         )
 
 
-def _compiler(executable: str) -> Iterator[Check]:
+def _compiler(executable: str) -> Iterator[Finding]:
     """The build tools of DeepSpeed's extensions and torch.compile; a launch puts the Python's own bin first in PATH."""
     if path := compiler(executable):
-        yield Check("C++ compiler", "ok", path)
+        yield Finding("C++ compiler", "ok", path)
     else:
-        yield Check(
+        yield Finding(
             "C++ compiler",
             "warn",
             "none found: compile on the CPU and offload_path are refused; zero*-offload steps with torch's AdamW",
             "install g++: apt-get install g++, dnf install gcc-c++, or pacman -S gcc",
         )
     if ninja := shutil.which("ninja", path=search_path(executable)):
-        yield Check("ninja", "ok", ninja)
+        yield Finding("ninja", "ok", ninja)
     else:
-        yield Check(
+        yield Finding(
             "ninja",
             "warn",
             "none found: DeepSpeed cannot build its extensions: offload_path is refused; zero*-offload steps with"
@@ -174,17 +176,17 @@ def _compiler(executable: str) -> Iterator[Check]:
         )
 
 
-def _shared_memory() -> Iterator[Check]:
+def _shared_memory() -> Iterator[Finding]:
     """DataLoader workers hand their batches over through /dev/shm."""
     try:
         size = shutil.disk_usage("/dev/shm").total
     except OSError:
-        yield Check(
+        yield Finding(
             "/dev/shm", "warn", "not mounted: workers above 0 cannot pass batches", "mount -t tmpfs tmpfs /dev/shm"
         )
         return
     enough = size >= ENOUGH_SHM_BYTES
-    yield Check(
+    yield Finding(
         "/dev/shm",
         "ok" if enough else "warn",
         f"{gibibytes(size)}" + ("" if enough else ": DataLoader workers and NCCL may end with a bus error"),
@@ -192,7 +194,7 @@ def _shared_memory() -> Iterator[Check]:
     )
 
 
-def _logout() -> Iterator[Check]:
+def _logout() -> Iterator[Finding]:
     """A finding if logind ends a user's processes at logout, and so a detached run."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -200,12 +202,12 @@ def _logout() -> Iterator[Check]:
         user = str(os.getuid())
     lingers = Path("/var/lib/systemd/linger", user).exists()
     if not Path("/run/systemd/seats").exists() or not ends_at_logout(user):
-        yield Check("logout", "ok", "runs go on when this session ends")
+        yield Finding("logout", "ok", "runs go on when this session ends")
         return
     # Lingering keeps the user's manager, not the session's scope: a run has to be started inside the former.
     cure = "sudo loginctl enable-linger " + user + ", then systemd-run --user --scope trainfast-tui"
     lingering = "lingering is on, but only for what systemd-run --user starts" if lingers else "lingering is off"
-    yield Check(
+    yield Finding(
         "logout",
         "warn",
         f"logind has KillUserProcesses=yes: runs end when you log out ({lingering})",
@@ -227,15 +229,15 @@ def ends_at_logout(user: str) -> bool:
     return kills == "true" and user not in excluded and (not only or user in only)
 
 
-def _terminal(environment: Mapping[str, str]) -> Iterator[Check]:
+def _terminal(environment: Mapping[str, str]) -> Iterator[Finding]:
     """The terminal that the app will be drawn on."""
     term = environment.get("TERM", "")
     if not sys.stdout.isatty():
-        yield Check("terminal", "ok", "stdout is not a terminal: the app is not opened here, all commands work")
+        yield Finding("terminal", "ok", "stdout is not a terminal: the app is not opened here, all commands work")
         return
     columns, lines = shutil.get_terminal_size()
     if term in ("", "dumb"):
-        yield Check("terminal", "warn", f"TERM={term or 'unset'} cannot move a cursor", "export TERM=xterm-256color")
+        yield Finding("terminal", "warn", f"TERM={term or 'unset'} cannot move a cursor", "export TERM=xterm-256color")
     else:
         true_colour = environment.get("COLORTERM", "") in ("truecolor", "24bit")
         colours = "24-bit colour" if true_colour else "256 colours" if "256" in term else "16 colours or fewer"
@@ -243,7 +245,7 @@ def _terminal(environment: Mapping[str, str]) -> Iterator[Check]:
         small = columns < SMALLEST_TERMINAL[0] or lines < SMALLEST_TERMINAL[1]
         poor = "256" not in term and not true_colour
         cure = "make the window at least 80x24" if small else "export TERM=xterm-256color, in tmux tmux-256color"
-        yield Check(
+        yield Finding(
             "terminal",
             "warn" if small or poor else "ok",
             f"{term}, {colours}, {columns}x{lines}{multiplexer}",
@@ -251,7 +253,7 @@ def _terminal(environment: Mapping[str, str]) -> Iterator[Check]:
         )
     encoding = (sys.stdout.encoding or locale.getpreferredencoding(False)).lower().replace("-", "")
     if encoding != "utf8":
-        yield Check(
+        yield Finding(
             "locale",
             "warn",
             f"this terminal's encoding is {encoding}: charts cannot be drawn in braille",

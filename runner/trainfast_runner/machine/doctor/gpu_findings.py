@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import CUDA_BUILD, HIP_BUILD
-from trainfast_runner.machine.doctor.check import Check, State
+from trainfast_runner.machine.doctor.finding import Finding, State
 from trainfast_runner.machine.gpus.health import defects
 from trainfast_runner.machine.gpus.presence import pci_card
 from trainfast_runner.machine.processes.identity import sees_host_pids
@@ -16,34 +16,34 @@ from trainfast_runner.records.tick import Tick
 from trainfast_runner.units import gibibytes
 
 
-def gpu_checks(
+def gpu_findings(
     tick: Tick,
     versions: Mapping[str, str | None],
     refusal: UserError | None = None,
     failure: NvmlFailure | None = None,
     binding_warning: NvmlFailure | None = None,
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     """Findings about NVML, every GPU, their use by this build of torch, and missing readings.
 
     `refusal` is `Machine.refusal` for the training Python; `failure` and `binding_warning` are NVML's in this tick.
     """
     if binding_warning is not None:
-        yield Check("NVML binding", "warn", binding_warning.reason, binding_warning.cure)
+        yield Finding("NVML binding", "warn", binding_warning.reason, binding_warning.cure)
     if failure is not None and not tick.devices:
         no_library = failure == LIBRARY_FAILURES[LIBRARY_NOT_FOUND]
         state: State = "ok" if no_library and pci_card() is None else "warn"
         trains = "No run starts but with devices=cpu" if refusal is not None else "Training runs on the CPU"
-        yield Check("GPU", state, f"none: {failure.reason}. {trains}", failure.cure)
+        yield Finding("GPU", state, f"none: {failure.reason}. {trains}", failure.cure)
     for gpu in tick.devices:
         if gpu.error:
-            yield Check(f"GPU {gpu.index}", "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")
+            yield Finding(f"GPU {gpu.index}", "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")
         else:
             memory = f", {gibibytes(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
-            yield Check(f"GPU {gpu.index}", "ok", f"{gpu.name}{memory}")
+            yield Finding(f"GPU {gpu.index}", "ok", f"{gpu.name}{memory}")
             for defect in defects(gpu):
-                yield Check(f"GPU {gpu.index}", "warn", defect.finding, defect.cure)
+                yield Finding(f"GPU {gpu.index}", "warn", defect.finding, defect.cure)
     if tick.devices and not sees_host_pids():
-        yield Check(
+        yield Finding(
             "GPU processes",
             "ok",
             "this is a container: the driver lists the host's process ids, so the owner of a process that starts during"
@@ -52,18 +52,18 @@ def gpu_checks(
     torch = versions.get("torch")
     is_cpu_build = versions.get(CUDA_BUILD) is None and versions.get(HIP_BUILD) is None
     if tick.devices and torch is not None and is_cpu_build:
-        yield Check(
+        yield Finding(
             "GPU and torch",
             "warn",
             f"torch {torch} is a build for the CPU: it will not use the GPUs",
             "pip install --force-reinstall torch, from the index https://pytorch.org names for your driver",
         )
     if refusal is not None:
-        yield Check("devices", "fail", refusal.message, refusal.advice)
+        yield Finding("devices", "fail", refusal.message, refusal.advice)
     yield from _missing_readings(tick)
 
 
-def energy_checks(before: Tick, after: Tick) -> Iterator[Check]:
+def energy_findings(before: Tick, after: Tick) -> Iterator[Finding]:
     """Energy counters that disagree with the power of their GPU, from two ticks."""
     earlier = {gpu.uuid: gpu for gpu in before.devices}
     for gpu in after.devices:
@@ -72,7 +72,7 @@ def energy_checks(before: Tick, after: Tick) -> Iterator[Check]:
             continue
         doubt = energy_distrust([(first.t_ns, first), (gpu.t_ns, gpu)])
         if doubt is not None:
-            yield Check(
+            yield Finding(
                 f"GPU {gpu.index} energy",
                 "warn",
                 f"{doubt}: runs give no energy of this GPU",
@@ -80,7 +80,7 @@ def energy_checks(before: Tick, after: Tick) -> Iterator[Check]:
             )
 
 
-def _missing_readings(tick: Tick) -> Iterator[Check]:
+def _missing_readings(tick: Tick) -> Iterator[Finding]:
     """Missing readings, grouped by the reason, so that eight GPUs make one line."""
     by_reason: dict[str, dict[str, list[int]]] = {}
     for key, reason in tick.missing.items():
@@ -96,8 +96,8 @@ def _missing_readings(tick: Tick) -> Iterator[Check]:
             name if not gpus or gpus == everyone else f"{name} (GPU {', '.join(map(str, gpus))})"
             for name, gpus in readings.items()
         ]
-        yield Check("missing readings", "ok", f"{', '.join(names)}: {reason}")
+        yield Finding("missing readings", "ok", f"{', '.join(names)}: {reason}")
     if not tick.devices:
-        yield Check("missing readings", "ok", "every reading of a GPU: there is none to read")
+        yield Finding("missing readings", "ok", "every reading of a GPU: there is none to read")
     else:
-        yield Check("missing readings", "ok", "the temperature of the chip's hot spot: NVML gives it for no GPU")
+        yield Finding("missing readings", "ok", "the temperature of the chip's hot spot: NVML gives it for no GPU")

@@ -9,7 +9,7 @@ State = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
-class Check:
+class Finding:
     """One finding. `fail`: no run can be started here; `warn`: something will not work, or may surprise."""
 
     name: str
