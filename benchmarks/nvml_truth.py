@@ -213,7 +213,7 @@ def _judged(readings: list[Any]) -> Json:
         "seconds": wall_ns / 1e9,
         "samples": len(readings),
         "counters": counters,
-        "reasons_seen": sorted({throttle.cause_words(name) for r in readings for name in r.throttle_reasons or ()}),
+        "reasons_seen": sorted({throttle.cause_text(name) for r in readings for name in r.throttle_reasons or ()}),
         "energy_j": energy,
         "integrated_j": {
             name: _integral(readings, name) for name in ("power_w", "power_average_w", "power_instant_w")

@@ -10,7 +10,7 @@ import pytest
 import stand_in
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cooling import STUCK_S, cooling, stuck_words
+from trainfast_runner.machine.cooling import STUCK_S, cooling, stuck_text
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.conducting.cool_down import check_coolable, cool_down
@@ -49,7 +49,7 @@ def test_it_counts_down_until_every_watched_gpu_is_below() -> None:
 def test_a_temperature_that_stands_still_is_shown_from_twenty_seconds_on() -> None:
     seen = list(cooling({"GPU-1"}, 50, looks(61, 60, 61, 60, 49), ticking(15)))
     assert [look.stuck_s for look in seen] == [0, 0, 15, 30]
-    assert [stuck_words(look.stuck_s) for look in seen] == [
+    assert [stuck_text(look.stuck_s) for look in seen] == [
         *("", "", ""),
         "; it has not fallen for 30 s; giving up after 180 s",
     ]

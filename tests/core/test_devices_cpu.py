@@ -103,7 +103,7 @@ def test_the_available_memory_is_the_hosts_and_the_watched_gpus_stay() -> None:
     spec = resolve("tiny-llama", ["strategy=ddp", "devices=cpu:2", "watch=1"])
     available = available_memory(spec, TWO, 2, 8 * GIB)
     assert available is not None
-    assert (available.size_bytes, available.words) == (4 * GIB, "free, shared by 2 processes")
+    assert (available.size_bytes, available.source) == (4 * GIB, "free, shared by 2 processes")
     assert first_gpu_name(spec, TWO) is None
     on_cpu = TWO.used_by(spec.knobs["devices"])
     assert [gpu.index for gpu in on_cpu.watched("1", ())] == [1]

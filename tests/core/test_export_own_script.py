@@ -86,7 +86,7 @@ def test_the_preset_has_the_command_the_flags_and_the_knobs(tmp_path: Path) -> N
     file = tmp_path / "mine.toml"
     file.write_text(exported(tmp_path, "preset", batch_size=16, lr=0.1, steps=50))
     preset = script_preset.load(file)
-    assert (list(preset.command), preset.places, preset.cwd) == (COMMAND, PLACES, "/home/me/project")
+    assert (list(preset.command), preset.flag_words, preset.cwd) == (COMMAND, PLACES, "/home/me/project")
     assert preset.knobs == {"batch_size": 16, "lr": 0.1, "steps": 50}
 
 

@@ -64,7 +64,7 @@ def test_a_limit_of_a_cpu_has_to_have_a_margin_which_a_measured_run_makes_smalle
     compiled = {**asked, "compile": "default"}
     assert fit(corrected(**compiled), **compiled).margin_bytes == UNTOUCHED_BYTES + COLD_COMPILER_BYTES
     free = fit(batch_size=5000)
-    assert (free.margin_bytes, free.available and free.available.words) == (0, "free"), (
+    assert (free.margin_bytes, free.available and free.available.source) == (0, "free"), (
         "what is free counts no address space"
     )
 

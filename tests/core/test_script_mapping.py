@@ -6,7 +6,7 @@ import pytest
 
 from trainfast_runner.records.discovered import Flag
 from trainfast_runner.settings.scripts.script_mapping import propose
-from trainfast_runner.settings.scripts.typed_mapping import place_typed
+from trainfast_runner.settings.scripts.typed_mapping import mapping_typed
 
 
 @pytest.mark.parametrize(
@@ -15,13 +15,13 @@ from trainfast_runner.settings.scripts.typed_mapping import place_typed
 )
 def test_a_flag_for_half_precision_is_what_its_help_says(help: str, precision: str) -> None:
     (found,) = propose([Flag(names=["--half"], type="switch", value=False, help=help)])
-    assert found.place == {precision: "--half", "fp32": ""}
+    assert found.flag_words == {precision: "--half", "fp32": ""}
     assert found.value == "fp32"
 
 
 def test_nw_is_the_number_of_workers() -> None:
     (found,) = propose([Flag(names=["--nw"], type="int", default=2, value=2)])
-    assert (found.knob, found.place, found.value) == ("workers", "--nw {}", 2)
+    assert (found.knob, found.flag_words, found.value) == ("workers", "--nw {}", 2)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def test_nw_is_the_number_of_workers() -> None:
 )
 def test_a_corrected_mapping_keeps_the_present_value(given: bool, typed: str, value: str | None) -> None:
     flags = [Flag(names=["--half"], type="switch", value=given)]
-    assert place_typed("precision", typed, flags, "given by you").value == value
+    assert mapping_typed("precision", typed, flags, "given by you").value == value
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float32", "fp32"), ("bfloat16", "bf16"), ("float64", None)])
 def test_the_present_value_is_read_from_a_flag_with_words(dtype: str, value: str | None) -> None:
     flags = [Flag(names=["--dtype"], value=dtype), Flag(names=["--fast"], type="bool", value=True)]
     typed = "fp32: --dtype float32 --fast=true, bf16: --dtype=bfloat16 --fast true"
-    assert place_typed("precision", typed, flags, "given by you").value == value
+    assert mapping_typed("precision", typed, flags, "given by you").value == value

@@ -9,7 +9,7 @@ import pytest
 
 from trainfast_runner.records.result_conditions import SteadyState
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.results.bottleneck.steady_state import drift_words, steady_state
+from trainfast_runner.results.bottleneck.steady_state import drift_text, steady_state
 
 S = 1_000_000_000
 
@@ -80,8 +80,8 @@ def test_a_handful_of_steps_tells_nothing(steps: int) -> None:
 def test_a_gpu_that_came_from_harder_work_cools_down() -> None:
     found = run([100.0] * 300, [80 - t for t in range(31)])
     assert found.still_warming is True
-    assert drift_words(found.temperature_slope_c_per_min) == "still cooling down"
-    assert drift_words(None) == drift_words(5.0) == "still warming up"
+    assert drift_text(found.temperature_slope_c_per_min) == "still cooling down"
+    assert drift_text(None) == drift_text(5.0) == "still warming up"
 
 
 def test_a_steady_run_tells_no_drift_that_is_only_scatter() -> None:

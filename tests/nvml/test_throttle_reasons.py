@@ -31,8 +31,8 @@ def test_idle_is_no_throttling_the_power_cap_is_information_and_heat_is_a_warnin
 
 
 def test_words_are_for_people_and_keep_an_unknown_bit() -> None:
-    assert throttle.cause_words("sw_thermal") == "thermal slowdown (software)"
-    assert "0x200" in throttle.cause_words("0x200")
+    assert throttle.cause_text("sw_thermal") == "thermal slowdown (software)"
+    assert "0x200" in throttle.cause_text("0x200")
 
 
 def test_hardware_slowdown_is_believed_the_second_time() -> None:

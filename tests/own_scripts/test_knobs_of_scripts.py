@@ -176,7 +176,7 @@ def test_accelerate_takes_its_environment(cli: Cli) -> None:
     ],
 )
 def test_flag_takes_the_place_of_the_same_flag(place: str, words: list[str], flags: list[str]) -> None:
-    preset = script_preset.ScriptPreset(places={"batch_size": place})
+    preset = script_preset.ScriptPreset(flag_words={"batch_size": place})
     assert preset.applied(words, {"batch_size": 8}) == ["python", "t.py", *flags]
 
 
@@ -185,14 +185,14 @@ def test_flag_takes_the_place_of_the_same_flag(place: str, words: list[str], fla
 )
 @pytest.mark.parametrize("started", [["t.py"], ["-m", "a.train"]])
 def test_flag_of_the_launcher_is_left_alone(launcher: list[str], started: list[str]) -> None:
-    preset = script_preset.ScriptPreset(places={"precision": "--mixed_precision {}", "batch_size": "--bs {}"})
+    preset = script_preset.ScriptPreset(flag_words={"precision": "--mixed_precision {}", "batch_size": "--bs {}"})
     launch = [*launcher, "--mixed_precision", "no", *started]
     words = preset.applied([*launch, "--bs", "2"], {"precision": "bf16", "batch_size": 8})
     assert words == [*launch, "--bs", "8", "--mixed_precision", "bf16"]
 
 
 def test_words_by_value() -> None:
-    preset = script_preset.ScriptPreset(places={"precision": {"bf16": "--bf16", "fp32": ""}})
+    preset = script_preset.ScriptPreset(flag_words={"precision": {"bf16": "--bf16", "fp32": ""}})
     assert preset.applied(["python", "t.py"], {"precision": "bf16"})[2:] == ["--bf16"]
     assert preset.applied(["python", "t.py"], {"precision": "fp32"})[2:] == []
     with pytest.raises(UserError, match="precision=fp16 has no words"):
@@ -201,7 +201,7 @@ def test_words_by_value() -> None:
 
 def test_each_assignment_among_the_words_of_a_value_replaces_its_own() -> None:
     words = {"bf16": "model.dtype=bf16 trainer.amp=true", "fp32": "model.dtype=fp32 trainer.amp=false"}
-    preset = script_preset.ScriptPreset(places={"precision": words})
+    preset = script_preset.ScriptPreset(flag_words={"precision": words})
     command = ["python", "t.py", "model.dtype=fp32", "trainer.amp=false"]
     assert preset.applied(command, {"precision": "bf16"})[2:] == ["model.dtype=bf16", "trainer.amp=true"]
 

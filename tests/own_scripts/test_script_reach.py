@@ -34,9 +34,9 @@ TRAIN = str(SCRIPTS / "plain_torch.py")
     ],
 )
 def test_each_knob_has_its_way_into_the_script(framework: str, knob: str, way: Way, words: str) -> None:
-    reach = reach_of(knob, ScriptPreset(places=dict(MAPPED), framework=framework))
+    reach = reach_of(knob, ScriptPreset(flag_words=dict(MAPPED), framework=framework))
     assert reach.way is way
-    assert words in reach.words
+    assert words in reach.text
 
 
 @pytest.mark.parametrize(

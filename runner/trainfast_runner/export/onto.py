@@ -44,20 +44,20 @@ def onto(run: RunFile, file: Path) -> OntoFile:
     Raises UserError for a file that cannot be read, one without a place for them, and settings that the Trainer lacks.
     """
     knobs = _knobs_to_write(run)
-    places = {} if run.script is None else run.script.places
+    flag_words = {} if run.script is None else run.script.places
     before, name = _read(file), _diff_name(file)
     if file.suffix == ".py":
-        after, notes = _in_python(before, name, knobs, places)
+        after, notes = _in_python(before, name, knobs, flag_words)
     else:
-        after, notes = _in_shell(before, name, knobs, places)
+        after, notes = _in_shell(before, name, knobs, flag_words)
     lines = difflib.unified_diff(_lines(before), _lines(after), name, name)
     diff = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
     return OntoFile(run.run_id, name, diff, (*notes, *_launch_notes(run)))
 
 
-def _in_python(text: str, file: str, knobs: KnobValues, places: Mapping[str, FlagWords]) -> tuple[str, list[str]]:
+def _in_python(text: str, file: str, knobs: KnobValues, flag_words: Mapping[str, FlagWords]) -> tuple[str, list[str]]:
     """The script with settings as defaults of its own flags and the others in its calls; and the notes."""
-    flags = flags_by_knob(places, knobs)
+    flags = flags_by_knob(flag_words, knobs)
     text, notes, declared = onto_defaults.edit_defaults(text, file, dict(flags.values()))
     undeclared = {name: value for name, value in knobs.items() if name not in flags or flags[name][0] not in declared}
     if declared and not undeclared:
@@ -71,11 +71,11 @@ def _in_python(text: str, file: str, knobs: KnobValues, places: Mapping[str, Fla
     return text, [*notes, *call_notes]
 
 
-def _in_shell(text: str, file: str, knobs: KnobValues, places: Mapping[str, FlagWords]) -> tuple[str, list[str]]:
+def _in_shell(text: str, file: str, knobs: KnobValues, flag_words: Mapping[str, FlagWords]) -> tuple[str, list[str]]:
     """The shell file with the settings as flags of its command; and the notes."""
-    flagged = {name: value for name, value in knobs.items() if name in places}
-    unflagged = {name: value for name, value in knobs.items() if name not in places}
-    preset = ScriptPreset(places=dict(places))
+    flagged = {name: value for name, value in knobs.items() if name in flag_words}
+    unflagged = {name: value for name, value in knobs.items() if name not in flag_words}
+    preset = ScriptPreset(flag_words=dict(flag_words))
     applied = partial(preset.applied, knobs=flagged) if flagged else None
     return onto_shell.edit_command(text, file, trainer_call(unflagged), applied)
 

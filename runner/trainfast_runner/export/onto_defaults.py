@@ -16,11 +16,11 @@ DECLARING = ("add_argument", "option")
 """Functions that declare a flag: argparse's method and click's decorator."""
 
 
-def flags_by_knob(places: Mapping[str, FlagWords], knobs: KnobValues) -> dict[str, tuple[str, object]]:
+def flags_by_knob(flag_words: Mapping[str, FlagWords], knobs: KnobValues) -> dict[str, tuple[str, object]]:
     """The script's flag of each knob and its value. A knob that takes no flag with one value is left out."""
     flags: dict[str, tuple[str, object]] = {}
     for name, value in knobs.items():
-        words = words_of(name, places[name], value) if name in places else []
+        words = words_of(name, flag_words[name], value) if name in flag_words else []
         if len(words) == 1 and "=" in words[0]:
             words = words[0].split("=", 1)
         if len(words) == 2 and words[0].startswith("-"):

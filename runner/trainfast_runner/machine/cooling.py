@@ -41,7 +41,7 @@ class Cooling:
     stuck_s: float = 0.0
 
 
-def stuck_words(stuck_s: float) -> str:
+def stuck_text(stuck_s: float) -> str:
     """A note if the temperature stands still; empty if it has fallen lately."""
     if stuck_s < STUCK_NOTICE_S:
         return ""

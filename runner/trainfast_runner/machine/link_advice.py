@@ -154,5 +154,5 @@ def _affinity(devices: Sequence[TopologyDevice]) -> list[str]:
 
 
 def _gpu_phrase(indexes: Sequence[int]) -> str:
-    words = [str(index) for index in indexes]
-    return f"GPU {words[0]}" if len(words) == 1 else f"GPUs {', '.join(words[:-1])} and {words[-1]}"
+    names = [str(index) for index in indexes]
+    return f"GPU {names[0]}" if len(names) == 1 else f"GPUs {', '.join(names[:-1])} and {names[-1]}"

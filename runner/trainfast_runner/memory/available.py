@@ -20,8 +20,8 @@ class AvailableMemory:
     """Available memory of the tightest rank, in bytes."""
 
     size_bytes: int
-    words: str
-    """The source of the figure."""
+    source: str
+    """The origin of the figure, as text."""
     with_context: bool = False
     """True if a CUDA context takes some of these bytes too, as of a GPU's free memory; `memory_limit` caps the
     allocator alone."""
@@ -55,7 +55,7 @@ def available_memory(
     limit = AvailableMemory(min(parse_bytes_per_rank(memory_limit)), "memory_limit", from_memory_limit=True)
     if free is None or limit.size_bytes <= free.for_allocator(context_bytes):
         return limit
-    return AvailableMemory(free.size_bytes, f"{free.words}, less than memory_limit", free.with_context)
+    return AvailableMemory(free.size_bytes, f"{free.source}, less than memory_limit", free.with_context)
 
 
 def limit_below_weights_error(spec: RunSpec, parameters: int | None, devices: int) -> UserError | None:
@@ -83,12 +83,12 @@ def _free_memory(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: i
         # A GPU without a memory reading has none of its own: it shares the host's.
         if host_free_bytes is None:
             return None
-        words = f"free on the host, whose memory GPU {gpus[0].index} shares"
-        return AvailableMemory(host_free_bytes // max(1, ranks), words, with_context=True)
+        source = f"free on the host, whose memory GPU {gpus[0].index} shares"
+        return AvailableMemory(host_free_bytes // max(1, ranks), source, with_context=True)
     if host_free_bytes is None:
         return None
-    words = "free" if ranks == 1 else f"free, shared by {ranks} processes"
-    return AvailableMemory(host_free_bytes // max(1, ranks), words)
+    source = "free" if ranks == 1 else f"free, shared by {ranks} processes"
+    return AvailableMemory(host_free_bytes // max(1, ranks), source)
 
 
 def read_host_free_bytes() -> int:

@@ -79,8 +79,8 @@ def _corrections_or_trouble(home: Path | None) -> tuple[dict[str, DeviceCorrecti
     except (FileNotFoundError, UserError):
         return {}, None
     except (OSError, *DAMAGE) as error:
-        words = error.strerror if isinstance(error, OSError) else str(error)
-        return {}, f"{file} cannot be read ({words}): nothing is corrected by earlier runs until another one ends"
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return {}, f"{file} cannot be read ({reason}): nothing is corrected by earlier runs until another one ends"
 
 
 def corrections_of_device(device: str, gpu: str | None = None, home: Path | None = None) -> DeviceCorrections:

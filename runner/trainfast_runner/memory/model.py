@@ -108,7 +108,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         basis, strategy = self.basis, spec.knobs["strategy"]
         if strategy in UNCONFIRMED:
             basis += f", and rules for {strategy} that no run has confirmed"
-        if not_traced := [words for name, values, words in NOT_TRACED if spec.knobs[name] in values]:
+        if not_traced := [memory for name, values, memory in NOT_TRACED if spec.knobs[name] in values]:
             basis += f", without {' and '.join(not_traced)}: that is known from the first measured run on"
         return basis
 

@@ -224,12 +224,12 @@ def _progress(
         return TraceProgress(done, len(requests))
     file, fields = missing[0].file, missing[0].fields
     knobs = fields["knobs"]
-    words = f"forward and backward, {knobs['precision']}, checkpointing {knobs.get('checkpointing')}"
+    text = f"forward and backward, {knobs['precision']}, checkpointing {knobs.get('checkpointing')}"
     if fields["part"] == "optimizer":
-        words = f"the optimizer's step, {knobs['optimizer']}"
+        text = f"the optimizer's step, {knobs['optimizer']}"
     files = [(model_requests.step.file, model_requests.optimizer.file) for model_requests in wanted]
     index = next(index for index, files_of_model in enumerate(files) if file in files_of_model)
-    return TraceProgress(done, len(requests), index, words)
+    return TraceProgress(done, len(requests), index, text)
 
 
 def _tracer_environment(device: str, gpus: Sequence[str]) -> dict[str, str]:

@@ -28,13 +28,13 @@ def head_of(cap_bytes: int) -> int:
 HEAD_BYTES = head_of(CAP_BYTES)
 
 
-def dropped_words(size: str) -> str:
-    """The words in place of so many dropped bytes of output."""
+def dropped_text(size: str) -> str:
+    """The line that replaces dropped bytes of output."""
     return f"[trainfast-tui: {size} bytes of output were dropped here]"
 
 
 def _dropped_mark(dropped_bytes: int) -> bytes:
-    return f"{dropped_words(str(dropped_bytes))}\n".encode()
+    return f"{dropped_text(str(dropped_bytes))}\n".encode()
 
 
 class CappedFile:

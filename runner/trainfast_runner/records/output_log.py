@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainfast_runner.records.capped_file import HEAD_BYTES, dropped_words
+from trainfast_runner.records.capped_file import HEAD_BYTES, dropped_text
 
 OUTPUT_FILE = "output.log"
 LOG_LINES_KEPT, LOG_LINE_CHARACTERS, LOG_WINDOW_BYTES = 400, 2000, 256 << 10
@@ -160,7 +160,7 @@ def _backwards(fd: int, end: int | None) -> Iterator[bytes]:
             yield os.pread(fd, stop - begin, begin)
             stop = begin
         if number > 0 and (hole := start - segments[number - 1][1]) > 0:
-            yield f"\n{dropped_words(f'about {hole}')}\n".encode()
+            yield f"\n{dropped_text(f'about {hole}')}\n".encode()
 
 
 def _segments(fd: int, end: int | None) -> Iterator[tuple[int, int]]:

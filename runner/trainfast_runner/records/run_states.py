@@ -25,7 +25,7 @@ def exit_code_of(state: str) -> int:
     return EXIT_CODES.get(state, EXIT_CODES["failed"])
 
 
-def state_words(state: str) -> str:
+def state_text(state: str) -> str:
     """A state in words."""
     return STATE_WORDS.get(state, state.replace("_", " "))
 

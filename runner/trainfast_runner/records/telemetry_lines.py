@@ -138,9 +138,9 @@ def _apply(change: TickChange, whole: dict[str, Any]) -> None:
         whole["host"] |= change.host
         if run is not None and change.host.get("run") is not None:
             whole["host"]["run"] = run | change.host["run"]
-        for key, words in change.missing.items():
-            whole["missing"][key] = words
-            if words is None:
+        for key, reason in change.missing.items():
+            whole["missing"][key] = reason
+            if reason is None:
                 del whole["missing"][key]
         devices = whole["devices"]
         for name, column in change.columns.items():

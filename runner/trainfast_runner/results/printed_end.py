@@ -18,10 +18,10 @@ def reported_codes(output: str) -> dict[int, int]:
 def reported_end(output: str) -> str:
     """The end of the first rank in torchrun's report that torchrun itself did not end; empty without one."""
     codes = reported_codes(output).items()
-    return next((f"rank {rank} {exit_words(code)}" for rank, code in codes if code != -signal.SIGTERM), "")
+    return next((f"rank {rank} {exit_text(code)}" for rank, code in codes if code != -signal.SIGTERM), "")
 
 
-def exit_words(code: int) -> str:
+def exit_text(code: int) -> str:
     """An exit code in words; a negative one is a signal's."""
     if code >= 0:
         return f"exited with status {code}"

@@ -23,7 +23,7 @@ from trainfast_runner.records.worker_lines import (
     error_of,
 )
 from trainfast_runner.results.asked_and_ran import first_difference
-from trainfast_runner.results.printed_end import error_location, exit_words, last_line, reported_codes, reported_end
+from trainfast_runner.results.printed_end import error_location, exit_text, last_line, reported_codes, reported_end
 from trainfast_runner.units import counted, gibibytes
 from trainfast_runner.worker.shared.oom import hints_at_memory, is_out_of_memory
 
@@ -66,7 +66,7 @@ class EndFacts:
     """Seconds from SIGTERM to SIGKILL; 0 if SIGKILL was asked for at once."""
     why_torn_down: str | None = None
     """The reason that the supervisor ended the remaining ranks; None if it did not."""
-    full_disk_words: str | None = None
+    full_disk_text: str | None = None
     """The disk that the run offloads to, with its free space, if that disk is full."""
     why_no_step: str | None = None
     """The reason that a user's own script has reported no step; None for a preset's run, and once a step is seen."""
@@ -85,10 +85,10 @@ def judge(facts: EndFacts) -> Verdict:
     """Return the verdict. The first event decides: an error from before a stop request outweighs the request."""
     verdict = _first_verdict(facts)
     has_failed = verdict.state in ("failed", "failed_to_start") or (verdict.state == "killed" and facts.stop_ns is None)
-    if facts.full_disk_words is None or not has_failed:
+    if facts.full_disk_text is None or not has_failed:
         return verdict
     # DeepSpeed's disk extension ignores a write's error, and aborts when it reads the file that is too short.
-    return replace(verdict, reason=f"{facts.full_disk_words}: {verdict.reason}")
+    return replace(verdict, reason=f"{facts.full_disk_text}: {verdict.reason}")
 
 
 def _first_verdict(facts: EndFacts) -> Verdict:
@@ -157,7 +157,7 @@ def _script_aborted(facts: EndFacts, asked_steps: int | None) -> Verdict | None:
     for rank, lines in enumerate(_all_ranks(facts)):
         if facts.last_step.get(rank, 0) < asked_steps or not _has(lines, FinishedLine):
             return None
-    died = reported_end(facts.output_tail) or f"its process {exit_words(codes[0])}"
+    died = reported_end(facts.output_tail) or f"its process {exit_text(codes[0])}"
     return Verdict("finished", f"took the {counted(asked_steps, 'step')} asked for; then {died}")
 
 
@@ -240,8 +240,8 @@ def _rank_lost(facts: EndFacts) -> Verdict | None:
     rank, code = _lost_rank(facts)
     if rank is None or (facts.exit_code is not None and facts.exit_code < 0 and not facts.why_torn_down):
         return None
-    words = "exited without reporting an error" if code is None else exit_words(code)
-    reason = f"rank {rank} {words} ({_where(facts, rank, names_rank=False)})"
+    end = "exited without reporting an error" if code is None else exit_text(code)
+    reason = f"rank {rank} {end} ({_where(facts, rank, names_rank=False)})"
     return _verdict(facts, "failed", reason, rank)
 
 
@@ -266,7 +266,7 @@ def _by_exit_code(facts: EndFacts) -> Verdict:
     if code < 0:
         finished = all(_has(lines, FinishedLine) for lines in _all_ranks(facts))
         note = "after it had recorded its end" if finished else where
-        reason = f"the training process {exit_words(code)}, which trainfast-tui did not send ({note})"
+        reason = f"the training process {exit_text(code)}, which trainfast-tui did not send ({note})"
         return _verdict(facts, "killed", reason)
     if code == 0:
         silent = [rank for rank, lines in enumerate(_all_ranks(facts)) if not _has(lines, FinishedLine)]

@@ -24,7 +24,7 @@ def refuse_busy(plan: RunPlan, home: Home) -> None:
     if busy is not None:
         search = f", a run of search {busy.search_id}" if busy.search_id is not None else ""
         raise DevicesBusy(
-            f"{_busy_words(plan, busy)} in use by {busy.run_id}{search}",
+            f"{_busy_text(plan, busy)} in use by {busy.run_id}{search}",
             key="devices",
             option=f"trainfast-tui stop {busy.run_id}, or --wait",
         )
@@ -71,7 +71,7 @@ def _newest_run_of_live_search(plan: RunPlan, home: Home) -> RunFile | None:
     )
 
 
-def _busy_words(plan: RunPlan, busy: RunFile) -> str:
+def _busy_text(plan: RunPlan, busy: RunFile) -> str:
     if plan.device == "cpu":
         return "the CPU is"
     shared = [str(gpu.index) for gpu in plan.gpus if gpu.uuid in busy.device_uuids]

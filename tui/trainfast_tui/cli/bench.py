@@ -8,7 +8,7 @@ import sys
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_states import exit_code_of, state_words
+from trainfast_runner.records.run_states import exit_code_of, state_text
 from trainfast_runner.search.bench.grid import prepare_grid
 from trainfast_runner.search.bench.table import RowResult, Table, tabulate
 from trainfast_runner.search.bench.variants import Bench, prepare_variants
@@ -121,7 +121,7 @@ def _print_table(table: Table) -> None:
             published_gain(row),
             "" if row.ratio is None else f"{row.ratio:.3g}",
             process_word(row),
-            state_words(row.state),
+            state_text(row.state),
         ]
         for row in table.rows
     ]
@@ -130,7 +130,7 @@ def _print_table(table: Table) -> None:
     print_table(names, cells, right=right, drop=dropped)
     for row in table.rows:
         if row.state != "finished":
-            print_line(f"{plain(row.id)}: {state_words(row.state)}: {plain(with_sizes(row.reason))}")
+            print_line(f"{plain(row.id)}: {state_text(row.state)}: {plain(with_sizes(row.reason))}")
     print_lines(table_notes(table))
     if "published/s" in names:
         print_line("published/s is the published samples/s; ratio is the measured value over it.")

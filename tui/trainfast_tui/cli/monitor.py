@@ -134,5 +134,5 @@ def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
         beside_limit(megahertz(gpu.sm_clock_mhz), megahertz(gpu.sm_clock_max_mhz)),
         pcie_link(gpu),
         ecc_errors(gpu),
-        ABSENT if gpu.throttle_reasons is None else ", ".join(map(throttle.cause_words, gpu.throttle_reasons)) or "no",
+        ABSENT if gpu.throttle_reasons is None else ", ".join(map(throttle.cause_text, gpu.throttle_reasons)) or "no",
     )

@@ -171,7 +171,7 @@ def _fit_words(fit: PredictedFit) -> str:
     """Return by how much the batch fits or does not, and the largest batch that does."""
     assert fit.available is not None
     assert fit.left_bytes is not None
-    limit = f"the {size(fit.available.size_bytes)} {fit.available.words}"
+    limit = f"the {size(fit.available.size_bytes)} {fit.available.source}"
     if fit.left_bytes >= 0:
         left = f"yes, {size(fit.left_bytes)} left of {limit}"
         return left if fit.max_batch is None else f"{left}; up to batch_size {count(fit.max_batch)}"

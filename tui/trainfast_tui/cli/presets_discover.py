@@ -14,10 +14,10 @@ from trainfast_runner.running.scripts.discovered_preset import preset_of
 from trainfast_runner.running.scripts.discovery import discover
 from trainfast_runner.settings.saving import new_preset_path
 from trainfast_runner.settings.scripts.saving_script import save_script_preset
-from trainfast_runner.settings.scripts.script_mapping import Proposal
-from trainfast_runner.settings.scripts.script_preset import place_tokens
+from trainfast_runner.settings.scripts.script_mapping import FlagMapping
+from trainfast_runner.settings.scripts.script_preset import flag_tokens
 from trainfast_runner.settings.scripts.script_reach import ways_without_flag
-from trainfast_runner.settings.scripts.typed_mapping import mapping_of
+from trainfast_runner.settings.scripts.typed_mapping import flag_mappings
 from trainfast_runner.settings.typed_settings import setting_of
 from trainfast_runner.units import counted
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     new_preset_path(arguments.name, overwrite=arguments.overwrite)
     with progress_when_slow("running the script up to its argument parser…"):
         discovered = discover(arguments.script, arguments.python)
-    mapping = mapping_of(discovered.flags, arguments.mapping)
+    mapping = flag_mappings(discovered.flags, arguments.mapping)
     preset = preset_of(
         arguments.script, discovered, mapping, name=arguments.name, cwd=os.getcwd(), python=arguments.python
     )
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = save_script_preset(
         preset, {proposal.knob: proposal.reason for proposal in mapping}, overwrite=arguments.overwrite
     )
-    ways = ways_without_flag(preset.framework, preset.places)
+    ways = ways_without_flag(preset.framework, preset.flag_words)
     if arguments.json:
         print_json(
             {
@@ -52,7 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
                 **msgspec.to_builtins(discovered),
                 "framework": discovered.framework,
                 "mapping": [
-                    {"knob": proposal.knob, "flag": proposal.place, "value": proposal.value, "reason": proposal.reason}
+                    {
+                        "knob": proposal.knob,
+                        "flag": proposal.flag_words,
+                        "value": proposal.value,
+                        "reason": proposal.reason,
+                    }
                     for proposal in mapping
                 ],
                 "without_flag": ways,
@@ -67,13 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _flag_lines(discovered: Discovered, mapping: list[Proposal], shows_all: bool) -> Iterator[str]:
+def _flag_lines(discovered: Discovered, mapping: list[FlagMapping], shows_all: bool) -> Iterator[str]:
     """Yield where the script was stopped and a table of its flags, those of knobs first.
 
     Of a long list the flags of no knob are left out, unless `shows_all`.
     """
     yield discovery_words(discovered)
-    words = {word for proposal in mapping for word in place_tokens(proposal.place)}
+    words = {word for proposal in mapping for word in flag_tokens(proposal.flag_words)}
     flags = sorted(discovered.flags, key=lambda flag: words.isdisjoint(flag.names))
     hidden = [] if shows_all or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]
     shown = flags[: len(flags) - len(hidden)]

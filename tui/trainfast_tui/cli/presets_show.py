@@ -79,7 +79,7 @@ def _print_preset(preset: Preset, variant: Variant | None, spec: RunSpec, advice
 def _print_script(path: Path, as_json: bool) -> None:
     preset = script_preset.load(path)
     if as_json:
-        script = {"command": preset.command, "cwd": preset.cwd, "knobs": preset.places}
+        script = {"command": preset.command, "cwd": preset.cwd, "knobs": preset.flag_words}
         print_json(
             {"name": preset.name, "title": preset.title, "files": [str(path)], "script": script, "knobs": preset.knobs}
         )
@@ -88,7 +88,9 @@ def _print_script(path: Path, as_json: bool) -> None:
     folder_line = f"\nin {plain(preset.cwd)}" if preset.cwd else ""
     print_line(f"\ncommand\n  {plain(shlex.join(preset.command))}{folder_line}")
     print_line("\nflags of its knobs")
-    print_lines(pairs((f"  {name}", plain(script_preset.place_words(place))) for name, place in preset.places.items()))
+    print_lines(
+        pairs((f"  {name}", plain(script_preset.flag_words_text(place))) for name, place in preset.flag_words.items())
+    )
     print_line("\nknobs")
     print_lines(pairs((f"  {name}", KNOBS_BY_NAME[name].text_of(value)) for name, value in preset.knobs.items()))
 

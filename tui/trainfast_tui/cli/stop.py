@@ -8,7 +8,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import is_unfinished, read_run_file
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_runner.records.search_directories import conducted_search_of, has_journal
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory = directory_to_stop(arguments.reference)
     result = result_or_none_while_live(directory)
     if result is not None:
-        raise UserError(f"{directory.name} is not running: it is {state_words(result.state)}", key=directory.name)
+        raise UserError(f"{directory.name} is not running: it is {state_text(result.state)}", key=directory.name)
     if (notice := search_notice(directory)) is not None:
         print_notice(notice)
     with caught_signals() as signals:

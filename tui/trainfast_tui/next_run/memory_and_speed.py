@@ -105,6 +105,6 @@ def swap_notice(fit: PredictedFit | None, machine: Machine | None) -> str:
         return ""
     needed, limit = fit.needed_bytes, available.size_bytes
     return (
-        f"Predicted to need {size(needed)} of {size(limit)} ({available.words}): {size(needed - limit)} too much. The"
+        f"Predicted to need {size(needed)} of {size(limit)} ({available.source}): {size(needed - limit)} too much. The"
         " machine would swap, or the kernel end a process; with memory_limit the run alone would end."
     )

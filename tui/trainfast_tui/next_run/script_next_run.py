@@ -40,7 +40,7 @@ class ScriptNextRun(NextRun):
     def headings(self, names: Iterable[str]) -> dict[str, str]:
         """Return the way of every knob into the script, by the knob's name: those with a flag first."""
         ways = {entry.name: reach_of(entry.name, self.script).way for entry in KNOBS}
-        in_order = dict.fromkeys((*self.script.places, *ways))
+        in_order = dict.fromkeys((*self.script.flag_words, *ways))
         return {name: way.value for way in Way for name in in_order if ways[name] is way}
 
     def matters(self, name: str) -> bool:
@@ -52,7 +52,7 @@ class ScriptNextRun(NextRun):
 
     def _turned(self, name: str, by: int, *, around: bool) -> str:
         """Return the value `by` stops along those of the script's flag, as typed; the default before any is set."""
-        entry, place = KNOBS_BY_NAME[name], self.script.places.get(name)
+        entry, place = KNOBS_BY_NAME[name], self.script.flag_words.get(name)
         current = self.spec.knobs.get(name, entry.default)
         ladder = [
             value
@@ -73,7 +73,7 @@ class ScriptNextRun(NextRun):
         name = knob(name).name
         reach = reach_of(name, self.script)
         if reach.way is Way.NONE:
-            raise UserError(f"{name} cannot reach {self.script.name}: {reach.words}; o maps a flag", key=name)
+            raise UserError(f"{name} cannot reach {self.script.name}: {reach.text}; o maps a flag", key=name)
         spec = with_setting(self.spec, f"{name}={text}")
         self.script.applied(list(self.script.command), {name: spec.knobs[name]})
         return dataclasses.replace(self, spec=spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
@@ -109,7 +109,7 @@ def _attempt_row(attempt: Probe | ConfirmationRun, confirmations: Sequence[Confi
         outcome = outcome_of(attempt.outcome).noun + (f", refuted by {refuting.run_id}" if refuting is not None else "")
         kind, reserved = "probe", attempt.peak_reserved_bytes
     else:
-        kind, outcome, reserved = "confirmation run", state_words(attempt.state), None
+        kind, outcome, reserved = "confirmation run", state_text(attempt.state), None
     memory = [size(attempt.peak_allocated_bytes), size(reserved)]
     times = [number(attempt.samples_per_s), milliseconds(attempt.step_ms), duration(attempt.seconds)]
     return [count(attempt.batch_size), kind, outcome, *memory, *times, attempt.run_id, with_sizes(attempt.reason)]

@@ -152,7 +152,7 @@ def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
 
 
 def _energy_grid(runs: Sequence[ReportedRun]) -> Grid:
-    header = ["", "energy", "a sample", "a step", "from", *(f"throttled by {cause.words}" for cause in CAUSES)]
+    header = ["", "energy", "a sample", "a step", "from", *(f"throttled by {cause.text}" for cause in CAUSES)]
     header += ["clock loss", "at the start", "as measuring began"]
     rows = []
     for run in runs:

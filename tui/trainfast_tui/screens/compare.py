@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_runner.results.comparison.difference import Comparison, compare
 from trainfast_runner.units import counted
 from trainfast_tui.screens.base import PageScreen
@@ -67,7 +67,7 @@ def _run_line(letter: str, result: Result) -> Line:
         (f"{letter}  ", "key"),
         (result.run_id, "title"),
         (
-            f"  {state_words(result.state)}, {counted(measured, 'step')} measured",
+            f"  {state_text(result.state)}, {counted(measured, 'step')} measured",
             "muted",
         ),
     ]

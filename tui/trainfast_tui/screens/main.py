@@ -15,7 +15,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_tui.charts.chart_column import ChartColumn
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
@@ -196,7 +196,7 @@ class MainScreen(AppScreen):
         if key != self._status_of_run and snapshot.trouble is None:
             self._status_of_run = key
             if run is not None:
-                status.show_text(f"{run.run_id}: {with_sizes(run.reason) or state_words(run.state)}", "muted")
+                status.show_text(f"{run.run_id}: {with_sizes(run.reason) or state_text(run.state)}", "muted")
 
     def action_run(self) -> None:
         session, next_run, run = self.session, self.session.next_run, self.session.live_run
@@ -210,7 +210,7 @@ class MainScreen(AppScreen):
             risk, name = self._risk(next_run), next_run.spec.name
             if run is not None:
                 done = run.steps[-1].step if run.steps else 0
-                question = f"{run.run_id} is {state_words(run.state)}, at step {done:,}. Stop it and start {name}?"
+                question = f"{run.run_id} is {state_text(run.state)}, at step {done:,}. Stop it and start {name}?"
                 question = " ".join(filter(None, (question, risk)))
                 start = partial(self._start, next_run, run_to_stop=run.directory)
                 self._ask_about(run, question, "stop it, then run", start)
@@ -308,7 +308,7 @@ class MainScreen(AppScreen):
             return
         self._question = None
         question.dialog.dismiss(None)
-        words = f"{question.run_id} has ended by itself: {state_words(run.state)}. r starts the next run."
+        words = f"{question.run_id} has ended by itself: {state_text(run.state)}. r starts the next run."
         self.notify(words, severity="warning")
 
     def action_cool_to(self) -> None:

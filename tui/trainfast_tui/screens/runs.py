@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.roles import WARM_ROLES
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_runner.running.history import RunRow, row_of
 from trainfast_tui.control.messages import Notified, ScreenMessage, as_warning
 from trainfast_tui.control.threads import start_thread
@@ -150,7 +150,7 @@ class RunsScreen(AppScreen):
             words = f"{row.run_id} is still running: Enter opens it, s stops it; then it can be deleted."
             self.notify(words, severity="warning")
             return
-        question = f"Delete {row.run_id} ({row.name}, {state_words(row.state)}) and all its records?"
+        question = f"Delete {row.run_id} ({row.name}, {state_text(row.state)}) and all its records?"
         ask_yes(self.app, question, "delete it", partial(self._delete, row.run_id))
 
     def _delete(self, run_id: str) -> None:

@@ -16,10 +16,10 @@ from trainfast_runner.running.scripts.discovery import LIMIT_S
 from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.settings.presets import user_directory
 from trainfast_runner.settings.scripts.saving_script import save_script_preset
-from trainfast_runner.settings.scripts.script_mapping import Proposal, propose
-from trainfast_runner.settings.scripts.script_preset import place_words
+from trainfast_runner.settings.scripts.script_mapping import FlagMapping, propose
+from trainfast_runner.settings.scripts.script_preset import flag_words_text
 from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
-from trainfast_runner.settings.scripts.typed_mapping import place_typed
+from trainfast_runner.settings.scripts.typed_mapping import mapping_typed
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.script_control import DiscoveryRefused, ScriptDiscovered
 from trainfast_tui.control.typed_command import split_command
@@ -56,7 +56,7 @@ class ScriptScreen(AppScreen):
         super().__init__(session)
         self._command: tuple[str, ...] = ()
         self._discovered: Discovered | None = None
-        self._mapping: dict[str, Proposal] = {}
+        self._mapping: dict[str, FlagMapping] = {}
         self._refusal = ""
         self._since_ns = 0
 
@@ -162,10 +162,10 @@ class ScriptScreen(AppScreen):
         """Ask for the flag of a knob; the dialog stays open while the script does not have it."""
         assert self._discovered is not None
         flags = self._discovered.flags
-        before = place_words(self._mapping[name].place) if name in self._mapping else ""
+        before = flag_words_text(self._mapping[name].flag_words) if name in self._mapping else ""
 
         def set_flag(text: str) -> None:
-            proposal = place_typed(name, text, flags, GIVEN)
+            proposal = mapping_typed(name, text, flags, GIVEN)
             if text != before:
                 self._mapping[name] = proposal
                 self._show_findings(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_runner.records.search_states import PAUSE_STATES
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.search_control import SearchControl
@@ -115,7 +115,7 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         elif run is None:
             self.start_after(None)
         else:
-            state = state_words(run.state)
+            state = state_text(run.state)
             question = f"{run.run_id} is {state} and uses the device. Stop it and start the {kind.label} search?"
             ask_yes(self.app, question, "stop it, then search", partial(self.start_after, run.directory))
 

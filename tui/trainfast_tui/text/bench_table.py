@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_runner.results.bottleneck.doubts import marks
 from trainfast_runner.results.comparison.difference import NOISE
 from trainfast_runner.search.bench.table import Row, Table
@@ -103,7 +103,7 @@ def _figure(value: float | None, digits: int = 3) -> str:
 def _state(row: Row) -> str:
     if row.state == "finished":
         return ", ".join(["finished", *(marks(row.result) if row.result is not None else ())])
-    return f"{state_words(row.state)}: {row.reason}"
+    return f"{state_text(row.state)}: {row.reason}"
 
 
 def table_notes(table: Table) -> Iterator[str]:

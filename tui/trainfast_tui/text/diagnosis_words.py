@@ -161,9 +161,9 @@ def _throttling_words() -> dict[str, str]:
     """Return the words of each throttling figure by its name."""
     figures: dict[str, str] = {}
     for cause in CAUSES:
-        figures |= dict.fromkeys((f"{cause.name}_percent", f"{cause.name}_ms_per_step"), f"throttled by {cause.words}")
+        figures |= dict.fromkeys((f"{cause.name}_percent", f"{cause.name}_ms_per_step"), f"throttled by {cause.text}")
         figures |= dict.fromkeys(
-            (f"{cause.name}_lost_percent", f"{cause.name}_lost_ms_per_step"), f"lost to {cause.words}"
+            (f"{cause.name}_lost_percent", f"{cause.name}_lost_ms_per_step"), f"lost to {cause.text}"
         )
         figures[f"{cause.name}_source"] = "known from"
     return figures

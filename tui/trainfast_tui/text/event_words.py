@@ -9,7 +9,7 @@ import msgspec
 
 from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.failures import takes_long
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.text.shades import CAUSE_BY_REASON, shade_of
@@ -91,7 +91,7 @@ def _throttle(event: Event, *, is_beginning: bool) -> tuple[str, Tone, str]:
     cause = CAUSE_BY_REASON.get(reason)
     letter = shade_of(cause).letter if cause is not None else "C"
     tone: Tone = "error" if throttle.severity(reason) == "warning" else "warning"
-    words = f"{_device(event)}: {'' if is_beginning else 'no longer: '}{throttle.cause_words(reason)}"
+    words = f"{_device(event)}: {'' if is_beginning else 'no longer: '}{throttle.cause_text(reason)}"
     return (letter, tone, words) if is_beginning else (letter.lower(), "muted", words)
 
 
@@ -104,7 +104,7 @@ def _process(event: Event) -> tuple[str, Tone, str]:
 
 
 def _state(event: Event) -> tuple[str, Tone, str]:
-    words = state_words(event.state or "")
+    words = state_text(event.state or "")
     reason = fmt.with_sizes(event.reason or words)
     return "│", "primary", reason if reason.startswith(words) else f"{words}: {reason}"
 

@@ -13,9 +13,9 @@ from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Cpu, Flops, Losses
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.run_lines import Actual
-from trainfast_runner.records.run_states import notable_reason, state_words
+from trainfast_runner.records.run_states import notable_reason, state_text
 from trainfast_runner.records.script_run import ScriptFigures
-from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
+from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_text
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.text.format import (
@@ -41,7 +41,7 @@ def headline(result: Result) -> str:
     """Return the run's id, its end and the reason."""
     reason = plain(with_sizes(notable_reason(result.state, result.reason)))
     role = f"{warm_words(result.role, result.tried)}: " if result.role in WARM_ROLES else ""
-    return f"{result.run_id}  {result.name}  {role}{state_words(result.state)}{f': {reason}' if reason else ''}"
+    return f"{result.run_id}  {result.name}  {role}{state_text(result.state)}{f': {reason}' if reason else ''}"
 
 
 def notes(result: Result) -> Iterator[str]:
@@ -76,14 +76,14 @@ def _thinning_notes(thinning: Thinning, steps: int) -> Iterator[str]:
 def end_words(result: Result) -> str:
     """Return the end state, its reason, and the doubts about the figures."""
     under = [f"measured under {result.measured_under}"] if result.measured_under else []
-    words = ", ".join([state_words(result.state), *marks(result), *under])
+    words = ", ".join([state_text(result.state), *marks(result), *under])
     reason = with_sizes(notable_reason(result.state, result.reason))
     return f"{words}: {reason}" if reason else words
 
 
 def throttled_words(result: Result) -> str:
     """Return the throttled share of the measured time by cause, of the worst device; ABSENT if no cause was read."""
-    shares = [(cause.words, getattr(result.throttle, f"{cause.name}_fraction")) for cause in CAUSES]
+    shares = [(cause.text, getattr(result.throttle, f"{cause.name}_fraction")) for cause in CAUSES]
     known = [(words, share) for words, share in shares if share is not None]
     throttled = [f"{fraction(share, 1)} by {words}" for words, share in known if share]
     return ", ".join(throttled) or ("not throttled" if known else ABSENT)
@@ -104,7 +104,7 @@ def figure_rows(result: Result) -> Iterator[tuple[str, str]]:
     if result.conditions.start_temperature_c is not None:
         warm = result.conditions.measured_from_temperature_c
         then = "" if warm is None else f", measured from {celsius(warm)} on"
-        gpus = f" ({watched_words(result)})" if watched_words(result) else ""
+        gpus = f" ({watched_text(result)})" if watched_text(result) else ""
         yield "started at", celsius(result.conditions.start_temperature_c) + then + gpus
     if (world_size := result.actual.world_size) is not None:
         yield "ran as", _ran_as(result.actual, world_size)
@@ -169,7 +169,7 @@ def _energy(result: Result) -> Iterator[tuple[str, str]]:
     """Yield the energy, or why a counter gives none."""
     energy = result.energy
     if energy.joules is not None:
-        from_what = filter(None, (watched_words(result), energy.source))
+        from_what = filter(None, (watched_text(result), energy.source))
         source = f" ({'; '.join(from_what)})" if energy.source else ""
         shares = f"{joules(energy.joules_per_sample)} a sample, {joules(energy.joules_per_step)} a step"
         yield "energy", f"{joules(energy.joules)}, {shares}{source}"

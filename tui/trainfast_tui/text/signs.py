@@ -1,6 +1,6 @@
 """The signs and tones of states, of synthetic data and of the phases of a step, the same wherever they are shown.
 
-The words of a run's state are `state_words` of the runner, which messages of the runner use too.
+The words of a run's state are `state_text` of the runner, which messages of the runner use too.
 """
 
 from __future__ import annotations

@@ -31,11 +31,11 @@ def importing_words(executable: str) -> str:
 
 def cooling_words(device: int, temperature_c: float, below_c: float, waited_s: float, stuck_s: float) -> str:
     """Return the hottest GPU's temperature, the awaited temperature, and the seconds waited and without change."""
-    from trainfast_runner.machine.cooling import stuck_words
+    from trainfast_runner.machine.cooling import stuck_text
 
     return (
         f"cooling GPU {device}: {celsius(temperature_c)}, waiting for less than {celsius(below_c)},"
-        f" {duration(waited_s)} so far{stuck_words(stuck_s)}"
+        f" {duration(waited_s)} so far{stuck_text(stuck_s)}"
     )
 
 

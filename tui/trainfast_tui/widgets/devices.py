@@ -183,7 +183,7 @@ def _badges(device: DeviceReading, room: int) -> Line:
     by_severity = list(BADGE_TONES)
     reasons = sorted(device.throttle_reasons or (), key=lambda name: by_severity.index(throttle.severity(name)))
     tones = [BADGE_TONES[throttle.severity(name)] for name in reasons]
-    words = [throttle.cause_words(name) for name in reasons]
+    words = [throttle.cause_text(name) for name in reasons]
     if sum(cell_len(word) + 4 for word in words) > room:
         words = [SHORT_WORDS.get(name, word) for name, word in zip(reasons, words, strict=True)]
     line: Line = []

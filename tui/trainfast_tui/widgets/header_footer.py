@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.keys import Action, Shown
 from trainfast_tui.text.lines import Line, Piece, Tone, paragraph
@@ -41,7 +41,7 @@ class Header(Painted):
         if run is None:
             return [[*line, ("  no run yet" if self._has_read_home else "", "muted")]]
         sign, tone = run_sign(run.state)
-        line += [("  ", "text"), (f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "text")]
+        line += [("  ", "text"), (f"{sign} {state_text(run.state)}", tone), (f"  {run.run_id}", "text")]
         if run.synthetic:
             line += SYNTHETIC_BADGE
         if run.run_file is not None and width >= TITLE_FROM:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.scripts.script_preset import place_tokens, place_words
+from trainfast_runner.settings.scripts.script_preset import flag_tokens, flag_words_text
 from trainfast_runner.settings.scripts.script_reach import ways_without_flag
 from trainfast_tui.painting.painted import PaintedWithNotice
 from trainfast_tui.text.discovery_words import default_words, discovery_words
@@ -17,7 +17,7 @@ from trainfast_tui.text.lines import Line, clamp_scroll, labelled, moved, paragr
 
 if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered, Flag
-    from trainfast_runner.settings.scripts.script_mapping import Proposal
+    from trainfast_runner.settings.scripts.script_mapping import FlagMapping
 
 MIN_FLAG_LINES = 5
 """Lines that the mapping leaves to the flags."""
@@ -37,7 +37,7 @@ class ScriptFindings:
     """The folder that the command starts in."""
     discovered: Discovered | None = None
     """The flags of the script; None before discovery has found them."""
-    mapping: Sequence[Proposal] = ()
+    mapping: Sequence[FlagMapping] = ()
     """The flag of each mapped knob."""
     waiting: str = ""
     """Describes discovery while it is under way."""
@@ -135,16 +135,15 @@ def _head(findings: ScriptFindings, width: int) -> list[Line]:
     return [*lines, *labelled(("found   ", "muted"), text, width, "muted" if findings.discovered is None else "text")]
 
 
-def _knob_line(proposal: Proposal, is_current: bool, width: int) -> Line:
+def _knob_line(proposal: FlagMapping, is_current: bool, width: int) -> Line:
     value = "" if proposal.value is None else f"now {KNOBS_BY_NAME[proposal.knob].text_of(proposal.value)}"
     room = width - 18 - len(value) - 1
-    text = (
-        f"{'▸' if is_current else ' '} {proposal.knob:<15} {to_width(plain(place_words(proposal.place)), room)} {value}"
-    )
+    words = to_width(plain(flag_words_text(proposal.flag_words)), room)
+    text = f"{'▸' if is_current else ' '} {proposal.knob:<15} {words} {value}"
     return [(text, "cursor" if is_current else "text")]
 
 
-def _way_lines(discovered: Discovered, mapping: Sequence[Proposal], width: int) -> list[Line]:
+def _way_lines(discovered: Discovered, mapping: Sequence[FlagMapping], width: int) -> list[Line]:
     """Return the knobs that reach the script without a flag, a paragraph a way."""
     ways = ways_without_flag(discovered.framework or "", [proposal.knob for proposal in mapping])
     return [
@@ -154,9 +153,9 @@ def _way_lines(discovered: Discovered, mapping: Sequence[Proposal], width: int) 
     ]
 
 
-def _flag_line(flag: Flag, mapping: Sequence[Proposal], width: int) -> Line:
+def _flag_line(flag: Flag, mapping: Sequence[FlagMapping], width: int) -> Line:
     names = set(flag.names)
-    knobs = [proposal.knob for proposal in mapping if names & place_tokens(proposal.place)]
+    knobs = [proposal.knob for proposal in mapping if names & flag_tokens(proposal.flag_words)]
     name_room, default_room = (50, 28) if width >= WIDE_NAMES_FROM else (36, 16)
     text = f"  {to_width(plain(', '.join(flag.names)), name_room)} {flag.type:<10} "
     default = to_width(default_words(flag), default_room)

@@ -41,7 +41,7 @@ def _throttling(gpu: DeviceReading) -> Iterator[Defect]:
     at = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
     for name in reasons:
         yield Defect(
-            f"slowed down now: {throttle.cause_words(name)}{at}", CURES.get(name, f"{COOLING}; or {POWER_SUPPLY}")
+            f"slowed down now: {throttle.cause_text(name)}{at}", CURES.get(name, f"{COOLING}; or {POWER_SUPPLY}")
         )
     headroom_c = degrees_left(gpu)
     if not reasons and headroom_c is not None and headroom_c <= 0:

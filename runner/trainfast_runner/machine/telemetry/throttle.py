@@ -17,7 +17,7 @@ class Reason(msgspec.Struct, frozen=True):
 
     bit: int
     name: str
-    words: str
+    text: str
     severity: Severity
 
 
@@ -62,10 +62,10 @@ def believed(bits: int, previous_bits: int) -> int:
     return bits & ~(_HW_SLOWDOWN & ~previous_bits)
 
 
-def cause_words(name: str) -> str:
+def cause_text(name: str) -> str:
     """A reason in words for the screen; an unknown reason is named by its bit."""
     reason = _BY_NAME.get(name)
-    return reason.words if reason else f"reason {name}, unknown to this version"
+    return reason.text if reason else f"reason {name}, unknown to this version"
 
 
 def severity(name: str) -> Severity:
@@ -88,7 +88,7 @@ class Cause(msgspec.Struct, frozen=True):
     """A cause of throttling, with its counters (nanoseconds) and reasons."""
 
     name: str
-    words: str
+    text: str
     reason_counters: tuple[str, ...]
     policy_counter: str | None
     reasons: frozenset[str]

@@ -44,7 +44,7 @@ MEANINGS: Final = {
 """Xid errors that a training meets, after NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors)."""
 
 
-def xid_words(code: int) -> str:
+def xid_text(code: int) -> str:
     """The number, with its meaning if known."""
     return f"{code}: {MEANINGS[code]}" if code in MEANINGS else str(code)
 

@@ -219,12 +219,12 @@ def asked_and_free(message: str) -> tuple[int | None, int | None]:
     return None if asked_bytes is None else int(asked_bytes), None if free is None else int(free)
 
 
-def _bytes_after(words: str, message: str) -> float | None:
-    """The size in bytes after these words in an allocator's message; None without the words."""
-    match = re.search(rf"{words} (\d[\d.]*) ?(bytes|KiB|MiB|GiB)", message)
+def _bytes_after(phrase: str, message: str) -> float | None:
+    """The size in bytes after this phrase in an allocator's message; None without the phrase."""
+    match = re.search(rf"{phrase} (\d[\d.]*) ?(bytes|KiB|MiB|GiB)", message)
     return None if match is None else float(match[1].rstrip(".")) * UNITS[match[2]]
 
 
-def _bytes_before(words: str, message: str) -> float | None:
-    match = re.search(rf"(\d[\d.]*) (KiB|MiB|GiB) {words}", message)
+def _bytes_before(phrase: str, message: str) -> float | None:
+    match = re.search(rf"(\d[\d.]*) (KiB|MiB|GiB) {phrase}", message)
     return None if match is None else float(match[1]) * UNITS[match[2]]

@@ -47,11 +47,11 @@ def _preset_of(run: RunFile, script: ScriptAsked) -> ScriptPreset:
             return script_preset.load(path)
     except UserError:
         pass  # edited since, and damaged
-    return ScriptPreset(places=dict.fromkeys(script.flagged, "{}"))
+    return ScriptPreset(flag_words=dict.fromkeys(script.flagged, "{}"))
 
 
 def _takes(preset: ScriptPreset, fix: Fix) -> bool:
-    place = preset.places.get(fix.knob)
+    place = preset.flag_words.get(fix.knob)
     if isinstance(place, dict):
         return fix.value in place
     return _reaches(fix.knob, preset)
@@ -59,7 +59,7 @@ def _takes(preset: ScriptPreset, fix: Fix) -> bool:
 
 def _reaches(name: str, preset: ScriptPreset) -> bool:
     """True if the knob certainly reaches the script: a knob without a flag does by a framework that is known."""
-    return name in preset.places or (bool(preset.framework) and reach_of(name, preset).way is Way.FRAMEWORK)
+    return name in preset.flag_words or (bool(preset.framework) and reach_of(name, preset).way is Way.FRAMEWORK)
 
 
 def _change(fix: Fix, run: RunFile, preset: ScriptPreset) -> OomChange:

@@ -98,13 +98,13 @@ class FitTarget:
         if need is None:
             return None
         predicted, margin = need
-        words = f"predicted peak {_size(predicted.total_bytes)} of {_size(self.limit_bytes)}"
+        saves = f"predicted peak {_size(predicted.total_bytes)} of {_size(self.limit_bytes)}"
         missing = need.total_bytes - self.limit_bytes
         if missing > 0:
-            words += f", {_size(missing)} over with {_size(margin)} kept free for prediction error"
+            saves += f", {_size(missing)} over with {_size(margin)} kept free for prediction error"
         return OomChange(
             settings=settings,
-            saves=words,
+            saves=saves,
             costs=costs,
             predicted_bytes=predicted.total_bytes,
             missing_bytes=missing if missing > 0 else None,

@@ -8,7 +8,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.results.bottleneck.rules import OTHERS_CPU_PERCENT
-from trainfast_runner.results.bottleneck.steady_state import drift_words
+from trainfast_runner.results.bottleneck.steady_state import drift_text
 from trainfast_runner.results.device_conditions.rate import MIN_COVERED
 from trainfast_runner.units import counted
 
@@ -16,7 +16,7 @@ THROTTLED_SHARE = 0.0005
 """A smaller share would read 0.0 %."""
 
 
-def watched_words(result: Result) -> str:
+def watched_text(result: Result) -> str:
     """The GPUs that were only joined to a run on the CPU, such as "watched GPU 0"; empty for a run on GPUs."""
     if result.actual.device != "cpu":
         return ""
@@ -50,9 +50,9 @@ def doubts(result: Result) -> Iterator[str]:
         fraction = getattr(result.throttle, f"{cause.name}_fraction")
         if fraction is not None and fraction >= THROTTLED_SHARE:
             where, source = _worst_gpu(result, cause.name, fraction)
-            yield f"was throttled by {cause.words}{where} for {100 * fraction:.1f} % of the measured time{source}"
-    if (words := _steadiness(conditions, result.steps.warmup)) is not None:
-        yield words
+            yield f"was throttled by {cause.text}{where} for {100 * fraction:.1f} % of the measured time{source}"
+    if (text := _steadiness(conditions, result.steps.warmup)) is not None:
+        yield text
 
 
 def _outages(result: Result) -> Iterator[str]:
@@ -60,19 +60,19 @@ def _outages(result: Result) -> Iterator[str]:
     for outage in result.conditions.outages:
         length = "" if outage.seconds is None else f" for {outage.seconds:.0f} s"
         ended = "" if outage.back else ", to the end"
-        words = f"had no reading of {_gpu(result, outage.device)}{length}{ended}"
+        text = f"had no reading of {_gpu(result, outage.device)}{length}{ended}"
         if outage.measured_fraction >= THROTTLED_SHARE:
-            words += f", {100 * outage.measured_fraction:.0f} % of the measured time"
+            text += f", {100 * outage.measured_fraction:.0f} % of the measured time"
         grown = [
-            f"{outage.throttled_ms[cause.name] / 1e3:.1f} s by {cause.words}"
+            f"{outage.throttled_ms[cause.name] / 1e3:.1f} s by {cause.text}"
             for cause in CAUSES
             if cause.name in outage.throttled_ms
         ]
         if grown:
-            words += f"; by its counters it was throttled meanwhile: {', '.join(grown)}"
+            text += f"; by its counters it was throttled meanwhile: {', '.join(grown)}"
         if outage.measured_fraction >= 1 - MIN_COVERED:
-            words += "; the rest is too short for figures of throttled time and energy"
-        yield words
+            text += "; the rest is too short for figures of throttled time and energy"
+        yield text
 
 
 def marks(result: Result) -> Iterator[str]:
@@ -82,7 +82,7 @@ def marks(result: Result) -> Iterator[str]:
     if result.conditions.foreign_processes:
         yield "shared"
     if result.conditions.still_warming:
-        yield drift_words(result.conditions.temperature_slope_c_per_min)
+        yield drift_text(result.conditions.temperature_slope_c_per_min)
 
 
 def _steadiness(conditions: RunConditions, warmup: int) -> str | None:
@@ -94,7 +94,7 @@ def _steadiness(conditions: RunConditions, warmup: int) -> str | None:
         drifts.append(f"step time {conditions.step_drift_percent:+.1f} %")
     if conditions.still_warming:
         details = f" ({', '.join(drifts)})" if drifts else ""
-        drift = drift_words(conditions.temperature_slope_c_per_min)
+        drift = drift_text(conditions.temperature_slope_c_per_min)
         return f"was {drift} in its second half{details}: run more steps for steady figures"
     if conditions.steady_from_step is not None and conditions.steady_from_step > warmup + 1:
         steady = f"was steady from step {conditions.steady_from_step} on"

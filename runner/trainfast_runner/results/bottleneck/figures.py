@@ -163,7 +163,7 @@ def _host(window: MeasuredWindow) -> Figures:
         "swap_grown_bytes": grown,
         "swap_grown_mib": None if grown is None else grown / 2**20,
         "others_cost_ms": lost_ms,
-        "others_lost_words": _lost_words(lost_ms),
+        "others_lost_text": _lost_text(lost_ms),
     }
 
 
@@ -189,8 +189,8 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | N
     return {
         "index": device.index,
         "gpu": f"GPU {device.index}" if trains else f"watched GPU {device.index}",
-        "shared_words": "shared with" if window.run.device_uuids else "used by",
-        "waited_for_words": ": ranks that meet in every step wait for it" if _meet_on_gpus(window.run) else "",
+        "shared_text": "shared with" if window.run.device_uuids else "used by",
+        "waited_for_text": ": ranks that meet in every step wait for it" if _meet_on_gpus(window.run) else "",
         "used": int(device.uuid in window.run.gpu_uuids),
         **_throttling(device, window, trains=trains),
         "temperature_c": hottest,
@@ -198,7 +198,7 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | N
         "degrees_over_c": None if hottest is None or limit is None or hottest < limit else hottest - limit,
         "degrees_under_c": None if hottest is None or limit is None or hottest >= limit else limit - hottest,
         "cooling_advice": _cooling_advice(hottest, limit),
-        "temperature_words": _temperature_words(hottest, limit),
+        "temperature_text": _temperature_text(hottest, limit),
         "power_w": mean_of_known(sample.power_w for sample in averaged),
         "power_limit_w": _last_known(sample.power_limit_w for sample in samples),
         "clock_loss_percent": None if device.clock_loss_fraction is None else 100 * device.clock_loss_fraction,
@@ -213,7 +213,7 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | N
         "pcie_generation": _last_known(sample.pcie_generation for sample in samples),
         "pcie_generation_max": _last_known(sample.pcie_generation_max for sample in samples),
         "foreign_processes": len(foreign),
-        "foreign_words": _processes_words([process.pid for process in foreign if process.pid is not None]),
+        "foreign_text": _processes_text([process.pid for process in foreign if process.pid is not None]),
         "foreign_memory_bytes": sum(memory) if memory else None,
     }
 
@@ -245,23 +245,23 @@ def _throttling(device: DeviceConditions, window: MeasuredWindow, *, trains: boo
         figures[f"{cause.name}_percent"] = _percent(throttled, step_ms)
         figures[f"{cause.name}_lost_ms_per_step"] = lost
         figures[f"{cause.name}_cost_ms"] = cost if trains else None
-        figures[f"{cause.name}_lost_words"] = _lost_words(lost) if trains else "; the run does not use it"
+        figures[f"{cause.name}_lost_text"] = _lost_text(lost) if trains else "; the run does not use it"
         figures[f"{cause.name}_source"] = device.sources.get(cause.name)
     return figures
 
 
-def _lost_words(ms: float | None) -> str:
+def _lost_text(ms: float | None) -> str:
     return "" if ms is None else f": about {figure_text(ms)} ms of a step lost"
 
 
-def _processes_words(pids: Sequence[int]) -> str:
+def _processes_text(pids: Sequence[int]) -> str:
     if len(pids) == 1:
         return f"another process (pid {pids[0]})"
     shown = ", ".join(str(pid) for pid in pids[:PIDS_SHOWN])
     return f"{len(pids):,} other processes (pid {shown}{', ...' if len(pids) > PIDS_SHOWN else ''})"
 
 
-def _temperature_words(hottest: float | None, limit: float | None) -> str:
+def _temperature_text(hottest: float | None, limit: float | None) -> str:
     if hottest is None:
         return "at an unknown temperature"
     if limit is None:

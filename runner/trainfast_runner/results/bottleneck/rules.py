@@ -141,7 +141,7 @@ RULES: tuple[BottleneckRule, ...] = (
         scope="device",
         when=(_at_least("thermal_percent", 2),),
         line="{gpu} is throttled by heat for {thermal_ms_per_step:figure} of each {step_ms:figure} ms step,"
-        " {temperature_words}{thermal_lost_words}",
+        " {temperature_text}{thermal_lost_text}",
         advice="{cooling_advice}",
         source=_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
         cost="thermal_cost_ms",
@@ -163,7 +163,7 @@ RULES: tuple[BottleneckRule, ...] = (
         scope="device",
         when=(_at_least("brake_percent", 2),),
         line="{gpu} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step"
-        "{brake_lost_words}",
+        "{brake_lost_text}",
         advice=POWER_SUPPLY,
         source=_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
         cost="brake_cost_ms",
@@ -207,7 +207,7 @@ RULES: tuple[BottleneckRule, ...] = (
         "another process on the GPU",
         scope="device",
         when=(_is("used", 1), _at_least("foreign_processes", 1)),
-        line="{gpu} is {shared_words} {foreign_words}",
+        line="{gpu} is {shared_text} {foreign_text}",
         advice="end them, or train on another GPU (the devices knob): figures of a shared GPU compare with nothing",
         source="chosen: one is enough, kernels of two processes take turns on the device.",
         shown_figures=("foreign_memory_bytes",),
@@ -236,7 +236,7 @@ RULES: tuple[BottleneckRule, ...] = (
         scope="device",
         when=(_is("used", 1), _at_least("clock_behind_percent", 5), _at_least("gpu_utilization_percent", 20)),
         line="{gpu} runs at {sm_clock_mhz:.0f} MHz, the fastest of this run at {fastest_sm_clock_mhz:.0f} MHz"
-        "{waited_for_words}",
+        "{waited_for_text}",
         advice="its temperature, power limit and application clocks, or leave it out with devices",
         source="chosen: ranks meet once a step, so the lowest clock sets the pace; 5 % is over what boost clocks"
         " scatter by.",
@@ -313,7 +313,7 @@ RULES: tuple[BottleneckRule, ...] = (
         "host CPU short",
         scope="run",
         when=(_is("device", "cpu"), _at_least("others_cpu_percent", OTHERS_CPU_PERCENT)),
-        line="other processes take {others_cpu_percent:.0f} % of the CPU that trains{others_lost_words}",
+        line="other processes take {others_cpu_percent:.0f} % of the CPU that trains{others_lost_text}",
         advice="end them or wait: the CPU is this run's device",
         source="chosen: host use less the run's own process tree, as a share of all cores. With all of them busy the"
         " training lacks that share: a process that used 5 % of one core slowed a two-core training by about 2 % here.",

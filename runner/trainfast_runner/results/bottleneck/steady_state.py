@@ -63,7 +63,7 @@ def steady_state(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[in
     return _as_result(None, _step_drift(tail), slope, still_warming=True)
 
 
-def drift_words(temperature_slope_c_per_min: float | None) -> str:
+def drift_text(temperature_slope_c_per_min: float | None) -> str:
     """Words for a drifting run: cooling down after harder work of the GPU, else warming up."""
     return "still cooling down" if is_cooling_down(temperature_slope_c_per_min) else "still warming up"
 

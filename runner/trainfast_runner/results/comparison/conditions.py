@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Result
-from trainfast_runner.results.bottleneck.steady_state import drift_words
+from trainfast_runner.results.bottleneck.steady_state import drift_text
 
 TEMPERATURE_APART_C = 10.0
 """Chosen, not measured: GPUs that start further apart in degrees C may differ in clock."""
@@ -43,7 +43,7 @@ def _condition_rows(a: Result, b: Result) -> Iterator[ConditionRow]:
     for cause in CAUSES:
         shares = getattr(a.throttle, f"{cause.name}_fraction"), getattr(b.throttle, f"{cause.name}_fraction")
         if any(shares):
-            yield _figure_row(f"throttled by {cause.words}", shares, _share, THROTTLED_APART)
+            yield _figure_row(f"throttled by {cause.text}", shares, _share, THROTTLED_APART)
     others = [len(result.conditions.foreign_processes) for result in (a, b)]
     if any(others):
         yield ConditionRow("other processes", str(others[0]), str(others[1]), others[0] != others[1])
@@ -86,11 +86,11 @@ def _text_row(label: str, a: Result, b: Result, text_of: Callable[[Result], str 
 
 
 def _figure_row(
-    label: str, figures: tuple[float | None, float | None], words: Callable[[float | None], str | None], apart: float
+    label: str, figures: tuple[float | None, float | None], text_of: Callable[[float | None], str | None], apart: float
 ) -> ConditionRow:
     """The row of a figure of both runs, which differs if the two are further apart than `apart`."""
     a, b = figures
-    return ConditionRow(label, words(a), words(b), a is not None and b is not None and abs(a - b) > apart)
+    return ConditionRow(label, text_of(a), text_of(b), a is not None and b is not None and abs(a - b) > apart)
 
 
 def _left_apart(a: float | None, b: float | None) -> bool:
@@ -117,5 +117,5 @@ def _steady(result: Result) -> str | None:
     conditions = result.conditions
     if conditions.still_warming is None:
         return None
-    words = drift_words(conditions.temperature_slope_c_per_min)
-    return words if conditions.still_warming else f"from step {conditions.steady_from_step}"
+    drift = drift_text(conditions.temperature_slope_c_per_min)
+    return drift if conditions.still_warming else f"from step {conditions.steady_from_step}"

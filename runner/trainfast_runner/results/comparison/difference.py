@@ -14,8 +14,8 @@ from typing import Any
 
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Result
 from trainfast_runner.records.roles import WARM_ROLES
-from trainfast_runner.records.run_states import state_words
-from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
+from trainfast_runner.records.run_states import state_text
+from trainfast_runner.results.bottleneck.doubts import doubts, watched_text
 from trainfast_runner.results.comparison.conditions import ConditionRow, compared_conditions
 from trainfast_runner.results.comparison.ranking import (
     OTHER_BATCH,
@@ -255,13 +255,13 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
         if result.measured_under is not None:
             yield f"speed is not comparable: that of {result.run_id} was measured under {result.measured_under}"
         if result.state != "finished":
-            yield f"{result.run_id} ended {state_words(result.state)}: {result.reason}"
+            yield f"{result.run_id} ended {state_text(result.state)}: {result.reason}"
         elif result.steps.measured < MIN_STEPS_TO_COMPARE:
             steps = counted(result.steps.measured, "step")
             yield f"{result.run_id} measured {steps}: too few to tell a difference from noise"
         if result.synthetic_data:
             yield f"{result.run_id} trained on synthetic data: its loss is meaningless"
-        if result.energy.joules_per_sample is not None and (watched := watched_words(result)):
+        if result.energy.joules_per_sample is not None and (watched := watched_text(result)):
             yield f"the energy of {result.run_id} is that of {watched}, which it does not use"
         for doubt in doubts(result):
             yield f"{result.run_id} {doubt}"

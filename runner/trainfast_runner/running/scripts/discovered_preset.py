@@ -10,14 +10,14 @@ from trainfast_runner.records.discovered import Discovered
 from trainfast_runner.running.scripts.command import read_command
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.other_tools.to_knobs import from_trainer_fields
-from trainfast_runner.settings.scripts.script_mapping import KEPT_KNOBS, Proposal
+from trainfast_runner.settings.scripts.script_mapping import KEPT_KNOBS, FlagMapping
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 
 
 def preset_of(
     typed: Sequence[str],
     discovered: Discovered,
-    mapping: Iterable[Proposal],
+    mappings: Iterable[FlagMapping],
     *,
     name: str,
     cwd: str,
@@ -27,16 +27,14 @@ def preset_of(
 
     `python` replaces the command's interpreter.
     """
-    mapping = list(mapping)
+    mappings = list(mappings)
     now: KnobValues = {
-        proposal.knob: proposal.value
-        for proposal in mapping
-        if proposal.knob in KEPT_KNOBS and proposal.value is not None
+        mapping.knob: mapping.value for mapping in mappings if mapping.knob in KEPT_KNOBS and mapping.value is not None
     }
     command = read_command(typed, None if python is None else training_python.find_python(python), cwd)
     return ScriptPreset(
         command=tuple(typed),
-        places={proposal.knob: proposal.place for proposal in mapping},
+        flag_words={mapping.knob: mapping.flag_words for mapping in mappings},
         knobs=_trainer_knobs(discovered.fields) | now,
         name=name,
         title=command.title,

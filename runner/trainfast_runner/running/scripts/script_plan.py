@@ -59,8 +59,8 @@ def plan_script(
     """
     preset, variables = preset or ScriptPreset(), variables or {}
     knobs = _knobs(settings, preset, steps, trial)
-    flagged = [name for name in knobs if name in preset.places]
-    without_flag = {name: value for name, value in knobs.items() if name not in (*preset.places, *LAUNCH_KNOBS)}
+    flagged = [name for name in knobs if name in preset.flag_words]
+    without_flag = {name: value for name, value in knobs.items() if name not in (*preset.flag_words, *LAUNCH_KNOBS)}
     cwd = "" if typed else _folder(preset)
     applied = preset.applied(list(typed or preset.command), knobs)
     command = read_command(applied, None if python is None else training_python.find_python(python), cwd)
@@ -78,7 +78,7 @@ def plan_script(
         samples_per_step=samples_per_step,
         steps_from_log=steps_from_log,
         flagged=flagged,
-        places=preset.places,
+        places=preset.flag_words,
         trainer_fields=hook_trainer_fields(without_flag),
         loader_defaults=loader_defaults(without_flag),
         hooks_blocked=hooks_blocked,
@@ -121,7 +121,7 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset, steps: int | None, tri
     """
     knobs: KnobValues = dict(preset.knobs)
     knobs |= dict(setting_of(setting) for setting in settings)
-    takes = dict.fromkeys((*LAUNCH_KNOBS, *FRAMEWORK_KNOBS, *preset.places))
+    takes = dict.fromkeys((*LAUNCH_KNOBS, *FRAMEWORK_KNOBS, *preset.flag_words))
     for name in knobs:
         if name not in takes:
             raise UserError(

@@ -21,7 +21,7 @@ def offload_path(run: RunFile) -> Path | None:
     return None if path is None else Path(os.path.expanduser(str(path)))
 
 
-def full_disk_words(path: Path | None) -> str | None:
+def full_disk_text(path: Path | None) -> str | None:
     """The path with its free space if its disk is full; None otherwise."""
     if path is None:
         return None

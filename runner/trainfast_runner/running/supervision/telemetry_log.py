@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainfast_runner.machine.gpus.events import DeviceEvents
 from trainfast_runner.machine.telemetry.sampler import Sampler
-from trainfast_runner.machine.telemetry.xid import xid_words
+from trainfast_runner.machine.telemetry.xid import xid_text
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.run_directory import TELEMETRY_FILE
 from trainfast_runner.records.run_lines import Event
@@ -99,4 +99,4 @@ class TelemetryLog:
 
     def _xid(self, t_ns: int, index: int, code: int) -> None:
         if self._events.concerns(index):
-            self._on_event(Event(t_ns=t_ns, kind="xid", device=index, detail=xid_words(code)))
+            self._on_event(Event(t_ns=t_ns, kind="xid", device=index, detail=xid_text(code)))

@@ -16,7 +16,7 @@ from trainfast_runner.results.ended_result import add_trouble
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge
 from trainfast_runner.running.recovery import lost_verdict
 from trainfast_runner.running.supervision.event_log import EventLog
-from trainfast_runner.running.supervision.offload import full_disk_words, offload_path
+from trainfast_runner.running.supervision.offload import full_disk_text, offload_path
 from trainfast_runner.running.supervision.ranks import LostRank
 from trainfast_runner.running.supervision.stop_ladder import StopLadder
 
@@ -82,7 +82,7 @@ class TrainingEnd:
             sigkill=ladder.killing,
             grace_s=ladder.granted_s,
             why_torn_down=self.why_torn_down,
-            full_disk_words=full_disk_words(offload_path(run)),
+            full_disk_text=full_disk_text(offload_path(run)),
             why_no_step=self.why_no_step,
         )
 

@@ -51,16 +51,16 @@ class ForeignKnobs:
     knobs: KnobValues
     not_understood: list[str]
 
-    def take(self, name: str, value: object, words: str) -> None:
+    def take(self, name: str, value: object, text: str) -> None:
         """Set a knob; a value that it does not take is not understood."""
         try:
             self.knobs[name] = knob(name).read(value)
         except UserError as error:
-            self.not_understood.append(f"{words}: {error.message}")
+            self.not_understood.append(f"{text}: {error.message}")
 
-    def take_compile(self, mode: str, words: str) -> None:
+    def take_compile(self, mode: str, text: str) -> None:
         """Set the compile knob by torch's name of a mode."""
-        self.take("compile", mode.removesuffix("-no-cudagraphs"), words)
+        self.take("compile", mode.removesuffix("-no-cudagraphs"), text)
 
     def leave(self, table: dict[str, Any], name: str, ignored: Sequence[str] = ()) -> None:
         """Add the settings left in the table of that name, except "auto", to those that were not understood."""

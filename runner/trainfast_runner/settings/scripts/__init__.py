@@ -1,1 +1,1 @@
-"""Presets of the user's own scripts: the places of knobs in a command, found, checked and saved."""
+"""Presets of the user's own scripts: the flags of knobs in a command, found, checked and saved."""

@@ -33,18 +33,18 @@ def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
     script["cwd"] = preset.cwd
     if preset.framework:
         script["framework"] = preset.framework
-    places = tomlkit.table()
-    for name, place in preset.places.items():
-        words = tomlkit.item(place)
-        if isinstance(place, dict):
+    by_knob = tomlkit.table()
+    for name, flag_words in preset.flag_words.items():
+        words = tomlkit.item(flag_words)
+        if isinstance(flag_words, dict):
             words = tomlkit.inline_table()
-            words.update(place)
+            words.update(flag_words)
         if name in reasons:
             # TOML refuses control characters in a comment.
             reason = " ".join(reasons[name].split())
             words.comment("".join(character if character.isprintable() else "?" for character in reason))
-        places.append(name, words)
-    script["knobs"] = places
+        by_knob.append(name, words)
+    script["knobs"] = by_knob
     document["script"] = script
     knobs = tomlkit.table()
     for name, value in preset.knobs.items():

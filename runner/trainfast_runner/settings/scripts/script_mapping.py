@@ -73,40 +73,44 @@ MAX_CHOICES_LISTED = 8
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """A knob's place among the flags, the script's present value (None if it is no value of the knob), and why."""
+class FlagMapping:
+    """The flag that takes a knob, as words of the command, and the script's present value of the knob."""
 
     knob: str
-    place: FlagWords
+    flag_words: FlagWords
     value: KnobValue
+    """None if the present value is none of the knob's."""
     reason: str
+    """The reason for this flag."""
 
 
-def propose(flags: Sequence[Flag]) -> list[Proposal]:
-    """The knobs that these flags seem to take, one place each."""
-    proposals = [_number_proposal(name, names, flags) for name, names in NUMBER_FLAGS.items()]
-    proposals += [_switch_proposal(name, names, flags) for name, names in SWITCH_FLAGS.items()]
-    proposals += [_precision_proposal(flags) or _half_proposal(flags), _optimizer_proposal(flags)]
-    return [proposal for proposal in proposals if proposal is not None]
+def propose(flags: Sequence[Flag]) -> list[FlagMapping]:
+    """The knobs that these flags seem to take, one flag each."""
+    mappings = [_number_mapping(name, names, flags) for name, names in NUMBER_FLAGS.items()]
+    mappings += [_switch_mapping(name, names, flags) for name, names in SWITCH_FLAGS.items()]
+    mappings += [_precision_mapping(flags) or _half_mapping(flags), _optimizer_mapping(flags)]
+    return [mapping for mapping in mappings if mapping is not None]
 
 
-def _number_proposal(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
+def _number_mapping(name: str, names: Sequence[str], flags: Sequence[Flag]) -> FlagMapping | None:
     kinds = ("int", "float") if name in ("lr", "weight_decay", "grad_clip") else ("int",)
     for flag, word in _flags_named(names, flags):
         if flag.type in kinds:
-            return Proposal(name, place_of_flag(flag, word), value_or_none(name, flag.value), _reason(name, flag, word))
+            return FlagMapping(
+                name, flag_words_of(flag, word), value_or_none(name, flag.value), _reason(name, flag, word)
+            )
     return None
 
 
-def _switch_proposal(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
+def _switch_mapping(name: str, names: Sequence[str], flags: Sequence[Flag]) -> FlagMapping | None:
     for flag, word in _flags_named(names, flags):
         if flag.type in ("switch", "bool"):
-            return Proposal(name, on_and_off(name, flag, word), present_value(name, flag), _reason(name, flag, word))
+            return FlagMapping(name, on_and_off(name, flag, word), present_value(name, flag), _reason(name, flag, word))
     return None
 
 
 def on_and_off(name: str, flag: Flag, word: str) -> FlagWords:
-    """Return the place of a knob that a flag turns on and off, where the flag is typed as `word`."""
+    """Return the words of a knob that a flag turns on and off, where the flag is typed as `word`."""
     return {ON_VALUES[name]: _switch_words(flag, word, on=True), "off": _switch_words(flag, word, on=False)}
 
 
@@ -115,27 +119,23 @@ def present_value(name: str, flag: Flag) -> KnobValue:
     return ON_VALUES[name] if flag.value is True else "off"
 
 
-def _precision_proposal(flags: Sequence[Flag]) -> Proposal | None:
+def _precision_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
     """A flag that takes the name of a precision."""
     for flag, word in _flags_named(PRECISION_FLAGS, flags):
-        flag_words = flag.choices or [str(flag.default), str(flag.value)]
+        flag_values = flag.choices or [str(flag.default), str(flag.value)]
         families = [
-            {
-                precision: flag_word
-                for precision, flag_word in family.items()
-                if not flag.choices or flag_word in flag_words
-            }
+            {precision: value for precision, value in family.items() if not flag.choices or value in flag_values}
             for family in PRECISION_FAMILIES
         ]
-        words = max(families, key=lambda family: len({*family.values()} & {*flag_words}))
-        if flag.type in ("str", "int") and {*words.values()} & {*flag_words}:
-            place = {precision: place_of_flag(flag, word).replace("{}", value) for precision, value in words.items()}
-            now = next((precision for precision, value in words.items() if value == str(flag.value)), None)
-            return Proposal("precision", place, now, _reason("precision", flag, word))
+        values = max(families, key=lambda family: len({*family.values()} & {*flag_values}))
+        if flag.type in ("str", "int") and {*values.values()} & {*flag_values}:
+            words = {precision: flag_words_of(flag, word).replace("{}", value) for precision, value in values.items()}
+            now = next((precision for precision, value in values.items() if value == str(flag.value)), None)
+            return FlagMapping("precision", words, now, _reason("precision", flag, word))
     return None
 
 
-def _half_proposal(flags: Sequence[Flag]) -> Proposal | None:
+def _half_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
     """Flags that turn a precision on."""
     by_precision = {
         precision: (flag, word)
@@ -146,28 +146,28 @@ def _half_proposal(flags: Sequence[Flag]) -> Proposal | None:
     if not by_precision:
         return None
     off = " ".join(words for settings in by_precision.values() if (words := _switch_words(*settings, on=False)))
-    place: FlagWords = {
+    flag_words: FlagWords = {
         **{precision: _switch_words(*settings, on=True) for precision, settings in by_precision.items()},
         "fp32": off,
     }
     now = next((precision for precision, (flag, _) in by_precision.items() if flag.value is True), "fp32")
     flag, word = by_precision[next(iter(by_precision))]
-    return Proposal("precision", place, now, _reason("precision", flag, word))
+    return FlagMapping("precision", flag_words, now, _reason("precision", flag, word))
 
 
 def _half_meant(flag: Flag) -> str:
     return "bf16" if BF16.search(flag.help) and not FP16.search(flag.help) else "fp16"
 
 
-def _optimizer_proposal(flags: Sequence[Flag]) -> Proposal | None:
-    """The Trainer's `--optim`, whose words are known."""
-    words = {name: entry.trainer_name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
+def _optimizer_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
+    """The Trainer's `--optim`, whose values are known."""
+    values = {name: entry.trainer_name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
     for flag, word in _flags_named(OPTIMIZER_FLAGS, flags):
-        by_name = {name: value for name, value in words.items() if not flag.choices or value in flag.choices}
+        by_name = {name: value for name, value in values.items() if not flag.choices or value in flag.choices}
         if {*by_name.values()} & {str(flag.default), *flag.choices}:
-            place = {name: place_of_flag(flag, word).replace("{}", value) for name, value in by_name.items()}
+            words = {name: flag_words_of(flag, word).replace("{}", value) for name, value in by_name.items()}
             now = next((name for name, value in by_name.items() if value == str(flag.value)), None)
-            return Proposal("optimizer", place, now, _reason("optimizer", flag, word))
+            return FlagMapping("optimizer", words, now, _reason("optimizer", flag, word))
     return None
 
 
@@ -197,7 +197,7 @@ def _is_for_training(word: str) -> bool:
     return not NOT_TRAINING_WORDS & set(word.lstrip("-").lower().replace("-", "_").replace(".", "_").split("_"))
 
 
-def place_of_flag(flag: Flag, word: str) -> str:
+def flag_words_of(flag: Flag, word: str) -> str:
     """Return the words for a flag with a value, where the flag is typed as `word`."""
     return f"{word}={{}}" if flag.assigned else f"{word} {{}}"
 
@@ -205,7 +205,7 @@ def place_of_flag(flag: Flag, word: str) -> str:
 def _switch_words(flag: Flag, word: str, *, on: bool) -> str:
     """The words that turn a flag on or off; empty where its absence does."""
     if flag.type == "bool":
-        return place_of_flag(flag, word).replace("{}", str(on).lower())
+        return flag_words_of(flag, word).replace("{}", str(on).lower())
     return word if on else flag.off or ""
 
 

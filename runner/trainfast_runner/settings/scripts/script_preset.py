@@ -38,17 +38,17 @@ FLAG = re.compile(r"-{1,2}[A-Za-z]")
 """The beginning of a flag; `-1` is a number."""
 
 NOTHING = "nothing"
-"""Stands for no words where a place is shown or typed."""
+"""Stands for no words where flag words are shown or typed."""
 
 FlagWords = str | dict[str, str]
 """Words of the command with {} for the value, or the words by value."""
 
 
 class ScriptPreset(msgspec.Struct, frozen=True):
-    """A script's command, the place of each knob in it, and the knobs to set."""
+    """A script's command, the words in it that set each knob, and the knobs to set."""
 
     command: tuple[str, ...] = ()
-    places: dict[str, FlagWords] = msgspec.field(default_factory=dict)
+    flag_words: dict[str, FlagWords] = msgspec.field(default_factory=dict)
     knobs: KnobValues = msgspec.field(default_factory=dict)
     name: str = ""
     """The preset's name; empty for a command as typed."""
@@ -63,12 +63,12 @@ class ScriptPreset(msgspec.Struct, frozen=True):
     def applied(self, command: list[str], knobs: KnobValues) -> list[str]:
         """Return `command` with the flags of these knobs; a flag that stands there gets the value. Raises UserError."""
         for name, value in knobs.items():
-            if name not in self.places:
+            if name not in self.flag_words:
                 continue
-            place = self.places[name]
-            flags = _flags(words_of(name, place, value))
+            flag_words = self.flag_words[name]
+            flags = _flags(words_of(name, flag_words, value))
             own_names = {_flag_name(flag) for flag in flags}
-            texts = place.values() if isinstance(place, dict) else ()
+            texts = flag_words.values() if isinstance(flag_words, dict) else ()
             # The flags of another value would contradict these.
             for other in (
                 flag for text in texts for flag in _flags(split_words(text, name)) if _flag_name(flag) not in own_names
@@ -102,10 +102,10 @@ def load(path: str | Path) -> ScriptPreset:
         raise source.error_at(("schema",), f"schema must be {presets.SCHEMA}")
     script = source.table(raw, "script")
     source.refuse_unknown_keys(script, SCRIPT_KEYS, ("script",))
-    places = source.table(script, "knobs", ("script",))
-    for name, place in places.items():
+    by_knob = source.table(script, "knobs", ("script",))
+    for name, flag_words in by_knob.items():
         try:
-            _check_place(name, place)
+            _check_flag_words(name, flag_words)
         except UserError as error:
             raise source.located(error, "script", "knobs", name) from None
     cwd, framework = (source.text(script, key, ("script",)) for key in ("cwd", "framework"))
@@ -113,7 +113,7 @@ def load(path: str | Path) -> ScriptPreset:
         raise source.error_at(("script", "framework"), f"there is no framework {framework!r}", allowed=FRAMEWORKS)
     return ScriptPreset(
         _command_of(script, source),
-        places,
+        by_knob,
         source.knobs(source.table(raw, "knobs"), ("knobs",)),
         name=file.stem,
         title=source.text(raw, "title"),
@@ -123,16 +123,16 @@ def load(path: str | Path) -> ScriptPreset:
     )
 
 
-def place_words(place: FlagWords) -> str:
-    """A knob's place in one line: `--bs {}`, or `bf16: --bf16, fp32: nothing`."""
-    if isinstance(place, str):
-        return place
-    return ", ".join(f"{value}: {words or NOTHING}" for value, words in place.items())
+def flag_words_text(flag_words: FlagWords) -> str:
+    """The words in one line: `--bs {}`, or `bf16: --bf16, fp32: nothing`."""
+    if isinstance(flag_words, str):
+        return flag_words
+    return ", ".join(f"{value}: {words or NOTHING}" for value, words in flag_words.items())
 
 
-def place_tokens(place: FlagWords) -> set[str]:
-    """Every word of a knob's place up to its `=`: the flags, and their values."""
-    texts = [place] if isinstance(place, str) else place.values()
+def flag_tokens(flag_words: FlagWords) -> set[str]:
+    """Every word up to its `=`: the flags, and their values."""
+    texts = [flag_words] if isinstance(flag_words, str) else flag_words.values()
     return {word.partition("=")[0] for text in texts for word in text.split()}
 
 
@@ -144,14 +144,14 @@ def split_words(text: str, key: str) -> list[str]:
         raise UserError(f"a quote is open in {text!r}", key=key) from None
 
 
-def words_of(name: str, place: FlagWords, value: KnobValue) -> list[str]:
+def words_of(name: str, flag_words: FlagWords, value: KnobValue) -> list[str]:
     """The words that give a knob this value. Raises UserError for one that the table of words lacks."""
     shown = knob(name).text_of(value)
-    if isinstance(place, str):
-        return [word.replace("{}", shown) for word in split_words(place, name)]
-    if shown not in place:
-        raise UserError(f"{name}={shown} has no words in [script.knobs]", key=name, allowed=place)
-    return split_words(place[shown], name)
+    if isinstance(flag_words, str):
+        return [word.replace("{}", shown) for word in split_words(flag_words, name)]
+    if shown not in flag_words:
+        raise UserError(f"{name}={shown} has no words in [script.knobs]", key=name, allowed=flag_words)
+    return split_words(flag_words[shown], name)
 
 
 def _flags(words: list[str]) -> list[list[str]]:
@@ -202,12 +202,12 @@ def _end_of_flag(command: list[str], index: int, values: int) -> int:
     return end
 
 
-def _check_place(name: str, place: object) -> None:
-    """Raise UserError unless the place is words with {} or words by value, for a knob and values that there are."""
+def _check_flag_words(name: str, flag_words: object) -> None:
+    """Raise UserError unless these are words with {} or words by value, for a knob and values that there are."""
     entry = knob(name)
-    by_value: dict[str, Any] = place if isinstance(place, dict) else {}
-    texts: list[Any] = list(by_value.values()) if isinstance(place, dict) else [place]
-    if not all(isinstance(text, str) for text in texts) or (isinstance(place, str) and "{}" not in place):
+    by_value: dict[str, Any] = flag_words if isinstance(flag_words, dict) else {}
+    texts: list[Any] = list(by_value.values()) if isinstance(flag_words, dict) else [flag_words]
+    if not all(isinstance(text, str) for text in texts) or (isinstance(flag_words, str) and "{}" not in flag_words):
         raise UserError(f"{name} needs words with {{}} for its value, or a table of words by value")
     for words in texts:
         split_words(words, name)

@@ -14,7 +14,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
-from trainfast_runner.settings.scripts.script_preset import ScriptPreset, place_words
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset, flag_words_text
 
 FRAMEWORK_KNOBS = (
     *("batch_size", "grad_accum", "precision", "checkpointing", "optimizer", "compile", "workers", "pin_memory"),
@@ -60,19 +60,19 @@ class Way(StrEnum):
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """The way that a knob takes into a script, and the reason in words."""
+    """The way that a knob takes into a script, and the reason as text."""
 
     way: Way
-    words: str
+    text: str
 
     def __str__(self) -> str:
-        return f"{self.way}: {self.words}"
+        return f"{self.way}: {self.text}"
 
 
 def reach_of(name: str, preset: ScriptPreset) -> Reach:
     """The way of this knob into the preset's script."""
-    if name in preset.places:
-        return Reach(Way.FLAG, place_words(preset.places[name]))
+    if name in preset.flag_words:
+        return Reach(Way.FLAG, flag_words_text(preset.flag_words[name]))
     if name in LAUNCH_KNOBS:
         return Reach(Way.LAUNCH, LAUNCH_KNOBS[name])
     if name not in FRAMEWORK_KNOBS:

@@ -12,9 +12,9 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.scripts.script_mapping import (
     ON_VALUES,
-    Proposal,
+    FlagMapping,
+    flag_words_of,
     on_and_off,
-    place_of_flag,
     present_value,
     propose,
     value_or_none,
@@ -22,46 +22,46 @@ from trainfast_runner.settings.scripts.script_mapping import (
 from trainfast_runner.settings.scripts.script_preset import NOTHING, split_words
 
 WORDS_BY_VALUE = re.compile(r"[\w.-]+: ")
-"""The beginning of words by value, as `place_words` shows them."""
+"""The beginning of words by value, as `flag_words_text` shows them."""
 
 
-def mapping_of(flags: Sequence[Flag], changes: Iterable[str]) -> list[Proposal]:
-    """The proposed mapping with every `KNOB=FLAG` that a person gave; `KNOB=` takes a knob out. Raises UserError."""
-    by_knob = {proposal.knob: proposal for proposal in propose(flags)}
+def flag_mappings(flags: Sequence[Flag], changes: Iterable[str]) -> list[FlagMapping]:
+    """The proposed mappings with every `KNOB=FLAG` that a person gave; `KNOB=` takes a knob out. Raises UserError."""
+    by_knob = {mapping.knob: mapping for mapping in propose(flags)}
     for change in changes:
         name, equals, words = change.partition("=")
         if not equals:
             raise UserError(f"--map takes KNOB=FLAG, not {change!r}", key="--map")
         name = knob(name.strip()).name
         if words.strip():
-            by_knob[name] = place_typed(name, words, flags, "given by --map", example=f"--map '{name}={{}}'")
+            by_knob[name] = mapping_typed(name, words, flags, "given by --map", example=f"--map '{name}={{}}'")
         else:
             by_knob.pop(name, None)
     return list(by_knob.values())
 
 
-def place_typed(name: str, typed: str, flags: Sequence[Flag], reason: str, example: str = "'{}'") -> Proposal:
-    """The place of a knob that a person typed: a flag, more words with {} for the value, or words by value as
-    `place_words` shows them.
+def mapping_typed(name: str, typed: str, flags: Sequence[Flag], reason: str, example: str = "'{}'") -> FlagMapping:
+    """The flag of a knob that a person typed: a flag, more words with {} for the value, or words by value as
+    `flag_words_text` shows them.
 
     Raises UserError naming the nearest flag that the script has; `example` stands around words that would do.
     """
     typed = typed.strip()
     if WORDS_BY_VALUE.match(typed):
         table = _words_by_value(name, typed, flags)
-        return Proposal(name, table, _value_in_force(name, table, flags), reason)
+        return FlagMapping(name, table, _value_in_force(name, table, flags), reason)
     parts = split_words(typed, name)
     word = parts[0].partition("=")[0] if parts else ""
     flag = _flag_of(word, flags)
     if parts == [word] and flag.type in ("switch", "bool") and name in ON_VALUES:
-        return Proposal(name, on_and_off(name, flag, word), present_value(name, flag), reason)
+        return FlagMapping(name, on_and_off(name, flag, word), present_value(name, flag), reason)
     if parts == [word] and "switch" in flag.type:
         raise UserError(f"{word} takes no value, which {name} needs", key=word)
     if parts != [word] and "{}" not in typed:
         advice = example.replace("{}", f"{word} {{}}")
         raise UserError(f"{typed} has no {{}} for the value", key=name, advice=advice)
-    place = place_of_flag(flag, word) if parts == [word] else typed
-    return Proposal(name, place, value_or_none(name, flag.value), reason)
+    flag_words = flag_words_of(flag, word) if parts == [word] else typed
+    return FlagMapping(name, flag_words, value_or_none(name, flag.value), reason)
 
 
 def _flag_of(word: str, flags: Sequence[Flag]) -> Flag:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
@@ -157,7 +157,7 @@ def _print_row_result(result: RowResult) -> None:
         state = "not run" if isinstance(result, DevicesBusy) else "refused"
         print_notice(plain(f"{state}: {result.line()}"))
     elif result.state != "finished":
-        print_notice(plain(f"{state_words(result.state)}: {with_sizes(result.reason)}"))
+        print_notice(plain(f"{state_text(result.state)}: {with_sizes(result.reason)}"))
 
 
 def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> RowResult:

@@ -13,7 +13,7 @@ from trainfast_runner.records.export_proof import append_proof
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_states import exit_code_of, state_words
+from trainfast_runner.records.run_states import exit_code_of, state_text
 from trainfast_runner.running.exported_run import plan_exported
 from trainfast_tui.cli.exit_codes import HUNG_UP
 from trainfast_tui.cli.launching.follow_run import follow
@@ -41,7 +41,7 @@ def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str
         return HUNG_UP
     if result.state != "finished":
         raise UserError(
-            plain(f"{result.run_id} did not finish: {with_sizes(result.reason) or state_words(result.state)}"),
+            plain(f"{result.run_id} did not finish: {with_sizes(result.reason) or state_text(result.state)}"),
             key="--prove",
             advice=f"trainfast-tui logs {result.run_id}",
             exit_code=exit_code_of(result.state),

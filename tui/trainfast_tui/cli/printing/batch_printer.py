@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_runner.search.journal.batch import (
     CONFIRM_STEP,
     BatchLaunched,
@@ -59,5 +59,5 @@ class BatchPrinter(JournalPrinter[BatchLine]):
                 sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
                 but = f", which refutes that {sizes} fitted" if sizes else ""
                 took = duration(line.seconds)
-                return f"  {line.batch_size:,} {state_words(line.state)} in a fresh process, {took}{but}: {line.run_id}"
+                return f"  {line.batch_size:,} {state_text(line.state)} in a fresh process, {took}{but}: {line.run_id}"
         return ""

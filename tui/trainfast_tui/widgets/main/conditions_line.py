@@ -77,10 +77,10 @@ def steadiness(run: RunSnapshot) -> Steadiness | None:
         return None
     if steady.still_warming:
         # Importing the runner's diagnosis would delay the first frame, which has no steps.
-        from trainfast_runner.results.bottleneck.steady_state import drift_words, is_cooling_down
+        from trainfast_runner.results.bottleneck.steady_state import drift_text, is_cooling_down
 
         slope = steady.temperature_slope_c_per_min
-        words, short_words = drift_words(slope), "still cooling" if is_cooling_down(slope) else "still warming"
+        words, short_words = drift_text(slope), "still cooling" if is_cooling_down(slope) else "still warming"
         return Steadiness(words if run.is_live else f"{words} at the end", short_words, "warning")
     # A live run may drift again.
     words = f"steady {'so far, ' if run.is_live else ''}from step {steady.steady_from_step}"

@@ -63,5 +63,5 @@ class KnobText(msgspec.Struct, frozen=True):
             return []
         reach = reach_of(self.name, self.script)
         return labelled(
-            ("script ", "accent"), f"{reach.words}; o maps a flag" if reach.way is Way.NONE else str(reach), width
+            ("script ", "accent"), f"{reach.text}; o maps a flag" if reach.way is Way.NONE else str(reach), width
         )

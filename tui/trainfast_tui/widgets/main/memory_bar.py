@@ -116,7 +116,7 @@ def _peak_line(fit: PredictedFit, width: int) -> Line:
         return [(head if len(head) + line_length(sizes) <= width else "needs ", "muted"), *sizes]
     line.append((" + context" if with_context else " + margin" if fit.margin_bytes else "", "text"))
     line.append((limit_words, "text"))
-    source_words = f" ({available.words})"
+    source_words = f" ({available.source})"
     return [*line, (source_words, "muted")] if line_length(line) + len(source_words) <= width else line
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_tui.live.figures import peak_allocated_bytes, run_figures, step_words
 from trainfast_tui.painting.painted import Painted, PaintedRun
 from trainfast_tui.text import format as fmt
@@ -60,7 +60,7 @@ class TooSmall(PaintedRun):
         sign, tone = run_sign(run.state)
         return [
             *lines,
-            [(f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "muted")],
+            [(f"{sign} {state_text(run.state)}", tone), (f"  {run.run_id}", "muted")],
             [(step_words(run), "title")],
             [(fmt.per_second(figures.samples_per_s, "samples"), "title"), (synthetic, "warning")],
             [(f"peak {peak_word_of(run.run_file)} ", "muted"), (fmt.size(peak_allocated_bytes(run)), "text")],

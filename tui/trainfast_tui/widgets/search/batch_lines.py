@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, refuted_by
 from trainfast_runner.units import counted
@@ -80,7 +80,7 @@ def _confirmation_row(confirmation: ConfirmationRun, columns: Sequence[tuple[str
     elif confirmation.state == "oom":
         words = "out of memory in the confirmation run"
     else:
-        words = f"confirmation run {state_words(confirmation.state)}"
+        words = f"confirmation run {state_text(confirmation.state)}"
     optimizer_bytes = max((rank.phase_peaks.get("optimizer", 0) for rank in confirmation.ranks), default=0) or None
     cells = [
         f"{confirmation.batch_size:,}",

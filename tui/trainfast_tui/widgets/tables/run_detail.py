@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_runner.running.history import RunRow
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_tui.painting.painted import Painted
@@ -33,7 +33,7 @@ class RunDetail(Painted):
         row = self._row
         if row is None:
             return []
-        first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_words(row.state), "muted")]
+        first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_text(row.state), "muted")]
         reason = with_sizes(row.reason)
         if row.command:
             return [first, *paragraph(shlex.join(row.command), width, "text"), *paragraph(reason, width, "muted")]

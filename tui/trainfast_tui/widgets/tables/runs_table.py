@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from trainfast_runner.records.run_states import notable_reason, state_words
+from trainfast_runner.records.run_states import notable_reason, state_text
 from trainfast_runner.running.history import RunRow
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, line_length
@@ -38,7 +38,7 @@ ORDERS: tuple[SortOrder[RunRow], ...] = (
 def matches(row: RunRow, words: str) -> bool:
     """True if every word stands in the row: its id, preset, state, reason or a `knob=value`."""
     text = " ".join(
-        [row.run_id, row.name, row.state, state_words(row.state), row.reason]
+        [row.run_id, row.name, row.state, state_text(row.state), row.reason]
         + typed_overrides(row.knobs)
         + typed_overrides(field_overrides(row.overrides))
         + ([SYNTHETIC] if row.synthetic_data else [])
@@ -114,7 +114,7 @@ class RunsTable(SortedTable[RunRow]):
 
     def row_line(self, row: RunRow, width: int) -> Line:
         sign, tone = run_sign(row.state)
-        state = "unsupervised" if row.supervised is False else state_words(row.state)
+        state = "unsupervised" if row.supervised is False else state_text(row.state)
         cells: dict[str, Piece] = {
             "started": (_started(row), "text"),
             "preset": (fmt.plain(row.name), "title"),

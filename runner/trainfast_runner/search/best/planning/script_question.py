@@ -78,8 +78,8 @@ def _check_answerable(request: BestRequest, named: Sequence[str], preset: Script
         )
     needed = (*request.vary, *(BATCH_KNOBS if request.global_batch is not None else ()))
     for name in (name for name in needed if name not in named):
-        if name not in preset.places:
-            takes = (*FRAMEWORK_KNOBS, *preset.places)
+        if name not in preset.flag_words:
+            takes = (*FRAMEWORK_KNOBS, *preset.flag_words)
             if knob(name).name not in takes:
                 raise UserError(f"{name} has no place in {preset.name}: name its flag", key=name, allowed=takes)
             check_reach({name: None}, preset.framework, None)
@@ -93,7 +93,7 @@ def _check_answerable(request: BestRequest, named: Sequence[str], preset: Script
 
 def _unnamed_knobs(preset: ScriptPreset, named: Sequence[str], *, has_batch: bool) -> dict[str, str]:
     """Return the mapped knobs that are left alone because a present value is missing, with the reasons."""
-    unnamed = {name: UNNAMED for name in preset.places if name not in named and KNOBS_BY_NAME[name].search_values}
+    unnamed = {name: UNNAMED for name in preset.flag_words if name not in named and KNOBS_BY_NAME[name].search_values}
     if not has_batch:
         others = {"batch_size": "grad_accum", "grad_accum": "batch_size"}
         unnamed |= {

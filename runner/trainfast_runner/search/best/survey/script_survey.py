@@ -43,8 +43,8 @@ class ScriptSurvey(Survey):
 
     def refuse(self, spec: RunSpec) -> UserError | None:
         """Return the error of a value that cannot be passed to the script, or that nothing can confirm; else None."""
-        places = self._preset.places
-        if spec.knobs["precision"] == "tf32" and "precision" not in places:
+        flag_words = self._preset.flag_words
+        if spec.knobs["precision"] == "tf32" and "precision" not in flag_words:
             return UserError("nothing in a script shows that tf32 ran", key="precision")
         try:
             self._preset.applied(list(self._preset.command), {name: spec.knobs[name] for name in self.named})
