@@ -213,15 +213,15 @@ def test_a_compiled_run_that_finished_where_a_larger_one_failed_refutes_the_fail
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff", b'{"cpu": {"device": "\xff"}}'])
 def test_damaged_corrections_are_printed_in_a_line_and_written_anew(tmp_path: Path, content: bytes) -> None:
     spec, file = spec_with(batch_size=5000), tmp_path / corrections.CORRECTIONS_FILE
-    assert corrections.why_unreadable(tmp_path) is None
+    assert corrections.unreadable_reason(tmp_path) is None
     file.write_bytes(content)
-    text = corrections.why_unreadable(tmp_path)
+    text = corrections.unreadable_reason(tmp_path)
     assert text is not None
     assert text.startswith(f"{file} cannot be read")
     assert "\n" not in text
     assert known_of(tmp_path).predict(spec).phases == MODEL.predict(spec).phases
     record_correction(tmp_path, a_run(spec), ended())
-    assert corrections.why_unreadable(tmp_path) is None
+    assert corrections.unreadable_reason(tmp_path) is None
     assert "corrected by r1" in known_of(tmp_path).predict(spec).basis
 
 

@@ -13,7 +13,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.running.scripts.command import read_command
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
-from trainfast_runner.settings.scripts.script_reach import Way, check_reach, reach_of, why_unreachable
+from trainfast_runner.settings.scripts.script_reach import Way, check_reach, reach_of, unreachable_reason
 
 MAPPED = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}
 TRAIN = str(SCRIPTS / "plain_torch.py")
@@ -61,10 +61,10 @@ def test_a_missing_command_is_not_its_own_nearest_name(
 
 def test_without_hooks_a_framework_takes_only_its_own_variables() -> None:
     blocked = "the hooks cannot load"
-    assert why_unreachable("precision", "accelerate", blocked) is None
-    assert why_unreachable("grad_clip", "Lightning", blocked) is None
-    assert why_unreachable("grad_clip", "HF Trainer", blocked) == blocked
-    assert why_unreachable("grad_clip", "", blocked) is None, "it may be Lightning"
+    assert unreachable_reason("precision", "accelerate", blocked) is None
+    assert unreachable_reason("grad_clip", "Lightning", blocked) is None
+    assert unreachable_reason("grad_clip", "HF Trainer", blocked) == blocked
+    assert unreachable_reason("grad_clip", "", blocked) is None, "it may be Lightning"
 
 
 @pytest.mark.parametrize(

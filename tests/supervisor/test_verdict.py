@@ -153,7 +153,7 @@ def test_sigterm_from_a_stranger() -> None:
 def test_a_training_that_could_not_end_after_it_had_finished() -> None:
     worker_lines = {0: life("finished"), 1: life("finished")}
     verdict = judge(
-        EndFacts(run=RUN, exit_code=-15, worker_lines=worker_lines, why_torn_down="every rank finished, but ...")
+        EndFacts(run=RUN, exit_code=-15, worker_lines=worker_lines, torn_down_reason="every rank finished, but ...")
     )
     assert (verdict.state, verdict.reason) == ("failed", "every rank finished, but ...")
 

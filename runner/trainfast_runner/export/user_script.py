@@ -32,7 +32,7 @@ REASONS = {
     "torchrun": "its launcher is in its command",
     "deepspeed": "its configuration of DeepSpeed is its own",
 }
-"""Why a script's run has no export of that form."""
+"""The reason that a script's run has no export of that form."""
 
 
 def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: str) -> ExportText:

@@ -105,9 +105,9 @@ def _hottest(
 ) -> DeviceReading:
     watched = [gpu for gpu in readings if gpu.uuid in uuids and gpu.temperature_c is not None]
     if not watched:
-        why = missing.get("nvml") or "the run watches no GPU that gives its temperature"
+        reason = missing.get("nvml") or "the run watches no GPU that gives its temperature"
         raise UserError(
-            f"there is no temperature to wait for: {why}",
+            f"there is no temperature to wait for: {reason}",
             key="--cool-to",
             where=f"--cool-to {below_c:g}",
             advice="starting without the wait",

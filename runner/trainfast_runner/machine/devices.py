@@ -83,7 +83,7 @@ class Machine:
             return GpuChoice(tuple(self._gpu_at(index) for index in gpu_indexes(devices) or ()))
         if devices > len(usable):
             raise UserError(
-                f"devices={devices}, but there {_count_phrase(len(usable))}{self._why_no_more()}",
+                f"devices={devices}, but there {_count_phrase(len(usable))}{self._mig_note()}",
                 key="devices",
                 allowed=[f"1 to {len(usable)}"],
                 advice=f"devices={len(usable)}",
@@ -119,7 +119,7 @@ class Machine:
             raise _mig_mode_error([gpu], self.instances, f"devices={index}+: ")
         return gpu
 
-    def _why_no_more(self) -> str:
+    def _mig_note(self) -> str:
         """Words about the GPUs that MIG takes away from a run; empty if none."""
         if any(is_instance(gpu.uuid) for gpu in self.gpus):
             return " (CUDA gives a process one MIG instance)"

@@ -67,7 +67,7 @@ def read_corrections(home: Path | None = None) -> dict[str, DeviceCorrections]:
     return _corrections_or_trouble(home)[0]
 
 
-def why_unreadable(home: Path | None = None) -> str | None:
+def unreadable_reason(home: Path | None = None) -> str | None:
     """Return the error that keeps the home's corrections from being read, in one line; None without one."""
     return _corrections_or_trouble(home)[1]
 

@@ -46,7 +46,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     """The model's cut into stages; None if it was not traced for them."""
     basis: str = ""
     attention: str = ""
-    """The attention kernel that the trace ran, and why `attention=auto` took it."""
+    """The attention kernel that the trace ran, and the reason that `attention=auto` took it."""
     trace: str = ""
     """The name of the trace, by which corrections are kept."""
     optimizer_work: Work = NO_WORK

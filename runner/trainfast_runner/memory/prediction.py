@@ -47,7 +47,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     basis: str = ""
     """The source of the figures, in words."""
     attention: str = ""
-    """The model's attention kernel, and why `attention=auto` takes it."""
+    """The model's attention kernel, and the reason that `attention=auto` takes it."""
     trace: str = ""
     """The name of the underlying trace."""
     fullest: str = ""

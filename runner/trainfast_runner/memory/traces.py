@@ -43,7 +43,7 @@ class StepTrace(msgspec.Struct, frozen=True, kw_only=True):
     library_bytes: int = 0
     """Bytes of a GPU's libraries in torch's allocator."""
     attention: str = ""
-    """The model's attention kernel, and why `attention=auto` took it."""
+    """The model's attention kernel, and the reason that `attention=auto` took it."""
 
 
 class OptimizerTrace(msgspec.Struct, frozen=True, kw_only=True):

@@ -279,10 +279,10 @@ def _decoded_trace(answer: dict[str, Any], fields: Mapping[str, Any]) -> Trace:
         raise training_python.model_error(answer["error"])
     if answer.get("untraceable"):
         part = f"the optimizer step of {fields['knobs']['optimizer']}" if is_optimizer else "this model"
-        why = f"the tracer cannot follow {part}: {answer['untraceable']}"
+        reason = f"the tracer cannot follow {part}: {answer['untraceable']}"
         key = "optimizer" if is_optimizer else "model"
         raise UserError(
-            why,
+            reason,
             key=key,
             advice="a batch search, which finds what fits by running it",
             option="search max-batch, which finds what fits by running it",

@@ -142,8 +142,8 @@ class _Server:
                 lines = self._new_lines()
                 answers = [line for line in lines or () if "imported" in line or line.pop("batch", None) == batch]
                 if not answers and (lines is None or self._finished_batch == batch):
-                    why = last_error_line(whole_text(self._stderr))
-                    raise UserError(f"{self.executable} cannot describe the model: {why}", key="python")
+                    reason = last_error_line(whole_text(self._stderr))
+                    raise UserError(f"{self.executable} cannot describe the model: {reason}", key="python")
                 for answer in answers:
                     unanswered -= "imported" not in answer
                     yield answer

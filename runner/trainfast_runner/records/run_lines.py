@@ -65,7 +65,7 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     reduce_dtype: str | None = None
     attention: str | None = None
     attention_reason: str | None = None
-    """Why `attention=auto` took this kernel; None when a kernel was asked for by name."""
+    """The reason that `attention=auto` took this kernel; None when a kernel was asked for by name."""
     world_size: Count | None = None
     device: str | None = None
     zero_stage: Count | None = None
@@ -76,7 +76,7 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     sdpa_backend: str | None = None
     optimizer_implementation: str | None = None
     optimizer_reason: str | None = None
-    """Why another optimizer class runs than the one the strategy prefers; None when the preferred one does."""
+    """The reason that an optimizer class runs which the strategy does not prefer; None for the preferred one."""
     parameters: int | None = None
     # As the model's configuration has them: some families keep a list here.
     layers: Any = None

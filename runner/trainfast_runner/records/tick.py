@@ -119,7 +119,7 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     processes: list[DeviceProcess] | None = None
     """Compute processes; refreshed every few ticks."""
     error: str | None = None
-    """Why this GPU reports nothing at all, in plain words, or None when it answers."""
+    """The reason that this GPU reports nothing at all, as text; None when it answers."""
 
 
 class RunReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     host: HostReading
     devices: list[DeviceReading]
     missing: dict[str, str]
-    """Why a reading is None: `nvml`, `gpu0`, `gpu0.memory_temperature_c`, `host.temperature_c`, `run`, ..."""
+    """Reasons of readings that are None: `nvml`, `gpu0`, `gpu0.memory_temperature_c`, `host.temperature_c`, `run`, ..."""
     sample_us: int
     """The cost of this sample in microseconds of wall time."""
     nvml_us: int | None = None

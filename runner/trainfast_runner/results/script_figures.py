@@ -52,7 +52,7 @@ def hook_troubles(directory: Path) -> list[str]:
     return [f"the hooks in the script: {line.detail}" for line in _hook_lines(directory) if line.kind == "trouble"]
 
 
-def why_no_step(directory: Path, run: RunFile) -> str:
+def no_step_reason(directory: Path, run: RunFile) -> str:
     """The reason that a script's hooks have reported no step."""
     if run.script is not None and run.script.hooks_blocked is not None:
         return f"{run.script.hooks_blocked}; {WAYS}"

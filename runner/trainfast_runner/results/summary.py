@@ -184,7 +184,7 @@ def _cpu(records: RunRecords) -> Cpu | None:
     )
 
 
-def _why_no_peak(records: RunRecords) -> str | None:
+def _no_peak_reason(records: RunRecords) -> str | None:
     """The reason that a CPU run has no memory peak; None if it may have one."""
     line = newest_of_first_rank(records.worker_lines, CpuLine)
     if line is None or line.thresholds not in (KEPT, ORDINARY):
@@ -272,7 +272,7 @@ def _memory(records: RunRecords) -> MemoryFigures:
         # A warm process tried other settings than the one that was predicted.
         predicted_bytes=records.run.predicted_bytes if records.run and records.run.role not in WARM_ROLES else None,
         alloc_retries=highest(rank.alloc_retries for rank in totals),
-        not_measured_because=_why_no_peak(records),
+        not_measured_because=_no_peak_reason(records),
     )
 
 

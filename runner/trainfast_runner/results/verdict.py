@@ -64,11 +64,11 @@ class EndFacts:
     """True if the stop took SIGKILL, after `grace_s`."""
     grace_s: float = 0.0
     """Seconds from SIGTERM to SIGKILL; 0 if SIGKILL was asked for at once."""
-    why_torn_down: str | None = None
+    torn_down_reason: str | None = None
     """The reason that the supervisor ended the remaining ranks; None if it did not."""
     full_disk_text: str | None = None
     """The disk that the run offloads to, with its free space, if that disk is full."""
-    why_no_step: str | None = None
+    no_step_reason: str | None = None
     """The reason that a user's own script has reported no step; None for a preset's run, and once a step is seen."""
 
 
@@ -143,7 +143,7 @@ def _script_finished(facts: EndFacts) -> Verdict | None:
         return Verdict("finished", f"{took}; the script caught SystemExit and was ended")
     if facts.exit_code != 0:
         return _script_aborted(facts, facts.run.script.steps)
-    return Verdict("finished", f"took {counted(steps, 'step')}" if steps else f"{NO_STEP}: {facts.why_no_step}")
+    return Verdict("finished", f"took {counted(steps, 'step')}" if steps else f"{NO_STEP}: {facts.no_step_reason}")
 
 
 def _script_aborted(facts: EndFacts, asked_steps: int | None) -> Verdict | None:
@@ -171,7 +171,7 @@ def _refused(facts: EndFacts) -> Verdict | None:
 
 def _ended_from_outside(facts: EndFacts) -> Verdict | None:
     """The verdict if a rank got an outside SIGTERM before any other failure."""
-    if facts.stop_ns is not None or facts.why_torn_down or facts.lost_ranks:
+    if facts.stop_ns is not None or facts.torn_down_reason or facts.lost_ranks:
         return None
     signalled = next(_lines_before_stop(facts, SignalLine), None)
     failed = next(_lines_before_stop(facts, ExceptionLine), None)
@@ -238,7 +238,7 @@ def _stopped(facts: EndFacts) -> Verdict | None:
 def _rank_lost(facts: EndFacts) -> Verdict | None:
     """The verdict if a rank exited without recording its end, while the launcher was not killed."""
     rank, code = _lost_rank(facts)
-    if rank is None or (facts.exit_code is not None and facts.exit_code < 0 and not facts.why_torn_down):
+    if rank is None or (facts.exit_code is not None and facts.exit_code < 0 and not facts.torn_down_reason):
         return None
     end = "exited without reporting an error" if code is None else exit_text(code)
     reason = f"rank {rank} {end} ({_where(facts, rank, names_rank=False)})"
@@ -260,8 +260,8 @@ def _printed_oom(facts: EndFacts) -> Verdict | None:
 def _by_exit_code(facts: EndFacts) -> Verdict:
     """The verdict by the direct child's exit code, when no record tells more."""
     code = facts.exit_code if facts.exit_code is not None else 0
-    if facts.why_torn_down:
-        return Verdict("failed", facts.why_torn_down, RunError(message=facts.why_torn_down))
+    if facts.torn_down_reason:
+        return Verdict("failed", facts.torn_down_reason, RunError(message=facts.torn_down_reason))
     where = _where(facts, 0)
     if code < 0:
         finished = all(_has(lines, FinishedLine) for lines in _all_ranks(facts))

@@ -22,11 +22,11 @@ _HALF_MADE = re.compile(r"\.(\d+)\.tmp$|^\..+\.(\d+)(?:-\d+)?$")
 
 @dataclass(frozen=True)
 class UnneededEntry:
-    """A file or folder that may go, its size on the disk, and why in words."""
+    """A file or folder that may go, its size on the disk, and the reason as text."""
 
     path: Path
     size_bytes: int
-    why: str
+    reason: str
 
 
 def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[UnneededEntry]:
@@ -35,10 +35,10 @@ def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: boo
     Entries that a training may have open are left out while one `is_training`.
     """
     return [
-        UnneededEntry(path, disk_bytes(path), why)
+        UnneededEntry(path, disk_bytes(path), reason)
         for name in (*FILES, *(() if is_training else FOLDERS))
         for path in sorted((cache / name).glob("*"))
-        if (why := _why_unneeded(path, older_than_s, now_s)) is not None
+        if (reason := _unneeded_reason(path, older_than_s, now_s)) is not None
     ]
 
 
@@ -74,7 +74,7 @@ def disk_bytes(path: Path) -> int:
     return total
 
 
-def _why_unneeded(path: Path, older_than_s: float, now_s: float) -> str | None:
+def _unneeded_reason(path: Path, older_than_s: float, now_s: float) -> str | None:
     try:
         status = path.lstat()
         if path.suffix == ".lock":

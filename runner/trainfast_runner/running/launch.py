@@ -169,8 +169,8 @@ def _spawn_supervisor(directory: Path) -> None:
         if process.poll() is not None or time.monotonic() > deadline:
             # SIGUSR1 ends a supervisor that has no handler yet; one that has a handler kills its training.
             process.send_signal(signal.SIGUSR1)
-            why = worker_programs.last_error_line((directory / "supervisor.log").read_text(errors="replace"))
-            raise UserError(f"the supervisor did not start: {why}", key="supervisor", exit_code=4)
+            reason = worker_programs.last_error_line((directory / "supervisor.log").read_text(errors="replace"))
+            raise UserError(f"the supervisor did not start: {reason}", key="supervisor", exit_code=4)
         time.sleep(0.01)
 
 

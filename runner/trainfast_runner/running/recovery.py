@@ -48,8 +48,8 @@ def recover_result(directory: Path) -> Result | None:
         return result
 
 
-def lost_verdict(records: RunRecords, why: str) -> Verdict:
-    """The verdict on a run whose supervisor died: `why`, and the end that its records show."""
+def lost_verdict(records: RunRecords, reason: str) -> Verdict:
+    """The verdict on a run whose supervisor died: `reason`, and the end that its records show."""
     steps = max((steps_of_rank[-1].step for steps_of_rank in records.steps.values() if steps_of_rank), default=0)
     parts = [f"{counted(steps, 'step')} recorded"]
     world_size = records.run.world_size if records.run else 1
@@ -74,7 +74,7 @@ def lost_verdict(records: RunRecords, why: str) -> Verdict:
     )
     if judged is not None:
         parts.append(f"the supervisor's own verdict was {judged.state}: {judged.reason}")
-    return Verdict("lost", f"{why}: {'; '.join(parts)}", error)
+    return Verdict("lost", f"{reason}: {'; '.join(parts)}", error)
 
 
 @contextlib.contextmanager

@@ -239,8 +239,8 @@ def read_model_field(key: str, value: object) -> object:
     """
     if key in MODEL_SOURCES and (not isinstance(value, str) or not value):
         raise UserError(f"model.{key} must be text, not {value!r}", key=f"model.{key}")
-    if (why := _unrecordable(value)) is not None:
-        raise UserError(f"model.{key} cannot be {why}", key=f"model.{key}")
+    if (kind := _unrecordable(value)) is not None:
+        raise UserError(f"model.{key} cannot be {kind}", key=f"model.{key}")
     return value
 
 

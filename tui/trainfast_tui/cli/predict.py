@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises UserError if the only run has one. Return 3 if `memory_limit` is below the parameters' own memory.
     """
     began_s = time.monotonic()
-    if (damage := corrections.why_unreadable()) is not None:
+    if (damage := corrections.unreadable_reason()) is not None:
         print_notice(f"trainfast-tui: {plain(damage)}")
     runs = runs_to_predict(arguments.preset, arguments.settings)
     table = PredictionTable(runs) if len(runs) > 1 and not arguments.json else None

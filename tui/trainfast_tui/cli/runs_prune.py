@@ -97,7 +97,7 @@ def _as_json(plan: PrunePlan, *, deleted: bool, left_bytes: dict[str, int]) -> d
         "schema": SCHEMA,
         "runs": [{"run_id": name, "bytes": size_bytes} for name, size_bytes in plan.runs.items()],
         "searches": [{"search_id": name, "bytes": size_bytes} for name, size_bytes in plan.searches.items()],
-        "caches": [{"path": str(entry.path), "bytes": entry.size_bytes, "why": entry.why} for entry in plan.caches],
+        "caches": [{"path": str(entry.path), "bytes": entry.size_bytes, "why": entry.reason} for entry in plan.caches],
         "locks": [{"path": str(entry.path), "bytes": entry.size_bytes} for entry in plan.locks],
         "live": plan.live,
         "total_bytes": _freed_bytes(plan, left_bytes),

@@ -95,11 +95,11 @@ def visible_devices(
     return chosen
 
 
-def order_unknown_error(environment: Mapping[str, str], why: str) -> UserError:
+def order_unknown_error(environment: Mapping[str, str], reason: str) -> UserError:
     """The refusal of numbers in CUDA's order when torch does not list that order."""
     return UserError(
         f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} counts GPUs of several models in CUDA's order, which torch"
-        f" cannot list ({why})",
+        f" cannot list ({reason})",
         key=VISIBLE_DEVICES,
         advice=f"{DEVICE_ORDER}={PCI_ORDER}, or the UUIDs of `nvidia-smi -L`",
     )

@@ -61,12 +61,12 @@ class Capabilities:
         )
         """True if a cause of throttling that drivers count has no counter here."""
 
-    def drop_counter(self, name: str, why: str) -> None:
+    def drop_counter(self, name: str, reason: str) -> None:
         """Never ask for a counter again; of those that moved together, go on with the next numbers for all."""
         if name in CAUSE_COUNTERS:
-            self.batch.use_spare(dict.fromkeys(CAUSE_COUNTERS, why))
+            self.batch.use_spare(dict.fromkeys(CAUSE_COUNTERS, reason))
         else:
-            self.batch.give_up(name, why)
+            self.batch.give_up(name, reason)
         if name in ENERGY_BY_FUNCTION.fields:
             self.queries.pop(ENERGY_BY_FUNCTION, None)
         self.refresh()

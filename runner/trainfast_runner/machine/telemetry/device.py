@@ -79,8 +79,8 @@ class Device:
             self._kept = self._kept | {name: values[name] for name in names if name in values}
             self._kept_failures = {name: failed[name] for name in names if name in failed}
         reasons = self._checks.decode_reasons(values)
-        for name, why in self._checks.drop_implausible(values, reasons, t_ns).items():
-            capabilities.drop_counter(name, why)
+        for name, reason in self._checks.drop_implausible(values, reasons, t_ns).items():
+            capabilities.drop_counter(name, reason)
         if reasons is not None and self.needs_reason_polls:
             values["throttled_sampled_ns"] = self._checks.throttled_ns(reasons, t_ns)
         values = self._kept | values

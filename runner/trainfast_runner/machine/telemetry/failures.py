@@ -117,9 +117,9 @@ def library_failure(code: int, text: str, root: Path = Path("/")) -> NvmlFailure
     `text` is the library's own name for the code. Ambiguous codes are decided by the driver's files below `root`: the
     kernel module makes /proc/driver/nvidia/version, and every process opens /dev/nvidiactl.
     """
-    if code == LIBRARY_NOT_FOUND and (why := _why_not_loaded()) is not None:
+    if code == LIBRARY_NOT_FOUND and (reason := _not_loaded_reason()) is not None:
         again = "install the driver again, or take the folder of that file out of LD_LIBRARY_PATH"
-        return NvmlFailure(f"{UNLOADABLE} ({why})", again)
+        return NvmlFailure(f"{UNLOADABLE} ({reason})", again)
     control = root / "dev/nvidiactl"
     if code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
         unnamed = NvmlFailure(
@@ -139,7 +139,7 @@ def library_failure(code: int, text: str, root: Path = Path("/")) -> NvmlFailure
     return LIBRARY_FAILURES.get(code, NO_ACCESS)
 
 
-def _why_not_loaded() -> str | None:
+def _not_loaded_reason() -> str | None:
     """The loader's error about the library that it found; None when it finds none, or loads it.
 
     The binding reports both cases as "not found".

@@ -38,7 +38,7 @@ class HostReader:
         self._cores: list[CoreSeconds] | None = None
 
     def read(self) -> tuple[HostReading, dict[str, str]]:
-        """The reading, and why each missing part is missing (keys start with `host.`, or are `run`)."""
+        """The reading, and the reason for each missing part (keys start with `host.`, or are `run`)."""
         missing: dict[str, str] = {}
         per_core = self._per_core(missing)
         no_network = "no network interface but loopback"

@@ -142,7 +142,7 @@ class Nvml:
         """The reasons of missing readings that are not in the readings of single GPUs."""
         reasons = {}
         if self._xids is not None:
-            reasons = {f"gpu{index}.xid_errors": why for index, why in self._xids.missing.items()}
+            reasons = {f"gpu{index}.xid_errors": reason for index, reason in self._xids.missing.items()}
         for key, failure in (("nvml.binding", self.binding_warning), ("nvml", self.failure)):
             if failure is not None:
                 reasons[key] = failure.sentence

@@ -28,7 +28,7 @@ MUCH_LARGER = 1.5
 SPARE_SHARE = 0.03
 """Share of the limit kept free: a change that only just fits by the prediction may not fit in fact."""
 NEGLIGIBLE_SHARE = 0.1
-"""Share of the limit under which all weights and states together are not why a run ran out of memory."""
+"""Share of the limit under which all weights and states together are not the reason that a run ran out of memory."""
 PROGRAM_KNOBS = ("compile", "engine")
 """Knobs that change the memory of the process beside the traced step."""
 ModelOf = Callable[[RunSpec], MemoryModel | None]

@@ -66,7 +66,7 @@ def plan_script(
     command = read_command(applied, None if python is None else training_python.find_python(python), cwd)
     step_limit = _step_limit(knobs, steps_from_log)
     versions = _versions(command.interpreter)
-    hooks_blocked = _why_hooks_blocked(command, versions)
+    hooks_blocked = _hooks_blocked_reason(command, versions)
     check_reach(without_flag, preset.framework, hooks_blocked)
     spec = _spec(command.name if typed else preset.name, command.title, knobs)
     plan = _plan_command(spec, command, versions, {**os.environ, **variables})
@@ -212,7 +212,7 @@ def no_torch_message(interpreter: str) -> str:
     return f"{interpreter} has no torch: give the script's own Python by --python, or in the command"
 
 
-def _why_hooks_blocked(command: ScriptCommand, versions: dict[str, str | None]) -> str | None:
+def _hooks_blocked_reason(command: ScriptCommand, versions: dict[str, str | None]) -> str | None:
     """The reason that the hooks cannot load in this command with this torch; None if they can."""
     if command.hooks_blocked is not None:
         return command.hooks_blocked

@@ -11,7 +11,7 @@ from trainfast_runner.machine.processes.work import work_below
 from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_states import NO_STEP
-from trainfast_runner.results.script_figures import why_no_step
+from trainfast_runner.results.script_figures import no_step_reason
 from trainfast_runner.running.scripts.log_steps import LogSteps
 
 NO_STEP_S = 60.0
@@ -67,8 +67,8 @@ class ScriptWatch:
         self._notified = True
         is_busy = work.cpu_s > BUSY_SHARE * waited_s
         used = f"its processes used {work.cpu_s:.0f} s of processor time, so it may still load or compile; "
-        self._notify(f"{unseen}: {used if is_busy else ''}{self.why_no_step()}")
+        self._notify(f"{unseen}: {used if is_busy else ''}{self.no_step_reason()}")
 
-    def why_no_step(self) -> str:
+    def no_step_reason(self) -> str:
         """The reason that the hooks have reported no step."""
-        return why_no_step(self._directory, self._run)
+        return no_step_reason(self._directory, self._run)

@@ -105,7 +105,7 @@ class Supervisor:
                 run_file,
                 directory,
                 self._files.output,
-                lambda why: self._events.record("no_step", detail=why),
+                lambda reason: self._events.record("no_step", detail=reason),
                 bounds.no_step_s,
             )
 
@@ -142,8 +142,8 @@ class Supervisor:
                 os.close(output)
         except (OSError, ValueError, IndexError) as error:
             program = getattr(error, "filename", None) or (run.argv[0] if run.argv else "an empty command")
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            self._end.spawn_error = f"cannot start {os.fsdecode(program)}: {why}"
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            self._end.spawn_error = f"cannot start {os.fsdecode(program)}: {reason}"
             return None
         # Popen must never wait for the child: only `_reap_child` does, and so gets the true status.
         process.returncode = 0
@@ -217,7 +217,7 @@ class Supervisor:
             self._script.poll(ranks.in_training)
         reason = self._reason_to_tear_down(ranks)
         if reason is not None:
-            self._end.why_torn_down = reason
+            self._end.torn_down_reason = reason
             self._enter("stopping", reason)
             self._ladder.tear_down(child, LOST_RANK_GRACE_S)
 
@@ -277,7 +277,7 @@ class Supervisor:
         self._files.compact()
         records = read_records_or_note_trouble(self._directory)
         if self._script is not None:
-            self._end.why_no_step = self._script.why_no_step()
+            self._end.no_step_reason = self._script.no_step_reason()
         verdict = self._end.verdict(self._directory, self._run_file, records, self._ladder, self._events)
         self._enter(verdict.state, verdict.reason)
         with suppress(OSError):  # the result itself is tried for longer

@@ -39,12 +39,12 @@ class TrainingEnd:
     spawn_error: str | None = None
     """The reason that the training did not start."""
     lost_ranks: list[LostRank] = field(default_factory=list)
-    why_torn_down: str | None = None
+    torn_down_reason: str | None = None
     """The reason that the supervisor ended the training without a request."""
     unended: list[UnkillableProcess] = field(default_factory=list)
     """Processes that outlived SIGKILL by more than `unkillable_s`."""
-    why_no_step: str | None = None
-    """Why a user's own script has reported no step; None for a preset's run."""
+    no_step_reason: str | None = None
+    """The reason that a user's own script has reported no step; None for a preset's run."""
     oom_kills_before: int | None = field(default_factory=oom_kills)
     """The kernel's out-of-memory kills before the training."""
 
@@ -81,9 +81,9 @@ class TrainingEnd:
             stop_ns=ladder.asked_ns,
             sigkill=ladder.killing,
             grace_s=ladder.granted_s,
-            why_torn_down=self.why_torn_down,
+            torn_down_reason=self.torn_down_reason,
             full_disk_text=full_disk_text(offload_path(run)),
-            why_no_step=self.why_no_step,
+            no_step_reason=self.no_step_reason,
         )
 
 

@@ -54,16 +54,16 @@ def _texts_vary_in_length(facts: Facts) -> None:
     samples = data.get("samples", "packed")
     if samples == "packed":
         return
-    why = None
+    reason = None
     if data["kind"] in ("random", "jpeg"):
-        why = f"samples of data.kind={data['kind']} are all of one length"
+        reason = f"samples of data.kind={data['kind']} are all of one length"
     elif data["objective"] == "seq2seq":
-        why = "data.objective=seq2seq cuts packed samples in two halves"
+        reason = "data.objective=seq2seq cuts packed samples in two halves"
     elif strategy.is_pipeline and data["objective"] != "causal-lm":
-        why = f"data.objective={data['objective']} needs a padding mask, and strategy={strategy.name} passes none on"
-    if why is not None:
+        reason = f"data.objective={data['objective']} needs a padding mask, and strategy={strategy.name} passes none on"
+    if reason is not None:
         raise UserError(
-            f"data.samples={samples} cannot be used: {why}", key="data.samples", advice="data.samples=packed"
+            f"data.samples={samples} cannot be used: {reason}", key="data.samples", advice="data.samples=packed"
         )
 
 

@@ -48,9 +48,9 @@ def _offload_path_takes_files(facts: Facts) -> None:
             key="offload_path",
             advice=f"offload_path={folder.parent}" if is_file else f"mkdir -p {path}",
         )
-    if (why := _closed_to_us(folder)) is not None:
+    if (reason := _closed_to_us(folder)) is not None:
         raise UserError(
-            f"offload_path={path} {why}, and strategy={strategy} writes there",
+            f"offload_path={path} {reason}, and strategy={strategy} writes there",
             key="offload_path",
             advice="a directory of your own on the NVMe disk",
         )

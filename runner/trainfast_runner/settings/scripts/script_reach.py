@@ -77,8 +77,8 @@ def reach_of(name: str, preset: ScriptPreset) -> Reach:
         return Reach(Way.LAUNCH, LAUNCH_KNOBS[name])
     if name not in FRAMEWORK_KNOBS:
         return Reach(Way.NONE, "no flag is mapped to it")
-    if (why := why_unreachable(name, preset.framework, None)) is not None:
-        return Reach(Way.NONE, why)
+    if (reason := unreachable_reason(name, preset.framework, None)) is not None:
+        return Reach(Way.NONE, reason)
     ways = [way for way, names in BY_FRAMEWORK.get(preset.framework, {}).items() if name in names]
     unknown = "only if a Trainer, accelerate or Lightning takes it; the script showed none before its arguments"
     return Reach(Way.FRAMEWORK, f"by {ways[0]}" if ways else unknown)
@@ -94,7 +94,7 @@ def ways_without_flag(framework: str, mapped: Collection[str]) -> dict[str, list
     return {way: names for way, names in missing_flags.items() if names}
 
 
-def why_unreachable(name: str, framework: str, hooks_blocked: str | None) -> str | None:
+def unreachable_reason(name: str, framework: str, hooks_blocked: str | None) -> str | None:
     """Return the reason that a knob without a flag cannot reach a script; None if it may.
 
     `framework` is empty if it is unknown.
@@ -115,19 +115,19 @@ def check_reach(knobs: KnobValues, framework: str, hooks_blocked: str | None) ->
     Raises UserError naming the first and how to map it.
     """
     for name, value in knobs.items():
-        why = why_unreachable(name, framework, hooks_blocked)
-        if why is None and name == "precision" and value is not None:
-            why = _why_precision_unreachable(str(value), framework)
-        if why is not None:
+        reason = unreachable_reason(name, framework, hooks_blocked)
+        if reason is None and name == "precision" and value is not None:
+            reason = _precision_unreachable_reason(str(value), framework)
+        if reason is not None:
             raise UserError(
-                f"{name} cannot reach the script: {why}",
+                f"{name} cannot reach the script: {reason}",
                 key=name,
                 advice=f"a flag for {name}",
                 option=f"presets new NAME --map {name}=--FLAG -- COMMAND",
             )
 
 
-def _why_precision_unreachable(precision: str, framework: str) -> str | None:
+def _precision_unreachable_reason(precision: str, framework: str) -> str | None:
     taken = PRECISIONS_TAKEN.get(framework, ())
     if not taken or precision in taken:
         return None
