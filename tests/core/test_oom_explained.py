@@ -12,7 +12,7 @@ from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom.candidates import specs_with_one_change, specs_with_several_changes
 from trainfast_runner.memory.oom.explain import OutOfMemory, explain_preset
 from trainfast_runner.memory.oom.explain_run import explain_run
-from trainfast_runner.memory.oom.fixes import Fix, fixes
+from trainfast_runner.memory.oom.knob_changes import KnobChange, knob_changes
 from trainfast_runner.memory.oom.predicted_changes import ModelOf
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomExplanation, RunError
@@ -76,8 +76,8 @@ class Arithmetic:
         return max((batch for batch in range(1, 200) if needed(batch) <= limit_bytes), default=None)
 
 
-def all_fixes(asked: RunFile | RunSpec, phase: str) -> list[Fix]:
-    return fixes(asked.knobs, "cpu", phase)
+def all_changes(asked: RunFile | RunSpec, phase: str) -> list[KnobChange]:
+    return knob_changes(asked.knobs, "cpu", phase)
 
 
 def known(spec: RunSpec) -> MemoryModel | None:
@@ -208,13 +208,13 @@ def test_a_sequence_is_halved_until_it_fits() -> None:
     assert [change.settings for change in changes if "seq_len" in change.settings] == [{"seq_len": "256"}]
     assert "256" in [
         str(other.knobs["seq_len"])
-        for other in specs_with_several_changes(spec_of_record(run), all_fixes(run, "backward"))
+        for other in specs_with_several_changes(spec_of_record(run), all_changes(run, "backward"))
     ]
 
 
 def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each() -> None:
     spec = spec_of_record(a_run())
-    others = specs_with_one_change(spec, all_fixes(spec, "backward"), "backward")
+    others = specs_with_one_change(spec, all_changes(spec, "backward"), "backward")
     assert others
     for other in others:
         different = [name for name, value in other.knobs.items() if value != spec.knobs[name]]
@@ -224,7 +224,7 @@ def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each() -> None:
 
 def test_where_one_change_is_not_enough_several_are_traced_the_strongest_first() -> None:
     spec = spec_of_record(a_run())
-    strongest, *rest = specs_with_several_changes(spec, all_fixes(spec, "optimizer"))
+    strongest, *rest = specs_with_several_changes(spec, all_changes(spec, "optimizer"))
     chosen = [strongest.knobs[name] for name in ("precision", "optimizer")]
     assert chosen == ["bf16-pure", "adafactor"]
     assert "adamw-8bit" in [other.knobs["optimizer"] for other in rest], "which optimizer takes least is not known"

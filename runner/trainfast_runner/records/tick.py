@@ -168,7 +168,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     host: HostReading
     devices: list[DeviceReading]
     missing: dict[str, str]
-    """Reasons of readings that are None: `nvml`, `gpu0`, `gpu0.memory_temperature_c`, `host.temperature_c`, `run`, ..."""
+    """Reasons for absent readings: `nvml`, `gpu0`, `gpu0.memory_temperature_c`, `host.temperature_c`, `run`, ..."""
     sample_us: int
     """The cost of this sample in microseconds of wall time."""
     nvml_us: int | None = None

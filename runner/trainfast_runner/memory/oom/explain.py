@@ -7,7 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.memory.oom.fixes import MODEL_PHASE, OPTIMIZER_PHASE, best_of_each_knob, fixes_of_run
+from trainfast_runner.memory.oom.knob_changes import (
+    MODEL_PHASE,
+    OPTIMIZER_PHASE,
+    best_of_each_knob,
+    knob_changes_of_run,
+)
 from trainfast_runner.memory.oom.predicted_changes import (
     MAX_CHANGES,
     FitTarget,
@@ -122,8 +127,8 @@ def _proposed_changes(
     """Return changes that would make the run fit the limit; without a limit, the best ones without a prediction."""
     run, phase = oom_run.run, oom_run.phase
     if limit is None:
-        applicable = fixes_of_run(run, spec.knobs, phase)
-        return [unpredicted_change(fix) for fix in best_of_each_knob(applicable, phase)[:MAX_CHANGES]]
+        applicable = knob_changes_of_run(run, spec.knobs, phase)
+        return [unpredicted_change(change) for change in best_of_each_knob(applicable, phase)[:MAX_CHANGES]]
     target = FitTarget(
         spec=spec,
         device=run.device,

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom.explain import OutOfMemory
-from trainfast_runner.memory.oom.fixes import Fix, best_of_each_knob, changed_global_batch, fixes_of_run
+from trainfast_runner.memory.oom.knob_changes import (
+    KnobChange,
+    best_of_each_knob,
+    changed_global_batch,
+    knob_changes_of_run,
+)
 from trainfast_runner.memory.oom.predicted_changes import KEEPS_GLOBAL_BATCH, MAX_CHANGES, unpredicted_change
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_file import RunFile
@@ -34,9 +39,11 @@ def _changes(run: RunFile, script: ScriptAsked, phase: str | None) -> list[OomCh
     """The changes of knobs that the run set and that reach the script; the script's own values are not known."""
     preset = _preset_of(run, script)
     knobs = {**defaults(), **run.knobs}
-    applicable = fixes_of_run(run, knobs, phase)
-    reaching = [fix for fix in best_of_each_knob(applicable, phase) if fix.knob in run.knobs and _takes(preset, fix)]
-    return [_change(fix, run, preset) for fix in reaching[:MAX_CHANGES]]
+    applicable = knob_changes_of_run(run, knobs, phase)
+    reaching = [
+        change for change in best_of_each_knob(applicable, phase) if change.knob in run.knobs and _takes(preset, change)
+    ]
+    return [_change(change, run, preset) for change in reaching[:MAX_CHANGES]]
 
 
 def _preset_of(run: RunFile, script: ScriptAsked) -> ScriptPreset:
@@ -50,11 +57,11 @@ def _preset_of(run: RunFile, script: ScriptAsked) -> ScriptPreset:
     return ScriptPreset(flag_words=dict.fromkeys(script.flagged, "{}"))
 
 
-def _takes(preset: ScriptPreset, fix: Fix) -> bool:
-    place = preset.flag_words.get(fix.knob)
-    if isinstance(place, dict):
-        return fix.value in place
-    return _reaches(fix.knob, preset)
+def _takes(preset: ScriptPreset, change: KnobChange) -> bool:
+    flag_words = preset.flag_words.get(change.knob)
+    if isinstance(flag_words, dict):
+        return change.value in flag_words
+    return _reaches(change.knob, preset)
 
 
 def _reaches(name: str, preset: ScriptPreset) -> bool:
@@ -62,15 +69,15 @@ def _reaches(name: str, preset: ScriptPreset) -> bool:
     return name in preset.flag_words or (bool(preset.framework) and reach_of(name, preset).way is Way.FRAMEWORK)
 
 
-def _change(fix: Fix, run: RunFile, preset: ScriptPreset) -> OomChange:
+def _change(change: KnobChange, run: RunFile, preset: ScriptPreset) -> OomChange:
     """The change; a smaller batch keeps the global one where accumulation reaches the script too."""
-    if fix.knob != "batch_size":
-        return unpredicted_change(fix)
+    if change.knob != "batch_size":
+        return unpredicted_change(change)
     batch = run.knobs["batch_size"]
     accumulation = run.knobs.get("grad_accum")
     keeps = accumulation is not None and _reaches("grad_accum", preset)
-    if not keeps or batch * accumulation % int(fix.value):
-        costs = changed_global_batch(fix.leaves)
-        return OomChange(settings={"batch_size": fix.value}, saves=fix.saves, costs=costs)
-    settings = {"batch_size": fix.value, "grad_accum": str(batch * accumulation // int(fix.value))}
-    return OomChange(settings=settings, saves=fix.saves, costs=f"little; {KEEPS_GLOBAL_BATCH}")
+    if not keeps or batch * accumulation % int(change.value):
+        costs = changed_global_batch(change.leaves)
+        return OomChange(settings={"batch_size": change.value}, saves=change.saves, costs=costs)
+    settings = {"batch_size": change.value, "grad_accum": str(batch * accumulation // int(change.value))}
+    return OomChange(settings=settings, saves=change.saves, costs=f"little; {KEEPS_GLOBAL_BATCH}")

@@ -1,6 +1,6 @@
 """Find changes of knobs that would make a run fit that ran out of memory, or the closest ones.
 
-`fixes` lists the knobs that free memory, with their costs; the memory model tells which changes are enough.
+`knob_changes` lists the knobs that free memory, with their costs; the memory model tells which changes are enough.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import margin_bytes
 from trainfast_runner.memory.model import MemoryModel, batch_multiple
 from trainfast_runner.memory.oom.candidates import Settings, pairs_of_knobs, spec_with, strongest_settings, values_of
-from trainfast_runner.memory.oom.fixes import BATCH_PHASES, OPTIMIZER_PHASE, Fix, best_of_each_knob, fixes
+from trainfast_runner.memory.oom.knob_changes import (
+    BATCH_PHASES,
+    OPTIMIZER_PHASE,
+    KnobChange,
+    best_of_each_knob,
+    knob_changes,
+)
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.settings.knob_type import whole_number
@@ -67,10 +73,10 @@ class FitTarget:
     compute_capabilities: tuple[str, ...] = ()
 
     @property
-    def applicable_fixes(self) -> list[Fix]:
+    def applicable_changes(self) -> list[KnobChange]:
         """The changes that free memory in its phase, the cheapest first."""
         largest_share = self.limit_bytes / self.asked_bytes if self.asked_bytes else 1.0
-        return fixes(self.spec.knobs, self.device, self.phase, largest_share, self.compute_capabilities)
+        return knob_changes(self.spec.knobs, self.device, self.phase, largest_share, self.compute_capabilities)
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -147,33 +153,41 @@ def best_changes(target: FitTarget) -> list[OomChange]:
     Changes that are enough by the model come before untraced ones, which are one of each knob. If there are neither,
     the closest are returned, each with its missing bytes.
     """
-    fixes_by_cost = _fixes_that_matter(target)
-    by_fix = {fix: _changes_of(target, fix) for fix in fixes_by_cost}
-    untraced = [fix for fix, changes in by_fix.items() if not changes and _is_untraced(target, fix)]
-    not_enough = [
-        fix for fix, changes in by_fix.items() if changes and fix.knob != "batch_size" and not _enough_changes(changes)
+    changes_by_cost = _changes_that_matter(target)
+    predicted = {knob_change: _changes_of(target, knob_change) for knob_change in changes_by_cost}
+    untraced = [
+        knob_change for knob_change, changes in predicted.items() if not changes and _is_untraced(target, knob_change)
     ]
-    tried = [change for changes in by_fix.values() for change in changes]
+    not_enough = [
+        knob_change
+        for knob_change, changes in predicted.items()
+        if changes and knob_change.knob != "batch_size" and not _enough_changes(changes)
+    ]
+    tried = [change for changes in predicted.values() for change in changes]
     tried += _pairs_worth_their_cost(target, not_enough, tried)
-    tried += _all_knobs_at_once(target, fixes_by_cost, tried)
+    tried += _all_knobs_at_once(target, changes_by_cost, tried)
     # Untraced changes may be enough as well: they follow the ones known to be.
-    unpredicted_changes = [unpredicted_change(fix, target) for fix in best_of_each_knob(untraced, target.phase)]
+    unpredicted_changes = [
+        unpredicted_change(knob_change, target) for knob_change in best_of_each_knob(untraced, target.phase)
+    ]
     closest = sorted(tried, key=lambda change: change.predicted_bytes or 0)
     return ([*_enough_changes(tried), *unpredicted_changes] or closest)[:MAX_CHANGES]
 
 
-def _changes_of(target: FitTarget, fix: Fix) -> list[OomChange]:
+def _changes_of(target: FitTarget, knob_change: KnobChange) -> list[OomChange]:
     """The changes of one knob that are predicted; empty if none is."""
-    return _batch_changes(target) if fix.knob == "batch_size" else _first_enough(target, fix, values_of(fix))
+    if knob_change.knob == "batch_size":
+        return _batch_changes(target)
+    return _first_enough(target, knob_change, values_of(knob_change))
 
 
-def _is_untraced(target: FitTarget, fix: Fix) -> bool:
-    """True if a fix without changes may help: a batch that cannot be smaller has none either."""
-    return fix.knob != "batch_size" or target.need({"batch_size": "1"}) is None
+def _is_untraced(target: FitTarget, knob_change: KnobChange) -> bool:
+    """True if a knob change without predictions may help: a batch that cannot be smaller has none either."""
+    return knob_change.knob != "batch_size" or target.need({"batch_size": "1"}) is None
 
 
-def _pairs_worth_their_cost(target: FitTarget, not_enough: list[Fix], tried: list[OomChange]) -> list[OomChange]:
-    """Pairs of fixes, while few changes are enough; beside a smaller batch only those that leave it larger."""
+def _pairs_worth_their_cost(target: FitTarget, not_enough: list[KnobChange], tried: list[OomChange]) -> list[OomChange]:
+    """Pairs of knob changes, while few changes are enough; beside a smaller batch only those that leave it larger."""
     enough = _enough_changes(tried)
     if len(enough) >= MAX_CHANGES:
         return []
@@ -181,25 +195,27 @@ def _pairs_worth_their_cost(target: FitTarget, not_enough: list[Fix], tried: lis
     return [pair for pair in _pair_changes(target, not_enough) if not 0 < _batch_in(pair) <= alone]
 
 
-def _all_knobs_at_once(target: FitTarget, fixes_by_cost: list[Fix], tried: list[OomChange]) -> list[OomChange]:
+def _all_knobs_at_once(target: FitTarget, changes_by_cost: list[KnobChange], tried: list[OomChange]) -> list[OomChange]:
     """All knobs together, unless a change that keeps the task is enough: a shorter sequence is another task."""
     if any("seq_len" not in change.settings for change in _enough_changes(tried)):
         return []
-    together = _combined_changes(target, fixes_by_cost)
+    together = _combined_changes(target, changes_by_cost)
     if not _enough_changes([*tried, *together]):
-        for fix in (fix for fix in fixes_by_cost if fix.knob == "seq_len"):
-            together += _first_enough(target, fix, values_of(fix)[1:], strongest_settings(fixes_by_cost)[0])
+        strongest = strongest_settings(changes_by_cost)[0]
+        for knob_change in changes_by_cost:
+            if knob_change.knob == "seq_len":
+                together += _first_enough(target, knob_change, values_of(knob_change)[1:], strongest)
     return together
 
 
-def _fixes_that_matter(target: FitTarget) -> list[Fix]:
-    """The fixes; before the optimizer's step not those of weights and states, if these are too small to matter."""
+def _changes_that_matter(target: FitTarget) -> list[KnobChange]:
+    """The knob changes; before the optimizer's step without those of weights and states too small to matter."""
     base = target.need({}) if target.phase in BATCH_PHASES else None
     if base is None:
-        return target.applicable_fixes
+        return target.applicable_changes
     states = base.prediction.params_bytes + base.prediction.grads_bytes + base.prediction.optimizer_bytes
     states_matter = states >= NEGLIGIBLE_SHARE * target.limit_bytes
-    return [fix for fix in target.applicable_fixes if states_matter or not fix.frees_states]
+    return [knob_change for knob_change in target.applicable_changes if states_matter or not knob_change.frees_states]
 
 
 def is_enough(change: OomChange) -> bool:
@@ -207,13 +223,13 @@ def is_enough(change: OomChange) -> bool:
     return change.predicted_bytes is not None and change.missing_bytes is None
 
 
-def unpredicted_change(fix: Fix, target: FitTarget | None = None) -> OomChange:
+def unpredicted_change(knob_change: KnobChange, target: FitTarget | None = None) -> OomChange:
     """The change in words, without a prediction; with a doubt if the run's own prediction leaves little hope."""
-    base, saves = None if target is None else target.need({}), fix.saves
-    if target is not None and base is not None and fix.leaves < 1:
-        freed = (1 - fix.leaves) * base.prediction.activations_bytes
+    base, saves = None if target is None else target.need({}), knob_change.saves
+    if target is not None and base is not None and knob_change.leaves < 1:
+        freed = (1 - knob_change.leaves) * base.prediction.activations_bytes
         saves += "; probably not enough alone" if base.prediction.total_bytes - freed > target.limit_bytes else ""
-    return OomChange(settings={fix.knob: fix.value}, saves=saves, costs=fix.costs)
+    return OomChange(settings={knob_change.knob: knob_change.value}, saves=saves, costs=knob_change.costs)
 
 
 def _enough_changes(tried: Iterable[OomChange]) -> list[OomChange]:
@@ -224,12 +240,14 @@ def _batch_in(change: OomChange) -> int:
     return int(change.settings.get("batch_size", 0))
 
 
-def _first_enough(target: FitTarget, fix: Fix, values: list[str], beside: Settings | None = None) -> list[OomChange]:
+def _first_enough(
+    target: FitTarget, knob_change: KnobChange, values: list[str], beside: Settings | None = None
+) -> list[OomChange]:
     """The first value that is enough, with the overrides `beside` it; else the last one predicted."""
     predicted: list[OomChange] = []
-    costs = fix.costs if beside is None else f"all memory-saving knobs at once; {fix.costs}"
+    costs = knob_change.costs if beside is None else f"all memory-saving knobs at once; {knob_change.costs}"
     for value in values:
-        change = target.change({**(beside or {}), fix.knob: value}, costs)
+        change = target.change({**(beside or {}), knob_change.knob: value}, costs)
         if change is None:
             break
         predicted = [change]
@@ -262,21 +280,23 @@ def _with_smaller_batch(target: FitTarget, settings: Settings, costs: str) -> li
     return []
 
 
-def _pair_changes(target: FitTarget, not_enough: list[Fix]) -> Iterator[OomChange]:
+def _pair_changes(target: FitTarget, not_enough: list[KnobChange]) -> Iterator[OomChange]:
     """Yield each change that is not enough alone with a smaller batch, and then with each other one."""
-    for fix in not_enough:
-        yield from _with_smaller_batch(target, {fix.knob: fix.value}, fix.costs)
+    for knob_change in not_enough:
+        yield from _with_smaller_batch(target, {knob_change.knob: knob_change.value}, knob_change.costs)
     for first, second in pairs_of_knobs(not_enough):
         change = target.change({first.knob: first.value, second.knob: second.value}, f"{first.costs}; {second.costs}")
         if change is not None:
             yield change
 
 
-def _combined_changes(target: FitTarget, fixes_by_cost: list[Fix]) -> list[OomChange]:
+def _combined_changes(target: FitTarget, changes_by_cost: list[KnobChange]) -> list[OomChange]:
     """Changes of every knob but the sequence, each as far as it goes, with the largest batch that fits."""
     changes: list[OomChange] = []
-    for settings in strongest_settings(fixes_by_cost):
-        costs = "; ".join(fix.costs for fix in fixes_by_cost if settings.get(fix.knob) == fix.value)
+    for settings in strongest_settings(changes_by_cost):
+        costs = "; ".join(
+            knob_change.costs for knob_change in changes_by_cost if settings.get(knob_change.knob) == knob_change.value
+        )
         together = target.change(settings, costs) if len(settings) > 1 else None
         if together is not None:
             smaller = [] if is_enough(together) else _with_smaller_batch(target, settings, costs)

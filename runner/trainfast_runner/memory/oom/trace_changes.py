@@ -10,7 +10,7 @@ from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.memory.oom.candidates import specs_with_one_change, specs_with_several_changes
 from trainfast_runner.memory.oom.explain import OutOfMemory
 from trainfast_runner.memory.oom.explain_run import explain_run, models_of
-from trainfast_runner.memory.oom.fixes import fixes_of_run
+from trainfast_runner.memory.oom.knob_changes import knob_changes_of_run
 from trainfast_runner.memory.oom.predicted_changes import is_enough
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
@@ -37,7 +37,7 @@ def trace_changes(
         return
     spec = spec_of_record(run)
     python = python or run.python or None
-    applicable = fixes_of_run(run, spec.knobs, phase)
+    applicable = knob_changes_of_run(run, spec.knobs, phase)
     try:
         yield from _trace([spec, *specs_with_one_change(spec, applicable, phase)], run, python, cancelled, tracer)
         if not _is_cured(oom_run, python):

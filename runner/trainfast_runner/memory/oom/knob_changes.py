@@ -22,7 +22,7 @@ MIN_SEQ_LEN = 64
 
 
 @dataclass(frozen=True)
-class Fix:
+class KnobChange:
     """One change: `knob=value`, and in words the memory it frees and its cost."""
 
     knob: str
@@ -38,13 +38,13 @@ class Fix:
         return self.knob == "optimizer" or self.value == "bf16-pure"
 
 
-def fixes(
+def knob_changes(
     knobs: Mapping[str, Any],
     device: str,
     phase: str | None,
     largest_share: float = 1.0,
     compute_capabilities: Sequence[str] = (),
-) -> list[Fix]:
+) -> list[KnobChange]:
     """Return the changes that free memory in the failed phase, the cheapest in speed or in kind first.
 
     Optimizers that the strategy refuses are left out, precisions that a GPU of `compute_capabilities` lacks, and
@@ -52,7 +52,7 @@ def fixes(
     one request that failed would exceed the whole limit.
     """
     in_batch = phase in BATCH_PHASES
-    every_fix = _listed_fixes(
+    every_change = _listed_changes(
         knobs,
         device,
         in_batch=in_batch,
@@ -60,14 +60,18 @@ def fixes(
         has_bf16=all(map(PRECISIONS["bf16"].runs_on, compute_capabilities)),
     )
     # While the model is built there are weights alone.
-    in_phase = (fix for fix in every_fix if phase != MODEL_PHASE or fix.value == "bf16-pure")
+    in_phase = (change for change in every_change if phase != MODEL_PHASE or change.value == "bf16-pure")
     strategy = strategy_or_single(knobs)
-    return [fix for fix in in_phase if fix.knob != "optimizer" or OPTIMIZERS[fix.value].refusal(strategy) is None]
+    return [
+        change
+        for change in in_phase
+        if change.knob != "optimizer" or OPTIMIZERS[change.value].refusal(strategy) is None
+    ]
 
 
-def fixes_of_run(run: RunFile, knobs: Mapping[str, Any], phase: str | None) -> list[Fix]:
-    """Return the `fixes` of a run with these knobs on its devices."""
-    return fixes(knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
+def knob_changes_of_run(run: RunFile, knobs: Mapping[str, Any], phase: str | None) -> list[KnobChange]:
+    """Return the `knob_changes` of a run with these knobs on its devices."""
+    return knob_changes(knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
 
 
 def changed_global_batch(share: float) -> str:
@@ -75,22 +79,22 @@ def changed_global_batch(share: float) -> str:
     return f"little; the global batch becomes {share:.2g} times as large"
 
 
-def useful_first(fixes_by_cost: Iterable[Fix], phase: str | None) -> list[Fix]:
+def useful_first(changes_by_cost: Iterable[KnobChange], phase: str | None) -> list[KnobChange]:
     """Sort the changes that shrink this phase's memory to the front: the states' in the optimizer's step."""
-    return sorted(fixes_by_cost, key=lambda fix: fix.frees_states != (phase == OPTIMIZER_PHASE))
+    return sorted(changes_by_cost, key=lambda change: change.frees_states != (phase == OPTIMIZER_PHASE))
 
 
-def best_of_each_knob(fixes_by_cost: list[Fix], phase: str | None) -> list[Fix]:
+def best_of_each_knob(changes_by_cost: list[KnobChange], phase: str | None) -> list[KnobChange]:
     """Return the most useful change of each knob, a shorter sequence last, since the model then learns another task."""
-    by_knob: dict[str, Fix] = {}
-    for fix in useful_first(fixes_by_cost, phase):
-        by_knob.setdefault(fix.knob, fix)
-    return sorted(by_knob.values(), key=lambda fix: fix.knob == "seq_len")
+    by_knob: dict[str, KnobChange] = {}
+    for change in useful_first(changes_by_cost, phase):
+        by_knob.setdefault(change.knob, change)
+    return sorted(by_knob.values(), key=lambda change: change.knob == "seq_len")
 
 
-def _listed_fixes(
+def _listed_changes(
     knobs: Mapping[str, Any], device: str, *, in_batch: bool, largest_share: float, has_bf16: bool
-) -> Iterator[Fix]:
+) -> Iterator[KnobChange]:
     """Yield the changes, the cheapest in speed or in kind first.
 
     Leaving the Trainer or the compiler frees host memory only.
@@ -100,15 +104,15 @@ def _listed_fixes(
     bf16_speed = "slower on most CPUs" if device == "cpu" else "faster on tensor cores (Ampere and later)"
     if knobs["attention"] == "eager":
         saves = "frees every layer's score matrices if the model supports sdpa"
-        yield Fix("attention", "auto", saves, "faster")
+        yield KnobChange("attention", "auto", saves, "faster")
     if device == "cpu" and knobs["engine"] == "trainer":
         saves = f"frees about {mebibytes(TRAINER_BYTES)} that the Trainer holds"
-        yield Fix("engine", "native", saves, "almost none")
+        yield KnobChange("engine", "native", saves, "almost none")
     if optimizer.class_name == "AdamW" and optimizer.implementation not in ("loop", "fused") and not in_batch:
-        yield Fix("optimizer", "adamw-fused", "frees 4 bytes a parameter at the optimizer's peak", "faster")
+        yield KnobChange("optimizer", "adamw-fused", "frees 4 bytes a parameter at the optimizer's peak", "faster")
     if device == "cpu" and knobs["compile"] != "off":
         saves = f"frees up to {mebibytes(COMPILER_BYTES)} that the compiler holds"
-        yield Fix("compile", "off", saves, "the speed-up of compiled steps")
+        yield KnobChange("compile", "off", saves, "the speed-up of compiled steps")
     batch, accumulation, multiple = int(knobs["batch_size"]), int(knobs["grad_accum"]), batch_multiple(knobs)
     if batch > multiple:
         multiples = max(1, min(batch - 1, int(batch * largest_share)) // multiple)
@@ -116,21 +120,21 @@ def _listed_fixes(
         share = smaller / batch
         kept_by, rest = divmod(accumulation * batch, smaller)
         costs = changed_global_batch(share) if rest else f"little; grad_accum={kept_by} keeps the global batch"
-        yield Fix("batch_size", str(smaller), f"activations to {100 * share:.2g} %", costs, share)
+        yield KnobChange("batch_size", str(smaller), f"activations to {100 * share:.2g} %", costs, share)
     if precision in ("fp32", "tf32"):
         saves = "frees about half of the activations"
         if has_bf16:
-            yield Fix("precision", "bf16", saves, bf16_speed, 0.6)
+            yield KnobChange("precision", "bf16", saves, bf16_speed, 0.6)
         else:
-            yield Fix("precision", "fp16", saves, "faster on tensor cores (Volta and later)", 0.6)
+            yield KnobChange("precision", "fp16", saves, "faster on tensor cores (Volta and later)", 0.6)
     if optimizer.state_tensors >= 2 and not optimizer.eight_bit:
-        yield Fix("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none")
-        yield Fix("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")
+        yield KnobChange("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none")
+        yield KnobChange("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")
     if precision != "bf16-pure" and has_bf16:
         costs = f"{bf16_speed}; updates lose precision"
-        yield Fix("precision", "bf16-pure", "frees half of weights, gradients and states", costs)
+        yield KnobChange("precision", "bf16-pure", "frees half of weights, gradients and states", costs)
     if knobs["checkpointing"] == "off":
-        yield Fix("checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower", 0.4)
+        yield KnobChange("checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower", 0.4)
     if (shorter := int(knobs["seq_len"] or 0) // 2) >= MIN_SEQ_LEN:
         costs = "none; the model trains on shorter sequences"
-        yield Fix("seq_len", str(shorter), "activations to 50 %", costs, 0.5)
+        yield KnobChange("seq_len", str(shorter), "activations to 50 %", costs, 0.5)
