@@ -8,7 +8,7 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, recorded_config
-from trainfast_runner.export.export_text import SAME_RUN_HERE, ExportText, comment_lines, malloc_comments
+from trainfast_runner.export.export_text import SAME_RUN_HERE, ExportText, comment_lines, file_comment, malloc_comments
 from trainfast_runner.export.trainer_arguments import settings_to_express
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
@@ -50,7 +50,7 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportT
     head = comment_lines(run, ("accelerate", "torch", *(("deepspeed",) if other_files else ())), left_out)
     head += malloc_comments(run)
     if other_files:
-        head.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to accelerate -o DIR")
+        head.append(file_comment(run, DEEPSPEED_FILE, "accelerate"))
     return ExportText("\n".join([*head, *_yaml(config)]), left_out, ACCELERATE_FILE, other_files)
 
 

@@ -30,6 +30,16 @@ def torchrun_words(ranks: int) -> list[str]:
     return ["torchrun", "--standalone", "--nproc-per-node", str(ranks)]
 
 
+def torchrun_comments(subject: str, ranks: int) -> list[str]:
+    """A comment line with the command that starts a script with this many ranks; none for one rank."""
+    return [f"# {subject}: {' '.join(torchrun_words(ranks))} SCRIPT"] if ranks > 1 else []
+
+
+def file_comment(run: RunFile, file: str, form: str) -> str:
+    """The comment line with the command that writes `file` beside the text of a form."""
+    return f"# {file}: trainfast-tui export {run.run_id} --to {form} -o DIR"
+
+
 def malloc_variables(run: RunFile) -> dict[str, str]:
     """The variables by which a script frees and takes memory as the timed steps of this CPU run did; else empty."""
     is_default = run.device == "cpu" and run.script is None and run.knobs.get("memory_limit") is None

@@ -10,7 +10,13 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.accelerate_yaml import ACCELERATE_FILE, accelerate_yaml
 from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, config_for_trainer
-from trainfast_runner.export.export_text import ExportText, comment_lines, malloc_variables, torchrun_words
+from trainfast_runner.export.export_text import (
+    ExportText,
+    comment_lines,
+    file_comment,
+    malloc_variables,
+    torchrun_words,
+)
 from trainfast_runner.export.trainer_arguments import settings_to_express, trainer_arguments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
@@ -34,7 +40,7 @@ def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> Export
     head = comment_lines(run, ("transformers", "torch"), left_out)
     if strategy_of(knobs).is_zero:
         other_files = {DEEPSPEED_FILE: json.dumps(config_for_trainer(run, directory), indent=2)}
-        head.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to torchrun -o DIR")
+        head.append(file_comment(run, DEEPSPEED_FILE, "torchrun"))
     return ExportText("\n".join([*head, f"# {PLACEHOLDER_NOTE}", command]), left_out, "train.sh", other_files)
 
 
@@ -64,7 +70,7 @@ def script_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[st
     if left_out:
         lines.append(f"# Cannot be expressed by these flags: {', '.join(left_out)}.")
     if strategy_of(knobs).is_zero:
-        lines.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to torchrun -o DIR")
+        lines.append(file_comment(run, DEEPSPEED_FILE, "torchrun"))
     try:
         accelerate_yaml(run, knobs, directory)
     except UserError:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pprint import pformat
 
 from trainfast_runner.export.deepspeed_json import config_for_trainer
-from trainfast_runner.export.export_text import ExportText, comment_lines, malloc_comments, torchrun_words
+from trainfast_runner.export.export_text import ExportText, comment_lines, malloc_comments, torchrun_comments
 from trainfast_runner.export.script_command import has_field
 from trainfast_runner.export.trainer_arguments import settings_to_express, trainer_arguments
 from trainfast_runner.records.run_file import RunFile
@@ -59,6 +59,4 @@ def _process_comments(run: RunFile, strategy: StrategyEntry) -> list[str]:
     """Comment lines: the command that gives a script of the Trainer as many processes."""
     if strategy.one_process and not strategy.one_device:
         return [f"# strategy={strategy.name}: one process that sees {max(2, len(run.device_uuids))} GPUs"]
-    if run.world_size < 2:
-        return []
-    return [f"# strategy={strategy.name}: {' '.join(torchrun_words(run.world_size))} SCRIPT"]
+    return torchrun_comments(f"strategy={strategy.name}", run.world_size)

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.export import onto_shell
 from trainfast_runner.export.call_fields import trainer_call
-from trainfast_runner.export.export_text import ExportText, comment_lines, torchrun_words
+from trainfast_runner.export.export_text import ExportText, comment_lines, torchrun_comments
 from trainfast_runner.export.script_command import has_field
 from trainfast_runner.export.training_block import TRAINING_ARGS_FILE, block_text
 from trainfast_runner.records.discovered import FRAMEWORKS
@@ -79,7 +79,9 @@ def _variables(run: RunFile, framework: str) -> dict[str, str]:
 def _same_run(run: RunFile, asked: ScriptAsked) -> str:
     """The command line of this program that starts the script with the same settings again."""
     settings = [
-        f"{name}={KNOBS_BY_NAME[name].text_of(run.knobs[name])}" for name in _settings(run) if name not in asked.flagged
+        f"{name}={KNOBS_BY_NAME[name].text_of(run.knobs[name])}"
+        for name in _asked_knobs(run)
+        if name not in asked.flagged
     ]
     options = [("--set", setting) for setting in settings] + list(_options(asked).items())
     return shlex.join(["trainfast-tui", "run", *(word for pair in options for word in pair), "--", *asked.command])
@@ -93,7 +95,7 @@ def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     script = ScriptPreset(
         command=tuple(asked.command),
         flag_words=asked.places,
-        knobs={name: run.knobs[name] for name in _settings(run)},
+        knobs={name: run.knobs[name] for name in _asked_knobs(run)},
         title=shlex.join(asked.command),
         cwd=run.cwd,
         framework=framework if framework in FRAMEWORKS and takes_all else "",
@@ -121,8 +123,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Expor
     if asked.steps is not None:
         fields["max_steps"] = asked.steps
     unknown = [f"# Not understood: {sentence}." for sentence in foreign.not_understood]
-    ranks = run.world_size
-    launch = [f"# {ranks} processes: {' '.join(torchrun_words(ranks))} SCRIPT"] if ranks > 1 else []
+    launch = torchrun_comments(f"{run.world_size} processes", run.world_size)
     head = [*comment_lines(run, ("transformers", "torch"), ()), *unknown, *launch]
     return ExportText(block_text(head, fields), [], TRAINING_ARGS_FILE)
 
@@ -135,14 +136,14 @@ SCRIPT_FORMS: dict[str, Callable[[RunFile, ScriptAsked, ScriptLine], ExportText]
 """Values of `--to` for a run of the user's own script."""
 
 
-def _settings(run: RunFile) -> list[str]:
+def _asked_knobs(run: RunFile) -> list[str]:
     """The knobs that the run was asked for; the memory limit is a trial's alone."""
     return [name for name in run.overrides if name in KNOBS_BY_NAME and name != "memory_limit"]
 
 
 def _without_flag(run: RunFile, asked: ScriptAsked) -> KnobValues:
     """The knobs that reached the script without a flag of its own."""
-    names = [name for name in _settings(run) if name not in (*asked.flagged, *LAUNCH_KNOBS)]
+    names = [name for name in _asked_knobs(run) if name not in (*asked.flagged, *LAUNCH_KNOBS)]
     return {name: run.knobs[name] for name in names}
 
 
