@@ -11,7 +11,7 @@ from trainfast_runner.results.device_conditions.readings import (
     Reading,
     mean_of_ends,
     reading_of,
-    shows_cause,
+    shows,
 )
 
 _BY_REASON, _BY_POLICY, _BY_SAMPLES = range(len(SOURCES))
@@ -54,7 +54,7 @@ class CounterGrowth:
             return ThrottledTime(policy, _BY_POLICY)
         if (sampled := _sampled_ns(cause, before, now)) is not None:
             return ThrottledTime(sampled, _BY_SAMPLES)
-        shown = shows_cause(cause, before), shows_cause(cause, now)
+        shown = shows(cause.reasons, before), shows(cause.reasons, now)
         if None in shown:
             return ThrottledTime(None, _BY_REASON)
         return ThrottledTime(ns * sum(map(bool, shown)) / 2, _BY_SAMPLES)

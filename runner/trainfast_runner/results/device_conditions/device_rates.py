@@ -15,7 +15,7 @@ from trainfast_runner.results.device_conditions.readings import (
     clock_loss,
     mean_of_ends,
     reading_of,
-    shows_cause,
+    shows,
     working_clock_loss,
 )
 
@@ -65,7 +65,7 @@ class DeviceRates:
         throttled_ns, source = self._growth.throttled(cause, before, now, ns)
         self.sources[cause.name].append(source)
         share = None if throttled_ns is None else throttled_ns / ns
-        first, last = shows_cause(cause, before), shows_cause(cause, now)
+        first, last = shows(cause.reasons, before), shows(cause.reasons, now)
         turn_ns: int | None = None
         if share is not None and first is not None and last is not None and first != last:
             # Throttling began or ended once between the samples: its time is one spell at the end that shows it.
@@ -85,7 +85,7 @@ class DeviceRates:
         """Take the newest sample for the time after it, and the first one for the time before it."""
         self.clock_loss.extend_ends(working_clock_loss(sample), is_first=is_first)
         for cause in CAUSES:
-            shown = shows_cause(cause, sample)
+            shown = shows(cause.reasons, sample)
             rate = None if shown is None else float(shown)
             self.throttled[cause.name].extend_ends(rate, is_first=is_first)
             self.lost[cause.name].extend_ends(_product(rate, clock_loss(sample)), is_first=is_first)

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.field_values import CAUSE_COUNTERS
 from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER
-from trainfast_runner.results.device_conditions.readings import ENERGY_FIELD, Reading, TimedReadings, reading_of
+from trainfast_runner.results.device_conditions.readings import ENERGY_FIELD, Reading, TimedReadings, reading_of, shows
 
 SAMPLES_SHOWN = 2
 """One sample may show a reason whose counter the driver updates after the record's end."""
@@ -44,34 +44,30 @@ def _dropped_by_sampler(field: str, answered: TimedReadings) -> bool:
 
 def _stands_still(field: str, answered: TimedReadings) -> bool:
     """True if the counter never moves though samples before the last show its reasons."""
+    reasons = REASONS_OF_COUNTER[field]
     with_field = [sample for _, sample in answered if reading_of(sample, field) is not None]
-    shown = sum(bool(_shows(field, sample)) for sample in with_field[:-1])
+    shown = sum(bool(shows(reasons, sample)) for sample in with_field[:-1])
     return shown >= SAMPLES_SHOWN and len({reading_of(sample, field) for sample in with_field}) == 1
 
 
 def _runs_unseen(field: str, answered: TimedReadings, distrusted: AbstractSet[str]) -> bool:
     """True if the counter runs between samples without its reasons: further than its policy's trusted counter, or
     without one for longer than can go unseen."""
+    reasons = REASONS_OF_COUNTER[field]
     policy = next(cause.policy_counter for cause in CAUSES if field in cause.reason_counters)
     claimed = beyond = 0.0
     for (t0, before), (t1, now) in itertools.pairwise(answered):
         # Where a sample shows the reason the counter may run: only its growth without one speaks against it.
-        if _shows(field, before) is not False or _shows(field, now) is not False or t1 <= t0:
+        if shows(reasons, before) is not False or shows(reasons, now) is not False or t1 <= t0:
             continue
         grown = _growth(field, before, now)
         policy_growth = None if policy is None or policy in distrusted else _growth(policy, before, now)
         claimed += (grown or 0.0) / (t1 - t0)
         beyond += 0.0 if grown is None or policy_growth is None else max(0.0, grown - policy_growth) / (t1 - t0)
-    seen = sum(bool(_shows(field, sample)) for _, sample in answered)
+    seen = sum(bool(shows(reasons, sample)) for _, sample in answered)
     return beyond > BEYOND_POLICY or claimed > SIGHTINGS_MISSED + seen
 
 
 def _growth(field: str, before: Reading, now: Reading) -> float | None:
     first, last = reading_of(before, field), reading_of(now, field)
     return None if first is None or last is None else max(0.0, last - first)
-
-
-def _shows(field: str, sample: Reading) -> bool | None:
-    if sample.throttle_reasons is None:
-        return None
-    return not REASONS_OF_COUNTER[field].isdisjoint(sample.throttle_reasons)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
-from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER, Cause
+from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.records.tick import DeviceReading
 
@@ -29,9 +30,9 @@ def is_answer(sample: Reading) -> bool:
     return any(getattr(sample, name, None) is not None for name in (*CHANGING, *REASONS_OF_COUNTER))
 
 
-def shows_cause(cause: Cause, sample: Reading) -> bool | None:
-    """True if a sample shows one of the cause's reasons; None without readings of the reasons."""
-    return None if sample.throttle_reasons is None else bool(cause.reasons & set(sample.throttle_reasons))
+def shows(reasons: AbstractSet[str], sample: Reading) -> bool | None:
+    """True if a sample shows one of these throttle reasons; None without a reading of the reasons."""
+    return None if sample.throttle_reasons is None else not reasons.isdisjoint(sample.throttle_reasons)
 
 
 def clock_loss(sample: Reading) -> float | None:
