@@ -68,12 +68,12 @@ class Arithmetic:
             **sizes,
         )
 
-    def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int | None:
+    def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int:
         def needed(batch: int) -> int:
             knobs: dict[str, Any] = {**spec.knobs, "batch_size": batch}
             return self.predict(RunSpec(spec.preset, None, "", {}, spec.data, knobs)).total_bytes
 
-        return max((batch for batch in range(1, 200) if needed(batch) <= limit_bytes), default=None)
+        return max((batch for batch in range(1, 200) if needed(batch) <= limit_bytes), default=0)
 
 
 def all_changes(asked: RunFile | RunSpec, phase: str) -> list[KnobChange]:

@@ -47,9 +47,8 @@ class TenMiBASample:
             phase="forward_backward",
         )
 
-    def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int | None:
-        most = (limit_bytes // MIB - 100) // 10
-        return most if most > 0 else None
+    def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int:
+        return max(0, (limit_bytes // MIB - 100) // 10)
 
 
 class Tracer:

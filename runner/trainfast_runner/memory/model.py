@@ -92,15 +92,15 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             traced_bytes={name: round(sum(values)) for name, values in traced.items()},
         )
 
-    def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int | None:
-        """The largest `batch_size` whose predicted peak is within `limit_bytes` per rank; None if 1 does not fit."""
+    def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int:
+        """The largest `batch_size` whose predicted peak is within `limit_bytes` per rank; 0 if not even one fits."""
 
         def fits(batch: int) -> bool:
             # As a prediction adds the categories: each in whole bytes.
             peaks = self._corrected_peaks(spec, ranks, batch).values()
             return max(sum(map(round, peak)) for peak in peaks) <= limit_bytes
 
-        return largest_fitting(fits, MAX_BATCH, batch_multiple(spec.knobs)) or None
+        return largest_fitting(fits, MAX_BATCH, batch_multiple(spec.knobs))
 
     def _basis(self, spec: RunSpec, ranks: int) -> str:
         if (correction := self.correction_for(spec, ranks)) is not None:

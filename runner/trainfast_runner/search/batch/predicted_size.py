@@ -36,13 +36,13 @@ class SizePrediction:
             return Predicted(reason=f"no prediction ({self.reason}); sizes are found by trying them")
         max_batch = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
         # The growth below the maximum: a correction by an earlier run bends at that run's size.
-        below = self._predict_at(plan, max(1, (max_batch or 1) - 1))
+        below = self._predict_at(plan, max(1, max_batch - 1))
         return Predicted(
             fixed_bytes=below.fixed_bytes,
             bytes_per_sample=below.bytes_per_sample,
-            max_batch=max_batch or 0,
+            max_batch=max_batch,
             linear_from=linear_from(
-                lambda size: self._predict_at(plan, size).traced_bytes[BATCH_PHASE], max_batch or 1
+                lambda size: self._predict_at(plan, size).traced_bytes[BATCH_PHASE], max(1, max_batch)
             ),
             basis=below.basis,
         )
