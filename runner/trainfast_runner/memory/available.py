@@ -10,7 +10,7 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.model_size import least_weight_bytes
 from trainfast_runner.records.run_states import EXIT_CODES
 from trainfast_runner.settings.device_counts import chosen_gpus
-from trainfast_runner.settings.knob_values import parse_bytes_per_rank
+from trainfast_runner.settings.knob_values import tightest_limit_bytes
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import mebibytes
 
@@ -49,10 +49,10 @@ def available_memory(
     exist.
     """
     free = _free_memory(spec, machine, ranks, host_free_bytes) if is_here else None
-    memory_limit = spec.knobs["memory_limit"]
-    if not isinstance(memory_limit, str):
+    limit_bytes = tightest_limit_bytes(spec.knobs)
+    if limit_bytes is None:
         return free
-    limit = AvailableMemory(min(parse_bytes_per_rank(memory_limit)), "memory_limit", from_memory_limit=True)
+    limit = AvailableMemory(limit_bytes, "memory_limit", from_memory_limit=True)
     if free is None or limit.size_bytes <= free.for_allocator(context_bytes):
         return limit
     return AvailableMemory(free.size_bytes, f"{free.source}, less than memory_limit", free.with_context)
@@ -60,14 +60,14 @@ def available_memory(
 
 def limit_below_weights_error(spec: RunSpec, parameters: int | None, devices: int) -> UserError | None:
     """The refusal of a `memory_limit` that the weights alone exceed; None if they fit or are unknown."""
-    limit = spec.knobs["memory_limit"]
-    if parameters is None or not isinstance(limit, str):
+    limit_bytes = tightest_limit_bytes(spec.knobs)
+    if parameters is None or limit_bytes is None:
         return None
     needed = least_weight_bytes(parameters, spec.knobs, devices)
-    if min(parse_bytes_per_rank(limit)) >= needed:
+    if limit_bytes >= needed:
         return None
     return UserError(
-        f"memory_limit={limit} is below what the {parameters:,} parameters alone need"
+        f"memory_limit={spec.knobs['memory_limit']} is below what the {parameters:,} parameters alone need"
         f"{' on each device' if devices > 1 else ''}: {needed:,} bytes ({mebibytes(needed)})",
         key="memory_limit",
         exit_code=EXIT_CODES["oom"],
@@ -75,7 +75,7 @@ def limit_below_weights_error(spec: RunSpec, parameters: int | None, devices: in
 
 
 def _free_memory(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> AvailableMemory | None:
-    gpus = chosen_gpus(spec.knobs, machine.used_by(spec.knobs["devices"])).gpus
+    gpus = chosen_gpus(spec.knobs, machine).gpus
     if gpus:
         free = [(gpu.memory_free_bytes, gpu.index) for gpu in gpus if gpu.memory_free_bytes is not None]
         if free:

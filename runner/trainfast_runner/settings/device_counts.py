@@ -48,17 +48,19 @@ def devices_asked(knobs: KnobValues) -> KnobValue:
 
 def chosen_gpus(knobs: KnobValues, machine: Machine) -> GpuChoice:
     """The GPUs that a run takes, none on a CPU. Raises UserError when the machine lacks them."""
+    devices = devices_asked(knobs)
+    machine = machine.used_by(devices)
     if machine.device != "cuda":
         return GpuChoice(())
-    devices = device_choice(devices_asked(knobs))
-    if devices is None:
+    choice = device_choice(devices)
+    if choice is None:
         return machine.default_gpus(strategy_or_single(knobs).name)
-    return machine.named_or_counted_gpus(devices)
+    return machine.named_or_counted_gpus(choice)
 
 
 def first_gpu_name(spec: RunSpec, machine: Machine) -> str | None:
     """The name of the first GPU that a run takes; None on a CPU. Raises UserError for GPUs that do not exist."""
-    gpus = chosen_gpus(spec.knobs, machine.used_by(spec.knobs["devices"])).gpus
+    gpus = chosen_gpus(spec.knobs, machine).gpus
     return gpus[0].name if gpus else None
 
 

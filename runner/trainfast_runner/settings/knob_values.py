@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -220,6 +220,12 @@ def bytes_of_ranks(limit: KnobValue, ranks: int) -> tuple[int, ...] | None:
         return None
     figures = parse_bytes_per_rank(limit)
     return tuple(figures * ranks if len(figures) == 1 else figures)
+
+
+def tightest_limit_bytes(knobs: Mapping[str, KnobValue]) -> int | None:
+    """Return the bytes of the rank with the least `memory_limit`; None without a limit. Raises UserError."""
+    limit = knobs.get("memory_limit")
+    return min(parse_bytes_per_rank(limit)) if isinstance(limit, str) else None
 
 
 def _number(raw: object, kind: type[float]) -> float:

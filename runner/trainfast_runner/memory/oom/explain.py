@@ -26,7 +26,7 @@ from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomChange, OomExplanation, RunError
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.settings.knob_values import parse_bytes_per_rank
+from trainfast_runner.settings.knob_values import tightest_limit_bytes
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
@@ -83,9 +83,7 @@ class OutOfMemory:
         """The failed rank's limit by `memory_limit`; None without one."""
         if self.run.memory_limit_bytes:
             return limit_of_rank(self.run.memory_limit_bytes, self.rank or 0)
-        if isinstance(self.run.knobs.get("memory_limit"), str):
-            return min(parse_bytes_per_rank(self.run.knobs["memory_limit"]))
-        return None
+        return tightest_limit_bytes(self.run.knobs)
 
 
 def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
