@@ -16,7 +16,7 @@ from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.search.advice.advisor import advise
 from trainfast_runner.search.advice.facts import Situation
 from trainfast_runner.settings import device_counts
-from trainfast_runner.settings.compatibility.check import cannot_run_anywhere, check
+from trainfast_runner.settings.compatibility.check import check, refusal_anywhere
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.device_counts import first_gpu_name
 from trainfast_runner.settings.spec import resolve
@@ -93,10 +93,10 @@ def test_what_needs_a_gpu_is_refused_with_both_named(settings: list[str], expect
 
 
 def test_predict_refuses_what_no_cpu_can_run() -> None:
-    refusal = cannot_run_anywhere(resolve("tiny-llama", ["strategy=dp", "devices=cpu"]), TWO)
+    refusal = refusal_anywhere(resolve("tiny-llama", ["strategy=dp", "devices=cpu"]), TWO)
     assert refusal is not None
     assert "strategy=dp" in refusal.line()
-    assert cannot_run_anywhere(resolve("tiny-llama", ["strategy=dp", "devices=4"]), TWO) is None
+    assert refusal_anywhere(resolve("tiny-llama", ["strategy=dp", "devices=4"]), TWO) is None
 
 
 def test_the_available_memory_is_the_hosts_and_the_watched_gpus_stay() -> None:

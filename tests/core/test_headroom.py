@@ -80,8 +80,8 @@ def test_what_has_no_devices_here_says_so_and_is_not_held_against_what_is_free_h
     knobs: dict[str, Any], expected: str
 ) -> None:
     found = fit(ranks=knobs["devices"] if knobs["strategy"] == "ddp" else 1, **knobs)
-    assert found.cannot_run is not None
-    assert found.cannot_run.message.startswith(expected)
+    assert found.refusal is not None
+    assert found.refusal.message.startswith(expected)
     assert found.predicted.total_bytes > 0, "for somebody who plans for another machine"
     assert (found.available, found.fits, found.max_batch) == (None, None, None)
     limited = fit(**knobs, memory_limit="8GiB")
@@ -93,5 +93,5 @@ def test_on_a_gpu_the_context_comes_out_of_what_is_free_and_there_is_no_margin()
     gpus = (DeviceReading(index=0, uuid="GPU-0", name="a GPU", memory_free_bytes=GIB),)
     machine = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
     found = fit(msgspec.structs.replace(MODEL, device="cuda"), machine)
-    assert (found.margin_bytes, found.cannot_run) == (0, None)
+    assert (found.margin_bytes, found.refusal) == (0, None)
     assert found.fits is True

@@ -101,7 +101,7 @@ def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:
 @pytest.mark.parametrize("size", [FULL, SMALL])
 def test_what_cannot_run_here_says_so_instead_of_what_fits(size: tuple[int, int]) -> None:
     words = "strategy=dp copies the model to each of two or more GPUs from one process, and a run here has none"
-    lines = shown(NextRunMemory(replace(FITS, available=None, max_batch=None, cannot_run=UserError(words))), size)
+    lines = shown(NextRunMemory(replace(FITS, available=None, max_batch=None, refusal=UserError(words))), size)
     at = next(place for place, line in enumerate(lines) if line.startswith("cannot run here: strategy=dp"))
     assert lines[at - (2 if size == SMALL else 1)].startswith("predicted 1.37 GiB")
     assert not any("no limit is known" in line for line in lines)

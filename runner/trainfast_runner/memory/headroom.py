@@ -12,7 +12,7 @@ from trainfast_runner.memory.available import AvailableMemory, available_memory
 from trainfast_runner.memory.corrections import WHOLE_STEP, correction_key
 from trainfast_runner.memory.model import MemoryModel, batch_multiple
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.settings.compatibility.check import cannot_run_here
+from trainfast_runner.settings.compatibility.check import refusal_here
 from trainfast_runner.settings.device_counts import first_gpu_name
 from trainfast_runner.settings.spec import RunSpec
 
@@ -43,7 +43,7 @@ class PredictedFit:
     """Bytes that must stay free beside the predicted peak for the run to survive."""
     max_batch: int | None = None
     """The largest batch that fits; 0 if not even one sample does."""
-    cannot_run: UserError | None = None
+    refusal: UserError | None = None
     """The refusal of a run that this machine lacks the devices for."""
 
     @property
@@ -71,20 +71,20 @@ def predict_headroom(
 
     Raises UserError for GPUs that do not exist, and for a strategy whose memory is not predicted.
     """
-    cannot_run = cannot_run_here(spec, machine)
-    if cannot_run is None:
+    refusal = refusal_here(spec, machine)
+    if refusal is None:
         model = model.corrected_for(first_gpu_name(spec, machine))
     predicted = model.predict(spec, ranks)
     # A run that cannot run here is planned for another machine: free memory here does not matter.
     available = available_memory(
-        spec, machine, ranks, host_free_bytes, predicted.context_bytes, is_here=cannot_run is None
+        spec, machine, ranks, host_free_bytes, predicted.context_bytes, is_here=refusal is None
     )
     if available is None:
-        return PredictedFit(predicted, cannot_run=cannot_run)
+        return PredictedFit(predicted, refusal=refusal)
     # RLIMIT_DATA also counts memory outside the trace; a GPU's cap does not.
     needs_margin = model.device == "cpu" and available.from_memory_limit
     margin = margin_bytes(model, spec, ranks, predicted) if needs_margin else 0
-    max_batch = model.max_batch(spec, ranks, available.for_allocator(predicted.context_bytes)) or 0
+    max_batch = model.max_batch(spec, ranks, available.for_allocator(predicted.context_bytes))
     if needs_margin:
 
         def fits(batch: int) -> bool:
@@ -94,7 +94,7 @@ def predict_headroom(
             return PredictedFit(sized_prediction, available, sized_margin).fits is True
 
         max_batch = largest_fitting(fits, max_batch, batch_multiple(spec.knobs))
-    return PredictedFit(predicted, available, margin, max_batch, cannot_run)
+    return PredictedFit(predicted, available, margin, max_batch, refusal)
 
 
 def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Prediction) -> int:

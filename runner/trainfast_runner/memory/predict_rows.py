@@ -16,7 +16,7 @@ from trainfast_runner.memory.headroom import PredictedFit, predict_headroom
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.tracing import TraceProgress, trace_models
 from trainfast_runner.settings import device_counts, presets
-from trainfast_runner.settings.compatibility.check import cannot_run_anywhere
+from trainfast_runner.settings.compatibility.check import refusal_anywhere
 from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import RunSpec, from_preset, resolve
 from trainfast_runner.settings.strategy_of_run import strategy_of
@@ -98,7 +98,7 @@ def _checked_run(run: RunToPredict, machine: Machine) -> RunToPredict:
     if (refusal := machine.used_by(run.spec.knobs["devices"]).refusal) is not None:
         raise refusal
     run = replace(run, spec=device_counts.with_devices(run.spec, machine))
-    if (refusal := cannot_run_anywhere(run.spec, machine)) is not None:
+    if (refusal := refusal_anywhere(run.spec, machine)) is not None:
         raise refusal
     return run
 

@@ -124,7 +124,7 @@ def _fields(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> dict[str
         "margin_bytes": fit.margin_bytes,
         "limit_bytes": None if available is None else available.size_bytes,
         "max_batch": fit.max_batch,
-        "cannot_run": None if fit.cannot_run is None else fit.cannot_run.line(),
+        "cannot_run": None if fit.refusal is None else fit.refusal.line(),
         "fullest": predicted.fullest or None,
         "basis": predicted.basis,
         "attention": predicted.attention or None,
@@ -152,8 +152,8 @@ def _figure_rows(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Ite
         yield "published", size(published)
     if predicted.bytes_per_sample:
         yield "each sample", f"{size(predicted.bytes_per_sample)} on {size(predicted.fixed_bytes)}"
-    if fit.cannot_run is not None:
-        yield "cannot run here", plain(fit.cannot_run.line())
+    if fit.refusal is not None:
+        yield "cannot run here", plain(fit.refusal.line())
     if fit.available is not None:
         if fit.margin_bytes:
             yield "margin", f"{size(fit.margin_bytes)} beside the peak, which the limit counts as well"

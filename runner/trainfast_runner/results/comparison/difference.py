@@ -97,10 +97,10 @@ def compare(a: Result, b: Result) -> Comparison:
             f"the conditions differed ({', '.join(differing)}): part of the difference may come from them; `bench"
             " --repeat 3` runs two variants in turn (A B A B), so that both have the same",
         )
-    return Comparison(a.run_id, b.run_id, _settings(a, b), list(_Rows(a, b).all()), notes, conditions)
+    return Comparison(a.run_id, b.run_id, _differing_settings(a, b), list(_Rows(a, b).all()), notes, conditions)
 
 
-def _settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
+def _differing_settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
     knobs_a, knobs_b = ({**run_knobs(result), **section_overrides(result), **_tried_batch(result)} for result in (a, b))
     names = dict.fromkeys([*KNOBS_BY_NAME, *a.knobs, *b.knobs, *knobs_a, *knobs_b])
     if "auto" in (knobs_a.get("attention"), knobs_b.get("attention")) and a.actual.attention == b.actual.attention:

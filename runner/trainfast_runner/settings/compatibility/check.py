@@ -19,8 +19,8 @@ from trainfast_runner.settings.compatibility.general_rules import (
     GENERAL_RULES,
     devices_exist,
     limit_for_every_rank,
+    overrides_take_effect,
     precision_has_hardware,
-    set_knobs_matter,
     strategy_uses_all_devices,
 )
 from trainfast_runner.settings.compatibility.pipeline_rules import PIPELINE_RULES, micro_batches_divide
@@ -43,7 +43,7 @@ DEVICE_RULES: tuple[Rule, ...] = (devices_exist, strategy_uses_all_devices, stra
 """Rules that look at devices only, and at what they compute with."""
 
 KNOB_RULES: tuple[Rule, ...] = (
-    set_knobs_matter,
+    overrides_take_effect,
     limit_for_every_rank,
     micro_batches_divide,
     optimizer_takes_the_parameters,
@@ -60,17 +60,17 @@ def check(facts: Facts) -> None:
         rule(facts)
 
 
-def cannot_run_here(spec: RunSpec, machine: Machine) -> UserError | None:
+def refusal_here(spec: RunSpec, machine: Machine) -> UserError | None:
     """The refusal of a run for which this machine lacks the devices; None when it has them."""
     return _first_refusal(DEVICE_RULES, spec, machine)
 
 
-def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> UserError | None:
+def refusal_anywhere(spec: RunSpec, machine: Machine) -> UserError | None:
     """The refusal of knobs that contradict each other; None when they do not, or this machine lacks the devices.
 
     A CPU is on every machine: what cannot run on it contradicts a `devices` that asks for it.
     """
-    refusal = cannot_run_here(spec, machine)
+    refusal = refusal_here(spec, machine)
     if refusal is not None:
         return refusal if asks_for_cpu(spec.knobs["devices"]) else None
     return _first_refusal(KNOB_RULES, spec, machine)

@@ -109,7 +109,7 @@ def limit_for_every_rank(facts: Facts) -> None:
         )
 
 
-def set_knobs_matter(facts: Facts) -> None:
+def overrides_take_effect(facts: Facts) -> None:
     """Refuse an override that has no effect with this strategy."""
     strategy = facts.knobs["strategy"]
     for name in facts.spec.overrides:
@@ -167,7 +167,7 @@ def _heads_divide(facts: Facts) -> None:
 
 GENERAL_RULES: tuple[Rule, ...] = (
     _warmup_leaves_steps,
-    set_knobs_matter,
+    overrides_take_effect,
     devices_exist,
     strategy_uses_all_devices,
     precision_has_hardware,

@@ -64,7 +64,7 @@ def _cells(row: PredictedRow) -> list[str]:
         delta(predicted.total_bytes, published, size) if published else ABSENT,
         *(size(value) if (value := predicted.category(name)) else ABSENT for name in CATEGORY_WORDS),
         phase_words(predicted.phase),
-        "not here" if fit.cannot_run is not None else fits,
+        "not here" if fit.refusal is not None else fits,
         ABSENT if fit.max_batch is None else count(fit.max_batch),
     ]
 
@@ -72,8 +72,8 @@ def _cells(row: PredictedRow) -> list[str]:
 def print_notes(rows: list[PredictedRow]) -> None:
     """Print the runs that cannot run here, and the meaning of the published figures."""
     for row in rows:
-        if row.fit is not None and row.fit.cannot_run is not None:
-            print_line(plain(f"{row.run.id} cannot run here: {row.fit.cannot_run.line()}"))
+        if row.fit is not None and row.fit.refusal is not None:
+            print_line(plain(f"{row.run.id} cannot run here: {row.fit.refusal.line()}"))
     if unpublished := next((row.run.unpublished for row in rows if row.run.unpublished), ""):
         print_line(unpublished)
     if any("memory_mb" in row.run.published for row in rows):

@@ -248,9 +248,9 @@ def _cannot_run_here(next_run: NextRun | None, machine: Machine | None) -> UserE
     """Return the refusal of a preset's run for which this machine lacks the devices; None for a script."""
     if next_run is None or next_run.script is not None or machine is None:
         return None
-    from trainfast_runner.settings.compatibility.check import cannot_run_here
+    from trainfast_runner.settings.compatibility.check import refusal_here
 
-    return cannot_run_here(next_run.spec, machine)
+    return refusal_here(next_run.spec, machine)
 
 
 def _global_batch_line(knobs: KnobValues, total: int, ranks: int, width: int) -> Line:

@@ -80,8 +80,8 @@ def _predicted_lines(memory: NextRunMemory, width: int, long_form: bool) -> list
 
 def _verdict_lines(fit: PredictedFit, width: int, max_lines: int) -> list[Line]:
     """Return the memory left, or why the run is impossible here."""
-    if fit.cannot_run is not None:
-        return paragraph(f"cannot run here: {fit.cannot_run.line_without_option()}", width, "error", max_lines)
+    if fit.refusal is not None:
+        return paragraph(f"cannot run here: {fit.refusal.line_without_option()}", width, "error", max_lines)
     return [_bytes_left_line(fit, width)]
 
 
