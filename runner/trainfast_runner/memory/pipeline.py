@@ -138,30 +138,30 @@ def stage_peaks(
 
 
 class _RankMemory:
-    """The memory of one rank of the pipeline, which runs the stages with these `numbers`."""
+    """The memory of one rank of the pipeline, which runs every `degree`-th stage."""
 
     def __init__(
         self, whole: WholeModel, segments: list[Segment], cut: PipelineCut, knobs: Mapping[str, Any], rank: int
     ) -> None:
         degree, micro_batches = int(knobs["pp_degree"]), int(knobs["micro_batches"])
-        self.whole, self.segments, self.cut, self.knobs = whole, segments, cut, knobs
-        self.actions = schedule_actions(str(knobs["pp_schedule"]), rank, degree, micro_batches)
-        self.numbers = range(rank, len(cut.stages), degree)
-        self.share = sum(cut.stages[number].elements for number in self.numbers) / max(1, whole.parameters)
-        self.micro_batches, self.samples = micro_batches, int(knobs["batch_size"]) / micro_batches
-        self.is_spread = knobs["strategy"] == LAYERS_SPREAD
+        self._whole, self._segments, self._cut, self._knobs = whole, segments, cut, knobs
+        self._actions = schedule_actions(str(knobs["pp_schedule"]), rank, degree, micro_batches)
+        self._numbers = range(rank, len(cut.stages), degree)
+        self._share = sum(cut.stages[number].elements for number in self._numbers) / max(1, whole.parameters)
+        self._micro_batches, self._samples = micro_batches, int(knobs["batch_size"]) / micro_batches
+        self._is_spread = knobs["strategy"] == LAYERS_SPREAD
         self._passes: dict[tuple[PipelineAction, int], _Pass] = {}
 
     def forward_backward(self) -> RankBytes:
         """The rank's bytes at the peak of one step of the schedule, the last of `grad_accum`."""
-        accumulates = int(self.knobs["grad_accum"]) > 1
-        start = [value * self.share for value in self.whole.before_optimizer]
+        accumulates = int(self._knobs["grad_accum"]) > 1
+        start = [value * self._share for value in self._whole.before_optimizer]
         start[ACTIVATIONS], start[TEMPORARY] = self._batches(), 0.0
         if not accumulates:
             start[GRADS] = 0.0
         level = peak = tuple(start)
         with_gradients = set[int]()
-        for action in self.actions:
+        for action in self._actions:
             passed = self._pass(action, 2 if accumulates or action.stage in with_gradients else 1)
             peak = max(peak, add(level, passed.peak), key=sum)
             level = add(level, passed.delta)
@@ -171,12 +171,12 @@ class _RankMemory:
 
     def optimizer(self, whole_peak: list[float]) -> RankBytes:
         """The rank's bytes at the peak of the optimizer's step, where the whole model has `whole_peak`."""
-        peak = [value * self.share for value in whole_peak]
-        largest = max(self.cut.stages[number].largest for number in self.numbers)
-        if whole_peak[TEMPORARY] <= self.whole.before_optimizer[PARAMS] / 2:
+        peak = [value * self._share for value in whole_peak]
+        largest = max(self._cut.stages[number].largest for number in self._numbers)
+        if whole_peak[TEMPORARY] <= self._whole.before_optimizer[PARAMS] / 2:
             # One parameter after the other.
-            peak[TEMPORARY] = whole_peak[TEMPORARY] * largest / max(stage.largest for stage in self.cut.stages)
-        if float(self.knobs["grad_clip"]) > 0:
+            peak[TEMPORARY] = whole_peak[TEMPORARY] * largest / max(stage.largest for stage in self._cut.stages)
+        if float(self._knobs["grad_clip"]) > 0:
             # Each gradient's squares, in fp32.
             peak[TEMPORARY] = max(peak[TEMPORARY], FP32_BYTES * largest)
         peak[ACTIVATIONS] = self._batches()
@@ -190,7 +190,7 @@ class _RankMemory:
 
     def _forward(self, slot: int) -> _Pass:
         """A forward's bytes: it keeps what its backward frees; cast weights are freed with the stage's autocast."""
-        number = self.numbers[slot]
+        number = self._numbers[slot]
         before, blocks, after = self._parts(number, "forward", 1)
         peak, _ = self._run(
             number, [*(before if number == 0 else []), *blocks, *(after if self._is_head(number) else [])]
@@ -200,29 +200,29 @@ class _RankMemory:
 
     def _backward(self, slot: int, micro: int) -> _Pass:
         """A backward's bytes, in the traced micro-batch `micro`: 1 without earlier gradients, 2 with them."""
-        number = self.numbers[slot]
+        number = self._numbers[slot]
         after, blocks, before = self._parts(number, "backward", micro)
-        width = self.whole.weight_width
+        width = self._whole.weight_width
         start = NOTHING
         segments = [*blocks, *(before if number == 0 else [])]
         logits = 0.0
         if self._is_head(number):
             # The head's gradient does not wait for the gradient of the tied embedding, which is in another stage.
-            tied = width * self.cut.tied
+            tied = width * self._cut.tied
             head_delta = _vector({TEMPORARY: -tied, GRADS: tied if micro == 1 else 0.0})
             segments = [*after, Segment("backward", micro, "", [], (head_delta, NOTHING)), *segments]
-            if not self.is_spread:
+            if not self._is_spread:
                 # torch's `PipelineStage` keeps the logits.
-                logit_width = FP16_BYTES if self.knobs["precision"] in MIXED else width
-                logits = self.samples * self.cut.output * logit_width
+                logit_width = FP16_BYTES if self._knobs["precision"] in MIXED else width
+                logits = self._samples * self._cut.output * logit_width
         else:
-            start = _vector({TEMPORARY: self.samples * width * self.cut.hidden})
+            start = _vector({TEMPORARY: self._samples * width * self._cut.hidden})
         peak, end = self._run(number, segments, start)
         return _Pass(peak, _vector({ACTIVATIONS: end[ACTIVATIONS] - logits, GRADS: end[GRADS]}))
 
     def _parts(self, number: int, phase: str, micro: int) -> tuple[list[Segment], list[Segment], list[Segment]]:
         """A traced micro-batch's segments before the blocks, in a stage's blocks, and after them, as they run."""
-        traced = [segment for segment in self.segments if segment.phase == phase and segment.micro == micro]
+        traced = [segment for segment in self._segments if segment.phase == phase and segment.micro == micro]
         inside = [index for index, segment in enumerate(traced) if segment.traced_block]
         if not inside:
             raise UserError("this trace has no blocks to be cut between", key="strategy")
@@ -239,7 +239,7 @@ class _RankMemory:
 
     def _traced_blocks(self, number: int) -> list[int]:
         """Index of the traced block that represents each of the stage's blocks; [first, MIDDLE, last] of a long one."""
-        [stack], stage = self.whole.stacks, self.cut.stages[number]
+        [stack], stage = self._whole.stacks, self._cut.stages[number]
         blocks = list(range(stage.begin, stage.end))
         if stack.kept == stack.count:
             return blocks
@@ -248,29 +248,29 @@ class _RankMemory:
 
     def _run(self, number: int, segments: list[Segment], start: Vector = NOTHING) -> tuple[Vector, Vector]:
         """Live bytes of some segments: at their peak and at their end."""
-        [stack], stage = self.whole.stacks, self.cut.stages[number]
+        [stack], stage = self._whole.stacks, self._cut.stages[number]
         cut = BlockStack(len(self._traced_blocks(number)), stack.sizes[stage.begin : stage.end])
-        steps = moments(segments, [cut], start, self.samples, TRACED_MICRO_BATCHES)
+        steps = moments(segments, [cut], start, self._samples, TRACED_MICRO_BATCHES)
         lives = [moment.live for moment in steps]
         return max(lives, key=sum), lives[-1]
 
     def _is_last(self, number: int) -> bool:
-        return number == len(self.cut.stages) - 1
+        return number == len(self._cut.stages) - 1
 
     def _is_head(self, number: int) -> bool:
-        return number == self.cut.head if self.cut.head is not None else self._is_last(number)
+        return number == self._cut.head if self._cut.head is not None else self._is_last(number)
 
     def _batches(self) -> float:
         """Bytes of the batches themselves; every rank has all of a step."""
-        data = [segment.delta for segment in self.segments if segment.phase == "data"]
-        traced_bytes = sum(sum(fixed) + self.samples * sum(per_sample) for fixed, per_sample in data)
-        return traced_bytes * self.micro_batches * int(self.knobs["grad_accum"]) / TRACED_MICRO_BATCHES
+        data = [segment.delta for segment in self._segments if segment.phase == "data"]
+        traced_bytes = sum(sum(fixed) + self._samples * sum(per_sample) for fixed, per_sample in data)
+        return traced_bytes * self._micro_batches * int(self._knobs["grad_accum"]) / TRACED_MICRO_BATCHES
 
     def _buffers(self) -> float:
         """Bytes of the buffers that receive a stage's inputs and the gradients of its outputs, one per micro-batch."""
         # `naive-mp` only copies inputs: gradients come when they are used.
-        ends = sum((number > 0) + (not self._is_last(number) and not self.is_spread) for number in self.numbers)
-        return ends * self.micro_batches * self.samples * self.cut.hidden * self.whole.weight_width
+        ends = sum((number > 0) + (not self._is_last(number) and not self._is_spread) for number in self._numbers)
+        return ends * self._micro_batches * self._samples * self._cut.hidden * self._whole.weight_width
 
 
 def _vector(values: Mapping[int, float]) -> Vector:

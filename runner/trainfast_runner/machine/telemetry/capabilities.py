@@ -38,6 +38,15 @@ class Capabilities:
     """The answers to the probe of the readings that not every tick asks for."""
     unsupported: dict[str, str] = field(default_factory=dict)
     """The fields of `DeviceReading` that no query answers, with the reasons."""
+    due: dict[bool, list[tuple[Query, Ask]]] = field(init=False)
+    """The queries of a tick without (False) and with (True) the sparse ones."""
+    sparse_names: list[str] = field(init=False)
+    """The fields that the sparse queries and field values give."""
+    absent: dict[str, str] = field(init=False)
+    """Every field that the GPU never gives, with the reason."""
+    ask_throttle_reasons: Ask | None = field(init=False)
+    has_uncounted_cause: bool = field(init=False)
+    """True if a cause of throttling that drivers count has no counter here."""
 
     def __post_init__(self) -> None:
         self.refresh()
@@ -47,10 +56,8 @@ class Capabilities:
         every_tick = [(query, ask) for query, ask in self.queries.items() if query.pace is Pace.TICK]
         sparse = [(query, ask) for query, ask in self.queries.items() if query.pace is Pace.SPARSE]
         self.due = {False: every_tick, True: every_tick + sparse}
-        """The queries of a tick without (False) and with (True) the sparse ones."""
         self.sparse_names = [name for query, _ in sparse for name in query.fields] + self.batch.sparse_names
         self.absent = self.batch.absent | self.unsupported
-        """Every field that the GPU never gives, with the reason."""
         self.ask_throttle_reasons = self.queries.get(_THROTTLE_REASONS)
         counted = {field.name for field in self.batch.answered}
         self.has_uncounted_cause = any(
@@ -59,7 +66,6 @@ class Capabilities:
             for cause in CAUSES
             if cause.policy_counter is not None
         )
-        """True if a cause of throttling that drivers count has no counter here."""
 
     def drop_counter(self, name: str, reason: str) -> None:
         """Never ask for a counter again; of those that moved together, go on with the next numbers for all."""
