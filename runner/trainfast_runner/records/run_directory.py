@@ -23,6 +23,7 @@ EVENTS_FILE = "events.jsonl"
 TELEMETRY_FILE = "telemetry.jsonl"
 LEAVING_S = 5.0
 """Time for a supervisor from `result.json` to its own end."""
+POLL_S = 0.02
 
 
 class _ProvisionalFlag(msgspec.Struct, frozen=True):
@@ -88,7 +89,7 @@ def is_alive_after_grace(directory: Path) -> bool:
     while is_alive(directory):
         if time.monotonic() > deadline or not (directory / RESULT_FILE).exists():
             return True
-        time.sleep(0.02)
+        time.sleep(POLL_S)
     return False
 
 

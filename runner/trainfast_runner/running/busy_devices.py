@@ -13,6 +13,8 @@ from trainfast_runner.records.search_directories import conducted_search_of, may
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.run_state import live_runs
 
+POLL_S = 0.5
+
 
 class DevicesBusy(UserError):
     """A live run of this home uses a device that was asked for; it can be waited for."""
@@ -40,7 +42,7 @@ def _shares_a_device(run: RunFile, plan: RunPlan) -> bool:
 
 
 def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, float], None]) -> None:
-    """Return when no live run uses the plan's devices; `on_wait(run, seconds so far)` about twice a second.
+    """Return when no live run uses the plan's devices; `on_wait(run, seconds so far)` every POLL_S seconds.
 
     A run of a search counts until the search ends or is paused: the search starts one process after another.
     """
@@ -50,7 +52,7 @@ def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, floa
         # Poll only this run until it has ended: there may be thousands.
         while is_unfinished(home.directory(run.run_id)) or (search is not None and may_start_a_run(search)):
             on_wait(run, time.monotonic() - began)
-            time.sleep(0.5)
+            time.sleep(POLL_S)
 
 
 def _newest_run_of_live_search(plan: RunPlan, home: Home) -> RunFile | None:

@@ -42,11 +42,13 @@ from trainfast_runner.running.scripts.hooks import RUN_VARIABLE
 from trainfast_runner.running.scripts.sandbox import SANDBOX, sandbox
 
 HANDOVER_S = 30.0
-"""Chosen, not measured: longest wait for the supervisor's first event."""
+HANDOVER_POLL_S = 0.01
+"""Chosen, not measured: longest wait for the supervisor's first event, and the pause between two looks for it."""
 MEMORY_SETTLED_BYTES = 64 << 20
 MEMORY_SETTLES_S = 10.0
-"""Chosen, not measured: how much more memory than before the last run counts as freed, and the longest wait for
-that."""
+MEMORY_POLL_S = 0.25
+"""Chosen, not measured: the memory above the level before the last run that counts as freed, the longest wait for that,
+and the pause between two readings."""
 
 
 def start(plan: RunPlan, home: Home) -> Path:
@@ -171,14 +173,14 @@ def _spawn_supervisor(directory: Path) -> None:
             process.send_signal(signal.SIGUSR1)
             reason = worker_programs.last_error_line((directory / "supervisor.log").read_text(errors="replace"))
             raise UserError(f"the supervisor did not start: {reason}", key="supervisor", exit_code=4)
-        time.sleep(0.01)
+        time.sleep(HANDOVER_POLL_S)
 
 
 def _wait_for_memory(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
     """Return the plan with new readings of its devices, once they have freed the last run's memory, and `clean`.
 
-    The measure is the used memory from before the last run on the same devices plus 64 MiB; `clean` is False when
-    they are still over it after 10 s. The plan's own readings may be from before a long wait.
+    Memory is freed at its level before the last run on the same devices plus MEMORY_SETTLED_BYTES; `clean` is False
+    when it is above that after MEMORY_SETTLES_S. The plan's own readings may be from before a long wait.
     """
     if not plan.gpus and not plan.watched:
         return plan, True
@@ -193,7 +195,7 @@ def _wait_for_memory(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
                 tuple(now.get(gpu.uuid or "", gpu) for gpu in group) for group in (plan.gpus, plan.watched)
             )
             return replace(plan, gpus=gpus, watched=watched), clean
-        time.sleep(0.25)
+        time.sleep(MEMORY_POLL_S)
 
 
 def _used_before_last_run(plan: RunPlan, home: Home) -> dict[str, int]:

@@ -28,7 +28,7 @@ from trainfast_runner.running.scripts.script_plan import no_torch_message
 
 LIMIT_S = 30.0
 """Time for a script to reach its parser; then the script is ended."""
-END_S = 2.0
+END_S, END_POLL_S = 2.0, 0.01
 """Time to end the processes that a script started; processes started faster than this survive."""
 POLL_S = 0.2
 READ_BYTES, MAX_SHOWN = 1 << 20, 300
@@ -108,7 +108,7 @@ def _end_left(folder: Path) -> None:
     while (processes := started_with(RUN_VARIABLE, str(folder))) and time.monotonic() < deadline:
         for process in processes:
             send(process, signal.SIGKILL)
-        time.sleep(0.01)
+        time.sleep(END_POLL_S)
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float, cancelled: threading.Event) -> int | None:
