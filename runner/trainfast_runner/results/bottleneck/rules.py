@@ -115,8 +115,8 @@ RULES: tuple[BottleneckRule, ...] = (
         "memory thrashing",
         scope="run",
         when=(_at_least("alloc_retries", 1),),
-        line="memory is so full that the allocator flushed its cache and tried again {alloc_retries} times in {steps}"
-        " steps",
+        line="memory is so full that the allocator flushed its cache and tried again ({alloc_retries} x in {steps}"
+        " steps)",
         advice="a smaller batch_size with more grad_accum, or checkpointing=full: it fits, but each retry stalls the"
         " device",
         source="PyTorch, torch.cuda.memory_stats: num_alloc_retries counts failed cudaMalloc calls that ended in a"
