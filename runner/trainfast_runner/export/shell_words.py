@@ -12,7 +12,7 @@ from typing import Any
 from trainfast_runner.records.script_in_command import script_index
 
 LOGICAL_LINE = re.compile(r"(?:\\.|[^\n\\])+", re.S)
-"""A line with those that a backslash at its end joins to it."""
+"""A line with the lines that a backslash at its end joins."""
 REDIRECTION = r"&>>?|\d*(?:<<[<-]?|<>|<&|>&|>\||>>|[<>](?!\())"
 """An operator whose next word is a file, and no argument of the command (bash manual, 3.6)."""
 WORD = re.compile(

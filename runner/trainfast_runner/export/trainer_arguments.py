@@ -56,6 +56,6 @@ def refuse_unsupported_by_trainer(run: RunFile, knobs: KnobValues) -> None:
 
 
 def settings_to_express(knobs: KnobValues) -> list[str]:
-    """Knobs not at their defaults that another tool should express; those about our own run and its timing left out."""
+    """Knobs not at their defaults that another tool should express, without the knobs of our own run and its timing."""
     own = ("timing_warmup", "watch", "engine")
     return [name for name in not_at_default(knobs) if name not in own and KNOBS_BY_NAME[name].applies(knobs)]

@@ -43,7 +43,7 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
     """The share of the time in which the threads held the CPU; None on a GPU."""
     wall_ns: int = 0
     in_background: bool | msgspec.UnsetType = msgspec.UNSET
-    """True if an idle app measured it; absent if `doctor --calibrate` did."""
+    """True if an idle app measured the ceiling; absent if `doctor --calibrate` did."""
 
     @property
     def disturbed(self) -> bool:

@@ -64,7 +64,7 @@ class Machine:
         return dataclasses.replace(self, device=CPU, gpus=(), no_gpu_reason=f"devices={devices}", refusal=None)
 
     def limited_to(self, uuids: Sequence[str]) -> Machine:
-        """The machine with these of its GPUs alone. Raises UserError when one of them is not there any more."""
+        """The machine reduced to the GPUs of these UUIDs. Raises UserError when one of them is gone."""
         gpus = tuple(gpu for gpu in self.gpus if gpu.uuid in uuids)
         if len(gpus) < len(set(uuids)):
             gone = next(uuid for uuid in uuids if uuid not in {gpu.uuid for gpu in gpus})
@@ -236,23 +236,23 @@ def _cuda_order(python: str | None, environment: Mapping[str, str]) -> Sequence[
 
 def _rocm_error(versions: Mapping[str, str | None]) -> UserError:
     return UserError(
-        f"torch {versions.get('torch')} is a ROCm build (HIP {versions[HIP_BUILD]}): AMD GPUs are not supported:"
-        " NVML neither lists nor measures them",
+        f"torch {versions.get('torch')} is a ROCm build (HIP {versions[HIP_BUILD]}): AMD GPUs are not supported,"
+        " because NVML neither lists nor measures them",
         key="devices",
         advice=ON_THE_CPU,
         option=f"{ON_THE_CPU}, or --python with a CUDA build of torch",
     )
 
 
-def _mig_mode_error(gpus: Sequence[DeviceReading], instances: Sequence[Instance], where: str = "") -> UserError:
-    """The refusal of GPUs in MIG mode, with the instances to name instead."""
+def _mig_mode_error(gpus: Sequence[DeviceReading], instances: Sequence[Instance], setting: str = "") -> UserError:
+    """The refusal of GPUs in MIG mode, with the instances to name instead; `setting` begins the message."""
     indexes = [gpu.index for gpu in gpus]
     names = [instance.uuid for instance in instances if instance.gpu_index in indexes]
     are = "is" if len(gpus) == 1 else "are"
     return UserError(
-        f"{where}GPU {'+'.join(map(str, indexes))} {are} in MIG mode, where runs use an instance by its name"
+        f"{setting}GPU {'+'.join(map(str, indexes))} {are} in MIG mode, where runs use an instance by its name"
         + ("" if names else ", and there is none"),
-        key="devices" if where else VISIBLE_DEVICES,
+        key="devices" if setting else VISIBLE_DEVICES,
         allowed=names or None,
         advice=f"{VISIBLE_DEVICES}={names[0]}"
         if names

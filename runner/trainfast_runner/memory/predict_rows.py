@@ -41,7 +41,7 @@ class PredictedRow:
     run: RunToPredict
     fit: PredictedFit | None = None
     model: MemoryModel | None = None
-    """The model that predicted it."""
+    """The model that made the prediction."""
     machine: Machine | None = None
     """The machine that the run is for."""
     limit_error: UserError | None = None

@@ -43,9 +43,9 @@ def home_directory() -> Path:
     expanded = os.path.expanduser(configured or _own_directory(platformdirs.user_state_dir) or "~")
     if expanded.startswith("~"):
         # A user without an entry in the password file, as containers have them, and without HOME.
-        whose = expanded.partition("/")[0]
+        user = expanded.partition("/")[0]
         raise UserError(
-            f"there is no home directory for {whose}: set TRAINFAST_HOME to a directory you can write",
+            f"there is no home directory for {user}: set TRAINFAST_HOME to a directory you can write",
             key="TRAINFAST_HOME",
         )
     try:

@@ -130,7 +130,7 @@ class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
     cold_seconds: float | None = None
     break_even_steps: float | None = None
     compared_with: str | None = None
-    """The latest such run with compile=off."""
+    """The latest run of the same settings with compile=off."""
     reason: str | None = None
     """The reason that a figure is missing."""
 

@@ -53,7 +53,7 @@ class Overridden(msgspec.Struct, frozen=True, kw_only=True):
     ran: Any
     """The value that ran; None if the script does not show it."""
     by: str
-    """The framework that overrode it, or the script."""
+    """The framework that overrode the knob, or the script."""
 
 
 class TracedMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -180,8 +180,8 @@ def _ended_from_outside(facts: EndFacts) -> Verdict | None:
     rank, line = signalled
     all_signalled = all(_has(lines, SignalLine) for lines in _all_ranks(facts))
     subject = "the training process" if all_signalled else f"rank {rank}"
-    where = _where(facts, rank, line, names_rank=False)
-    reason = f"{subject} was ended by SIGTERM, which trainfast-tui did not send ({where})"
+    point = _failure_point(facts, rank, line, names_rank=False)
+    reason = f"{subject} was ended by SIGTERM, which trainfast-tui did not send ({point})"
     return _verdict(facts, "killed" if all_signalled else "failed", reason, rank, "SIGTERM")
 
 
@@ -190,20 +190,20 @@ def _raised(facts: EndFacts) -> Verdict | None:
     exceptions = list(_lines_before_stop(facts, ExceptionLine))
     for rank, line in exceptions:
         if _is_oom(line):
-            reason = f"{one_line(_oom_message(line))} ({_where(facts, rank, line)})"
+            reason = f"{one_line(_oom_message(line))} ({_failure_point(facts, rank, line)})"
             return Verdict("oom", reason, error_of(line, rank, _phase(facts, rank)))
     lost, _ = _lost_rank(facts)
     if lost is not None:
         exceptions = [(rank, line) for rank, line in exceptions if not _blames_a_peer(line)]
     for rank, line in exceptions:
         if facts.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
-            where = _where(facts, rank, line)
-            reason = f"the kernel's out-of-memory killer ended a data loader process: host memory was full ({where})"
+            point = _failure_point(facts, rank, line)
+            reason = f"the kernel's out-of-memory killer ended a data loader process: host memory was full ({point})"
             return Verdict("oom", reason, error_of(line, rank, _phase(facts, rank)))
-        where = _where(facts, rank, line)
+        point = _failure_point(facts, rank, line)
         text = f"{line.type}: {one_line(line.message or '')}" if line.message else str(line.type)
         state = "failed" if _in_training(facts) else "failed_to_start"
-        return Verdict(state, f"{text} ({where}){_hint(facts, line)}", error_of(line, rank, _phase(facts, rank)))
+        return Verdict(state, f"{text} ({point}){_hint(facts, line)}", error_of(line, rank, _phase(facts, rank)))
     return None
 
 
@@ -218,8 +218,8 @@ def _kernel_killed(facts: EndFacts) -> Verdict | None:
         if facts.exit_code != -signal.SIGKILL:
             return None
         rank = 0
-    where = _where(facts, rank)
-    reason = f"the kernel's out-of-memory killer ended the process: host memory was full ({where})"
+    point = _failure_point(facts, rank)
+    reason = f"the kernel's out-of-memory killer ended the process: host memory was full ({point})"
     return _verdict(facts, "oom", reason, rank, "SIGKILL")
 
 
@@ -241,7 +241,7 @@ def _rank_lost(facts: EndFacts) -> Verdict | None:
     if rank is None or (facts.exit_code is not None and facts.exit_code < 0 and not facts.torn_down_reason):
         return None
     end = "exited without reporting an error" if code is None else exit_text(code)
-    reason = f"rank {rank} {end} ({_where(facts, rank, names_rank=False)})"
+    reason = f"rank {rank} {end} ({_failure_point(facts, rank, names_rank=False)})"
     return _verdict(facts, "failed", reason, rank)
 
 
@@ -251,9 +251,9 @@ def _printed_oom(facts: EndFacts) -> Verdict | None:
         return None
     for line in reversed(facts.output_tail.splitlines()):
         if is_out_of_memory([line]):
-            where = _where(facts, 0)
+            point = _failure_point(facts, 0)
             error = RunError(rank=None, phase=_phase(facts, 0), message=one_line(line, 2000))
-            return Verdict("oom", f"{one_line(line)} ({where})", error)
+            return Verdict("oom", f"{one_line(line)} ({point})", error)
     return None
 
 
@@ -262,10 +262,10 @@ def _by_exit_code(facts: EndFacts) -> Verdict:
     code = facts.exit_code if facts.exit_code is not None else 0
     if facts.torn_down_reason:
         return Verdict("failed", facts.torn_down_reason, RunError(message=facts.torn_down_reason))
-    where = _where(facts, 0)
+    point = _failure_point(facts, 0)
     if code < 0:
         finished = all(_has(lines, FinishedLine) for lines in _all_ranks(facts))
-        note = "after it had recorded its end" if finished else where
+        note = "after it had recorded its end" if finished else point
         reason = f"the training process {exit_text(code)}, which trainfast-tui did not send ({note})"
         return _verdict(facts, "killed", reason)
     if code == 0:
@@ -276,7 +276,7 @@ def _by_exit_code(facts: EndFacts) -> Verdict:
     printed = reported_end(output) or one_line(last_line(output)) + error_location(output) + _no_stdin(facts)
     reason = f"the training exited with status {code}" + (f": {printed}" if printed else "")
     verdict = _verdict(facts, "failed_to_start", reason)
-    return replace(verdict, state="failed", reason=f"{reason} ({where})") if _in_training(facts) else verdict
+    return replace(verdict, state="failed", reason=f"{reason} ({point})") if _in_training(facts) else verdict
 
 
 def _verdict(facts: EndFacts, state: str, reason: str, rank: int | None = None, type: str | None = None) -> Verdict:
@@ -355,7 +355,7 @@ def _in_training(facts: EndFacts) -> bool:
     return trained or any(facts.last_step.values())
 
 
-def _where(
+def _failure_point(
     facts: EndFacts, rank: int, line: ExceptionLine | SignalLine | None = None, *, names_rank: bool = True
 ) -> str:
     """The rank, step and phase of a failure as far as known, such as `rank 1, step 3, phase backward`.

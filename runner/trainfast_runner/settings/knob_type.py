@@ -55,7 +55,7 @@ class Knob(msgspec.Struct, frozen=True):
     memory: str = "none"
     same_as: Equivalent = msgspec.field(default_factory=Equivalent)
     only_with: tuple[str, ...] = ()
-    """The strategies that obey it; empty for all."""
+    """The strategies that obey the knob; empty for all."""
     equivalent_values: tuple[KnobValue, ...] | Literal["all"] = ()
     """The values that train the same at one global batch."""
     changes_in_warm_process: bool = False

@@ -22,7 +22,7 @@ ADAMW_KERNELS = tuple(name for name, entry in OPTIMIZERS.items() if entry.path =
 
 
 def _joined_help(begin: str, entries: Mapping[str, object], field: str) -> str:
-    """The help of a knob from those of the catalog's entries, each after its name."""
+    """The help of a knob: the help of each of the catalog's entries after its name."""
     texts = [f"{name}: {text}." for name, entry in entries.items() if (text := getattr(entry, field))]
     return " ".join([begin, *texts]).strip()
 

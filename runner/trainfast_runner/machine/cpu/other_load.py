@@ -43,7 +43,7 @@ class CpuWindow:
 
 
 def others_cores(seconds: float, windows: int = 3) -> float | None:
-    """Cores that others keep busy over the next `seconds`; None when none of so many windows gives a figure."""
+    """Cores that others keep busy over the next `seconds`; None when no window gives a figure."""
     for _ in range(windows):
         window = CpuWindow()
         time.sleep(seconds)

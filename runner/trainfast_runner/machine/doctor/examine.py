@@ -77,12 +77,12 @@ def _packages(
     missing = [name for name in NEEDED if not versions.get(name)]
     installed = ", ".join(f"{name} {versions[name]}" for name in (*NEEDED, *USEFUL) if versions.get(name))
     if missing:
-        which = '"trainfast-tui[train]"' if python is None else " ".join(missing)
+        packages = '"trainfast-tui[train]"' if python is None else " ".join(missing)
         yield Finding(
             "training stack",
             "fail",
             f"no {', '.join(missing)}; runs cannot be started with this Python",
-            f"{executable} -m pip install {which}; or train with another Python: --python PATH",
+            f"{executable} -m pip install {packages}; or train with another Python: --python PATH",
         )
     else:
         yield Finding("training stack", "ok", installed)
@@ -140,7 +140,7 @@ def _home(home: Home) -> Iterator[Finding]:
 
 def _memory() -> Iterator[Finding]:
     """The tightest memory limit of this process's control groups."""
-    limit, where = tightest_group_limit()
+    limit, group = tightest_group_limit()
     if limit is None:
         yield Finding("memory limit", "ok", "no control group limits this session's memory")
     else:
@@ -148,7 +148,7 @@ def _memory() -> Iterator[Finding]:
         yield Finding(
             "memory limit",
             "ok" if enough else "warn",
-            f"{where} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory",
+            f"{group} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory",
             None if enough else "raise the container's limit, or set memory_limit below it",
         )
 

@@ -1,4 +1,4 @@
-"""The devices that CUDA_VISIBLE_DEVICES leaves of those NVML lists: by index, by UUID, or one MIG instance."""
+"""The devices listed by NVML that CUDA_VISIBLE_DEVICES leaves: by index, by UUID, or one MIG instance."""
 
 from __future__ import annotations
 

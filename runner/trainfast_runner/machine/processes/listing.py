@@ -42,7 +42,7 @@ class ProcessRow:
     memory_rss_bytes: int | None = None
     age_s: float | None = None
     devices: tuple[tuple[int, int | None], ...] = ()
-    """The GPUs it has a context on, by index, with the bytes it holds there."""
+    """The GPUs on which the process has a context, by index, with the bytes held there."""
 
     @property
     def device_memory_bytes(self) -> int | None:
@@ -85,9 +85,9 @@ class ProcessList:
             self._scan(self._looked_for)
             self._next_scan_s = began + max(SCAN_EVERY_S, (time.monotonic() - began) / SCAN_SHARE)
         row_by_pid = dict(self._rows)
-        for pid, where in devices_by_pid.items():
+        for pid, held_on in devices_by_pid.items():
             scanned = row_by_pid.get(pid) if self._pids_are_ours else None
-            row_by_pid[pid] = replace(scanned or ProcessRow(pid=pid), devices=tuple(where))
+            row_by_pid[pid] = replace(scanned or ProcessRow(pid=pid), devices=tuple(held_on))
         # A driver may list thousands; those that hold most are the ones a person looks for.
         rows = tuple(row_by_pid.values())
         return rows if len(rows) <= MAX_ROWS else tuple(heapq.nlargest(MAX_ROWS, rows, key=_weight))

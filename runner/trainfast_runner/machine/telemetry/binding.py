@@ -42,7 +42,7 @@ class Binding:
 
 
 def load() -> Binding:
-    """Import it. Whatever a foreign module of that name raises, nothing is raised here."""
+    """Import pynvml. Raises nothing, whatever a foreign module of that name raises."""
     try:
         module = importlib.import_module("pynvml")
     except (Exception, SystemExit) as error:
@@ -86,9 +86,9 @@ def as_text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def replacement_advice(where: str) -> str:
+def replacement_advice(path: str) -> str:
     """The way to replace the module in this file by nvidia-ml-py's; pip removes only its own installations."""
-    file = Path(where)
+    file = Path(path)
     if any(file.is_relative_to(folder) for folder in (*site.getsitepackages(), site.getusersitepackages())):
         return REINSTALL
     file = file.parent if file.name == "__init__.py" else file

@@ -26,7 +26,7 @@ class Instance:
 
     @property
     def old_name(self) -> str:
-        """The name that CUDA gave it before driver R470, and still takes."""
+        """The instance's name before driver R470, which CUDA still takes."""
         return f"{MIG_PREFIX}{self.gpu_uuid}/{self.gpu_instance}/{self.compute_instance}"
 
 

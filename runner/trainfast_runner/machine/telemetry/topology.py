@@ -72,7 +72,7 @@ class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
     busy_percent: int | None = None
     """Share of the last moment in which a kernel ran: an idle GPU lowers its PCIe generation to save power."""
     cpu_affinity: str | None = None
-    """The CPUs nearest to it, as ranges: 0-31,64-95."""
+    """The CPUs nearest to the GPU, as ranges: 0-31,64-95."""
     numa_node: int | None = None
     nvlinks: int | None = None
     """NVLinks that are up, to any end; None when the GPU has none."""

@@ -49,8 +49,8 @@ def doubts(result: Result) -> Iterator[str]:
     for cause in CAUSES:
         fraction = getattr(result.throttle, f"{cause.name}_fraction")
         if fraction is not None and fraction >= THROTTLED_SHARE:
-            where, source = _worst_gpu(result, cause.name, fraction)
-            yield f"was throttled by {cause.text}{where} for {100 * fraction:.1f} % of the measured time{source}"
+            on_gpu, source = _worst_gpu(result, cause.name, fraction)
+            yield f"was throttled by {cause.text}{on_gpu} for {100 * fraction:.1f} % of the measured time{source}"
     if (text := _steadiness(conditions, result.steps.warmup)) is not None:
         yield text
 
@@ -111,7 +111,7 @@ def _worst_gpu(result: Result, cause: str, fraction: float) -> tuple[str, str]:
     """The GPU of a share, and the share's source, in words."""
     for row in result.throttle.devices:
         if getattr(row, f"{cause}_fraction") == fraction:
-            where = "" if row.index is None else f" on {_gpu(result, row.index)}"
+            on_gpu = "" if row.index is None else f" on {_gpu(result, row.index)}"
             source = getattr(row, f"{cause}_source")
-            return where, f" ({source})" if source else ""
+            return on_gpu, f" ({source})" if source else ""
     return "", ""

@@ -42,7 +42,7 @@ class ScriptCommand:
     typed: tuple[str, ...]
     """The words as typed."""
     argv: tuple[str, ...]
-    """The words that start it (`argv_on`); those of a `deepspeed` command lack the number of ranks."""
+    """The words that start the script (`argv_on`); a `deepspeed` command's lack the number of ranks."""
     name: str
     """The script's file name, or the module's, or the command's."""
     interpreter: str | None
@@ -69,7 +69,7 @@ class ScriptCommand:
         return gpus or (_deepspeed_ranks_on_cpu() if self.is_deepspeed else _cores())
 
     def argv_on(self, gpus: int) -> list[str]:
-        """Return the words that start it on a machine where the script sees `gpus` GPUs."""
+        """Return the words that start the script on a machine where it sees `gpus` GPUs."""
         if not self.is_deepspeed:
             return list(self.argv)
         options = 1 + len(TORCHRUN)
@@ -323,10 +323,10 @@ def _command_path(word: str, cwd: str) -> str:
 
 
 def _refuse_missing(script: str, cwd: str) -> None:
-    """Raise UserError if there is no such script."""
+    """Raise UserError if the script does not exist."""
     if script != "-" and not os.path.exists(os.path.join(cwd, script)):
-        where = f" in {cwd}" if cwd else ""
-        raise UserError(f"there is no script {script}{where}", key=script, nearest=_nearest_file(script, cwd))
+        folder = f" in {cwd}" if cwd else ""
+        raise UserError(f"there is no script {script}{folder}", key=script, nearest=_nearest_file(script, cwd))
 
 
 def _nearest_file(path: str, cwd: str) -> str | None:
@@ -336,7 +336,7 @@ def _nearest_file(path: str, cwd: str) -> str | None:
         names = os.listdir(os.path.join(cwd, directory) or ".")
     except OSError:
         return None
-    near = nearest(name, [other for other in names if other != name])
+    near = nearest(name, [known for known in names if known != name])
     return near and os.path.join(directory, near)
 
 
