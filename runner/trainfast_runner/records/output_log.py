@@ -119,9 +119,9 @@ class GrowingLog:
             return None
         self._offset += len(new)
         first, *others = self._separators.split(new)
-        *complete, rest = [self._unfinished + first, *others]
+        *complete, unfinished = [self._unfinished + first, *others]
         # A progress bar may never end a line.
-        self._unfinished = rest[-_LONGEST_LINE_BYTES:]
+        self._unfinished = unfinished[-_LONGEST_LINE_BYTES:]
         return [_text(line) for line in complete]
 
     def close(self) -> None:

@@ -55,16 +55,16 @@ def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
 def _latest_uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
     """The latest finished run beside `directory` that differs in nothing but compiling, and its median step in ms."""
     home = Home.of_run(directory)
-    for other in map(home.directory, reversed(home.run_ids())):
-        if other == directory:
+    for candidate in map(home.directory, reversed(home.run_ids())):
+        if candidate == directory:
             continue
         try:
-            other_run = read_run_file(other)
-            if other_run is None or other_run.knobs.get("compile", "off") != "off":
+            candidate_run = read_run_file(candidate)
+            if candidate_run is None or candidate_run.knobs.get("compile", "off") != "off":
                 continue
-            if _comparison_key(other_run) != _comparison_key(run):
+            if _comparison_key(candidate_run) != _comparison_key(run):
                 continue
-            result = read_result(other)
+            result = read_result(candidate)
         except OSError:
             # Skip a run that cannot be read.
             continue

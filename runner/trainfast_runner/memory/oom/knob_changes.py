@@ -118,8 +118,8 @@ def _listed_changes(
         multiples = max(1, min(batch - 1, int(batch * largest_share)) // multiple)
         smaller = multiple << (multiples.bit_length() - 1)
         share = smaller / batch
-        kept_by, rest = divmod(accumulation * batch, smaller)
-        costs = changed_global_batch(share) if rest else f"little; grad_accum={kept_by} keeps the global batch"
+        kept_by, remainder = divmod(accumulation * batch, smaller)
+        costs = changed_global_batch(share) if remainder else f"little; grad_accum={kept_by} keeps the global batch"
         yield KnobChange("batch_size", str(smaller), f"activations to {100 * share:.2g} %", costs, share)
     if precision in ("fp32", "tf32"):
         saves = "frees about half of the activations"

@@ -18,9 +18,11 @@ MIN_PAIRS = 3
 
 
 def paired_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """95 % confidence interval of the difference in percent of the baseline, from each pair's (baseline, other) rates.
-    None with fewer than `MIN_PAIRS` pairs of positive rates."""
-    logs = [math.log(other / base) for base, other in pairs if base > 0 and other > 0]
+    """95 % confidence interval of the difference in percent of the baseline.
+
+    Each pair holds the rates of (baseline, variant). None with fewer than `MIN_PAIRS` pairs of positive rates.
+    """
+    logs = [math.log(variant / base) for base, variant in pairs if base > 0 and variant > 0]
     if len(logs) < MIN_PAIRS:
         return None
     middle, freedom = statistics.fmean(logs), len(logs) - 1

@@ -64,11 +64,11 @@ def optimizer_takes_the_parameters(facts: Facts) -> None:
     entry = facts.optimizer
     refusal = entry.refusal(facts.strategy)
     if refusal is not None:
-        takes = nearest_strategy(facts.strategy, lambda other: entry.refusal(other) is None)
+        takes = nearest_strategy(facts.strategy, lambda strategy: entry.refusal(strategy) is None)
         raise UserError(
             f"optimizer={entry.name} {refusal}",
             key="optimizer",
-            allowed=[name for name, other in OPTIMIZERS.items() if other.refusal(facts.strategy) is None],
+            allowed=[name for name, optimizer in OPTIMIZERS.items() if optimizer.refusal(facts.strategy) is None],
             advice=f"optimizer={nearest_optimizer(entry, facts.strategy)},"
             f" or strategy={takes} with optimizer={entry.name}",
         )

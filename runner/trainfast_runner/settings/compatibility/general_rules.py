@@ -65,7 +65,7 @@ def strategy_uses_all_devices(facts: Facts) -> None:
     count = len(chosen_gpus(facts.knobs, facts.machine).gpus) if on_gpus else _cpu_processes(facts)
     if count > 1:
         devices = devices_asked(facts.knobs)
-        several = nearest_strategy(facts.strategy, lambda other: not other.one_device)
+        several = nearest_strategy(facts.strategy, lambda strategy: not strategy.one_device)
         raise UserError(
             f"strategy={facts.strategy.name} trains on one device and devices={devices} asks for {count}",
             key="strategy",
