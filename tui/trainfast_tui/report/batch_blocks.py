@@ -88,7 +88,7 @@ def _answer(search: BatchSnapshot) -> Iterator[Block]:
 
 def _without_answer(ended: BatchEnded) -> Iterator[Block]:
     """Yield the reason, the missing bytes, and the changes that would make a batch of 1 fit."""
-    yield Prose(f"{state_words(ended.state).capitalize()}: {ended.reason}.")
+    yield Prose(f"{state_text(ended.state).capitalize()}: {ended.reason}.")
     if ended.missing_bytes is not None:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
     if ended.changes:

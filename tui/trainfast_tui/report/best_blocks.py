@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from trainfast_runner.records.run_states import state_words
+from trainfast_runner.records.run_states import state_text
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.choose.answer import verdicts_without_answer
 from trainfast_runner.search.journal.best import (
@@ -122,7 +122,7 @@ def _answer(so_far: BestSoFar) -> Iterator[Block]:
         return
     if ended.state != "answered":
         best = "; the best so far" if answer is not None else ""
-        yield Prose(f"{state_words(ended.state).capitalize()}: {ended.reason}{best}.")
+        yield Prose(f"{state_text(ended.state).capitalize()}: {ended.reason}{best}.")
     if ended.missing_bytes is not None:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
     if answer is not None and so_far.space is not None:
