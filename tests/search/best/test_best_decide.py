@@ -211,13 +211,33 @@ def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> 
     result = FakeConductor(space, asking(space), 1, lines).run()
     base = space.space.baseline_number
     for line in lines:
-        if isinstance(line, Trial) and line.candidate_number != base:
+        if isinstance(line, Trial | ColdRun) and line.candidate_number != base:
             knobs = space.space.candidates[line.candidate_number].knobs
             assert (knobs["precision"], knobs["checkpointing"]) == ("bf16", "off")
     assert result.best_answer is not None
     reasons = {one.reason for one in result.best_answer.verdicts if one.verdict == "not_tried"}
     assert "you pinned precision=bf16" in reasons
     assert "you skipped checkpointing=full" in reasons
+
+
+def test_a_pinned_value_is_not_turned_back_in_a_fresh_process(space: Synthetic) -> None:
+    lines: list[BestLine] = [asking(space), space.space, Instruction(do="pin", knob="pin_memory", value="on")]
+    result = FakeConductor(space, asking(space), 1, lines).run()
+    assert result.cold["turn_back"] > 0
+    cold_numbers = {line.candidate_number for line in lines if isinstance(line, ColdRun)}
+    pinned = {number for number, one in enumerate(space.space.candidates) if one.knobs["pin_memory"] == "on"}
+    assert cold_numbers - pinned == {space.space.baseline_number}
+    assert result.answer in pinned
+
+
+def test_a_baseline_that_a_person_skipped_is_not_the_answer(space: Synthetic) -> None:
+    base = space.space.baseline_number
+    slower = [number for number in space.truth if number != base and space.truth[number] < space.truth[base]]
+    skipped: list[BestLine] = [
+        Instruction(do="skip", candidate_number=number) for number in space.truth if number not in slower
+    ]
+    result = FakeConductor(space, asking(space), 1, [asking(space), space.space, *skipped]).run()
+    assert result.answer in slower
 
 
 def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_trial(space: Synthetic) -> None:

@@ -131,14 +131,12 @@ class ColdRanking:
 
     @cached_property
     def answer_number(self) -> int:
-        """The winner, or the baseline if that fits and the runs that confirm show no gain over it."""
-        winner_number = self.winner_number
-        gain = self.speed_runs.difference(winner_number, self.baseline_number)
-        if gain is None or winner_number == self.baseline_number or self.baseline_number in self.state.ruled_out:
+        """The winner, or the baseline if that may be the answer and the runs that confirm show no gain over it."""
+        winner_number, baseline_number = self.winner_number, self.baseline_number
+        gain = self.speed_runs.difference(winner_number, baseline_number)
+        if gain is None or winner_number == baseline_number or baseline_number not in self.state.remaining:
             return winner_number
-        return (
-            winner_number if gain.mean >= EQUAL_LOG_GAIN or (gain.is_clear and gain.mean > 0) else self.baseline_number
-        )
+        return winner_number if gain.mean >= EQUAL_LOG_GAIN or (gain.is_clear and gain.mean > 0) else baseline_number
 
     @cached_property
     def ties(self) -> list[int]:
@@ -169,11 +167,11 @@ class ColdRanking:
         return [name for name, level, base_level in zip(levels.names, point, base, strict=True) if level != base_level]
 
     def without_override(self, number: int, knob: str) -> int | None:
-        """Return the candidate with one knob at the baseline's value; None if there is none that can run."""
+        """Return the candidate with one knob at the baseline's value; None if no remaining candidate has these values."""
         levels = self.state.posterior.levels
         base = levels.points[self.baseline_number][levels.names.index(knob)]
         reverted = levels.with_level(number, knob, base)
-        return None if reverted is None or reverted in self.state.ruled_out else reverted
+        return reverted if reverted in self.state.remaining else None
 
     def is_near_limit(self, number: int) -> bool:
         """True if a candidate needs nearly all of memory_limit, or its need is unknown."""
