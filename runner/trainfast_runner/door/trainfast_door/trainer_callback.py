@@ -47,7 +47,8 @@ def install(module: Any, run: ScriptRun) -> None:
             batch = min(self.batch_size, run.steps.largest_batch or self.batch_size)
             if self.unread:
                 self.unread -= 1
-                run.ran["batch_size"] = batch
+                # Under DataParallel the batch is split among the GPUs.
+                run.ran["batch_size"] = batch // max(1, args.n_gpu)
                 run.actual.update(compute_dtype_of_arguments(args))
             if run.steps.record_step(samples=batch * self.accumulated):
                 control.should_training_stop = True

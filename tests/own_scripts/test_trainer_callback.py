@@ -1,0 +1,36 @@
+"""The knobs that the hooks read from the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from transformers import TrainerCallback, TrainingArguments
+
+from trainfast_runner.door.trainfast_door import trainer_callback
+
+if TYPE_CHECKING:
+    from trainfast_runner.door.trainfast_door.script_run import ScriptRun
+
+
+@pytest.mark.parametrize(("gpus", "samples"), [(0, 8), (1, 8), (2, 16)])
+def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path: Path, gpus: int, samples: int) -> None:
+    arguments = TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8, use_cpu=True)
+    arguments._n_gpu = gpus
+    recorded: list[int] = []
+
+    def record_step(samples: int) -> bool:
+        recorded.append(samples)
+        return False
+
+    steps = SimpleNamespace(count_steps_of=lambda source: None, largest_batch=samples, record_step=record_step)
+    run = SimpleNamespace(steps=steps, ran={}, actual={})
+    module: Any = SimpleNamespace(TrainerCallback=TrainerCallback, DEFAULT_CALLBACKS=[])
+    trainer_callback.install(module, cast("ScriptRun", run))
+    callback = module.DEFAULT_CALLBACKS[0]()
+    callback.on_train_begin(arguments, None, None)
+    callback.on_step_end(arguments, None, None)
+    assert run.ran["batch_size"] == 8
+    assert recorded == [samples]
