@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -48,6 +49,25 @@ def pytest_collection_finish() -> None:
 
 # The trainings of a test run share its cores: their threads sleep while they wait, and no launch looks at the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, int | None]:
+    """`disk["room"]` is how many bytes it still takes; None is as many as there are."""
+    state: dict[str, int | None] = {"room": None}
+    real = os.write
+
+    def write(fd: int, data: bytes) -> int:
+        room = state["room"]
+        if room is None:
+            return real(fd, data)
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        state["room"] = max(0, room - len(data))
+        return real(fd, data[:room])
+
+    monkeypatch.setattr(os, "write", write)
+    return state
 
 
 @pytest.fixture(scope="session")

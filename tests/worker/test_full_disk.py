@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -13,25 +12,6 @@ import pytest
 
 from trainfast_runner.worker.records.record_file import RecordFile
 from trainfast_runner.worker.records.worker_log import WorkerLog
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, int | None]:
-    """`disk["room"]` is how many bytes it still takes; None is as many as there are."""
-    state: dict[str, int | None] = {"room": None}
-    real = os.write
-
-    def write(fd: int, data: bytes) -> int:
-        room = state["room"]
-        if room is None:
-            return real(fd, data)
-        if room == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        state["room"] = max(0, room - len(data))
-        return real(fd, data[:room])
-
-    monkeypatch.setattr(os, "write", write)
-    return state
 
 
 def lines(path: Path) -> list[dict[str, int]]:

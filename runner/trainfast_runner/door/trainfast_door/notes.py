@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -25,6 +26,8 @@ class LineFile:
     def __init__(self, directory: str, name: str, flags: int = 0) -> None:
         path = os.path.join(directory, name)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+        self._torn = False
+        """True if the last write was cut short: the next one begins on a line of its own."""
 
     def close(self) -> None:
         """Close the file."""
@@ -36,7 +39,10 @@ class LineFile:
 
     def write_text(self, lines: str) -> None:
         """Append whole lines of JSON."""
-        os.write(self._fd, lines.encode())
+        text = (("\n" if self._torn else "") + lines).encode()
+        self._torn = os.write(self._fd, text) < len(text)
+        if self._torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def append_line(directory: str, name: str, line: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from .memory_peaks import MemoryPeaks
-from .notes import LineFile
+from .notes import LineFile, never_raises
 from .rank_files import RankFiles
 from .step_line import step_line
 
@@ -40,7 +40,7 @@ class StepLog:
     """
 
     def __init__(self, files: RankFiles, settings: Settings, write_facts: Callable[[], None]) -> None:
-        """`write_facts` is called after step FACTS_AFTER."""
+        """`write_facts` is called after step FACTS_AFTER; an error of it is noted."""
         self.source = OPTIMIZER
         """The reporter whose steps are counted."""
         self.framework: str | None = None
@@ -71,7 +71,7 @@ class StepLog:
         self.hooks: list[str] = []
         """Names of the hooks that were called in this process."""
         self._files = files
-        self._write_facts = write_facts
+        self._write_facts = never_raises(write_facts)
         self._limit = settings.steps
         self._warmup = settings.timing_warmup
         self._samples_per_step = settings.samples_per_step
@@ -159,9 +159,9 @@ class StepLog:
     def _note_ignored_stop(self) -> None:
         """Record, once, that the script trains on; the supervisor ends it."""
         if not self._ignored_stop:
-            self._ignored_stop = True
             self.flush()
             self._files.write("ignored_stop", step=self.taken)
+            self._ignored_stop = True
 
     def add_loss(self, loss: float) -> None:
         """Put a loss into the newest record; a framework may report it after the step's end."""
@@ -169,8 +169,12 @@ class StepLog:
             self.unknown.pop("loss", None)
             self._records[-1] = (*self._records[-1][:-1], loss)
 
+    @never_raises
     def flush(self, now_ns: int = 0) -> None:
-        """Append the waiting records in one write. Many at once take a third of the time of one at each step."""
+        """Append the waiting records in one write. Many at once take a third of the time of one at each step.
+
+        A full disk loses them: the steps are counted all the same.
+        """
         if not self._records or self._file is None:
             return
         text = "".join([step_line(record, self._warmup) for record in self._records])

@@ -1,0 +1,51 @@
+"""The hooks' records of a script's steps on a full disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.door.trainfast_door.notes import VARIABLE, LineFile
+from trainfast_runner.door.trainfast_door.rank_files import RankFiles
+from trainfast_runner.door.trainfast_door.settings import Settings
+from trainfast_runner.door.trainfast_door.step_log import StepLog
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepLog:
+    """The log of a script that is to stop after two steps."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    files = RankFiles(str(tmp_path), steps_from_log=False)
+    return StepLog(files, Settings(steps=2), write_facts=lambda: files.write("script"))
+
+
+def test_the_last_step_stops_the_script_though_the_disk_is_full(log: StepLog, disk: dict[str, int | None]) -> None:
+    assert not log.record_step()
+    disk["room"] = 0
+    assert log.record_step()
+
+
+def test_a_script_that_trains_on_is_noted_once_the_disk_has_room(
+    log: StepLog, tmp_path: Path, disk: dict[str, int | None]
+) -> None:
+    assert [log.record_step() for _ in range(2)] == [False, True]
+    disk["room"] = 0
+    with pytest.raises(OSError, match="No space left"):
+        log.record_step()
+    disk["room"] = None
+    assert not any(log.record_step() for _ in range(3))
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "worker.jsonl").read_text().splitlines()]
+    assert kinds.count("ignored_stop") == 1
+
+
+def test_a_line_of_the_hooks_cut_short_spoils_no_other(tmp_path: Path, disk: dict[str, int | None]) -> None:
+    file = LineFile(str(tmp_path), "steps.jsonl")
+    disk["room"] = 5
+    with pytest.raises(OSError, match="No space left"):
+        file.write({"step": 1})
+    disk["room"] = None
+    file.write({"step": 2})
+    file.write({"step": 3})
+    assert (tmp_path / "steps.jsonl").read_text() == '{"ste\n{"step":2}\n{"step":3}\n'
