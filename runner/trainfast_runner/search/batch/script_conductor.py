@@ -88,7 +88,8 @@ class ScriptBatchConductor(BatchConductor):
         traced = result.script.traced_memory if result.script is not None else None
         limit = min(self._plan.memory_limit_bytes or (), default=self._available_bytes())
         if traced is None or limit is None:
-            return Predicted(reason=f"memory is predicted from the probes alone: {why_untraced(result.script)}")
+            reason = why_untraced(result.script) if traced is None else "the free memory of the GPU is unknown"
+            return Predicted(reason=f"memory is predicted from the probes alone: {reason}")
         peak = TracedPeak(traced=traced, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE])
         return predict_script_size(peak, limit, result.run_id)
 

@@ -167,7 +167,7 @@ class ColdRanking:
         return [name for name, level, base_level in zip(levels.names, point, base, strict=True) if level != base_level]
 
     def without_override(self, number: int, knob: str) -> int | None:
-        """Return the candidate with one knob at the baseline's value; None if no remaining candidate has these values."""
+        """Return the candidate with one knob at the baseline's value; None if no such candidate remains."""
         levels = self.state.posterior.levels
         base = levels.points[self.baseline_number][levels.names.index(knob)]
         reverted = levels.with_level(number, knob, base)
