@@ -46,7 +46,7 @@ class Tries:
         else:
             self._spend(self._process.switch_s(candidate))
         drawn = self._process.steps(candidate)
-        rule = StepRule() if steps is None else StepRule(least=steps, most=steps)
+        rule = StepRule() if steps is None else StepRule(min_steps=steps, max_steps=steps)
         self._spend(sum(next(drawn) for _ in range(UNTIMED)) / 1000)
         taken: list[float] = []
         while rule.judge(taken) == "more":

@@ -144,7 +144,7 @@ class FakeConductor:
         candidate = self.terrain.space.candidates[number]
         process = self.terrain.process(number, self.seed, cold=True)
         steps = process.steps(number)
-        taken = [next(steps) for _ in range(COLD_WARMUP + decision.step_rule.least)]
+        taken = [next(steps) for _ in range(COLD_WARMUP + decision.step_rule.min_steps)]
         timed = taken[COLD_WARMUP:]
         seconds = process.start_s + sum(taken) / 1000
         self.spent_s += seconds

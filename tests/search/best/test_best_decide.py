@@ -11,7 +11,7 @@ from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.choose.answer import answer_of, answer_so_far
-from trainfast_runner.search.best.choose.cold_costs import COLD_LEAST, ColdCosts
+from trainfast_runner.search.best.choose.cold_costs import MIN_COLD_STEPS, ColdCosts
 from trainfast_runner.search.best.choose.decide import decide
 from trainfast_runner.search.best.choose.prospects import Prospects
 from trainfast_runner.search.best.choose.state import state_of_best_journal
@@ -369,7 +369,7 @@ def test_an_answer_that_void_runs_left_unconfirmed_says_so(space: Synthetic) -> 
 def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space: Synthetic) -> None:
     base = space.space.baseline_number
     samples = space.space.candidates[base].samples_per_step
-    for ms, steps in ((100.0, 60), (4800.0, 14), (60_000.0, COLD_LEAST)):
+    for ms, steps in ((100.0, 60), (4800.0, 14), (60_000.0, MIN_COLD_STEPS)):
         slow = [ms * share * 8 / samples for share in (0.9, 1.1)]
         noisy = trial(base, warm=False, step_ms=slow * 5, seconds=1.0)
         lines = [asking(space, budget_s=600.0), space.space, *process_ready(space, base), noisy]

@@ -25,7 +25,7 @@ from trainfast_runner.search.best.step_rule import StepRule
 from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.worker.shared.search_roles import CONTROL_FILE
 
-RULE = StepRule(least=4, most=25, standard_error=0.012)
+RULE = StepRule(min_steps=4, max_steps=25, standard_error=0.012)
 FINISHED = Result(
     run_id="r", state="finished", throughput=Throughput(samples_per_s=Spread(median=10.0, mad=0.1)), provisional=False
 )

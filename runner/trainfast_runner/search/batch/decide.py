@@ -251,11 +251,11 @@ def deciding_size(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_bat
     if state.device == "cuda":
         return (max_batch // ALIGNED + 1) * ALIGNED
     tight = tightest(memory_fits, max_batch)
-    least_bytes = tight.need_bytes(max_batch) + tolerance_bytes(tight.need_bytes(max_batch))
+    needed_bytes = tight.need_bytes(max_batch) + tolerance_bytes(tight.need_bytes(max_batch))
 
     def is_near(size: int) -> bool:
         """True if a size needs less, even with the steepest growth that the error of the fit allows."""
-        return tight.need_bytes(size) + tight.error_per_sample * max(0, size - max_batch) < least_bytes
+        return tight.need_bytes(size) + tight.error_per_sample * max(0, size - max_batch) < needed_bytes
 
     return max(max_batch, largest_fitting(is_near, LARGEST_BATCH)) + 1
 

@@ -78,11 +78,11 @@ class PresetBatchConductor(BatchConductor):
                 return BatchEnded(state="failed", reason=_ended_words(result))
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
-        void = None
+        void_reason = None
         if self._plan.device == "cuda":
             uuids = self._plan.device_uuids
-            void = why_void_by_others(process.directory, replies, process.pids, uuids, began_ns)
-        self._write(probe_of(self._state(), batch_size, process.directory.name, seconds, replies, void))
+            void_reason = why_void_by_others(process.directory, replies, process.pids, uuids, began_ns)
+        self._write(probe_of(self._state(), batch_size, process.directory.name, seconds, replies, void_reason))
         if any(line.outcome == "oom" for line in replies.values()):
             self._runs.wait_for_process_end()
         elif self._plan.spec.knobs["compile"] != "off":

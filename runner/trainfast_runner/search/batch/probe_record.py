@@ -17,19 +17,24 @@ from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, RankPe
 
 
 def probe_of(
-    state: BatchState, batch_size: int, run_id: str, seconds: float, replies: dict[int, ProbeLine], void: str | None
+    state: BatchState,
+    batch_size: int,
+    run_id: str,
+    seconds: float,
+    replies: dict[int, ProbeLine],
+    void_reason: str | None,
 ) -> Probe:
     """Return the record of one size from its ranks' replies; `void` is why the probe does not count, or None."""
     oom_line = next((line for line in replies.values() if line.outcome == "oom"), None)
     ranks = [_rank_peaks(rank, reply) for rank, reply in sorted(replies.items())]
-    if oom_line is not None or void is not None:
+    if oom_line is not None or void_reason is not None:
         line = oom_line or next(iter(replies.values()))
         return Probe(
             batch_size=batch_size,
-            outcome="oom" if void is None else "void",
+            outcome="oom" if void_reason is None else "void",
             run_id=run_id,
             seconds=seconds,
-            reason=void or line.message or "",
+            reason=void_reason or line.message or "",
             rank=next(rank for rank, reply in replies.items() if reply is line),
             phase=line.phase,
             phase_peaks=line.phase_peaks,

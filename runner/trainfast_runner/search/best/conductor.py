@@ -170,7 +170,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if step.action == UNDER_LIMIT:
             plan = self._plan_of(number, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)
         else:
-            steps = self._cold_steps() or UNTIMED_COLD_STEPS + decision.step_rule.most
+            steps = self._cold_steps() or UNTIMED_COLD_STEPS + decision.step_rule.max_steps
             plan = self._plan_of(number, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
             plan = with_predicted_speed(plan, self._home)
         directory = self._orphans.adopt_measuring_run(plan) or self._runs.start(plan, COLD)

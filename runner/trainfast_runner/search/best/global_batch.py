@@ -85,8 +85,8 @@ class GlobalBatch:
         per_rank, remainder = divmod(self.size, degree)
         if remainder:
             raise self._impossible_error([size for size in (per_rank * degree, (per_rank + 1) * degree) if size])
-        most = min(whole_number(knobs, "batch_size"), per_rank)
-        batch = next(size for size in range(most, 0, -1) if per_rank % size == 0)
+        max_batch = min(whole_number(knobs, "batch_size"), per_rank)
+        batch = next(size for size in range(max_batch, 0, -1) if per_rank % size == 0)
         return {**knobs, "batch_size": batch, "grad_accum": per_rank // batch}
 
     def count(self) -> int:

@@ -23,9 +23,9 @@ class LogGain(NamedTuple):
     mean: float
     deviation: float
 
-    def chance_above(self, least: float) -> float:
-        """Return the probability that the gain exceeds `least`."""
-        return 0.5 * math.erfc((least - self.mean) / self.deviation / math.sqrt(2))
+    def chance_above(self, log_gain: float) -> float:
+        """Return the probability that the gain exceeds `log_gain`."""
+        return 0.5 * math.erfc((log_gain - self.mean) / self.deviation / math.sqrt(2))
 
 
 def log_objective(question: BestQuestion, candidate: Candidate, log_rate: float, start_s: float) -> LogObjective:

@@ -34,7 +34,7 @@ class ScriptBestConductor(BestConductor):
         rule = decision.step_rule
         began_s = self._runs.clock_s()
         deviation = self._state().measured.step_deviation
-        steps = UNTIMED_TRIAL_STEPS + steps_for(deviation, rule.standard_error, rule.least, rule.most)
+        steps = UNTIMED_TRIAL_STEPS + steps_for(deviation, rule.standard_error, rule.min_steps, rule.max_steps)
         plan = self._plan_trial_or_record(number, steps=steps, timing_warmup=UNTIMED_TRIAL_STEPS)
         if plan is None:
             return

@@ -12,7 +12,7 @@ UNTIMED_TRIAL_STEPS = 2
 """Steps before a trial's timed ones: from the second on the optimizer has states, and a CPU's memory is measured."""
 MIN_TIMED_STEPS, MAX_TIMED_STEPS, ENOUGH_ERROR = 4, 25, 0.012
 """Timed steps of a trial, and the standard error that is enough."""
-LEAST_TRIAL_STEPS = UNTIMED_TRIAL_STEPS + MIN_TIMED_STEPS
+MIN_TRIAL_STEPS = UNTIMED_TRIAL_STEPS + MIN_TIMED_STEPS
 """Steps of the shortest trial."""
 Judgement = Literal["more", "enough", "slow"]
 """`more` steps are needed, `enough` were taken, or the candidate is too `slow`."""
@@ -20,10 +20,10 @@ Judgement = Literal["more", "enough", "slow"]
 
 @dataclass(frozen=True)
 class StepRule:
-    """The number of timed steps of a trial: from `least` to `most`, as many as their scatter needs."""
+    """The number of timed steps of a trial: from `min_steps` to `max_steps`, as many as their scatter needs."""
 
-    least: int = MIN_TIMED_STEPS
-    most: int = MAX_TIMED_STEPS
+    min_steps: int = MIN_TIMED_STEPS
+    max_steps: int = MAX_TIMED_STEPS
     standard_error: float = ENOUGH_ERROR
     """The standard error of the median that is enough, as a share of the median."""
     give_up_ms: float | None = None
@@ -33,9 +33,9 @@ class StepRule:
         """Judge a trial by the times of its steps so far, in ms."""
         if self.give_up_ms is not None and len(step_ms) >= 2 and min(step_ms) > self.give_up_ms:
             return "slow"
-        if len(step_ms) < self.least:
+        if len(step_ms) < self.min_steps:
             return "more"
-        return "enough" if len(step_ms) >= self.most or relative_error(step_ms) <= self.standard_error else "more"
+        return "enough" if len(step_ms) >= self.max_steps or relative_error(step_ms) <= self.standard_error else "more"
 
 
 ORDINARY = StepRule()

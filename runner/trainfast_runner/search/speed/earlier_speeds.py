@@ -67,12 +67,12 @@ def measured_speeds(home: Home, spec: RunSpec, device: SpeedDevice) -> list[Earl
     own_speeds: list[EarlierSpeed] = []
     other_speeds: list[EarlierSpeed] = []
     for speed in _speeds_of_runs(home, device):
-        speeds, most_count = (
+        speeds, max_count = (
             (own_speeds, MAX_OF_MODEL)
             if training_of(speed.spec) == training_of(spec)
             else (other_speeds, MAX_OF_OTHERS)
         )
-        if len(speeds) < most_count:
+        if len(speeds) < max_count:
             speeds.append(speed)
     for speed in _speeds_of_trials(home, spec, device):
         if len(own_speeds) == MAX_OF_MODEL:

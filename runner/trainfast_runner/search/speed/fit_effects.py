@@ -53,8 +53,8 @@ def fit_effects(
 
 def _scales(levels: Levels, center: float, seen: Sequence[Observation], measurements: Measurements) -> Scales:
     """Return the scales under which the `seen` observations are most likely."""
-    least_deviation = _drift_deviation(measurements)
-    deviations = [deviation for deviation in PROCESSES if deviation >= least_deviation] or [least_deviation]
+    min_deviation = _drift_deviation(measurements)
+    deviations = [deviation for deviation in PROCESSES if deviation >= min_deviation] or [min_deviation]
     score = cache(Likelihood(levels, seen, center).log_likelihood)
     best = Scales(process=min(deviations, key=lambda deviation: abs(deviation - Scales().process)))
     for _ in range(2):
@@ -66,7 +66,7 @@ def _scales(levels: Levels, center: float, seen: Sequence[Observation], measurem
 
 def _drift_deviation(measurements: Measurements) -> float:
     """Return the least deviation between processes: their drift if too many drifted for an accident, else 0."""
-    if len(measurements.void) + len(measurements.drift_variance_by_run) < MAX_VOID_PROCESSES:
+    if len(measurements.void_run_ids) + len(measurements.drift_variance_by_run) < MAX_VOID_PROCESSES:
         return 0.0
     square = sum(drift * drift for drift in measurements.drifts) / len(measurements.drifts)
     return math.sqrt(square / 2) if square > VOID_LOG_DRIFT * VOID_LOG_DRIFT else 0.0

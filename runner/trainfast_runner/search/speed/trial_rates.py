@@ -24,7 +24,7 @@ NOISE_GRID_RATIO = 1.25
 """The pooled noise is rounded to powers of this ratio, so that a new trial seldom changes the noise of all others."""
 MIN_RATE_DEVIATION = 0.001
 """Chosen, not measured: the least deviation of a trial in ln rate, even if its few steps are equal."""
-EARLIER_SPREAD, EARLIER_LEAST = 2.0, 0.03
+EARLIER_SPREAD, EARLIER_ADDED_DEVIATION = 2.0, 0.03
 """Factor on the spread of an earlier search's effect, and the deviation added to it, in ln rate. Chosen, not
 measured."""
 DEFAULT_STEP_DEVIATION = 0.02
@@ -38,7 +38,7 @@ class Measurements:
     trials: tuple[Trial, ...]
     step_deviation: float
     """The deviation of ln step time, pooled over all trials."""
-    void: frozenset[str]
+    void_run_ids: frozenset[str]
     """The run ids of voided processes."""
     drifts: tuple[float, ...]
     """The ln rate of each process's reference at its end less that at its beginning."""
@@ -132,7 +132,7 @@ def earlier_observations(levels: Levels, effects: Iterable[EarlierEffect], basel
         if effect.knob not in levels.names or min(gain.low, gain.median) <= -100:
             continue
         deviation = (math.log1p(gain.high / 100) - math.log1p(gain.low / 100)) / (2 * NORMAL_95)
-        variance = (EARLIER_SPREAD * deviation) ** 2 + EARLIER_LEAST**2
+        variance = (EARLIER_SPREAD * deviation) ** 2 + EARLIER_ADDED_DEVIATION**2
         observations.append(Observation(((1.0, after), (-1.0, before)), math.log1p(gain.median / 100), variance))
     return observations
 
@@ -143,12 +143,12 @@ def relative_error(step_ms: Sequence[float]) -> float:
     return math.sqrt(MEDIAN_VARIANCE * _robust_variance(deviations) / len(step_ms)) if deviations else math.inf
 
 
-def steps_for(deviation: float, error: float, least: int, most: int) -> int:
-    """Return the steps after which the median's standard error is expected to be `error`, from `least` to `most`.
+def steps_for(deviation: float, error: float, min_steps: int, max_steps: int) -> int:
+    """Return the steps, from `min_steps` to `max_steps`, after which the median's expected standard error is `error`.
 
     `deviation` is that of ln step time.
     """
-    return max(least, min(most, math.ceil(MEDIAN_VARIANCE * (deviation / error) ** 2)))
+    return max(min_steps, min(max_steps, math.ceil(MEDIAN_VARIANCE * (deviation / error) ** 2)))
 
 
 def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:

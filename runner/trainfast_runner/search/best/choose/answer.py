@@ -289,8 +289,8 @@ def _notes(ranking: ColdRanking) -> Iterator[str]:
     if state.measured.drift_variance_by_run:
         drifted = counted(len(state.measured.drift_variance_by_run), "process", "processes")
         yield f"{drifted} drifted by more than {void_percent}: their settings' intervals include the drift"
-    if state.measured.void:
-        drifted = counted(len(state.measured.void), "process", "processes")
+    if state.measured.void_run_ids:
+        drifted = counted(len(state.measured.void_run_ids), "process", "processes")
         yield f"{drifted} drifted by more than {void_percent}; their settings were measured again"
     if state.question.earlier:
         yield "effects of earlier searches, with widened spread, chose the order of the trials"

@@ -10,7 +10,7 @@ from trainfast_runner.search.speed.trial_rates import steps_for
 
 COLD_ERROR = 0.007
 """Wanted standard error of a cold run's median, as a share of the median. Chosen, not measured."""
-COLD_LEAST, COLD_MOST = 8, 60
+MIN_COLD_STEPS, MAX_COLD_STEPS = 8, 60
 """Timed steps of a cold run, at least and at most. Chosen, not measured."""
 CONFIRMING_RUNS = 4
 """Cold runs that confirm an answer: the winner and the baseline, A B B A."""
@@ -30,12 +30,12 @@ class ColdCosts:
     def steps(self) -> int:
         """Timed steps of each run: enough for `COLD_ERROR`, but confirming takes half of the budget at most."""
         state = self._state
-        needed = steps_for(state.measured.step_deviation, COLD_ERROR, COLD_LEAST, COLD_MOST)
+        needed = steps_for(state.measured.step_deviation, COLD_ERROR, MIN_COLD_STEPS, MAX_COLD_STEPS)
         budget_per_run_s = CONFIRMING_SHARE * state.question.budget_s / CONFIRMING_RUNS
         affordable = min(
             (budget_per_run_s - state.start_s(number)) / state.step_s(number) for number in self._confirmed_numbers
         )
-        return max(COLD_LEAST, min(needed, int(affordable)))
+        return max(MIN_COLD_STEPS, min(needed, int(affordable)))
 
     def run_s(self, number: int) -> float:
         """Expected seconds of a cold run of a candidate."""

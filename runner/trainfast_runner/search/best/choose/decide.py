@@ -19,7 +19,7 @@ from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR, TRIALS_SH
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.next_cold_run import best_step, next_cold_run
 from trainfast_runner.search.best.choose.prospects import LIKELY_CHANCE, Prospects, count_drifted_if_budget_spent
-from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS, UNUSABLE, void_words
+from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS, UNUSABLE, void_text
 from trainfast_runner.search.best.choose.state import WORTHWHILE_PERCENT, BestState
 from trainfast_runner.search.best.objective import seq_len_of
 from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, ORDINARY, StepRule
@@ -73,9 +73,9 @@ def _baseline_trial(state: BestState) -> BestDecision | None:
     trials = [trial for trial in state.journal.trials if trial.candidate_number == number]
     if any(trial.outcome in UNUSABLE for trial in trials):
         return _end("failed", f"the baseline failed: {trials[-1].reason}")
-    void = [trial for trial in trials if trial.outcome == "void"]
-    if len(void) >= MAX_VOID_ATTEMPTS:
-        return _end("failed", f"the baseline was {void_words(void)}")
+    void_trials = [trial for trial in trials if trial.outcome == "void"]
+    if len(void_trials) >= MAX_VOID_ATTEMPTS:
+        return _end("failed", f"the baseline was {void_text(void_trials)}")
     return None if number in state.ruled_out else _trial_of(state, number, "the baseline, to compare with")
 
 
@@ -86,7 +86,9 @@ def _trial_in_first_process(state: BestState, prospects: Prospects) -> BestDecis
         return None
     if state.spent_s > TRIALS_SHARE * state.question.budget_s:
         return None
-    tried = {trial.candidate_number for trial in state.journal.trials if trial.run_id not in state.measured.void}
+    tried = {
+        trial.candidate_number for trial in state.journal.trials if trial.run_id not in state.measured.void_run_ids
+    }
     for number, why in _first_process_trials(state):
         if number not in tried and number in prospects.affordable:
             return _trial_of(state, number, why)
@@ -213,7 +215,7 @@ def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDeci
         return decision
     why = "the first setting measured in this process again: a change would be drift"
     step = best_step("trial", why, reference.candidate_number, repeats=True)
-    return BestDecision(step, step_rule=StepRule(least=max(MIN_TIMED_STEPS, len(reference.step_ms))))
+    return BestDecision(step, step_rule=StepRule(min_steps=max(MIN_TIMED_STEPS, len(reference.step_ms))))
 
 
 def _trial_of(state: BestState, number: int, why: str) -> BestDecision:

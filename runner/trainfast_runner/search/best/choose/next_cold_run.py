@@ -36,10 +36,11 @@ def next_cold_run(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
 
 def why_not_confirmed(ranking: ColdRanking) -> str | None:
     """Return, in words, that void runs left the answer unconfirmed; None if it is confirmed or may still be."""
-    void = ranking.void_runs
-    if len(void) < MAX_VOID_COLD_RUNS or _confirm(ranking) is None:
+    void_runs = ranking.void_runs
+    if len(void_runs) < MAX_VOID_COLD_RUNS or _confirm(ranking) is None:
         return None
-    return f"the answer is not confirmed: {len(void)} runs in fresh processes were void; the last: {void[-1].reason}"
+    void_text = f"{len(void_runs)} runs in fresh processes were void; the last: {void_runs[-1].reason}"
+    return f"the answer is not confirmed: {void_text}"
 
 
 def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:

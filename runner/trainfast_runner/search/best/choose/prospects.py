@@ -34,7 +34,7 @@ def count_drifted_if_budget_spent(state: BestState) -> BestState:
 
     Returns the state unchanged while there is time.
     """
-    if not state.measured.void or not Prospects(state, ColdCosts(state)).is_budget_spent:
+    if not state.measured.void_run_ids or not Prospects(state, ColdCosts(state)).is_budget_spent:
         return state
     return state_of_best_journal(state.journal.lines, state.spent_s, state.warm_run_id, state, voids_drifted=False)
 
@@ -136,7 +136,7 @@ class Prospects:
         tried = {
             trial.candidate_number
             for trial in state.journal.trials
-            if trial.outcome != "void" and trial.run_id not in state.measured.void
+            if trial.outcome != "void" and trial.run_id not in state.measured.void_run_ids
         }
         seen_levels = [set(levels) for levels in zip(*(points[number] for number in tried), strict=True)]
         columns = state.posterior.levels.columns

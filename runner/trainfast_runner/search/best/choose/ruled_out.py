@@ -60,7 +60,7 @@ def _without_rate(
 ) -> list[CandidateVerdict]:
     """Return verdicts on candidates that ran out of memory, failed, or were void too often."""
     verdicts = []
-    void_by_number: dict[int, list[Trial | ColdRun]] = defaultdict(list)
+    void_attempts_by_number: dict[int, list[Trial | ColdRun]] = defaultdict(list)
     for attempt in attempts:
         number = attempt.candidate_number
         if attempt.outcome == "oom":
@@ -68,16 +68,18 @@ def _without_rate(
         elif attempt.outcome in UNUSABLE:
             verdicts.append(CandidateVerdict(candidate_number=number, verdict=attempt.outcome, reason=attempt.reason))
         elif attempt.outcome == "void":
-            void_by_number[number].append(attempt)
-    for number, void in void_by_number.items():
-        if len(void) >= MAX_VOID_ATTEMPTS and number not in measured_numbers:
-            verdicts.append(CandidateVerdict(candidate_number=number, verdict="not_tried", reason=void_words(void)))
+            void_attempts_by_number[number].append(attempt)
+    for number, void_attempts in void_attempts_by_number.items():
+        if len(void_attempts) >= MAX_VOID_ATTEMPTS and number not in measured_numbers:
+            verdicts.append(
+                CandidateVerdict(candidate_number=number, verdict="not_tried", reason=void_text(void_attempts))
+            )
     return verdicts
 
 
-def void_words(void: Attempts) -> str:
+def void_text(void_attempts: Attempts) -> str:
     """Return, in words, the number of void trials of a candidate, and the reason that the last one does not count."""
-    return f"void in {len(void)} trials; the last: {void[-1].reason}"
+    return f"void in {len(void_attempts)} trials; the last: {void_attempts[-1].reason}"
 
 
 def _too_large(failed: Trial | ColdRun, candidates: Sequence[Candidate], attempts: Attempts) -> list[CandidateVerdict]:

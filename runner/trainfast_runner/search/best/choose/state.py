@@ -150,7 +150,7 @@ class BestState:
     @cached_property
     def warm_process_key(self) -> KnobsKey | None:
         """The knobs of the warm process; None without one, or if its drift voids its trials."""
-        if self.warm_run_id in self.measured.void:
+        if self.warm_run_id in self.measured.void_run_ids:
             return None
         for line in reversed(self.journal.lines):
             if isinstance(line, ProcessReady) and line.run_id == self.warm_run_id:

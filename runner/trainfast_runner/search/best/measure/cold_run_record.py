@@ -66,8 +66,8 @@ def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: b
     overridden = why_incompatible(result, knobs)
     if overridden is not None:
         return "incompatible", overridden
-    void = why_run_void(result)
-    return "measured" if void is None or keep_disturbed else "void", void or ""
+    void_reason = why_run_void(result)
+    return "measured" if void_reason is None or keep_disturbed else "void", void_reason or ""
 
 
 def _why_no_rate(result: Result) -> str:

@@ -93,13 +93,13 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         return None
     outcome, reason = ending.outcome, ending.reason
     gpus = gpu_conditions(process.directory, uuids, steps.began_ns, steps.ended_ns)
-    void = steps.why_disturbed or why_throttled(gpus, steps.began_ns, steps.ended_ns)
+    void_reason = steps.why_disturbed or why_throttled(gpus, steps.began_ns, steps.ended_ns)
     if outcome in TIMED_OUTCOMES:
         difference = why_other_than_asked(process.directory, wanted.knobs)
         if difference is not None:
             outcome, reason = "failed", difference
-        elif void is not None:
-            reason = "; ".join(filter(None, (reason, void)))
+        elif void_reason is not None:
+            reason = "; ".join(filter(None, (reason, void_reason)))
             if not wanted.keep_disturbed:
                 outcome = "void"
     return Trial(
@@ -126,7 +126,7 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
     """
     rule = wanted.rule
     disturbance = CpuDisturbance()
-    count, is_continued = rule.least, False
+    count, is_continued = rule.min_steps, False
     while True:
         replies = process.trial(wanted.knobs, UNTIMED_TRIAL_STEPS, count, more=is_continued)
         if replies is None:
@@ -147,7 +147,7 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
             count = steps_to_add(steps.step_ms, rule)
         elif wanted.needs_energy and (missing_s := ENERGY_SAMPLED_S - steps.seconds) > 0:
             # In one order: between two orders the GPU waits, and that energy would count.
-            count = max(rule.least, math.ceil(1000 * missing_s / statistics.median(steps.step_ms)))
+            count = max(rule.min_steps, math.ceil(1000 * missing_s / statistics.median(steps.step_ms)))
         else:
             return _Ending()
 
@@ -170,7 +170,7 @@ def why_other_than_asked(directory: Path, knobs: KnobValues) -> str | None:
 
 
 def steps_to_add(step_ms: Sequence[float], rule: StepRule) -> int:
-    """Return the further steps that bring the median's standard error to the rule's, within the rule's most."""
+    """Return the further steps that bring the median's standard error to the rule's, within the rule's maximum."""
     count, error = len(step_ms), relative_error(step_ms)
-    needed = rule.most if math.isinf(error) else math.ceil(count * (error / rule.standard_error) ** 2)
-    return min(rule.most - count, max(MIN_ADDED_STEPS, needed - count))
+    needed = rule.max_steps if math.isinf(error) else math.ceil(count * (error / rule.standard_error) ** 2)
+    return min(rule.max_steps - count, max(MIN_ADDED_STEPS, needed - count))

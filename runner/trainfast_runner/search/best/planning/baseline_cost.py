@@ -10,7 +10,7 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.results.start_time import start_s
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.step_rule import LEAST_TRIAL_STEPS
+from trainfast_runner.search.best.step_rule import MIN_TRIAL_STEPS
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 from trainfast_runner.units import duration
 
@@ -47,10 +47,10 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
         return
     shortest_s = min(starts_s)
     speed = with_predicted_speed(plan, home).predicted_speed
-    steps_s = 0.0 if speed is None else LEAST_TRIAL_STEPS * samples_per_step / speed.high
+    steps_s = 0.0 if speed is None else MIN_TRIAL_STEPS * samples_per_step / speed.high
     cost_s = shortest_s + steps_s
     if cost_s > budget_s:
-        more = f", {LEAST_TRIAL_STEPS} steps take {duration(steps_s)}" if steps_s else ""
+        more = f", {MIN_TRIAL_STEPS} steps take {duration(steps_s)}" if steps_s else ""
         raise budget_error(budget_s, cost_s, f": its process starts in {duration(shortest_s)}{more}")
 
 

@@ -57,8 +57,8 @@ def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimat
         {repr(candidate.process_knobs[name]) for candidate in legal if name in candidate.process_knobs}
         for name in levels
     ]
-    least_processes = 1 + sum(max(0, len(values) - 1) for values in by_knob)
-    processes = min(least_processes, len({knobs_key(candidate.process_knobs) for candidate in legal}))
+    min_processes = 1 + sum(max(0, len(values) - 1) for values in by_knob)
+    processes = min(min_processes, len({knobs_key(candidate.process_knobs) for candidate in legal}))
     start_s, basis = _start(best_plan, home)
     trials_s = min(question.budget_s, processes * start_s + trials * TRIAL_S)
     return Estimate(

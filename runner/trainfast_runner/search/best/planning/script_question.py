@@ -10,7 +10,7 @@ from trainfast_runner.search.best.global_batch import default_global_batch
 from trainfast_runner.search.best.planning.best_plan import BestPlan, global_batch_of, question_of
 from trainfast_runner.search.best.planning.request import BestRequest, check_request
 from trainfast_runner.search.best.planning.varied import vary_of
-from trainfast_runner.search.best.step_rule import LEAST_TRIAL_STEPS, UNTIMED_TRIAL_STEPS
+from trainfast_runner.search.best.step_rule import MIN_TRIAL_STEPS, UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.best.survey.script_survey import ScriptSurvey
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.conducting.cool_down import check_coolable
@@ -36,7 +36,7 @@ def plan_script_best(
     Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
     """
     plan_script_run = script_planner(preset, settings, python, SET_BY_A_SEARCH)
-    plan = plan_script_run({"steps": LEAST_TRIAL_STEPS, "timing_warmup": UNTIMED_TRIAL_STEPS})
+    plan = plan_script_run({"steps": MIN_TRIAL_STEPS, "timing_warmup": UNTIMED_TRIAL_STEPS})
     check_request(request, plan)
     check_coolable(plan, options.cool_to_c)
     machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))
