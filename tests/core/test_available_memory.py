@@ -126,7 +126,7 @@ def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothin
     assert found == limits.Limits((9 * GIB,), "90% of the 10.0 GiB free, set as a real limit")
     beyond = limits.limits_of(a_plan((8 * GIB, 8 * GIB), ranks=2))
     assert beyond.by_rank == (4608 * MIB, 4608 * MIB)
-    assert beyond.words.endswith("shared by 2 ranks, set as a real limit, less than memory_limit=8192MiB+8192MiB")
+    assert beyond.source.endswith("shared by 2 ranks, set as a real limit, less than memory_limit=8192MiB+8192MiB")
     assert limits.limits_of(a_plan(None, "cuda")).by_rank == (), "each rank says what its GPU has"
     assert limits.limits_of(a_plan((64 * GIB,), "cuda")).by_rank == (64 * GIB,)
 

@@ -23,7 +23,7 @@ from trainfast_runner.search.best.planning.opening import open_best
 from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.search.best.planning.script_question import plan_script_best
 from trainfast_runner.search.best.survey.script_memory import (
-    memory_basis_words,
+    memory_basis_text,
     with_fitted_memory,
     with_seen_samples,
 )
@@ -264,9 +264,9 @@ def test_memory_is_predicted_by_the_traced_step_of_one_trial() -> None:
     )
     found = with_fitted_memory(space, [first], 300 * mib, "cpu").candidates
     assert [one.excluded_as for one in found] == [None, None, None, "too_large", None]
-    assert "the traced step of run-1; trials of two" in memory_basis_words([first])
+    assert "the traced step of run-1; trials of two" in memory_basis_text([first])
     untraced = msgspec.structs.replace(first, traced=None, untraced="its model is compiled")
-    assert memory_basis_words([untraced]).endswith("run-1 has no trace: its model is compiled")
+    assert memory_basis_text([untraced]).endswith("run-1 has no trace: its model is compiled")
 
 
 def test_samples_of_a_script_that_accumulates_by_itself_are_those_of_its_steps() -> None:

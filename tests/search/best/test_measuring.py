@@ -16,10 +16,10 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.warm_process import TrialLine, TrialOrder
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.results.start_time import start_s
-from trainfast_runner.search.best.disturbances import why_throttled
+from trainfast_runner.search.best.disturbances import throttled_reason
 from trainfast_runner.search.best.measure.cold_run_record import outcome_of
 from trainfast_runner.search.best.measure.gpu_conditions import joules_of
-from trainfast_runner.search.best.measure.trial import WantedTrial, steps_to_add, take_trial, why_other_than_asked
+from trainfast_runner.search.best.measure.trial import WantedTrial, override_reason, steps_to_add, take_trial
 from trainfast_runner.search.best.planning.request import read_budget
 from trainfast_runner.search.best.step_rule import StepRule
 from trainfast_runner.search.conducting.warm_process import WarmProcess
@@ -83,8 +83,8 @@ def test_throttled_time_and_energy_of_a_trial_come_from_its_gpus() -> None:
     second = 10**9
     cool = DeviceConditions(index=0, throttled_ms={"thermal": 0.0, "power": 900.0}, energy_joules=200.0)
     hot = DeviceConditions(index=1, throttled_ms={"thermal": 300.0}, energy_joules=100.0)
-    assert why_throttled([cool], 0, second) is None
-    assert "GPU 1 was throttled (thermal) for 30%" in str(why_throttled([cool, hot], 0, second))
+    assert throttled_reason([cool], 0, second) is None
+    assert "GPU 1 was throttled (thermal) for 30%" in str(throttled_reason([cool, hot], 0, second))
     assert joules_of([cool, hot]) == 300.0
     assert joules_of([cool, DeviceConditions(index=1)]) is None
     assert joules_of([]) is None
@@ -94,11 +94,11 @@ RECORDED = next((Path(__file__).parents[2] / "recorded_runs").iterdir())
 
 
 def test_a_trial_that_ran_other_settings_than_asked_names_them() -> None:
-    assert why_other_than_asked(RECORDED, {"precision": "fp32", "optimizer": "adamw", "attention": "sdpa"}) is None
-    words = why_other_than_asked(RECORDED, {"precision": "bf16"})
+    assert override_reason(RECORDED, {"precision": "fp32", "optimizer": "adamw", "attention": "sdpa"}) is None
+    words = override_reason(RECORDED, {"precision": "bf16"})
     assert words == "precision=bf16 (compute_dtype): asked for bfloat16, but rank 0 ran float32"
-    assert "optimizer" in str(why_other_than_asked(RECORDED, {"optimizer": "sgd"}))
-    assert "attention=eager" in str(why_other_than_asked(RECORDED, {"attention": "eager"}))
+    assert "optimizer" in str(override_reason(RECORDED, {"optimizer": "sgd"}))
+    assert "attention=eager" in str(override_reason(RECORDED, {"attention": "eager"}))
 
 
 def test_a_start_is_the_time_until_steady_steps_without_the_steps_themselves() -> None:

@@ -28,7 +28,7 @@ class TraceState:
         self.is_asked = is_asked
         self.watched_step: Any = None
         """The `WatchedStep` to trace, set by `watch_step`; None without one."""
-        self.why_untraced: str | None = "no optimizer of torch.optim steps a model"
+        self.untraced_reason: str | None = "no optimizer of torch.optim steps a model"
         """The reason for a missing trace; set by `watch_step`, the optimizer's hook and `trace_memory`."""
         self.traced_memory: dict[str, Any] | None = None
         """The trace, set by `trace_memory`."""
@@ -37,9 +37,9 @@ class TraceState:
 
     def unknown(self) -> dict[str, str]:
         """The reason for a missing trace by the name of its field; empty without one, and in a run not asked for it."""
-        if not self.is_asked or self.why_untraced is None:
+        if not self.is_asked or self.untraced_reason is None:
             return {}
-        return {"traced_memory": self.why_untraced}
+        return {"traced_memory": self.untraced_reason}
 
     @never_raises
     def trace_memory(self) -> None:
@@ -50,17 +50,17 @@ class TraceState:
         self._memory_limit.lift()
         version = str(sys.modules["torch"].__version__)
         if not version.startswith(TRACED_TORCH):
-            self.why_untraced = f"its torch is {version}, and steps are traced with {TRACED_TORCH}x"
-        if seen is None or self.why_untraced is not None:
+            self.untraced_reason = f"its torch is {version}, and steps are traced with {TRACED_TORCH}x"
+        if seen is None or self.untraced_reason is not None:
             return
         seen.remove()
-        reason = seen.untraceable
+        reason = seen.untraceable_reason
         if reason is None:
             try:
                 self.traced_memory = _traced(seen)
             except Exception as error:
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        self.why_untraced = reason
+        self.untraced_reason = reason
 
 
 def _traced(seen: Any) -> dict[str, Any]:

@@ -27,13 +27,13 @@ TRACED_WRAPPERS = ("none", "DistributedDataParallel")
 class WatchedStep:
     """Watches the second step, the first in which the optimizer has its states.
 
-    `untraceable` is the reason that the step cannot be traced; None once the whole step was seen. No object of the
-    script is kept alive: tensors are known by their shapes.
+    No object of the script is kept alive: tensors are known by their shapes.
     """
 
     def __init__(self, run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = weakref.ref(model), weakref.ref(optimizer)
-        self.untraceable: str | None = "no forward pass of its model with a backward was seen"
+        self.untraceable_reason: str | None = "no forward pass of its model with a backward was seen"
+        """The reason that the step cannot be traced; None once the whole step was seen."""
         self.arguments: tuple[Any, ...] = ()
         self.keywords: dict[str, Any] = {}
         self.rows = 0
@@ -85,7 +85,7 @@ class WatchedStep:
             type(value).__name__ for value in tree_flatten((args, kwargs))[0] if not isinstance(value, (Tensor, *PLAIN))
         }
         if foreign:
-            self.untraceable = f"its model takes a {min(foreign)}"
+            self.untraceable_reason = f"its model takes a {min(foreign)}"
             self.remove()
             return
         device = next(module.parameters()).device
@@ -97,7 +97,7 @@ class WatchedStep:
 
     @never_raises
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._calls == 1 and torch.is_grad_enabled() and self.untraceable is not None:
+        if self._calls == 1 and torch.is_grad_enabled() and self.untraceable_reason is not None:
             tensors = [tensor for tensor in tree_flatten(output)[0] if isinstance(tensor, Tensor)]
             self._outputs = [(weakref.ref(tensor), tensor.grad_fn, _address(tensor)) for tensor in tensors]
 
@@ -116,12 +116,12 @@ class WatchedStep:
     def _see_loss(self, roots: Any) -> None:
         outputs, self._outputs = self._outputs, []
         if self._calls != 1:
-            self.untraceable = f"its model is called {self._calls} times before a backward"
+            self.untraceable_reason = f"its model is called {self._calls} times before a backward"
             return
         graph = LossGraph(roots, [node for _, node, _ in outputs])
         self.used = tuple(sorted(graph.reached))
         if not self.used:
-            self.untraceable = "its loss depends on no output of its model"
+            self.untraceable_reason = "its loss depends on no output of its model"
             return
         addresses = [address for _, _, address in outputs]
         self.kept = tuple(
@@ -134,7 +134,7 @@ class WatchedStep:
         self.holds_gradients |= model is not None and any(
             parameter.grad is not None for parameter in model.parameters()
         )
-        self.untraceable = None
+        self.untraceable_reason = None
 
 
 def watch_step(run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
@@ -143,15 +143,15 @@ def watch_step(run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
     parameter_types = {id(parameter): type(parameter) for parameter in model.parameters()}
     wrapper = str(run.actual["wrapper"])
     if wrapper not in TRACED_WRAPPERS:
-        run.trace.why_untraced = f"its model is in {wrapper}"
+        run.trace.untraced_reason = f"its model is in {wrapper}"
     elif run.actual["compiled"]:
-        run.trace.why_untraced = "its model is compiled"
+        run.trace.untraced_reason = "its model is compiled"
     elif not wanted <= set(parameter_types):
-        run.trace.why_untraced = "its optimizer has parameters of several models"
+        run.trace.untraced_reason = "its optimizer has parameters of several models"
     elif set(parameter_types.values()) != {nn.Parameter}:
-        run.trace.why_untraced = "its model has parameters of a class of its own"
+        run.trace.untraced_reason = "its model has parameters of a class of its own"
     else:
-        run.trace.why_untraced, run.trace.watched_step = None, WatchedStep(run, model, optimizer)
+        run.trace.untraced_reason, run.trace.watched_step = None, WatchedStep(run, model, optimizer)
 
 
 def _without_memory(value: Any) -> Any:

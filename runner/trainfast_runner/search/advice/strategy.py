@@ -133,8 +133,8 @@ def _fastest(measured: Iterable[EndedRun]) -> EndedRun | None:
     return max(finished, key=lambda run: run.samples_per_s or 0.0, default=None)
 
 
-def _joined_names(words: list[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+def _joined_names(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _short_count(count: int) -> str:

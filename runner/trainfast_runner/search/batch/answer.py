@@ -9,8 +9,8 @@ from trainfast_runner.search.batch.decide import (
     TOLERANCE_BYTES,
     TOLERANCE_SHARE,
     deciding_size,
+    no_more_sizes_reason,
     tolerance_bytes,
-    why_no_more_sizes,
 )
 from trainfast_runner.search.batch.state import (
     LARGEST_BATCH,
@@ -73,34 +73,36 @@ def _too_large(state: BatchState, max_batch: int) -> int | None:
 def _certainty(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, too_large: int | None) -> str:
     """Return the reason, in words, that no larger batch is the answer, and the sizes that were not tried."""
     if too_large is None:
-        return why_no_more_sizes(state, max_batch) or _words_by_fit(tightest(memory_fits, max_batch), max_batch + 1)
-    words = f"{too_large} ran out of memory"
+        return no_more_sizes_reason(state, max_batch) or _need_by_fit_text(
+            tightest(memory_fits, max_batch), max_batch + 1
+        )
+    text = f"{too_large} ran out of memory"
     warm = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
     if warm:
-        words += f"; {_sizes_text(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not confirmed"
+        text += f"; {_sizes_text(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not confirmed"
     untried = [size for size in range(max_batch + 1, too_large) if size not in warm]
     if untried:
-        why = _why_untried(state, memory_fits, max_batch, too_large)
-        words += f"; {_sizes_text(untried)}{why} {'was' if len(untried) == 1 else 'were'} not tried"
-    return words
+        why = _untried_text(state, memory_fits, max_batch, too_large)
+        text += f"; {_sizes_text(untried)}{why} {'was' if len(untried) == 1 else 'were'} not tried"
+    return text
 
 
-def _words_by_fit(tight: MemoryFit, batch_size: int) -> str:
+def _need_by_fit_text(tight: MemoryFit, batch_size: int) -> str:
     """Return the memory that a batch size needs by the fit, and the fit's error, in words."""
     error = mebibytes(tight.error_at(batch_size))
     return f"by the fit {batch_size} needs {tight.need_text(batch_size)}, give or take {error}"
 
 
-def _why_untried(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, too_large: int) -> str:
+def _untried_text(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, too_large: int) -> str:
     """Return why sizes below `too_large` were left out, as an aside; empty if that size ran out in a fresh process."""
     if too_large <= deciding_size(state, memory_fits, max_batch):
         if state.device == "cuda":
             return ", below the next multiple of 8,"
-        return f", {_near_words(tightest(memory_fits, max_batch), max_batch)},"
+        return f", {_tolerance_text(tightest(memory_fits, max_batch), max_batch)},"
     return f", beyond the {MAX_PROBES} sizes that a search tries," if state.counted_probes >= MAX_PROBES else ""
 
 
-def _near_words(tight: MemoryFit, max_batch: int) -> str:
+def _tolerance_text(tight: MemoryFit, max_batch: int) -> str:
     """Name the tolerance in force above the largest batch: a share of its memory, or the least one in bytes."""
     tolerance = tolerance_bytes(tight.need_bytes(max_batch))
     share = f" ({100 * TOLERANCE_SHARE:.0f} % of what {max_batch} needs)" if tolerance > TOLERANCE_BYTES else ""
@@ -170,13 +172,13 @@ def _recommended_why(
         # The batch was run, and its headroom measured.
         left_bytes, source = float(_headroom(state, tight, max_batch)), ""
     reasons = ", and for ".join(margin.why for margin in margins if margin.margin_bytes)
-    words = f"leaves {mebibytes(left_bytes)}{source} for {reasons}"
+    text = f"leaves {mebibytes(left_bytes)}{source} for {reasons}"
     retried = _smallest_retried(state)
     if retried is not None and retried <= max_batch:
-        words += f"; from {retried} on the allocator had to free its cache and retry, which is slow"
+        text += f"; from {retried} on the allocator had to free its cache and retry, which is slow"
     if state.device == "cuda" and aligned(recommended) == recommended:
-        words += "; aligned for tensor cores"
-    return words
+        text += "; aligned for tensor cores"
+    return text
 
 
 def _fastest(state: BatchState) -> tuple[int | None, float | None]:

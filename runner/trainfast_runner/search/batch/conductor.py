@@ -76,7 +76,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         """Plan an ordinary run of one size."""
 
     @abstractmethod
-    def nothing_fits(self, why: str) -> BatchEnded:
+    def nothing_fits(self, reason: str) -> BatchEnded:
         """Return the end of a search in which a batch of 1 does not fit."""
 
     @abstractmethod

@@ -121,8 +121,8 @@ def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> 
     likely = max(largest_fitted, min(_largest_likely_size(state, memory_fits), (too_large or LARGEST_BATCH + 1) - 1))
     deciding = deciding_size(state, memory_fits, likely)
     if too_large is not None and too_large <= deciding:
-        return _confirm(likely, _why_confirm(memory_fits, largest_fitted, likely, f"{too_large} does not"))
-    if (why := why_no_more_sizes(state, largest_fitted)) is not None:
+        return _confirm(likely, _confirm_reason(memory_fits, largest_fitted, likely, f"{too_large} does not"))
+    if (why := no_more_sizes_reason(state, largest_fitted)) is not None:
         return _confirm(
             largest_fitted, f"{why}: confirming {largest_fitted}, the largest that fitted, in a fresh process"
         )
@@ -130,13 +130,13 @@ def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> 
     if largest_fitted < target < (too_large or LARGEST_BATCH + 1) and (
         too_large or not _should_run_out(state, memory_fits, deciding)
     ):
-        return _probe(target, _why_up(state, tightest(memory_fits, target), target))
+        return _probe(target, _larger_size_reason(state, tightest(memory_fits, target), target))
     if too_large is not None:
         return _between(state, memory_fits, largest_fitted, too_large)
     return _at_boundary(state, memory_fits, largest_fitted, likely, deciding)
 
 
-def why_no_more_sizes(state: BatchState, largest_fitted: int) -> str | None:
+def no_more_sizes_reason(state: BatchState, largest_fitted: int) -> str | None:
     """Return the reason no further size is probed; None while one may be."""
     if largest_fitted >= LARGEST_BATCH:
         return f"no size above {LARGEST_BATCH} is tried"
@@ -154,13 +154,13 @@ def _at_boundary(
     if state.no_oom and len(state.probes_that_fit) > 1:
         error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
         above = f"by the fit {likely + 1} would need {needs}, {error}"
-        return _confirm(likely, _why_confirm(memory_fits, largest_fitted, likely, above))
+        return _confirm(likely, _confirm_reason(memory_fits, largest_fitted, likely, above))
     over = max(fit.need_bytes(deciding) - fit.limit_bytes for fit in memory_fits)
-    words = f"{likely} should fit; the error of the fit leaves open whether {deciding} does"
+    text = f"{likely} should fit; the error of the fit leaves open whether {deciding} does"
     if over > 0:
         too_much = f"by the fit {deciding} is {mebibytes(over)} too large"
-        words = f"{likely} should fit; {too_much}: running it confirms that"
-    return _probe(deciding, words)
+        text = f"{likely} should fit; {too_much}: running it confirms that"
+    return _probe(deciding, text)
 
 
 def _largest_sure_size(memory_fits: tuple[MemoryFit, ...]) -> int:
@@ -265,16 +265,16 @@ def tolerance_bytes(need_bytes: float) -> float:
     return max(TOLERANCE_SHARE * need_bytes, TOLERANCE_BYTES)
 
 
-def _why_confirm(memory_fits: tuple[MemoryFit, ...], largest_fitted: int, size: int, above: str) -> str:
-    words = f"{size} fits"
+def _confirm_reason(memory_fits: tuple[MemoryFit, ...], largest_fitted: int, size: int, above: str) -> str:
+    text = f"{size} fits"
     if size > largest_fitted:
         tight = tightest(memory_fits, size)
         needs = tight.need_text(size)
-        words = f"by the fit {size} needs {needs}, give or take {mebibytes(tight.error_at(size))},"
-    return f"{words} and {above}: confirming {size} in a fresh process"
+        text = f"by the fit {size} needs {needs}, give or take {mebibytes(tight.error_at(size))},"
+    return f"{text} and {above}: confirming {size} in a fresh process"
 
 
-def _why_up(state: BatchState, tight: MemoryFit, target: int) -> str:
+def _larger_size_reason(state: BatchState, tight: MemoryFit, target: int) -> str:
     needs = tight.need_text(target)
     on = f" on rank {tight.rank}" if state.world_size > 1 else ""
     if len(state.probes_that_fit) > 1:

@@ -15,7 +15,7 @@ VOIDING_BYTES = 64 << 20
 """A probe is void if another process took more than this meanwhile. Chosen, not measured."""
 
 
-def why_void_by_others(
+def void_by_others_reason(
     directory: Path,
     replies: Mapping[int, ProbeLine],
     own_pids: Collection[int],
@@ -41,10 +41,10 @@ def why_void_by_others(
         ticks, _ = read_ticks(directory / TELEMETRY_FILE)
     except OSError:
         return None
-    return why_others_grew(ticks, own_pids, devices, begin_ns)
+    return others_growth_text(ticks, own_pids, devices, begin_ns)
 
 
-def why_others_grew(
+def others_growth_text(
     ticks: Iterable[Tick], own_pids: Collection[int], devices: Collection[str], begin_ns: int
 ) -> str | None:
     """Return the growth of another process on the run's devices since `begin_ns`, in words; None if none grew.

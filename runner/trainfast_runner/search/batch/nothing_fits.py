@@ -25,13 +25,13 @@ TRACE_CHANGES_WITHIN_S = 30.0
 
 
 def explain_nothing_fits(
-    plan: RunPlan, home: Home, state: BatchState, why: str, raise_if_cancelled: Callable[[], None]
+    plan: RunPlan, home: Home, state: BatchState, reason: str, raise_if_cancelled: Callable[[], None]
 ) -> BatchEnded:
     """Return the end of a search without an answer. `raise_if_cancelled` is called between traces."""
     failed = _smallest_failure(state)
     run = read_run_file(home.directory(failed.run_id)) if failed is not None else None
     if failed is None or run is None:
-        return BatchEnded(state="nothing_fits", reason=why)
+        return BatchEnded(state="nothing_fits", reason=reason)
     phase = failed.phase if isinstance(failed, Probe) else None
     # No changes are explained for a probe, so the run has no role here.
     run_of_one = msgspec.structs.replace(run, role=None, knobs={**run.knobs, "batch_size": 1}, predicted=None)
@@ -48,7 +48,7 @@ def explain_nothing_fits(
     changes = [
         Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings
     ]
-    return BatchEnded(state="nothing_fits", reason=why, missing_bytes=missing, changes=changes)
+    return BatchEnded(state="nothing_fits", reason=reason, missing_bytes=missing, changes=changes)
 
 
 def _trace_changes(oom_run: OutOfMemory, python: str, raise_if_cancelled: Callable[[], None]) -> None:

@@ -43,7 +43,7 @@ def open_batch(batch_plan: BatchPlan, home: Home, options: BatchSearchOptions) -
             world_size=plan.world_size,
             device_uuids=plan.device_uuids,
             limits_bytes=list(limits.by_rank),
-            limit_words=limits.words,
+            limit_words=limits.source,
             clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
         )
     )

@@ -12,7 +12,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
-from trainfast_runner.search.batch.disturbances import why_void_by_others
+from trainfast_runner.search.batch.disturbances import void_by_others_reason
 from trainfast_runner.search.batch.nothing_fits import explain_nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
 from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, probe_of_ended_run
@@ -75,13 +75,13 @@ class PresetBatchConductor(BatchConductor):
             result = self._runs.wait_for_process_end()
             raise_if_stopped(result)
             if result.state != "oom":
-                return BatchEnded(state="failed", reason=_ended_words(result))
+                return BatchEnded(state="failed", reason=_end_text(result))
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
         void_reason = None
         if self._plan.device == "cuda":
             uuids = self._plan.device_uuids
-            void_reason = why_void_by_others(process.directory, replies, process.pids, uuids, began_ns)
+            void_reason = void_by_others_reason(process.directory, replies, process.pids, uuids, began_ns)
         self._write(probe_of(self._state(), batch_size, process.directory.name, seconds, replies, void_reason))
         if any(line.outcome == "oom" for line in replies.values()):
             self._runs.wait_for_process_end()
@@ -99,9 +99,9 @@ class PresetBatchConductor(BatchConductor):
         """Return the highest peaks of each rank of a confirmation run."""
         return peaks_of_run(directory)
 
-    def nothing_fits(self, why: str) -> BatchEnded:
+    def nothing_fits(self, reason: str) -> BatchEnded:
         """Return the end of a search in which a batch of 1 does not fit."""
-        return explain_nothing_fits(self._plan, self._home, self._state(), why, self._raise_if_cancelled)
+        return explain_nothing_fits(self._plan, self._home, self._state(), reason, self._raise_if_cancelled)
 
     def _available_bytes(self, process: WarmProcess) -> list[int] | None:
         """Return the available memory of the ranks that know it, once all are ready.
@@ -113,7 +113,7 @@ class PresetBatchConductor(BatchConductor):
             return [line.available_bytes for line in replies.values() if line.available_bytes is not None]
         result = self._runs.wait_for_process_end()
         if result.state != "oom":
-            raise UserError(_ended_words(result), key=result.run_id, exit_code=4)
+            raise UserError(_end_text(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.
         self._write(probe_of_ended_run(1, result, result.seconds or 0.0, phase="model"))
         return None
@@ -124,5 +124,5 @@ class PresetBatchConductor(BatchConductor):
         return process
 
 
-def _ended_words(result: Result) -> str:
+def _end_text(result: Result) -> str:
     return f"{result.run_id} ended {result.state}: {result.reason}"

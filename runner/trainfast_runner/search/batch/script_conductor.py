@@ -21,16 +21,16 @@ from trainfast_runner.search.batch.script_probe_record import (
     fitting_probe,
     script_peaks,
     size_that_data_fills,
-    why_not_usable,
+    unusable_reason,
 )
-from trainfast_runner.search.conducting.script_runs import ScriptPlanner, why_incompatible, with_trace
+from trainfast_runner.search.conducting.script_runs import ScriptPlanner, incompatible_reason, with_trace
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     Predicted,
     Probe,
     RankPeaks,
 )
-from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
+from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE, TracedPeak, untraced_reason
 from trainfast_runner.worker.shared.search_roles import PROBE
 
 BARE_CONTEXT_BYTES = 512 << 20
@@ -74,7 +74,7 @@ class ScriptBatchConductor(BatchConductor):
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
         filled = size_that_data_fills(result, batch_size, self._state().largest_fitted)
-        failure = why_not_usable(result) or (why_incompatible(result, ("batch_size",)) if filled is None else None)
+        failure = unusable_reason(result) or (incompatible_reason(result, ("batch_size",)) if filled is None else None)
         if failure is not None:
             return BatchEnded(state="failed", reason=failure)
         probe = fitting_probe(directory, result, filled or batch_size, seconds, self._available_bytes())
@@ -88,7 +88,7 @@ class ScriptBatchConductor(BatchConductor):
         traced = result.script.traced_memory if result.script is not None else None
         limit = min(self._plan.memory_limit_bytes or (), default=self._available_bytes())
         if traced is None or limit is None:
-            reason = why_untraced(result.script) if traced is None else "the free memory of the GPU is unknown"
+            reason = untraced_reason(result.script) if traced is None else "the free memory of the GPU is unknown"
             return Predicted(reason=f"memory is predicted from the probes alone: {reason}")
         peak = TracedPeak(traced=traced, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE])
         return predict_script_size(peak, limit, result.run_id)
@@ -109,6 +109,6 @@ class ScriptBatchConductor(BatchConductor):
         ]
         return min(free, default=None)
 
-    def nothing_fits(self, why: str) -> BatchEnded:
+    def nothing_fits(self, reason: str) -> BatchEnded:
         """Return the end of a search in which a batch of 1 does not fit."""
-        return BatchEnded(state="nothing_fits", reason=why)
+        return BatchEnded(state="nothing_fits", reason=reason)

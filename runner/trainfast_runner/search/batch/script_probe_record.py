@@ -31,7 +31,7 @@ def size_that_data_fills(result: Result, asked_size: int, largest_fitted: int) -
     return None
 
 
-def why_not_usable(result: Result) -> str | None:
+def unusable_reason(result: Result) -> str | None:
     """Return why a probe has no figures for its size (it failed, or took no step); None if it has them."""
     if result.state != "finished":
         return f"{result.run_id} ended {result.state}: {result.reason}"

@@ -9,7 +9,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.search.best.global_batch import MAX_CANDIDATES, GlobalBatch
-from trainfast_runner.search.best.too_large import TOO_LARGE, excess_words
+from trainfast_runner.search.best.too_large import TOO_LARGE, excess_text
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS, candidate_spec, takes_warm_trials
 from trainfast_runner.search.journal.best import Candidate, Space
 from trainfast_runner.settings.device_counts import world_size
@@ -101,7 +101,7 @@ def with_predictions(space: Space, bytes_of: Mapping[int, int], limit_of: Callab
             excess = needed - limit_bytes
             predicted = msgspec.structs.replace(predicted, excess_bytes=excess)
             if number != space.baseline_number:
-                reason = excess_words(needed, limit_bytes)
+                reason = excess_text(needed, limit_bytes)
                 predicted = msgspec.structs.replace(predicted, excluded_as=TOO_LARGE, reason=reason)
         candidates[number] = predicted
     return msgspec.structs.replace(space, candidates=candidates)
@@ -120,9 +120,9 @@ def changes_training(candidate: Candidate, baseline: Candidate) -> list[str]:
 def _too_many_error(count: int, vary: Vary) -> UserError:
     """Return the error about too many candidates: their count, and the fewest knobs to leave out."""
     dropped, left_count = fewest_to_drop(vary, count, MAX_CANDIDATES)
-    words = f"{count:,} candidates are more than {MAX_CANDIDATES:,}"
+    text = f"{count:,} candidates are more than {MAX_CANDIDATES:,}"
     return UserError(
-        f"{words}; without {' and '.join(dropped)} there are about {left_count:,}",
+        f"{text}; without {' and '.join(dropped)} there are about {left_count:,}",
         key="--vary",
         advice=f"leaving out {' and '.join(dropped)}",
         option="leaving out " + " and ".join(f"--vary {name}" for name in dropped),

@@ -30,13 +30,13 @@ class CpuDisturbance:
     def __init__(self) -> None:
         self._window = CpuWindow()
 
-    def why_void(self) -> str | None:
+    def void_reason(self) -> str | None:
         """Return the share of the CPU that other processes took since, in words; None if small or unknown."""
         others = self._window.others_cores()
-        return None if others is None else _others_words(others / len(os.sched_getaffinity(0)))
+        return None if others is None else _others_text(others / len(os.sched_getaffinity(0)))
 
 
-def why_throttled(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: int) -> str | None:
+def throttled_reason(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: int) -> str | None:
     """Return the GPU that was throttled for too much of the time, in words; None if none was."""
     for device in devices:
         for cause in VOIDING_FRACTIONS:
@@ -46,11 +46,11 @@ def why_throttled(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: in
     return None
 
 
-def why_run_void(result: Result) -> str | None:
+def void_run_reason(result: Result) -> str | None:
     """Return the reason that a finished run does not count, in words; None if it counts."""
     percent = result.conditions.others_cpu_percent
-    if percent is not None and (words := _others_words(percent / 100)) is not None:
-        return words
+    if percent is not None and (text := _others_text(percent / 100)) is not None:
+        return text
     for cause, field in VOIDING_FRACTIONS.items():
         share: float | None = getattr(result.throttle, field)
         if share is not None and share > VOIDING_THROTTLED_SHARE:
@@ -58,7 +58,7 @@ def why_run_void(result: Result) -> str | None:
     return None
 
 
-def _others_words(share: float) -> str | None:
+def _others_text(share: float) -> str | None:
     return f"other processes took {share:.0%} of the CPU" if share > VOIDING_OTHERS_SHARE else None
 
 

@@ -53,7 +53,7 @@ def verdict_of(line: Trial | ColdRun, candidate: Candidate) -> CandidateVerdict:
     excess = candidate.excess_bytes
     predicted = candidate.predicted_bytes
     if excess is not None and predicted is not None:
-        reason = f"{excess_words(predicted, predicted - excess)}; {reason}"
+        reason = f"{excess_text(predicted, predicted - excess)}; {reason}"
     else:
         excess = line.missing_bytes
         reason += "" if excess is None else f", at least {mebibytes(excess)} too large"
@@ -63,8 +63,8 @@ def verdict_of(line: Trial | ColdRun, candidate: Candidate) -> CandidateVerdict:
     )
 
 
-def excess_words(needed_bytes: int, limit_bytes: int) -> str:
-    """The words for a prediction beyond the limit: `needs 60 MiB of 48 MiB: 12 MiB too large`."""
+def excess_text(needed_bytes: int, limit_bytes: int) -> str:
+    """Return the text of a prediction beyond the limit: `needs 60 MiB of 48 MiB: 12 MiB too large`."""
     excess = mebibytes(needed_bytes - limit_bytes)
     return f"needs {mebibytes(needed_bytes)} of {mebibytes(limit_bytes)}: {excess} too large"
 

@@ -44,7 +44,7 @@ def with_trace(plan: RunPlan) -> RunPlan:
     return dataclasses.replace(plan, script=msgspec.structs.replace(plan.script, trace=True))
 
 
-def why_incompatible(result: Result, knobs: Collection[str]) -> str | None:
+def incompatible_reason(result: Result, knobs: Collection[str]) -> str | None:
     """Return the reason that a run did not have its settings: the script overrode one of these knobs; else None."""
     for override in result.script.overridden if result.script is not None else ():
         if override.knob in knobs:

@@ -17,25 +17,25 @@ class Limits:
     """Bytes by rank, empty on a GPU without memory_limit, and the source of the limit in words."""
 
     by_rank: tuple[int, ...]
-    words: str
+    source: str
 
 
 def limits_of(plan: RunPlan) -> Limits:
     """Return the limits of a search of this plan: never beyond the free memory, or the machine would swap."""
     limits_bytes, ranks = plan.memory_limit_bytes, plan.world_size
-    words = f"memory_limit={plan.spec.knobs.get('memory_limit')}"
+    source = f"memory_limit={plan.spec.knobs.get('memory_limit')}"
     if plan.device == "cuda":
         # A GPU allocates no more than its memory: each rank reports its own limit.
         if limits_bytes is None:
             return Limits((), "the GPU's free memory, without its context")
-        return Limits(limits_bytes, words)
+        return Limits(limits_bytes, source)
     free = read_host_free_bytes()
     if limits_bytes is not None and sum(limits_bytes) <= free:
-        return Limits(limits_bytes, words)
+        return Limits(limits_bytes, source)
     shared = f", shared by {ranks} ranks" if ranks > 1 else ""
-    less = f", less than {words}" if limits_bytes is not None else ""
-    words = f"{FREE_SHARE:.0%} of the {gibibytes(free)} free{shared}, set as a real limit{less}"
-    return Limits((share_of_free(free, ranks),) * ranks, words)
+    less = f", less than {source}" if limits_bytes is not None else ""
+    source = f"{FREE_SHARE:.0%} of the {gibibytes(free)} free{shared}, set as a real limit{less}"
+    return Limits((share_of_free(free, ranks),) * ranks, source)
 
 
 def share_of_free(free_bytes: int, ranks: int) -> int:

@@ -28,7 +28,7 @@ class TracedPeak(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured_bytes + self.traced.at(batch_size / self.batch_size) - self.traced.at(1.0)
 
 
-def why_untraced(script: ScriptFigures | None) -> str:
+def untraced_reason(script: ScriptFigures | None) -> str:
     """Return the reason that a run has no trace although it was asked for one."""
     unknown = {} if script is None else script.unknown
     return unknown.get(TRACED_MEMORY_FIELD, "the run recorded none")

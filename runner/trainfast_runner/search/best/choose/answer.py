@@ -14,7 +14,7 @@ from trainfast_runner.results.pareto import pareto_front
 from trainfast_runner.search.best.choose.cold_costs import ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.cold_runs import Difference
-from trainfast_runner.search.best.choose.next_cold_run import why_not_confirmed
+from trainfast_runner.search.best.choose.next_cold_run import unconfirmed_reason
 from trainfast_runner.search.best.choose.prospects import LIKELY_CHANCE, Prospects, count_drifted_if_budget_spent
 from trainfast_runner.search.best.choose.state import (
     WORTHWHILE_LOG_GAIN,
@@ -123,8 +123,8 @@ def _verdict_unmeasured(state: BestState, prospects: Prospects, number: int) -> 
     if least_s and state.leader_number is not None and state.is_bound(number, state.leader_number):
         return "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
     chance = prospects.chances.get(number, 0.0)
-    words = f"{chance_text(chance, decimals=1)} chance of being {WORTHWHILE_PERCENT} % better than the best"
-    return ("beaten", words) if chance <= LIKELY_CHANCE else ("not_tried", f"no time left: {words}")
+    text = f"{chance_text(chance, decimals=1)} chance of being {WORTHWHILE_PERCENT} % better than the best"
+    return ("beaten", text) if chance <= LIKELY_CHANCE else ("not_tried", f"no time left: {text}")
 
 
 def _against_best(ranking: ColdRanking, number: int) -> str:
@@ -132,10 +132,10 @@ def _against_best(ranking: ColdRanking, number: int) -> str:
     if number == ranking.answer_number:
         return "the best"
     difference = ranking.difference(number, ranking.answer_number)
-    words = f"{100 * math.expm1(difference.mean):+.1f} %"
+    text = f"{100 * math.expm1(difference.mean):+.1f} %"
     if not difference.is_clear:
-        return f"{words}, within the noise of the best"
-    return f"{words} by its trial, not confirmed" if difference.mean > 0 else f"{words} against the best"
+        return f"{text}, within the noise of the best"
+    return f"{text} by its trial, not confirmed" if difference.mean > 0 else f"{text} against the best"
 
 
 def _percent(difference: Difference) -> Interval:
@@ -271,7 +271,7 @@ def _notes(ranking: ColdRanking) -> Iterator[str]:
     state = ranking.state
     best_number = ranking.answer_number
     baseline_number = ranking.baseline_number
-    if (unconfirmed := why_not_confirmed(ranking)) is not None:
+    if (unconfirmed := unconfirmed_reason(ranking)) is not None:
         yield unconfirmed
     if baseline_number in state.ruled_out:
         problem = "has no figure" if _rate(ranking, baseline_number) is None else "does not fit"

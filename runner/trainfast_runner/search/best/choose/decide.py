@@ -120,7 +120,7 @@ def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
 
 def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecision | None:
     """Return the trial of the greatest expected improvement a second; None when the trials end."""
-    if _why_trials_end(state, prospects):
+    if _trials_end_reason(state, prospects):
         return None
     likely = [number for number in prospects.likely if number in prospects.affordable]
     unseen = [number for number in prospects.with_unseen_values if number in prospects.affordable]
@@ -137,7 +137,7 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
     return _trial_of(state, number, f"{unseen_values} was never run")
 
 
-def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
+def _trials_end_reason(state: BestState, prospects: Prospects) -> str | None:
     """Return the reason that the trials end; None if they do not."""
     if not prospects.likely and not prospects.with_unseen_values:
         return (
@@ -146,11 +146,11 @@ def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
         )
     if prospects.is_budget_spent:
         budget = duration(state.question.budget_s)
-        return f"the budget of {budget} pays for no further trial; {_price_words(state, prospects)}"
+        return f"the budget of {budget} pays for no further trial; {_price_text(state, prospects)}"
     return None
 
 
-def _price_words(state: BestState, prospects: Prospects) -> str:
+def _price_text(state: BestState, prospects: Prospects) -> str:
     """Return, in words, the chance of a gain beyond the budget and its seconds, or the values never tried."""
     outlook = prospects.outlook
     if round(100 * outlook.chance) > 0:
@@ -177,10 +177,10 @@ def _without_leader(state: BestState) -> BestDecision | None:
         return _end("failed", f"no setting could be measured in the budget of {duration(state.question.budget_s)}")
     needs = {number: state.candidates[number].predicted_bytes or 0 for number in untried}
     number = min(untried, key=lambda number: (needs[number], state.candidates[number].batch_size))
-    return _trial_of(state, number, f"{_why_no_baseline(state)}: the smallest setting first")
+    return _trial_of(state, number, f"{_no_baseline_reason(state)}: the smallest setting first")
 
 
-def _why_no_baseline(state: BestState) -> str:
+def _no_baseline_reason(state: BestState) -> str:
     """Return the reason that the baseline has no figure."""
     number = state.space.baseline_number
     verdict = state.ruled_out.get(number)
@@ -195,7 +195,7 @@ def _next_cold_run(ranking: ColdRanking, costs: ColdCosts, prospects: Prospects)
     """Return the next cold run, or the end."""
     step = next_cold_run(ranking, costs)
     if step is None:
-        return _end("answered", _why_trials_end(ranking.state, prospects) or "the runs that confirm had begun")
+        return _end("answered", _trials_end_reason(ranking.state, prospects) or "the runs that confirm had begun")
     return BestDecision(step, step_rule=StepRule(costs.steps, costs.steps, COLD_ERROR))
 
 

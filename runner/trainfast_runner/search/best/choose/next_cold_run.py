@@ -14,7 +14,7 @@ MAX_VOID_COLD_RUNS = 2 * MAX_VOID_ATTEMPTS
 """After this many void cold runs of any candidates no further one is started."""
 MAX_BEFORE_TURN_BACK = 12
 """From this number of counted cold runs on no knob is turned back."""
-WHY_UNDER_LIMIT = "its peak may reach memory_limit: one run under the limit"
+UNDER_LIMIT_REASON = "its peak may reach memory_limit: one run under the limit"
 """The reason for a run of a candidate near memory_limit, or of unknown need."""
 ROLES: tuple[ColdRole, ...] = (*SPEED_ROLES, UNDER_LIMIT)
 """Roles of all cold runs."""
@@ -34,7 +34,7 @@ def next_cold_run(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     return _race(ranking, costs) or _confirm(ranking) or _turn_back(ranking, costs) or _under_limit(ranking, costs)
 
 
-def why_not_confirmed(ranking: ColdRanking) -> str | None:
+def unconfirmed_reason(ranking: ColdRanking) -> str | None:
     """Return, in words, that void runs left the answer unconfirmed; None if it is confirmed or may still be."""
     void_runs = ranking.void_runs
     if len(void_runs) < MAX_VOID_COLD_RUNS or _confirm(ranking) is None:
@@ -47,7 +47,7 @@ def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     """Return the next run of the race, runs under memory_limit first; None when the race is decided."""
     for number in ranking.finalists:
         if ranking.is_near_limit(number) and not ranking.count_runs(number, UNDER_LIMIT):
-            return best_step(UNDER_LIMIT, WHY_UNDER_LIMIT, number)
+            return best_step(UNDER_LIMIT, UNDER_LIMIT_REASON, number)
     has_confirming = any(run.role == CONFIRM for run in ranking.state.journal.cold_runs)
     if len(ranking.finalists) < 2 or has_confirming:
         return None
@@ -106,4 +106,4 @@ def _under_limit(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     if ranking.state.untested_limits and not ranking.count_runs(answer_number, UNDER_LIMIT):
         return best_step(UNDER_LIMIT, "the answer, under memory_limit", answer_number)
     number = next((number for number in ranking.unchecked if costs.are_affordable([number])), None)
-    return None if number is None else best_step(UNDER_LIMIT, WHY_UNDER_LIMIT, number)
+    return None if number is None else best_step(UNDER_LIMIT, UNDER_LIMIT_REASON, number)

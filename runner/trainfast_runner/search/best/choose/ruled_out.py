@@ -190,9 +190,9 @@ def _failed_levels(attempts: Attempts, measured_numbers: Collection[int], levels
         shared = sorted(set.intersection(*(unmeasured[number] for number in numbers)))
         names = [levels.names[index] for index, _ in shared]
         values = [levels.values[name][level] for name, (_, level) in zip(names, shared, strict=True)]
-        words = " with ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+        text = " with ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
         first = failed[numbers[0]]
-        reason = f"{words} failed in {len(numbers)} settings: {first.reason}"
+        reason = f"{text} failed in {len(numbers)} settings: {first.reason}"
         verdicts += [
             CandidateVerdict(candidate_number=number, verdict=first.outcome, reason=reason)
             for number, point in enumerate(levels.points)

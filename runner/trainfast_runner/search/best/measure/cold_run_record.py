@@ -7,9 +7,9 @@ from pathlib import Path
 
 from trainfast_runner.records.result import Result
 from trainfast_runner.results.start_time import start_s
-from trainfast_runner.search.best.disturbances import why_run_void
+from trainfast_runner.search.best.disturbances import void_run_reason
 from trainfast_runner.search.best.too_large import Failure, oom_failure
-from trainfast_runner.search.conducting.script_runs import why_incompatible
+from trainfast_runner.search.conducting.script_runs import incompatible_reason
 from trainfast_runner.search.journal.best import AttemptOutcome, BestLaunched, ColdRun
 
 UNTIMED_COLD_STEPS = 3
@@ -59,17 +59,17 @@ def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: b
     if result.state == "lost":
         return "void", f"lost: {result.reason}"
     if result.state != "finished" or result.throughput.samples_per_s.median is None:
-        why = result.reason or _why_no_rate(result)
+        why = result.reason or _no_rate_reason(result)
         return "failed", f"{result.state}: {why}" if why else result.state
     if result.loss.not_finite:
         return "failed", f"the loss of {result.loss.not_finite} steps is not finite"
-    overridden = why_incompatible(result, knobs)
+    overridden = incompatible_reason(result, knobs)
     if overridden is not None:
         return "incompatible", overridden
-    void_reason = why_run_void(result)
+    void_reason = void_run_reason(result)
     return "measured" if void_reason is None or keep_disturbed else "void", void_reason or ""
 
 
-def _why_no_rate(result: Result) -> str:
+def _no_rate_reason(result: Result) -> str:
     """Return the reason that a script's samples are unknown; empty for any other run."""
     return "" if result.script is None else result.script.unknown.get("samples", "")

@@ -17,7 +17,7 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
-from trainfast_runner.search.best.disturbances import CpuDisturbance, why_throttled
+from trainfast_runner.search.best.disturbances import CpuDisturbance, throttled_reason
 from trainfast_runner.search.best.measure.gpu_conditions import gpu_conditions, joules_of
 from trainfast_runner.search.best.step_rule import UNTIMED_TRIAL_STEPS, StepRule
 from trainfast_runner.search.best.too_large import failure_in
@@ -55,7 +55,7 @@ class _StepsTaken:
     peak_bytes: int | None = None
     began_ns: int = 0
     ended_ns: int = 0
-    why_disturbed: str | None = None
+    disturbed_reason: str | None = None
     """The reason that other processes void the trial; None if they do not."""
 
     @property
@@ -93,9 +93,9 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         return None
     outcome, reason = ending.outcome, ending.reason
     gpus = gpu_conditions(process.directory, uuids, steps.began_ns, steps.ended_ns)
-    void_reason = steps.why_disturbed or why_throttled(gpus, steps.began_ns, steps.ended_ns)
+    void_reason = steps.disturbed_reason or throttled_reason(gpus, steps.began_ns, steps.ended_ns)
     if outcome in TIMED_OUTCOMES:
-        difference = why_other_than_asked(process.directory, wanted.knobs)
+        difference = override_reason(process.directory, wanted.knobs)
         if difference is not None:
             outcome, reason = "failed", difference
         elif void_reason is not None:
@@ -136,8 +136,8 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
             return _ending_of(failed)
         steps.add(replies)
         is_continued = True
-        steps.why_disturbed = disturbance.why_void()
-        if steps.why_disturbed is not None and not wanted.keep_disturbed:
+        steps.disturbed_reason = disturbance.void_reason()
+        if steps.disturbed_reason is not None and not wanted.keep_disturbed:
             return _Ending()
         judgement = rule.judge(steps.step_ms)
         if judgement == "slow":
@@ -160,7 +160,7 @@ def _ending_of(failed: TrialLine) -> _Ending:
     return _Ending("oom", failure.reason, failure.missing_bytes)
 
 
-def why_other_than_asked(directory: Path, knobs: KnobValues) -> str | None:
+def override_reason(directory: Path, knobs: KnobValues) -> str | None:
     """Return the knob of a warm process's last trial that ran otherwise than in `knobs`; None if all ran as asked."""
     run = read_run_file(directory)
     if run is None:

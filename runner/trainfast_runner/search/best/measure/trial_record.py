@@ -13,7 +13,7 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.search.best.measure.cold_run_record import outcome_of
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.journal.best import Candidate, Trial
-from trainfast_runner.search.memory.traced_script import why_untraced
+from trainfast_runner.search.memory.traced_script import untraced_reason
 
 
 def trial_of_run(
@@ -44,7 +44,7 @@ def trial_of_run(
         reason=failure.reason,
         missing_bytes=failure.missing_bytes,
         traced=memory,
-        untraced=why_untraced(script) if is_traced and memory is None else "",
+        untraced=untraced_reason(script) if is_traced and memory is None else "",
     )
 
 

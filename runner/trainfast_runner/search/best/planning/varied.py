@@ -102,7 +102,7 @@ def _drop_illegal(
     precisions = list(vary.get("precision", [spec.knobs["precision"]]))
     for name, values in vary.items():
         for value in [value for value in values if value != spec.knobs[name]]:
-            reason = _why_not_here(spec, name, value, machine)
+            reason = _unavailable_reason(spec, name, value, machine)
             if reason is None and name != "batch_size":
                 refusals = [
                     refuse(candidate_spec(spec, {"precision": precision, name: value})) for precision in precisions
@@ -114,7 +114,7 @@ def _drop_illegal(
                 values.remove(value)
 
 
-def _why_not_here(spec: RunSpec, name: str, value: KnobValue, machine: Machine) -> str | None:
+def _unavailable_reason(spec: RunSpec, name: str, value: KnobValue, machine: Machine) -> str | None:
     """Return the reason that a legal value is not worth a trial on this machine; None if it may be."""
     if name == "workers" and isinstance(value, int) and value > machine.cores:
         return f"there are {machine.cores} cores"

@@ -73,13 +73,13 @@ def _by_trace(
     return None
 
 
-def memory_basis_words(trials: Iterable[Trial]) -> str:
+def memory_basis_text(trials: Iterable[Trial]) -> str:
     """Return the basis, in words, of the predicted memory of a script's candidates."""
     with_trace = [trial for trial in trials if trial.traced is not None or trial.untraced]
     ids = [line.run_id for line in with_trace if line.traced is not None]
     reasons = [f"{line.run_id} has no trace: {line.untraced}" for line in with_trace if line.traced is None]
-    words = [f"the traced step of {' and '.join(ids)}"] if ids else []
-    return "; ".join([*words, "trials of two batch sizes of like settings", *reasons])
+    bases = [f"the traced step of {' and '.join(ids)}"] if ids else []
+    return "; ".join([*bases, "trials of two batch sizes of like settings", *reasons])
 
 
 def with_seen_samples(space: Space, trial: Trial) -> Space:
