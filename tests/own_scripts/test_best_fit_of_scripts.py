@@ -265,8 +265,8 @@ def test_memory_is_predicted_by_the_traced_step_of_one_trial() -> None:
     found = with_fitted_memory(space, [first], 300 * mib, "cpu").candidates
     assert [one.excluded_as for one in found] == [None, None, None, "too_large", None]
     assert "the traced step of run-1; trials of two" in memory_basis_text([first])
-    untraced = msgspec.structs.replace(first, traced=None, untraced="its model is compiled")
-    assert memory_basis_text([untraced]).endswith("run-1 has no trace: its model is compiled")
+    untraced = msgspec.structs.replace(first, traced=None, untraced="the model is compiled")
+    assert memory_basis_text([untraced]).endswith("run-1 has no trace: the model is compiled")
 
 
 def test_samples_of_a_script_that_accumulates_by_itself_are_those_of_its_steps() -> None:

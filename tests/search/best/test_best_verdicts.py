@@ -194,7 +194,7 @@ def test_the_losses_of_trials_compare_step_by_step(space: Synthetic) -> None:
     assert other not in state_of(space, *lines, trial(other, losses=[8.1, 6.9])).ruled_out
     verdict = state_of(space, *lines, trial(other, losses=[8.0, 7.9])).ruled_out[other]
     assert verdict.verdict == "failed"
-    assert "its loss was 7.9 where the baseline's was 7" in verdict.reason
+    assert "the loss was 7.9 where the baseline's was 7" in verdict.reason
 
 
 def test_drift_on_a_machine_that_others_disturb_is_noise_and_voids_nothing(space: Synthetic) -> None:

@@ -87,7 +87,7 @@ class OptimizerHook:
             return False
         if not is_first and count <= self._main_count:
             self._smaller.add(optimizer)
-            self._run.trace.untraced_reason = "its script has another optimizer"
+            self._run.trace.untraced_reason = "the script has a second optimizer"
             return False
         if steps.source == OPTIMIZER:
             steps.note_hook("optimizer step hook")

@@ -50,7 +50,7 @@ class TraceState:
         self._memory_limit.lift()
         version = str(sys.modules["torch"].__version__)
         if not version.startswith(TRACED_TORCH):
-            self.untraced_reason = f"its torch is {version}, and steps are traced with {TRACED_TORCH}x"
+            self.untraced_reason = f"the script's torch is {version}, and steps are traced with {TRACED_TORCH}x"
         if seen is None or self.untraced_reason is not None:
             return
         seen.remove()

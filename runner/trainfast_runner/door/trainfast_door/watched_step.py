@@ -32,7 +32,7 @@ class WatchedStep:
 
     def __init__(self, run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = weakref.ref(model), weakref.ref(optimizer)
-        self.untraceable_reason: str | None = "no forward pass of its model with a backward was seen"
+        self.untraceable_reason: str | None = "no forward pass of the model with a backward was seen"
         """The reason that the step cannot be traced; None once the whole step was seen."""
         self.arguments: tuple[Any, ...] = ()
         self.keywords: dict[str, Any] = {}
@@ -85,7 +85,7 @@ class WatchedStep:
             type(value).__name__ for value in tree_flatten((args, kwargs))[0] if not isinstance(value, (Tensor, *PLAIN))
         }
         if foreign:
-            self.untraceable_reason = f"its model takes a {min(foreign)}"
+            self.untraceable_reason = f"the model takes a {min(foreign)}"
             self.remove()
             return
         device = next(module.parameters()).device
@@ -116,12 +116,12 @@ class WatchedStep:
     def _see_loss(self, roots: Any) -> None:
         outputs, self._outputs = self._outputs, []
         if self._calls != 1:
-            self.untraceable_reason = f"its model is called {self._calls} times before a backward"
+            self.untraceable_reason = f"the model is called {self._calls} times before a backward"
             return
         graph = LossGraph(roots, [node for _, node, _ in outputs])
         self.used = tuple(sorted(graph.reached))
         if not self.used:
-            self.untraceable_reason = "its loss depends on no output of its model"
+            self.untraceable_reason = "the loss depends on no output of the model"
             return
         addresses = [address for _, _, address in outputs]
         self.kept = tuple(
@@ -143,13 +143,13 @@ def watch_step(run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
     parameter_types = {id(parameter): type(parameter) for parameter in model.parameters()}
     wrapper = str(run.actual["wrapper"])
     if wrapper not in TRACED_WRAPPERS:
-        run.trace.untraced_reason = f"its model is in {wrapper}"
+        run.trace.untraced_reason = f"the model is in {wrapper}"
     elif run.actual["compiled"]:
-        run.trace.untraced_reason = "its model is compiled"
+        run.trace.untraced_reason = "the model is compiled"
     elif not wanted <= set(parameter_types):
-        run.trace.untraced_reason = "its optimizer has parameters of several models"
+        run.trace.untraced_reason = "the optimizer has parameters of several models"
     elif set(parameter_types.values()) != {nn.Parameter}:
-        run.trace.untraced_reason = "its model has parameters of a class of its own"
+        run.trace.untraced_reason = "the model has parameters of a class of the script's own"
     else:
         run.trace.untraced_reason, run.trace.watched_step = None, WatchedStep(run, model, optimizer)
 

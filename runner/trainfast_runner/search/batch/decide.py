@@ -278,9 +278,7 @@ def _larger_size_reason(state: BatchState, tight: MemoryFit, target: int) -> str
     needs = tight.need_text(target)
     on = f" on rank {tight.rank}" if state.world_size > 1 else ""
     if len(state.probes_that_fit) > 1:
-        return (
-            f"by the fit {target} fits even if it is off by {mebibytes(tight.error_at(target))}: it needs {needs}{on}"
-        )
+        return f"by the fit {target} needs {needs}{on}, and fits even with {mebibytes(tight.error_at(target))} more"
     if state.prediction is not None and state.prediction.bytes_per_sample is not None:
         return f"with the predicted growth per sample from here {target} fits: it needs {needs}{on}"
     return f"{target} fits even if all memory grows with the batch: {needs}{on}"

@@ -38,7 +38,7 @@ def unusable_reason(result: Result) -> str | None:
     if result.steps.measured == 0:
         return f"{result.run_id}: {result.reason}"
     if result.memory.peak_allocated_bytes is None:
-        return f"{result.run_id}: its memory is not known"
+        return f"the memory of {result.run_id} is not known"
     return None
 
 

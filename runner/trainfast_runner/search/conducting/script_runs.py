@@ -32,7 +32,7 @@ def script_planner(
         knob_settings = [f"{name}={knob(name).text_of(value)}" for name, value in knobs.items()]
         plan = plan_script((), [*fixed_settings, *knob_settings], preset=preset, python=python, trial=True)
         if plan.script is not None and plan.script.hooks_blocked is not None:
-            raise UserError(f"its steps are not seen: {plan.script.hooks_blocked}", key=preset.name)
+            raise UserError(f"the script's steps are not seen: {plan.script.hooks_blocked}", key=preset.name)
         return plan
 
     return plan_script_run

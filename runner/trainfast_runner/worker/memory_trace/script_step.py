@@ -70,7 +70,7 @@ class _LiveBytesInTime(LiveBytes):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if time.monotonic() > self._latest:
-            raise TimeoutError(f"its trace takes more than {MAX_TRACE_S:g} s")
+            raise TimeoutError(f"tracing took more than {MAX_TRACE_S:g} s")
         if func._opname in UNTRACEABLE_OPERATIONS:
             raise NotImplementedError(f"no trace shows the workspace of {func._opname}")
         return super().__torch_dispatch__(func, types, args, kwargs)

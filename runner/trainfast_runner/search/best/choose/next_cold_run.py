@@ -14,7 +14,7 @@ MAX_VOID_COLD_RUNS = 2 * MAX_VOID_ATTEMPTS
 """After this many void cold runs of any candidates no further one is started."""
 MAX_BEFORE_TURN_BACK = 12
 """From this number of counted cold runs on no knob is turned back."""
-UNDER_LIMIT_REASON = "its peak may reach memory_limit: one run under the limit"
+UNDER_LIMIT_REASON = "the peak may reach memory_limit: one run under the limit"
 """The reason for a run of a candidate near memory_limit, or of unknown need."""
 ROLES: tuple[ColdRole, ...] = (*SPEED_ROLES, UNDER_LIMIT)
 """Roles of all cold runs."""

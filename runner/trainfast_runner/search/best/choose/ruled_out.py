@@ -167,7 +167,7 @@ def _loss_verdict(
         return None
     # After a large fall the tolerance is a share of the first loss, not of the small last one.
     if abs(loss - baseline_loss) > LOSS_SHARE * max(abs(baseline_loss), abs(first_loss or 0.0)):
-        reason = f"its loss was {loss:.4g} where the baseline's was {baseline_loss:.4g}"
+        reason = f"the loss was {loss:.4g} where the baseline's was {baseline_loss:.4g}"
         return CandidateVerdict(candidate_number=number, verdict="failed", reason=reason)
     return None
 

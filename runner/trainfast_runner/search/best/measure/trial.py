@@ -142,7 +142,7 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
         judgement = rule.judge(steps.step_ms)
         if judgement == "slow":
             best_ms = min(steps.step_ms)
-            return _Ending("slow", f"its best step takes {best_ms:.3g} ms, hopeless above {rule.give_up_ms:.3g} ms")
+            return _Ending("slow", f"the best step takes {best_ms:.3g} ms, hopeless above {rule.give_up_ms:.3g} ms")
         if judgement == "more":
             count = steps_to_add(steps.step_ms, rule)
         elif wanted.needs_energy and (missing_s := ENERGY_SAMPLED_S - steps.seconds) > 0:

@@ -51,7 +51,7 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
     cost_s = shortest_s + steps_s
     if cost_s > budget_s:
         more = f", {MIN_TRIAL_STEPS} steps take {duration(steps_s)}" if steps_s else ""
-        raise budget_error(budget_s, cost_s, f": its process starts in {duration(shortest_s)}{more}")
+        raise budget_error(budget_s, cost_s, f": a process starts in {duration(shortest_s)}{more}")
 
 
 def budget_error(budget_s: float, cost_s: float, detail: str) -> UserError:
