@@ -19,8 +19,8 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.running import launch
 from trainfast_runner.search.batch.script_probe_record import fitting_probe
 from trainfast_runner.search.conducting.run_ends import wait_for_result
-from trainfast_runner.search.conducting.script_runs import script_planner, with_trace
 from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE, TracedPeak
+from trainfast_runner.search.script_runs import script_planner, with_trace
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.worker.shared.search_roles import PROBE
 

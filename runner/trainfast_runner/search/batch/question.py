@@ -10,8 +10,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.conducting.cool_down import check_coolable
-from trainfast_runner.search.conducting.script_runs import ScriptPlanner, script_planner
 from trainfast_runner.search.options import BatchSearchOptions
+from trainfast_runner.search.script_runs import ScriptPlanner, script_planner
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec

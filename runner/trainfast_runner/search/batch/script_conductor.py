@@ -23,7 +23,6 @@ from trainfast_runner.search.batch.script_probe_record import (
     size_that_data_fills,
     unusable_reason,
 )
-from trainfast_runner.search.conducting.script_runs import ScriptPlanner, incompatible_reason, with_trace
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     Predicted,
@@ -31,6 +30,7 @@ from trainfast_runner.search.journal.batch import (
     RankPeaks,
 )
 from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE, TracedPeak, untraced_reason
+from trainfast_runner.search.script_runs import ScriptPlanner, incompatible_reason, with_trace
 from trainfast_runner.worker.shared.search_roles import PROBE
 
 BARE_CONTEXT_BYTES = 512 << 20

@@ -8,7 +8,7 @@ from functools import partial
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.grid import check_count, id_of
 from trainfast_runner.search.bench.variants import Bench, PlannedRow
-from trainfast_runner.search.conducting.script_runs import ScriptPlanner, script_planner
+from trainfast_runner.search.script_runs import ScriptPlanner, script_planner
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset

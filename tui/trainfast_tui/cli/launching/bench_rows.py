@@ -162,7 +162,7 @@ def _print_row_result(result: RowResult) -> None:
 
 def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> RowResult:
     """Return the result of a script's row, or the UserError for a value that the script overrode."""
-    from trainfast_runner.search.conducting.script_runs import incompatible_reason
+    from trainfast_runner.search.script_runs import incompatible_reason
 
     why = incompatible_reason(result, varied)
     return result if why is None else UserError(why, key=result.run_id)

@@ -9,8 +9,8 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.results.start_time import start_s
 from trainfast_runner.search.best.disturbances import void_run_reason
 from trainfast_runner.search.best.too_large import Failure, oom_failure
-from trainfast_runner.search.conducting.script_runs import incompatible_reason
 from trainfast_runner.search.journal.best import AttemptOutcome, BestLaunched, ColdRun
+from trainfast_runner.search.script_runs import incompatible_reason
 
 UNTIMED_COLD_STEPS = 3
 """Untimed steps of a cold run, as of any run; on a CPU its memory is measured in them."""

@@ -14,10 +14,10 @@ from trainfast_runner.search.best.step_rule import MIN_TRIAL_STEPS, UNTIMED_TRIA
 from trainfast_runner.search.best.survey.script_survey import ScriptSurvey
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.conducting.cool_down import check_coolable
-from trainfast_runner.search.conducting.script_runs import script_planner
 from trainfast_runner.search.journal.best import UNNAMED
 from trainfast_runner.search.memory.limits import limits_of
 from trainfast_runner.search.options import SearchOptions
+from trainfast_runner.search.script_runs import script_planner
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import FRAMEWORK_KNOBS, check_reach

@@ -16,8 +16,8 @@ from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.survey.base import Survey
 from trainfast_runner.search.best.survey.script_memory import with_fitted_memory, with_seen_samples
-from trainfast_runner.search.conducting.script_runs import ScriptPlanner, with_trace
 from trainfast_runner.search.journal.best import BestLine, BestQuestion, Candidate, Space, Trial
+from trainfast_runner.search.script_runs import ScriptPlanner, with_trace
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import defaults
