@@ -133,7 +133,9 @@ def _to(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, tuple | list):
-        return type(value)(_to(item, device) for item in value)
+        moved = [_to(item, device) for item in value]
+        # A namedtuple takes its fields one by one.
+        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
     if type(value) is dict:
         return {key: _to(item, device) for key, item in value.items()}
     return value
