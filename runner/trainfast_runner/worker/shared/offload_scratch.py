@@ -90,7 +90,7 @@ def _delete(folder: Path) -> None:
 class _Lock:
     """An exclusive flock on a directory, which ends with its process; `taken` is True if this process has it.
 
-    Raises OSError for a link and for anything that is not a directory.
+    Raises OSError for a link, for anything that is not a directory, and on a file system without locks.
     """
 
     def __init__(self, folder: Path, *, wait: bool) -> None:
@@ -100,6 +100,9 @@ class _Lock:
             self.taken = True
         except BlockingIOError:
             self.taken = False
+        except OSError:
+            os.close(self._fd)
+            raise
 
     def mark(self) -> bytes:
         """Content of the marker: user and inode, so that a copy of the directory is not marked."""
