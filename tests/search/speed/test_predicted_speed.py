@@ -18,6 +18,8 @@ from trainfast_runner.records.result import Result, Spread, StepCount, Throughpu
 from trainfast_runner.records.result_conditions import RunConditions, Throttle
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
+from trainfast_runner.search.journal.best import BestQuestion, Candidate, Space, Trial
+from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed, SpeedDevice, measured_speeds
 from trainfast_runner.search.speed.predicted_speed import MAX_SHOWN_RATIO, SpeedModel, UnknownSpeed
 from trainfast_runner.search.speed.step_time import SLOWDOWN, ExpectedStep, step_time
@@ -181,6 +183,22 @@ def test_a_run_whose_speed_is_not_that_of_its_settings_does_not_count(tmp_path: 
     recorded(home, 3, role="trial")
     recorded(home, 4, throttle=Throttle(brake_fraction=0.5))
     assert rates(home) == []
+
+
+def test_the_newest_trials_of_a_search_come_first(tmp_path: Path) -> None:
+    home, spec = Home(tmp_path), resolve("tiny-llama")
+    clock = ClockAnchor(monotonic_ns=0, wall_ns=0)
+    candidates = [Candidate(knobs={"batch_size": size}, samples_per_step=size) for size in (8, 16)]
+    directory = home.search_directory("20261122-120000-tiny-llama-0000")
+    directory.mkdir(parents=True)
+    journal = SearchJournal(directory)
+    journal.write(BestQuestion(**spec.record_fields(), search_id=directory.name, key="", vary={}, clock=clock))
+    journal.write(Space(candidates=candidates, baseline_number=0))
+    for place, number in enumerate((0, 1, 0)):
+        timed = {"step_ms": [100.0] * 5, "samples_per_step": 8, "seconds": 0.5}
+        journal.write(Trial(candidate_number=number, run_id=f"run-{place}", outcome="measured", warm=False, **timed))
+    journal.close()
+    assert [speed.process for speed in measured_speeds(home, spec, CPU)] == ["run-2", "run-1"]
 
 
 def test_a_run_at_its_power_limit_counts(tmp_path: Path) -> None:

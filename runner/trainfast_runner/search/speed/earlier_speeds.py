@@ -17,7 +17,7 @@ from trainfast_runner.records.run_file import RecordedSpec, RunFile
 from trainfast_runner.records.search_directories import newest_search_directories
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 from trainfast_runner.search.candidate_spec import candidate_spec
-from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_journal
+from trainfast_runner.search.journal.best import BestQuestion, Space, Trial, read_best_journal
 from trainfast_runner.search.searches import BEST_KIND, first_line
 from trainfast_runner.search.speed.trial_rates import log_rate, measurements
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
@@ -119,7 +119,7 @@ def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
 
 
 def _speeds_of_trials(home: Home, spec: RunSpec, device: SpeedDevice) -> Iterator[EarlierSpeed]:
-    """Yield the newest trial of each candidate in best-fit searches of the same training."""
+    """Yield the newest trial of each candidate in best-fit searches of the same training, the newest first."""
     for directory in newest_search_directories(home, SEARCHES_READ_FOR_SPEEDS):
         if first_line(directory).kind != BEST_KIND:
             continue
@@ -131,8 +131,11 @@ def _speeds_of_trials(home: Home, spec: RunSpec, device: SpeedDevice) -> Iterato
         if SpeedDevice(question.device, next(iter(question.device_names), "")) != device:
             continue
         measured = measurements(lines)
-        newest_trials = {trial.candidate_number: trial for trial in measured.trials if not trial.repeats}
-        for trial in reversed(newest_trials.values()):
+        newest_trials: dict[int, Trial] = {}
+        for trial in reversed(measured.trials):
+            if not trial.repeats:
+                newest_trials.setdefault(trial.candidate_number, trial)
+        for trial in newest_trials.values():
             candidate = space.candidates[trial.candidate_number]
             rate = log_rate(trial)
             try:
