@@ -12,6 +12,7 @@ from trainfast_runner.search.best.planning.varied import vary_of
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, no_gpu_reason="no GPU")
@@ -160,6 +161,15 @@ def test_without_asking_only_knobs_that_train_the_same_are_varied() -> None:
     space = enumerate_space(spec, CPU, varied, 8, refuse)
     baseline = space.candidates[space.baseline_number]
     assert all(changes_training(one, baseline) == [] for one in space.candidates)
+
+
+def test_a_knob_that_a_script_lacks_is_not_named_as_left_alone() -> None:
+    spec = resolve("tiny-llama")
+    without = [entry for entry in KNOBS if entry.name != "pin_memory"]
+    _, left_alone = vary_of(spec, {}, CPU, 8, refuse, without)
+    assert "pin_memory" not in left_alone
+    _, left_alone = vary_of(spec, {}, CPU, 8, refuse)
+    assert left_alone["pin_memory"] == "a run on the CPU copies nothing to a GPU"
 
 
 def test_an_optimizer_of_another_kind_leaves_the_knob_alone() -> None:

@@ -56,8 +56,8 @@ def vary_of(
             left_alone[entry.name] = f"{entry.text_of(now)} trains differently from its other values"
         elif entry.search_values:
             vary[entry.name] = _values(entry, now, global_batch)
-    if machine.used_by(spec.knobs["devices"]).device == "cpu":
-        vary.pop("pin_memory", None)
+    on_cpu = machine.used_by(spec.knobs["devices"]).device == "cpu"
+    if on_cpu and vary.pop("pin_memory", None) is not None:
         left_alone["pin_memory"] = "a run on the CPU copies nothing to a GPU"
     _drop_illegal(spec, vary, left_alone, machine, refuse)
     _prefer_bf16(spec, vary, left_alone)
