@@ -18,6 +18,11 @@ def process_memory(size_bytes: float) -> str:
     return gibibytes(size_bytes) if size_bytes >= 2**30 else mebibytes(size_bytes)
 
 
+def short_gibibytes(size_bytes: float) -> str:
+    """Three digits of a GiB, for an estimate of a layer or a model: `0.0123 GiB`, `39.5 GiB`; tenths from 1,000 on."""
+    return gibibytes(size_bytes) if size_bytes >= 1000 * 2**30 else f"{size_bytes / 2**30:.3g} GiB"
+
+
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """A count with its noun: `1 step`, `12,345 steps`."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

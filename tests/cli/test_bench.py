@@ -25,7 +25,7 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.variants import Bench, PlannedRow
-from trainfast_runner.search.bench.warm_rows import warm_rows
+from trainfast_runner.search.bench.warm_rows import open_warm_rows
 from trainfast_tui.cli import bench
 from trainfast_tui.cli.launching import bench_rows, start_run, waits
 from trainfast_tui.cli.signals import Signals
@@ -178,7 +178,7 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
     monkeypatch.setattr(bench_rows, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
     row = PlannedRow("one", PLAN.spec, {}, lambda: PLAN)
     rows = bench_rows.BenchRows(Home(tmp_path), Signals(), bench_rows.BenchOptions(wait=wait, cool_to_c=50.0))
-    with warm_rows(Home(tmp_path), lambda: None) as warm:
+    with open_warm_rows(Home(tmp_path), lambda: None) as warm:
         if not wait:
             with pytest.raises(DevicesBusy):
                 rows.run_row(row, None, warm)

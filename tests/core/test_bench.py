@@ -9,7 +9,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result, Spread, StepCount, Throughput
 from trainfast_runner.records.result_conditions import RunConditions, Throttle
 from trainfast_runner.results.comparison.repeats import paired_interval
-from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, RowResult, again_is_pointless, tabulate
+from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, RowResult, needs_no_repeat, tabulate
 from trainfast_runner.search.bench.variants import Bench, prepare_variants, run_order
 from trainfast_tui.text.bench_table import markdown
 
@@ -75,9 +75,9 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
     assert (oom.state, oom.reason, oom.vs_baseline_percent, oom.ratio) == ("oom", "could not allocate", None, None)
     assert (refused.state, refused.result) == (REFUSED, None)
     assert [row.state for row in rest] == [NOT_RUN] * 2
-    assert again_is_pointless(results_by_row["bert_3"])
-    assert again_is_pointless(results_by_row["bert_4"])
-    assert not again_is_pointless(results_by_row["bert_1"])
+    assert needs_no_repeat(results_by_row["bert_3"])
+    assert needs_no_repeat(results_by_row["bert_4"])
+    assert not needs_no_repeat(results_by_row["bert_1"])
     lines = markdown(bench, table, "trainfast-tui bench x").splitlines()
     rows = [line for line in lines if line.startswith("| bert_")]
     assert len(rows) == 6

@@ -218,11 +218,11 @@ async def test_a_refusal_that_comes_under_the_help_stands_there_when_the_help_is
 
 
 async def test_a_refusal_is_not_shown_over_the_search_before(home: Home, starts: Starts) -> None:
-    starts.refusal = UserError("search max-batch does not change the batch of strategy=pp", key="strategy")
+    starts.refusal = UserError("search max-batch cannot try batch sizes with strategy=pp", key="strategy")
     async with running(home, size=FULL) as (_, pilot):
         await show(pilot, a_search(home, answered()))
         await pilot.press("right", "b", "enter")
-        text = await until(pilot, "Refused: search max-batch does not change the batch of strategy=pp")
+        text = await until(pilot, "Refused: search max-batch cannot try batch sizes with strategy=pp")
         assert "is the largest that fits" not in text
 
 

@@ -43,13 +43,16 @@ def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advi
     if now is None or before is None or now == before or not isinstance(rate, float):
         return None
     factor, suggested = now / before, float(f"{rate * now / before:.3g}")
-    text = (
-        f"lr={suggested:g}: the global batch is {now:,}, {factor:.4g} x the preset's {before:,}, and the linear rule"
-        f" makes the rate {factor:.4g} x {rate:g}; 1/{factor:.4g} of the steps see as many samples."
-        if factor > 1
-        else f"lr={suggested:g}: the global batch is {now:,} instead of the preset's {before:,}, and the linear rule"
-        f" makes the rate {factor:.3g} x {rate:g}."
-    )
+    if factor > 1:
+        text = (
+            f"lr={suggested:g}: the global batch is {now:,}, {factor:.4g} x the preset's {before:,}, and the linear"
+            f" rule makes the rate {factor:.4g} x {rate:g}; 1/{factor:.4g} of the steps see as many samples."
+        )
+    else:
+        text = (
+            f"lr={suggested:g}: the global batch is {now:,} instead of the preset's {before:,}, and the linear rule"
+            f" makes the rate {factor:.3g} x {rate:g}."
+        )
     if spec.knobs["strategy"] in ("dp", "ddp"):
         text += (
             " In a script of your own dp divides one batch among the GPUs (the rate stays), ddp gives each its own;"

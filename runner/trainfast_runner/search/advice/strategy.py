@@ -13,13 +13,12 @@ from trainfast_runner.memory.model_size import CONTEXT_BYTES, ModelSize, bytes_p
 from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, EndedRun, Situation, has_same, total_batch
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.units import gibibytes
+from trainfast_runner.units import short_gibibytes
 
 ZERO_ONLY_SLOWS = "DeepSpeed only slows a model that already fits with a reasonable batch."
 """A reason that several pieces of advice share."""
 FITTING_SHARE = 0.9
 """A model fits if states and context take at most this share of a device's memory."""
-GIB = 2**30
 SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
 """Knobs that must be equal for two strategies to be compared by their samples/s."""
 
@@ -70,8 +69,8 @@ def _by_decision_tree(spec: RunSpec, machine: Machine, situation: Situation) -> 
 
     estimate = (
         f"estimate: {bytes_per_parameter(precision, optimizer)} bytes x {_short_count(size.parameters)} parameters"
-        f" = {_gib(needs('single') - CONTEXT_BYTES)} of weights, gradients and states, of {_gib(memory)} a GPU,"
-        " activations not counted"
+        f" = {short_gibibytes(needs('single') - CONTEXT_BYTES)} of weights, gradients and states,"
+        f" of {short_gibibytes(memory)} a GPU, activations not counted"
     )
     if len(usable) < 2:
         if needs("single") <= FITTING_SHARE * memory:
@@ -99,8 +98,8 @@ def _several_gpus_needed(
     largest = 4 * size.largest_layer + CONTEXT_BYTES
     if largest > FITTING_SHARE * memory:
         return "tp", (
-            f"not even the largest layer fits one GPU ({_gib(largest)} with the context): tp cuts the layers"
-            " themselves; else zero3-offload with checkpointing and an 8-bit optimizer."
+            f"not even the largest layer fits one GPU ({short_gibibytes(largest)} with the context): tp cuts the"
+            " layers themselves; else zero3-offload with checkpointing and an 8-bit optimizer."
         )
     if needs("zero3") > FITTING_SHARE * memory:
         return "zero3-offload", f"the model does not fit {count} GPUs together ({estimate}): states have to go to RAM."
@@ -139,8 +138,3 @@ def _joined_names(names: list[str]) -> str:
 
 def _short_count(count: int) -> str:
     return f"{count / 1e9:.2f} G" if count >= 1e9 else f"{count / 1e6:.0f} M" if count >= 1e6 else f"{count:,}"
-
-
-def _gib(size_bytes: int) -> str:
-    # The short form writes a thousand and more with an exponent.
-    return gibibytes(size_bytes) if size_bytes >= 1000 * GIB else f"{size_bytes / GIB:.3g} GiB"

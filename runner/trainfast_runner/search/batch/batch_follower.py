@@ -18,7 +18,7 @@ from trainfast_runner.search.journal.batch import (
     ConfirmationRun,
     Probe,
 )
-from trainfast_runner.search.journal.followed import FollowedJournal, state_of_search
+from trainfast_runner.search.journal.followed_journal import FollowedJournal, state_of_search
 from trainfast_runner.search.journal.lines import (
     Conducted,
     CoolingDown,

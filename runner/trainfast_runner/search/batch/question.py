@@ -65,7 +65,7 @@ def _check_preset_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
     strategy = strategy_of(knobs)
     if not strategy.batch_searchable:
         raise UserError(
-            f"search max-batch does not change the batch of strategy={strategy.name} while it runs",
+            f"search max-batch cannot try batch sizes with strategy={strategy.name}",
             key="strategy",
             allowed=[name for name, entry in STRATEGIES.items() if entry.batch_searchable],
             nearest=nearest_strategy(strategy, lambda entry: entry.batch_searchable),

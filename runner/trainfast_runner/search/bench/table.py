@@ -90,7 +90,7 @@ class Table:
         }
 
 
-def again_is_pointless(row_results: Iterable[RowResult]) -> bool:
+def needs_no_repeat(row_results: Iterable[RowResult]) -> bool:
     """True if a row need not be repeated: it cannot run here, or does not fit. A device in use may be free later."""
     return any(
         not isinstance(result, DevicesBusy) if isinstance(result, UserError) else result.state == "oom"

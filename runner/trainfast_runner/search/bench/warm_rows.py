@@ -106,7 +106,7 @@ class WarmRows:
 
 
 @contextmanager
-def warm_rows(home: Home, raise_if_cancelled: Callable[[], None]) -> Iterator[WarmRows]:
+def open_warm_rows(home: Home, raise_if_cancelled: Callable[[], None]) -> Iterator[WarmRows]:
     """Yield warm rows, whose processes end at the latest with this one: they watch the lock of a search."""
     with ExitStack() as locks:
         rows = WarmRows(home, locks, raise_if_cancelled)

@@ -10,7 +10,7 @@ from trainfast_runner.records.search_states import LIVE_STATES
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.journal.best import BestLine, Instruction
-from trainfast_runner.search.journal.followed import FollowedJournal, state_of_search
+from trainfast_runner.search.journal.followed_journal import FollowedJournal, state_of_search
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,10 @@ class PresetBestConductor(BestConductor):
         self._process_uuids: list[str] = []
 
     def list_candidates(self) -> None:
-        """Trace and predict while the baseline's process starts, and write the candidates before its first trial."""
+        """Trace and predict while the baseline's process starts, then write the candidates.
+
+        They come before the first trial, but after the record of a baseline's process that ended while it started.
+        """
         cancelled = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             prediction = pool.submit(self._survey.predict_candidates, self._question, cancelled)

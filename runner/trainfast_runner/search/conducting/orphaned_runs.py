@@ -30,15 +30,14 @@ def is_usable(directory: Path) -> bool:
     return is_alive(directory) if result is None else result.state in ("finished", "oom", "failed")
 
 
-def adopt_ended(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | None:
-    """Remove a run of the plan's settings that ended by itself with figures from `runs`, and return it; else None.
+def ended_run_of(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | None:
+    """Return a run of the plan's settings that ended by itself with figures; None without one.
 
     A failed run is not adopted: the conductor's end may have killed a process of the run.
     """
     for run_id, run in runs.items():
         result = read_result(home.directory(run_id))
         if has_settings(run, plan) and result is not None and result.state in ("finished", "oom"):
-            del runs[run_id]
             return home.directory(run_id)
     return None
 
@@ -92,7 +91,10 @@ class OrphanedRuns:
 
     def adopt_trying_run(self, plan: RunPlan) -> Path | None:
         """Return the ended trying run of a script with the plan's settings, if the journal lacks it; else None."""
-        return adopt_ended(self._trying, self._home, plan)
+        adopted = ended_run_of(self._trying, self._home, plan)
+        if adopted is not None:
+            del self._trying[adopted.name]
+        return adopted
 
     def adopt_measuring_run(self, plan: RunPlan) -> Path | None:
         """Return the newest usable measuring run of the plan's settings, if the journal lacks its outcome; else None.

@@ -11,10 +11,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from trainfast_runner.records.json_lines import newest, read_all
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
-from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.journal.lines import (
     Conducted,
     CoolingDown,
@@ -25,6 +24,7 @@ from trainfast_runner.search.journal.lines import (
     SearchEnded,
     Waiting,
     current_end,
+    read_journal,
 )
 from trainfast_runner.search.journal.memory_fit import MemoryFit
 
@@ -288,6 +288,4 @@ class BatchJournal(JournalLines):
 
 def read_batch_journal(directory: Path) -> list[BatchLine]:
     """Read every readable line, oldest first, without a half-written last one."""
-    lines: list[BatchLine]
-    lines, _ = read_all(directory / JOURNAL_FILE, BatchLine)  # type: ignore[arg-type]
-    return lines
+    return read_journal(directory, BatchLine)

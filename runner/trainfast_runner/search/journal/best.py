@@ -15,10 +15,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from trainfast_runner.records.json_lines import newest, read_all
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedSpec
 from trainfast_runner.records.script_run import TracedMemory
-from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.journal.lines import (
     Conducted,
     CoolingDown,
@@ -29,12 +28,16 @@ from trainfast_runner.search.journal.lines import (
     SearchEnded,
     Waiting,
     current_end,
+    read_journal,
 )
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import KnobValue
 
 UNNAMED = "no present value is named"
-"""The reason that a script's knob is left alone if neither the preset nor a setting names its value."""
+"""The reason that a script's knob is left alone if neither the preset nor a setting names its value.
+
+A journal keeps it; a screen that finds it there adds how to name the value.
+"""
 RACE: Final = "race"
 """The role of a cold run that chooses among the leaders."""
 CONFIRM: Final = "confirm"
@@ -401,6 +404,4 @@ class BestJournal(JournalLines):
 
 def read_best_journal(directory: Path) -> list[BestLine]:
     """Read every readable line, oldest first, without a half-written last one."""
-    lines: list[BestLine]
-    lines, _ = read_all(directory / JOURNAL_FILE, BestLine)  # type: ignore[arg-type]
-    return lines
+    return read_journal(directory, BestLine)

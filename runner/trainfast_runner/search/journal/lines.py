@@ -147,7 +147,7 @@ class SearchJournal:
             raise home_error(directory, error) from None
 
     def write(self, line: msgspec.Struct) -> None:
-        """Append one line; it is on disk on return. Raises UserError when it cannot be written."""
+        """Append one line; other processes see it on return. Raises UserError when it cannot be written."""
         try:
             self._file.write(line)
         except OSError as error:
@@ -156,6 +156,15 @@ class SearchJournal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def read_journal(directory: Path, line_type: Any) -> list[Any]:
+    """Read every readable line of a journal, oldest first, without a half-written last one.
+
+    `line_type` is the union of the lines that this kind of journal has.
+    """
+    lines, _ = read_all(directory / JOURNAL_FILE, line_type)
+    return lines
 
 
 def _end_cut_line(path: Path) -> None:

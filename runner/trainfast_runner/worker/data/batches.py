@@ -23,7 +23,7 @@ from .samples import (
     Batch,
     Halves,
     TokenSamples,
-    as_is,
+    collate_whole_batch,
     corpus_classes,
     corpus_ids,
     corpus_masking,
@@ -59,7 +59,7 @@ def batches_of(
     loader: DataLoader[Batch] = DataLoader(
         samples,
         batch_sampler=order,
-        collate_fn=as_is,
+        collate_fn=collate_whole_batch,
         num_workers=knobs.workers,
         prefetch_factor=knobs.prefetch if knobs.workers else None,
         persistent_workers=knobs.workers > 0,

@@ -38,7 +38,7 @@ class GlobalOrder(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         epoch, order = -1, np.empty(0, dtype=np.int64)
         slices = self.grad_accum * self.dp_degree
-        first = [] if self.lengths is None else longest(self.lengths, slices * self.batch_size)
+        first = [] if self.lengths is None else longest_indices(self.lengths, slices * self.batch_size)
         for micro in range(len(self)):
             if self.lengths is not None and micro < self.grad_accum:
                 yield first[micro * self.dp_degree + self.dp_rank :: slices]
@@ -53,7 +53,7 @@ class GlobalOrder(Sampler[list[int]]):
             yield chosen
 
 
-def longest(lengths: NDArray[np.int64], count: int) -> list[int]:
+def longest_indices(lengths: NDArray[np.int64], count: int) -> list[int]:
     """Indices of the `count` longest samples, the longest first; repeated if there are fewer."""
     order = np.argsort(-lengths, kind="stable")
     return [int(index) for index in np.resize(order, count)]

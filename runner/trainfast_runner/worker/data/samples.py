@@ -102,7 +102,7 @@ class TokenSamples(Dataset[Batch]):
         return {"input_ids": inputs, "labels": labels}
 
 
-def as_is(batch: Any) -> Any:
+def collate_whole_batch(batch: Any) -> Any:
     """Collate the batches of a dataset that returns whole ones."""
     return batch
 

@@ -76,10 +76,10 @@ def answers(requests: list[TraceRequest]) -> Iterator[dict[str, Any]]:
 
 def import_for(requests: list[TraceRequest]) -> None:
     """Import everything that tracing needs, once for all its processes. Raises the error of a failed import."""
-    from ..programs.hidden_packages import hide
+    from ..programs.hidden_packages import hide_packages
 
     gc.disable()
-    hide(HIDDEN_PACKAGES)
+    hide_packages(HIDDEN_PACKAGES)
     import torch
 
     from ..model.build import import_model_code

@@ -58,7 +58,7 @@ def trace_peaks(model: nn.Module, optimizer: Any, step: ScriptStep) -> list[tupl
     return peak_lines(small, large, (BATCHES[0] * step.rows, BATCHES[1] * step.rows))
 
 
-class _LiveBytesInTime(LiveBytes):  # type: ignore[no-untyped-call]
+class _TimeLimitedLiveBytes(LiveBytes):  # type: ignore[no-untyped-call]
     """Raises TimeoutError for an operation after `latest` (`time.monotonic`).
 
     Raises NotImplementedError for an operation of UNTRACEABLE_OPERATIONS.
@@ -81,7 +81,7 @@ def _trace(model: nn.Module, optimizer: Any, step: ScriptStep, factor: int, late
     device = next(model.parameters()).device
     with torch.enable_grad(), _restored(model, device), FakeTensorMode(allow_non_fake_inputs=True):
         stand_in = _optimizer_of(optimizer, replace_with_empty(model))
-        live = _LiveBytesInTime(device.type, latest)
+        live = _TimeLimitedLiveBytes(device.type, latest)
         live.count_all([*model.parameters(), *model.buffers()], PARAMS)
         live.count_all(tensors_of(list(stand_in.state.values())), OPTIMIZER)
         watch = StepWatch(live)

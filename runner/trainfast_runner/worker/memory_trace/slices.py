@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from ..strategies.tensor_plan import Slice, plan_for
-from ..strategies.tensor_slices import exchange
+from ..strategies.tensor_slices import add_exchanges
 
 
 def keep_one_slice(model: nn.Module, degree: int, device_type: str) -> None:
@@ -25,7 +25,7 @@ def keep_one_slice(model: nn.Module, degree: int, device_type: str) -> None:
     dist.init_process_group("fake", rank=0, world_size=degree, store=FakeStore())
     mesh = init_device_mesh(device_type, (degree,), mesh_dim_names=("tp",))
     plan = plan_for(model, degree)
-    exchange(model, plan, mesh)
+    add_exchanges(model, plan, mesh)
     slices: dict[int, nn.Parameter] = {}
     for name, module in model.named_modules():
         for key, whole in module._parameters.items():

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 
-def hide(names: Collection[str]) -> None:
+def hide_packages(names: Collection[str]) -> None:
     """Have `importlib.util.find_spec` report these packages as not installed."""
     real = importlib.util.find_spec
 

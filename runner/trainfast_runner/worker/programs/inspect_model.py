@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     """
     from ..invalid import InvalidInput
     from ..model.model_config import resolve_config
-    from .hidden_packages import hide
+    from .hidden_packages import hide_packages
     from .torch_build import torch_build
 
     flags = {argument for argument in arguments if argument.startswith("--")}
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     answer: dict[str, Any] = {"python": platform.python_version(), "versions": {**_versions(), **torch_build()}}
     if not flags:
         # A configuration does not need these packages; without torch this process takes a quarter of the time.
-        hide(("torch", "tensorflow", "jax"))
+        hide_packages(("torch", "tensorflow", "jax"))
         logging.disable(logging.WARNING)
     if "--devices" in flags:
         answer["devices"] = _devices()

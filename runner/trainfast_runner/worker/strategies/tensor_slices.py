@@ -24,7 +24,7 @@ def cut_in_turn(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, parts: Ite
 
     Takes whole parts and yields them cut, one after the other.
     """
-    exchange(model, plan, mesh)
+    add_exchanges(model, plan, mesh)
     names = {id(module): name for name, module in model.named_modules()}
     for part in parts:
         _cut_part({names[id(module)]: module for module in part.modules}, plan, mesh)
@@ -47,7 +47,7 @@ def _cut_part(modules: dict[str, nn.Module], plan: TensorPlan, mesh: DeviceMesh)
             module.register_forward_hook(swap.at_rest, always_call=True)
 
 
-def exchange(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
+def add_exchanges(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
     """Add hooks to the modules whose inputs or outputs change from whole to sliced or back, and set their widths."""
     for name, width in plan.widths:
         module = model.get_submodule(name)

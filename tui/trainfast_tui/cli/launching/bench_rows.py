@@ -14,9 +14,9 @@ from trainfast_runner.records.run_states import state_text
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.bench.table import RowResult, again_is_pointless
+from trainfast_runner.search.bench.table import RowResult, needs_no_repeat
 from trainfast_runner.search.bench.variants import Bench, PlannedRow, run_order
-from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
+from trainfast_runner.search.bench.warm_rows import WarmRows, open_warm_rows, warm_groups
 from trainfast_runner.search.conducting.run_ends import Cancelled
 from trainfast_tui.cli.launching.follow_run import follow
 from trainfast_tui.cli.launching.start_run import predict_memory, start_when_free
@@ -59,9 +59,9 @@ class BenchRows:
         is_cold = self._options.cold or any(planned.plan is not None for planned in bench.rows)
         groups = {} if is_cold else warm_groups(bench)
         total = len(bench.rows) * self._options.repeat
-        with warm_rows(self._home, self._raise_if_ended) as warm:
+        with open_warm_rows(self._home, self._raise_if_ended) as warm:
             for number, planned in enumerate(run_order(bench, self._options.repeat, groups), start=1):
-                if again_is_pointless(results_by_row[planned.id]):
+                if needs_no_repeat(results_by_row[planned.id]):
                     continue
                 if self._is_ended:
                     return False
