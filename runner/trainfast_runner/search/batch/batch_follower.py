@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 
 from trainfast_runner.records.json_lines import newest
-from trainfast_runner.records.search_states import LIVE_STATES
 from trainfast_runner.search.journal.batch import (
     BatchAnswer,
     BatchEnded,
@@ -18,7 +17,7 @@ from trainfast_runner.search.journal.batch import (
     ConfirmationRun,
     Probe,
 )
-from trainfast_runner.search.journal.followed_journal import FollowedJournal, state_of_search
+from trainfast_runner.search.journal.followed_journal import FollowedJournal, SearchSnapshot, state_of_search
 from trainfast_runner.search.journal.lines import (
     Conducted,
     CoolingDown,
@@ -30,21 +29,10 @@ from trainfast_runner.search.journal.memory_fit import MemoryFit
 
 
 @dataclass(frozen=True)
-class BatchSnapshot(BatchJournal):
-    """The state of a batch search at one moment, and its journal's lines so far.
+class BatchSnapshot(BatchJournal, SearchSnapshot):
+    """The state of a batch search at one moment, and its journal's lines so far."""
 
-    `state` is starting, running, pausing (finishing its probe first), paused, interrupted (no conductor and no
-    recorded end: the same command continues the search), answered, nothing_fits, failed or cancelled.
-    """
-
-    directory: Path
-    state: str
     unreadable_lines: int
-
-    @property
-    def is_live(self) -> bool:
-        """True if a conductor works on the search."""
-        return self.state in LIVE_STATES
 
     @cached_property
     def is_decided(self) -> bool:
@@ -106,7 +94,7 @@ class BatchFollower:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._journal: FollowedJournal[BatchLine] = FollowedJournal(directory, BatchLine)
-        self._snapshot = BatchSnapshot((), directory, "starting", 0)
+        self._snapshot = BatchSnapshot(directory, "starting", (), 0)
 
     def poll(self) -> BatchSnapshot:
         """Read the new lines and return a snapshot: the last one if neither the lines nor the state changed."""

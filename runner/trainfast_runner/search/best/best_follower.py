@@ -6,31 +6,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.records.search_states import LIVE_STATES
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.journal.best import BestLine, Instruction
-from trainfast_runner.search.journal.followed_journal import FollowedJournal, state_of_search
+from trainfast_runner.search.journal.followed_journal import FollowedJournal, SearchSnapshot, state_of_search
 
 
 @dataclass(frozen=True)
-class BestSnapshot:
-    """The state of a best-fit search at one moment.
+class BestSnapshot(SearchSnapshot):
+    """The state of a best-fit search at one moment."""
 
-    `state` is starting, running, pausing (finishing its step first), paused, interrupted (no conductor and no
-    recorded end: the same question continues the search), answered, nothing_fits, failed or cancelled.
-    """
-
-    directory: Path
-    state: str
     so_far: BestSoFar
     untaken_instructions: tuple[Instruction, ...] = ()
     """The instructions that the conductor has not taken yet."""
-
-    @property
-    def is_live(self) -> bool:
-        """True if a conductor works on the search."""
-        return self.state in LIVE_STATES
 
 
 class BestFollower:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.search_directories import JOURNAL_FILE, PAUSE_FILE, is_conducted
+from trainfast_runner.records.search_states import LIVE_STATES
 from trainfast_runner.search.journal.batch import BatchJournal
 from trainfast_runner.search.journal.best import BestJournal
 
 LineT = TypeVar("LineT")
+
+
+@dataclass(frozen=True)
+class SearchSnapshot:
+    """The state of a search of either kind at one moment.
+
+    `state` is starting, running, pausing (finishing its step first), paused, interrupted (no conductor and no
+    recorded end: the same command continues the search), answered, nothing_fits, failed or cancelled.
+    """
+
+    directory: Path
+    state: str
+
+    @property
+    def is_live(self) -> bool:
+        """True if a conductor works on the search."""
+        return self.state in LIVE_STATES
 
 
 class FollowedJournal(Generic[LineT]):
