@@ -44,41 +44,41 @@ class TraceState:
     @never_raises
     def trace_memory(self) -> None:
         """Trace the watched step once, in a trial that is asked for a trace; without a trace note the reason."""
-        seen = self.watched_step
+        watched = self.watched_step
         if not self.is_asked or self.traced_memory is not None or not self._files.are_ours or self._files.rank:
             return
         self._memory_limit.lift()
         version = str(sys.modules["torch"].__version__)
         if not version.startswith(TRACED_TORCH):
             self.untraced_reason = f"the script's torch is {version}, and steps are traced with {TRACED_TORCH}x"
-        if seen is None or self.untraced_reason is not None:
+        if watched is None or self.untraced_reason is not None:
             return
-        seen.remove()
-        reason = seen.untraceable_reason
+        watched.remove()
+        reason = watched.untraceable_reason
         if reason is None:
             try:
-                self.traced_memory = _traced(seen)
+                self.traced_memory = _traced(watched)
             except Exception as error:
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         self.untraced_reason = reason
 
 
-def _traced(seen: Any) -> dict[str, Any]:
+def _traced(watched: Any) -> dict[str, Any]:
     """The lines of the step's peak, for each row of the batch, and the rows that the trial had."""
     begun_ns = time.monotonic_ns()
-    model = seen.model()
+    model = watched.model()
     runpy.run_path(os.path.join(WORKER, "bootstrap.py"))
     tracer = importlib.import_module("trainfast_worker.memory_trace.script_step")
     step = tracer.ScriptStep(
-        arguments=seen.arguments,
-        keywords=seen.keywords,
-        rows=seen.rows,
-        used=seen.used,
-        kept=seen.kept,
-        loss_bytes=seen.loss_bytes,
-        holds_gradients=seen.holds_gradients,
-        autocast=seen.autocast,
+        arguments=watched.arguments,
+        keywords=watched.keywords,
+        rows=watched.rows,
+        used=watched.used,
+        kept=watched.kept,
+        loss_bytes=watched.loss_bytes,
+        holds_gradients=watched.holds_gradients,
+        autocast=watched.autocast,
     )
     unwrapped = model.module if type(model).__name__ == "DistributedDataParallel" else model
-    lines = tracer.trace_peaks(unwrapped, seen.optimizer(), step)
-    return {"rows": seen.rows, "lines": lines, "seconds": (time.monotonic_ns() - begun_ns) / 1e9}
+    lines = tracer.trace_peaks(unwrapped, watched.optimizer(), step)
+    return {"rows": watched.rows, "lines": lines, "seconds": (time.monotonic_ns() - begun_ns) / 1e9}

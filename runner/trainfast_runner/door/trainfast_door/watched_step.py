@@ -139,14 +139,14 @@ class WatchedStep:
 
 def watch_step(run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
     """Watch the next step of the model that the optimizer trains, or note why it cannot be traced."""
-    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     parameter_types = {id(parameter): type(parameter) for parameter in model.parameters()}
     wrapper = str(run.actual["wrapper"])
     if wrapper not in TRACED_WRAPPERS:
         run.trace.untraced_reason = f"the model is in {wrapper}"
     elif run.actual["compiled"]:
         run.trace.untraced_reason = "the model is compiled"
-    elif not wanted <= set(parameter_types):
+    elif not trained_ids <= set(parameter_types):
         run.trace.untraced_reason = "the optimizer has parameters of several models"
     elif set(parameter_types.values()) != {nn.Parameter}:
         run.trace.untraced_reason = "the model has parameters of a class of the script's own"

@@ -65,9 +65,9 @@ def answer_of(state: BatchState) -> BatchAnswer:
 
 def _too_large(state: BatchState, max_batch: int) -> int | None:
     """Return the smallest size above the answer that ran out of memory, probed or confirmed; None if none did."""
-    tried = [probe.batch_size for probe in state.probes if probe.outcome == "oom"]
-    confirmed = [confirmation.batch_size for confirmation in state.confirmations if confirmation.state == "oom"]
-    return min((size for size in (*tried, *confirmed) if size > max_batch), default=None)
+    probed_sizes = [probe.batch_size for probe in state.probes if probe.outcome == "oom"]
+    confirmed_sizes = [confirmation.batch_size for confirmation in state.confirmations if confirmation.state == "oom"]
+    return min((size for size in (*probed_sizes, *confirmed_sizes) if size > max_batch), default=None)
 
 
 def _certainty(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, too_large: int | None) -> str:
@@ -77,10 +77,10 @@ def _certainty(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch:
             tightest(memory_fits, max_batch), max_batch + 1
         )
     text = f"{too_large} ran out of memory"
-    warm = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
-    if warm:
-        text += f"; {_sizes_text(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not confirmed"
-    untried = [size for size in range(max_batch + 1, too_large) if size not in warm]
+    probed = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
+    if probed:
+        text += f"; {_sizes_text(probed)} fitted in a probe and {'was' if len(probed) == 1 else 'were'} not confirmed"
+    untried = [size for size in range(max_batch + 1, too_large) if size not in probed]
     if untried:
         why = _untried_text(state, memory_fits, max_batch, too_large)
         text += f"; {_sizes_text(untried)}{why} {'was' if len(untried) == 1 else 'were'} not tried"
@@ -131,13 +131,13 @@ def _margins(state: BatchState, tight: MemoryFit, max_batch: int) -> list[Margin
     ]
     if state.device == "cuda":
         peaks = [rank for probe in state.probes_that_fit[-1:] for rank in probe.ranks if rank.rank == tight.rank]
-        fragments = max(
+        fragment_bytes = max(
             ((peak.peak_reserved_bytes or 0) - (peak.peak_allocated_bytes or 0) for peak in peaks), default=0
         )
-        margins.append(Margin(margin_bytes=fragments, why="fragmentation (memory reserved beyond the peak)"))
+        margins.append(Margin(margin_bytes=fragment_bytes, why="fragmentation (memory reserved beyond the peak)"))
         available = [rank.available_bytes for probe in state.probes for rank in probe.ranks if rank.rank == tight.rank]
-        known = [value for value in available if value is not None]
-        change = max(known) - min(known) if known else 0
+        known_bytes = [value for value in available if value is not None]
+        change = max(known_bytes) - min(known_bytes) if known_bytes else 0
         margins.append(Margin(margin_bytes=change, why="other users of the GPU, whose share changed while searching"))
     margins.append(Margin(margin_bytes=0, why="evaluation, which needs less: it keeps nothing for a backward"))
     return margins
@@ -145,16 +145,16 @@ def _margins(state: BatchState, tight: MemoryFit, max_batch: int) -> list[Margin
 
 def _recommended(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, margin_bytes: int) -> int:
     """Return the largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
-    largest = largest_fitting(
+    largest_batch = largest_fitting(
         lambda size: all(fit.need_bytes(size) + margin_bytes <= fit.limit_bytes for fit in memory_fits),
         min(max_batch, LARGEST_BATCH),
     )
-    retried = _smallest_retried(state)
-    if retried is not None:
-        largest = min(largest, retried - 1)
+    retried_batch = _smallest_retried(state)
+    if retried_batch is not None:
+        largest_batch = min(largest_batch, retried_batch - 1)
     if state.device == "cuda":
-        largest = aligned(largest) or largest
-    return max(1, largest)
+        largest_batch = aligned(largest_batch) or largest_batch
+    return max(1, largest_batch)
 
 
 def _smallest_retried(state: BatchState) -> int | None:
@@ -173,9 +173,9 @@ def _recommended_why(
         left_bytes, source = float(_headroom(state, tight, max_batch)), ""
     reasons = ", and for ".join(margin.why for margin in margins if margin.margin_bytes)
     text = f"leaves {mebibytes(left_bytes)}{source} for {reasons}"
-    retried = _smallest_retried(state)
-    if retried is not None and retried <= max_batch:
-        text += f"; from {retried} on the allocator had to free its cache and retry, which is slow"
+    retried_batch = _smallest_retried(state)
+    if retried_batch is not None and retried_batch <= max_batch:
+        text += f"; from {retried_batch} on the allocator had to free its cache and retry, which is slow"
     if state.device == "cuda" and aligned(recommended) == recommended:
         text += "; aligned for tensor cores"
     return text
@@ -188,14 +188,14 @@ def _fastest(state: BatchState) -> tuple[int | None, float | None]:
     """
     if state.device != "cuda":
         return None, None
-    tried = [
+    probed_rates = [
         (probe.samples_per_s, probe.batch_size)
         for probe in state.probes_that_fit
         if refuted_by(probe, state.confirmations) is None
     ]
-    confirmed = [(confirmation.samples_per_s, confirmation.batch_size) for confirmation in state.confirmations]
-    timed = [(rate, size) for rate, size in (*tried, *confirmed) if rate is not None]
-    rate, size = max(timed, default=(None, None))
+    confirmed_rates = [(confirmation.samples_per_s, confirmation.batch_size) for confirmation in state.confirmations]
+    rates = [(rate, size) for rate, size in (*probed_rates, *confirmed_rates) if rate is not None]
+    rate, size = max(rates, default=(None, None))
     return size, rate
 
 
@@ -206,10 +206,10 @@ def _headroom(state: BatchState, tight: MemoryFit, max_batch: int) -> int:
             for peaks in probe.ranks:
                 if peaks.rank == tight.rank and peaks.limit_peak_bytes is not None:
                     return tight.limit_bytes - peaks.limit_peak_bytes
-    measured = _peak_in_confirmation(state.confirmations[-1], tight.rank)
-    if measured is None:
+    measured_bytes = _peak_in_confirmation(state.confirmations[-1], tight.rank)
+    if measured_bytes is None:
         return round(tight.limit_bytes - tight.need_bytes(max_batch))
-    return tight.limit_bytes - measured - uncounted_bytes(state, tight.rank)
+    return tight.limit_bytes - measured_bytes - uncounted_bytes(state, tight.rank)
 
 
 def _peak_in_confirmation(confirmation: ConfirmationRun, rank: int) -> int | None:

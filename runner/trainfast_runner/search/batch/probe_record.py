@@ -105,10 +105,10 @@ def confirmation_record(
 ) -> ConfirmationRun:
     """Return the record of a confirmation run; `batch_size` and `seconds` stand in where its result has none."""
     recorded = result.knobs.get("batch_size")
-    confirmed = recorded if isinstance(recorded, int) else batch_size
-    warm = [probe.batch_size for probe in state.probes_that_fit if probe.batch_size >= confirmed]
+    confirmed_size = recorded if isinstance(recorded, int) else batch_size
+    warm = [probe.batch_size for probe in state.probes_that_fit if probe.batch_size >= confirmed_size]
     return ConfirmationRun(
-        batch_size=confirmed,
+        batch_size=confirmed_size,
         run_id=result.run_id,
         state=result.state,
         reason=result.reason,

@@ -46,12 +46,12 @@ def skip_candidate(directory: Path, number: int) -> None:
 
 def excluded_by_instructions(candidates: Sequence[Candidate], instructions: Iterable[Instruction]) -> dict[int, str]:
     """Return the candidates that the instructions leave out, by number, with the instruction in words."""
-    out: dict[int, str] = {}
+    excluded: dict[int, str] = {}
     skipped: set[tuple[str, object]] = set()
     pinned: dict[str, object] = {}
     for instruction in instructions:
         if instruction.candidate_number is not None:
-            out[instruction.candidate_number] = "you skipped it"
+            excluded[instruction.candidate_number] = "you skipped it"
         elif instruction.do == SKIP:
             skipped.add((instruction.knob, instruction.value))
         elif instruction.do == PIN:
@@ -59,14 +59,14 @@ def excluded_by_instructions(candidates: Sequence[Candidate], instructions: Iter
         else:
             pinned.pop(instruction.knob, None)
     if not skipped and not pinned:
-        return out
+        return excluded
     for number, candidate in enumerate(candidates):
         for name, value in candidate.knobs.items():
             if (name, value) in skipped:
-                out[number] = f"you skipped {name}={value}"
+                excluded[number] = f"you skipped {name}={value}"
             elif name in pinned and pinned[name] != value:
-                out[number] = f"you pinned {name}={pinned[name]}"
-    return out
+                excluded[number] = f"you pinned {name}={pinned[name]}"
+    return excluded
 
 
 def instructions_in_force(instructions: Iterable[Instruction]) -> list[Instruction]:
@@ -94,20 +94,20 @@ def open_values(
     counts_by_value: dict[tuple[str, str], int] = {}
     for name in names:
         # A knob's next pin replaces its present one.
-        others = [
+        other_instructions = [
             instruction
             for instruction in instructions
             if not (do == PIN and instruction.do == PIN and instruction.knob == name)
         ]
-        out = excluded_by_instructions(candidates, others)
-        remaining = [
+        excluded = excluded_by_instructions(candidates, other_instructions)
+        remaining_candidates = [
             candidate
             for number, candidate in enumerate(candidates)
-            if candidate.excluded_as is None and number not in out
+            if candidate.excluded_as is None and number not in excluded
         ]
-        counts = Counter(KNOBS_BY_NAME[name].text_of(candidate.knobs[name]) for candidate in remaining)
+        counts = Counter(KNOBS_BY_NAME[name].text_of(candidate.knobs[name]) for candidate in remaining_candidates)
         counts_by_value |= {
-            (name, text): count for text, count in counts.items() if do == PIN or count < len(remaining)
+            (name, text): count for text, count in counts.items() if do == PIN or count < len(remaining_candidates)
         }
     return counts_by_value
 

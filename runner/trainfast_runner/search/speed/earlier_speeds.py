@@ -139,11 +139,11 @@ def _speeds_of_trials(home: Home, spec: RunSpec, device: SpeedDevice) -> Iterato
             candidate = space.candidates[trial.candidate_number]
             rate = log_rate(trial)
             try:
-                tried = candidate_spec(spec_of_record(question), candidate.knobs)
+                tried_spec = candidate_spec(spec_of_record(question), candidate.knobs)
             except UserError:
                 break  # knobs of another version
             assert rate is not None
-            yield EarlierSpeed(tried, candidate.world_size, rate, measured.variance(trial), trial.run_id)
+            yield EarlierSpeed(tried_spec, candidate.world_size, rate, measured.variance(trial), trial.run_id)
 
 
 def _device_of(run: RunFile) -> SpeedDevice:

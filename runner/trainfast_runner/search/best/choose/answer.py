@@ -60,7 +60,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
         gain = ranking.difference(best_number, baseline_number)
     within_percent = _within_percent(ranking, gain)
     prospects = Prospects(state, ColdCosts(state))
-    tried = {run.candidate_number for run in state.journal.attempts if run.outcome != "void"}
+    tried_numbers = {run.candidate_number for run in state.journal.attempts if run.outcome != "void"}
     verdicts = [_verdict(ranking, prospects, number) for number in range(len(state.candidates))]
     if within_percent is not None:
         verdicts[best_number] = msgspec.structs.replace(verdicts[best_number], reason=CHOSEN)
@@ -74,7 +74,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
         best_run_ids=_run_ids(state, best_number),
         baseline_run_ids=_run_ids(state, baseline_number),
         within_percent=within_percent,
-        tried_in_budget=len(tried) if prospects.is_budget_spent else None,
+        tried_in_budget=len(tried_numbers) if prospects.is_budget_spent else None,
         tied_numbers=ranking.ties,
         effects=list(_effects(ranking)),
         verdicts=verdicts,
@@ -228,17 +228,17 @@ def _effects(ranking: ColdRanking) -> Iterator[Effect]:
             pair = None if level == base_level else _pair_with_levels(ranking, name, level, base_level)
             if pair is None:
                 continue
-            measured = ranking.speed_runs.difference(*pair)
+            measured_difference = ranking.speed_runs.difference(*pair)
             was_run = {level, base_level} <= levels_run
             is_earlier = (name, repr(value)) in earlier
-            if measured is None and not was_run and not is_earlier:
+            if measured_difference is None and not was_run and not is_earlier:
                 continue
             yield Effect(
                 knob=name,
                 value=value,
                 before=levels.values[name][base_level],
-                gain_percent=_percent(measured or ranking.by_trials(*pair)),
-                measured=measured is not None,
+                gain_percent=_percent(measured_difference or ranking.by_trials(*pair)),
+                measured=measured_difference is not None,
                 earlier=is_earlier and level not in levels_run,
             )
 

@@ -86,11 +86,11 @@ def _trial_in_first_process(state: BestState, prospects: Prospects) -> BestDecis
         return None
     if state.spent_s > TRIALS_SHARE * state.question.budget_s:
         return None
-    tried = {
+    tried_numbers = {
         trial.candidate_number for trial in state.journal.trials if trial.run_id not in state.measured.void_run_ids
     }
     for number, why in _first_process_trials(state):
-        if number not in tried and number in prospects.affordable:
+        if number not in tried_numbers and number in prospects.affordable:
             return _trial_of(state, number, why)
     return None
 
@@ -101,7 +101,7 @@ def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
     process_knobs = state.candidates[baseline_number].process_knobs
     in_process = {number for number in state.remaining if state.candidates[number].process_knobs == process_knobs}
     trials: list[tuple[int, str]] = []
-    largest_number, others = baseline_number, "with all else as in the baseline"
+    largest_number, other_knobs = baseline_number, "with all else as in the baseline"
     if "batch_size" in levels.names:
         sizes = range(len(levels.values["batch_size"]))
         numbers = [levels.with_level(baseline_number, "batch_size", level) for level in sizes]
@@ -109,12 +109,12 @@ def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
         largest_number = max(fitting, key=lambda number: state.candidates[number].batch_size, default=baseline_number)
         if largest_number != baseline_number:
             trials.append((largest_number, "the largest batch that fits"))
-            others = f"at batch_size={state.candidates[largest_number].batch_size}"
+            other_knobs = f"at batch_size={state.candidates[largest_number].batch_size}"
     for name in levels.names:
         for level, value in enumerate(levels.values[name]):
             number = levels.with_level(largest_number, name, level)
             if number in in_process and number not in (None, largest_number) and name != "batch_size":
-                trials.append((number, f"{name}={_value_text(name, value)} {others}"))
+                trials.append((number, f"{name}={_value_text(name, value)} {other_knobs}"))
     return trials
 
 
@@ -122,13 +122,13 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
     """Return the trial of the greatest expected improvement a second; None when the trials end."""
     if _trials_end_reason(state, prospects):
         return None
-    likely = [number for number in prospects.likely if number in prospects.affordable]
-    unseen = [number for number in prospects.with_unseen_values if number in prospects.affordable]
-    number = max(likely or unseen, key=prospects.improvement_per_s)
+    likely_numbers = [number for number in prospects.likely if number in prospects.affordable]
+    unseen_numbers = [number for number in prospects.with_unseen_values if number in prospects.affordable]
+    number = max(likely_numbers or unseen_numbers, key=prospects.improvement_per_s)
     if not state.is_warm(number):
         # Trying a new value costs about a second in the warm process, and a process start once that has ended.
-        number = max(filter(state.is_warm, unseen), key=prospects.improvement_per_s, default=number)
-    if number in likely:
+        number = max(filter(state.is_warm, unseen_numbers), key=prospects.improvement_per_s, default=number)
+    if number in likely_numbers:
         gain = prospects.gains[number].mean
         chance = chance_text(prospects.chances[number])
         why = f"{chance} chance of {WORTHWHILE_PERCENT} % more, expected {100 * math.expm1(gain):+.1f} %"

@@ -177,25 +177,25 @@ def _failed_levels(attempts: Attempts, measured_numbers: Collection[int], levels
 
     Where those candidates share several such values, only candidates with all of them are ruled out.
     """
-    failed = {attempt.candidate_number: attempt for attempt in attempts if attempt.outcome in UNUSABLE}
-    if len(failed) < 2:
+    failed_attempts = {attempt.candidate_number: attempt for attempt in attempts if attempt.outcome in UNUSABLE}
+    if len(failed_attempts) < 2:
         return []
-    measured = {pair for number in measured_numbers for pair in enumerate(levels.points[number])}
-    unmeasured = {number: set(enumerate(levels.points[number])) - measured for number in failed}
+    measured_pairs = {pair for number in measured_numbers for pair in enumerate(levels.points[number])}
+    unmeasured_pairs = {number: set(enumerate(levels.points[number])) - measured_pairs for number in failed_attempts}
     verdicts = []
-    for pair in dict.fromkeys(pair for number in failed for pair in sorted(unmeasured[number])):
-        numbers = [number for number in failed if pair in unmeasured[number]]
+    for pair in dict.fromkeys(pair for number in failed_attempts for pair in sorted(unmeasured_pairs[number])):
+        numbers = [number for number in failed_attempts if pair in unmeasured_pairs[number]]
         if len(numbers) < 2:
             continue
-        shared = sorted(set.intersection(*(unmeasured[number] for number in numbers)))
-        names = [levels.names[index] for index, _ in shared]
-        values = [levels.values[name][level] for name, (_, level) in zip(names, shared, strict=True)]
+        shared_pairs = sorted(set.intersection(*(unmeasured_pairs[number] for number in numbers)))
+        names = [levels.names[index] for index, _ in shared_pairs]
+        values = [levels.values[name][level] for name, (_, level) in zip(names, shared_pairs, strict=True)]
         text = " with ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
-        first = failed[numbers[0]]
-        reason = f"{text} failed in {len(numbers)} settings: {first.reason}"
+        first_failed = failed_attempts[numbers[0]]
+        reason = f"{text} failed in {len(numbers)} settings: {first_failed.reason}"
         verdicts += [
-            CandidateVerdict(candidate_number=number, verdict=first.outcome, reason=reason)
+            CandidateVerdict(candidate_number=number, verdict=first_failed.outcome, reason=reason)
             for number, point in enumerate(levels.points)
-            if all(point[index] == level for index, level in shared)
+            if all(point[index] == level for index, level in shared_pairs)
         ]
     return verdicts

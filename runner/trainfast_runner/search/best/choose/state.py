@@ -101,8 +101,8 @@ class BestState:
     @cached_property
     def leader_number(self) -> int | None:
         """The measured candidate of the highest objective; None before any was measured."""
-        measured = [number for number in self.remaining if number in self.counted_trials]
-        return max(measured, key=lambda number: self.log_objective(number).value, default=None)
+        measured_numbers = [number for number in self.remaining if number in self.counted_trials]
+        return max(measured_numbers, key=lambda number: self.log_objective(number).value, default=None)
 
     def log_objective(self, number: int) -> LogObjective:
         """Return the ln of the objective of a candidate by the effects model."""

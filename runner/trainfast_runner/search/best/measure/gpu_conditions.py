@@ -21,5 +21,5 @@ def gpu_conditions(directory: Path, uuids: Sequence[str], begin_ns: int, end_ns:
 def joules_of(devices: Sequence[DeviceConditions]) -> float | None:
     """Return the energy summed over the GPUs; None without a GPU, or if a GPU has no figure."""
     joules = [device.energy_joules for device in devices]
-    known = [value for value in joules if value is not None]
-    return sum(known) if joules and len(known) == len(joules) else None
+    known_joules = [value for value in joules if value is not None]
+    return sum(known_joules) if joules and len(known_joules) == len(joules) else None

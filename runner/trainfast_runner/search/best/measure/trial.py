@@ -131,9 +131,9 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
         replies = process.trial(wanted.knobs, UNTIMED_TRIAL_STEPS, count, more=is_continued)
         if replies is None:
             return None
-        failed = next((line for line in replies.values() if line.outcome != "measured"), None)
-        if failed is not None:
-            return _ending_of(failed)
+        failed_line = next((line for line in replies.values() if line.outcome != "measured"), None)
+        if failed_line is not None:
+            return _ending_of(failed_line)
         steps.add(replies)
         is_continued = True
         steps.disturbed_reason = disturbance.void_reason()

@@ -95,10 +95,10 @@ def _unnamed_knobs(preset: ScriptPreset, named: Sequence[str], *, has_batch: boo
     """Return the mapped knobs that are left alone because a present value is missing, with the reasons."""
     unnamed = {name: UNNAMED for name in preset.flag_words if name not in named and KNOBS_BY_NAME[name].search_values}
     if not has_batch:
-        others = {"batch_size": "grad_accum", "grad_accum": "batch_size"}
+        other_knob = {"batch_size": "grad_accum", "grad_accum": "batch_size"}
         unnamed |= {
             name: f"without a named {other} another value changes the global batch"
-            for name, other in others.items()
+            for name, other in other_knob.items()
             if name in named
         }
     return unnamed
