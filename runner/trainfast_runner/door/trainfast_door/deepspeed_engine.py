@@ -21,9 +21,9 @@ def install(module: Any, run: ScriptRun) -> None:
     @functools.wraps(step)
     def followed(self: Any, *args: Any, **kwargs: Any) -> Any:
         begin()
-        before = self.global_steps
+        steps_before = self.global_steps
         result = step(self, *args, **kwargs)
-        if self.global_steps != before:
+        if self.global_steps != steps_before:
             count(self)
         return result
 

@@ -40,11 +40,11 @@ def set_trainer_fields(module: Any, run: ScriptRun) -> None:
                 note(f"TrainingArguments has no field {name} in this version of transformers")
         for name, value in sandbox.items():
             # Versions differ in their fields.
-            before = getattr(self, name, value)
-            if before != value:
+            given = getattr(self, name, value)
+            if given != value:
                 setattr(self, name, value)
-                if before:
-                    run.suppress(f"{name}={before}")
+                if given:
+                    run.suppress(f"{name}={given}")
 
     arguments.__post_init__ = with_fields
 

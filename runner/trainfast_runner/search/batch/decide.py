@@ -215,15 +215,15 @@ def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -
         return _end("failed", f"the confirmation run of {last.batch_size} ended {last.state}: {last.reason}")
     if last.batch_size == 1:
         return _end("nothing_fits", "a batch of 1 does not fit in a fresh process")
-    failed = min(last.batch_size, state.too_large or last.batch_size)
-    if _is_refuted(state, memory_fits, failed):
-        middle = (state.largest_fitted + failed) // 2
-        why = f"{failed} ran out of memory, contrary to the fit: trying half-way to {state.largest_fitted}, which fits"
-        return _probe(middle, why)
-    near = deciding_size(state, memory_fits, last.batch_size) - last.batch_size
+    failed_size = min(last.batch_size, state.too_large or last.batch_size)
+    if _is_refuted(state, memory_fits, failed_size):
+        middle = (state.largest_fitted + failed_size) // 2
+        why = f"{failed_size} ran out of memory, contrary to the fit"
+        return _probe(middle, f"{why}: trying half-way to {state.largest_fitted}, which fits")
+    distance = deciding_size(state, memory_fits, last.batch_size) - last.batch_size
     # Sizes that were tried since then may have corrected the fit.
-    likely = _largest_likely_size(state, memory_fits)
-    smaller = max(1, min(failed - 1, last.batch_size - max(1, near // 2), likely))
+    likely_size = _largest_likely_size(state, memory_fits)
+    smaller = max(1, min(failed_size - 1, last.batch_size - max(1, distance // 2), likely_size))
     where = "in a fresh process"
     if any(probe.batch_size == last.batch_size for probe in state.probes_that_fit):
         where += ", whose data and allocations differ from those of the probe in which it fitted"

@@ -113,12 +113,14 @@ class SpeedModel:
 
     def predict(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | UnknownSpeed:
         """Predict the speed of a run of the same training; takes a few milliseconds."""
-        wanted = self._speed_knobs(spec, devices)
-        near = sorted(
+        wanted_knobs = self._speed_knobs(spec, devices)
+        nearest_numbers = sorted(
             range(len(self._measured_knobs)),
-            key=lambda number: _prior_variance_between(wanted, self._measured_knobs[number]),
+            key=lambda number: _prior_variance_between(wanted_knobs, self._measured_knobs[number]),
         )[:NEAREST]
-        levels = Levels([wanted, REFERENCE, *(self._measured_knobs[number] for number in near)], WEIGHTS)
+        levels = Levels(
+            [wanted_knobs, REFERENCE, *(self._measured_knobs[number] for number in nearest_numbers)], WEIGHTS
+        )
         reference = levels.point(REFERENCE)
 
         def observed(
@@ -128,18 +130,18 @@ class SpeedModel:
             return _ObservedRun(Observation(terms, log_rate - _log_rate(step), variance, process), step.shares)
 
         runs = []
-        for number in near:
+        for number in nearest_numbers:
             speed, expected = self._measured[number]
             runs.append(observed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.process))
-        runs.append(observed(wanted, step, 0.0, self._noise_variance, ""))
+        runs.append(observed(wanted_knobs, step, 0.0, self._noise_variance, ""))
         fixed_covariances = [
             [self._work_covariance(run, other) for other in runs[: index + 1]] for index, run in enumerate(runs)
         ]
         likelihood = Likelihood(levels, [run.observation for run in runs], 0.0, fixed_covariances)
-        deviations = RUN_DEVIATIONS if len(near) >= ENOUGH_RUNS else RUN_DEVIATIONS[:1]
+        deviations = RUN_DEVIATIONS if len(nearest_numbers) >= ENOUGH_RUNS else RUN_DEVIATIONS[:1]
         scales = max(
             (replace(SCALES, process=deviation) for deviation in deviations),
-            key=lambda scales: likelihood.log_likelihood(scales, len(near)),
+            key=lambda scales: likelihood.log_likelihood(scales, len(nearest_numbers)),
         )
         factor = likelihood.factor(scales)
         # The last row is of the run to predict: its mean rests on the measured runs in the rows before.

@@ -37,9 +37,9 @@ def make_clock(device: torch.device) -> StepClock:
 
 def _fields(total_ms: float, phases_ms: dict[str, float]) -> dict[str, float | None]:
     unknown = ("forward", "backward") if UNSPLIT in phases_ms else ()
-    measured = {name: phases_ms.get(name, 0.0) for name in STEP_PHASES if name != "other" and name not in unknown}
-    phase_fields = {f"{name}_ms": measured.get(name) for name in STEP_PHASES if name != "other"}
-    return {"step_ms": total_ms, **phase_fields, "other_ms": total_ms - sum(measured.values())}
+    measured_ms = {name: phases_ms.get(name, 0.0) for name in STEP_PHASES if name != "other" and name not in unknown}
+    phase_fields = {f"{name}_ms": measured_ms.get(name) for name in STEP_PHASES if name != "other"}
+    return {"step_ms": total_ms, **phase_fields, "other_ms": total_ms - sum(measured_ms.values())}
 
 
 class HostClock:
@@ -59,9 +59,9 @@ class HostClock:
     def end_step(self) -> StepTimes:
         """End the step; its times are known at once."""
         self.enter("other")
-        spent = {name: ns / 1e6 for name, ns in self._spent_ns.items()}
+        phases_ms = {name: ns / 1e6 for name, ns in self._spent_ns.items()}
         end_ns = self._since
-        fields = _fields((self._since - self._step_start) / 1e6, spent)
+        fields = _fields((self._since - self._step_start) / 1e6, phases_ms)
         self._step_start, self._spent_ns = end_ns, {}
         return lambda: (end_ns, fields)
 
@@ -97,14 +97,14 @@ class CudaClock:
         waits = not last.query()
         last.synchronize()
         found_ns = time.monotonic_ns()
-        spent: dict[str, float] = {}
+        phases_ms: dict[str, float] = {}
         for (phase, begin), (_, end) in itertools.pairwise(marks):
-            spent[phase] = spent.get(phase, 0.0) + begin.elapsed_time(end)
-        total = sum(spent.values())
+            phases_ms[phase] = phases_ms.get(phase, 0.0) + begin.elapsed_time(end)
+        total_ms = sum(phases_ms.values())
         earliest_ns = max(queued_ns, found_ns - WAKE_NS) if waits else queued_ns
-        self._end_ns = min(max(self._end_ns + round(total * 1e6), earliest_ns), found_ns)
+        self._end_ns = min(max(self._end_ns + round(total_ms * 1e6), earliest_ns), found_ns)
         self._pool.extend(event for _, event in marks[:-1])
-        return self._end_ns, _fields(total, spent)
+        return self._end_ns, _fields(total_ms, phases_ms)
 
     def _mark(self) -> Any:
         event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -32,7 +32,7 @@ def build_failure(builder: str) -> str | None:
     except Exception as error:
         print(f"deepspeed: {builder}: {error}", file=sys.stderr)
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return f"its build failed ({first[:100]}; more in output.log)"
+        return f"the build of {builder} failed ({first[:100]}; more in output.log)"
     return None
 
 

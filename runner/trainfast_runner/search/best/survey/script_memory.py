@@ -25,18 +25,20 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
     Two tried sizes or more give a line; with one size its traced step is used. Candidates that need more than the
     limit, with the error of the prediction for them, are ruled out.
     """
-    tried: dict[KnobsKey, dict[int, Trial]] = defaultdict(dict)
+    trials_by_knobs: dict[KnobsKey, dict[int, Trial]] = defaultdict(dict)
     for trial in trials:
         candidate = space.candidates[trial.candidate_number]
         if trial.peak_allocated_bytes is not None and "batch_size" in candidate.knobs:
-            tried[_knobs_but_batch(candidate)].setdefault(candidate.batch_size, trial)
+            trials_by_knobs[_knobs_but_batch(candidate)].setdefault(candidate.batch_size, trial)
     expected: dict[int, int] = {}
     limits: dict[int, int] = {}
     for number, candidate in enumerate(space.candidates):
-        alike = tried.get(_knobs_but_batch(candidate), {})
-        if candidate.batch_size in alike or candidate.excluded_as is not None:
+        trials_by_size = trials_by_knobs.get(_knobs_but_batch(candidate), {})
+        if candidate.batch_size in trials_by_size or candidate.excluded_as is not None:
             continue
-        predicted = _by_sizes(alike, candidate.batch_size, device) or _by_trace(space, alike, candidate, device)
+        predicted = _by_sizes(trials_by_size, candidate.batch_size, device) or _by_trace(
+            space, trials_by_size, candidate, device
+        )
         if predicted is None:
             continue
         need, error = predicted
