@@ -30,7 +30,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
         return 1.0, 0.0, 0.0
     read = sum(_bytes(tensor) for tensor in _tensors((*args, *kwargs.values())))
     if name == "aten::embedding":
-        # It reads the looked up rows, not the table.
+        # An embedding reads the looked-up rows, not the table.
         read = _bytes(result)
     changed = tuple(args[index] for index in written if index < len(args))
     # An operation that changes its arguments returns one of them.

@@ -11,7 +11,7 @@ from ..shared.oom import is_out_of_memory
 from .record_file import RecordFile, rank_suffix
 
 if TYPE_CHECKING:
-    # It imports torch, and this file is imported before.
+    # The module imports torch, and this file is imported before torch.
     from ..memory.available_memory import DeviceMemory
 
 TRACEBACK_CHARACTERS, MESSAGE_CHARACTERS = 4000, 2000
