@@ -27,6 +27,18 @@ def test_the_last_step_stops_the_script_though_the_disk_is_full(log: StepLog, di
     assert log.record_step()
 
 
+def test_steps_count_from_the_first_though_the_disk_is_full(
+    log: StepLog, tmp_path: Path, disk: dict[str, int | None]
+) -> None:
+    disk["room"] = 0
+    assert not log.record_step()
+    disk["room"] = None
+    assert log.record_step()
+    log.flush()
+    steps = [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert steps[-1] == 2
+
+
 def test_a_script_that_trains_on_is_noted_once_the_disk_has_room(
     log: StepLog, tmp_path: Path, disk: dict[str, int | None]
 ) -> None:

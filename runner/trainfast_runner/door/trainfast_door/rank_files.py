@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from .notes import LineFile, note
+from .notes import LineFile, never_raises, note
 
 
 class RankFiles:
@@ -45,7 +45,7 @@ class RankFiles:
         # Held for the life of this process: a reader that can lock it exclusively knows that the run is over.
         lock = os.open(os.path.join(self.directory, "alive.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_SH)
-        self.write("started", pid=os.getpid(), start_ticks=_start_ticks())
+        never_raises(self.write)("started", pid=os.getpid(), start_ticks=_start_ticks())
         return steps
 
     def _leave(self) -> None:

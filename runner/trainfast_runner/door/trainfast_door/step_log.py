@@ -153,7 +153,7 @@ class StepLog:
         if not self._files.is_claimed:
             self._file = self._files.claim()
             if self._file is not None:
-                self._files.write("phase", phase="train")
+                never_raises(self._files.write)("phase", phase="train")
         return self._files.are_ours
 
     def _note_ignored_stop(self) -> None:
