@@ -42,7 +42,7 @@ class ScriptBatchConductor(BatchConductor):
     """Conducts the batch search of a script."""
 
     _plan_script_run: ScriptPlanner
-    """The plan of a script always has one."""
+    """`conduct_batch` gives this class only plans that have one."""
 
     def predict(self) -> None:
         """Start with the script's own size: nothing is known of its memory yet."""

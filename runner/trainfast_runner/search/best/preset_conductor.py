@@ -44,7 +44,7 @@ class PresetBestConductor(BestConductor):
     """Conducts the best-fit search of a preset."""
 
     _survey: ModelSurvey
-    """The plan of a preset has one of its model."""
+    """`conduct_best` gives this class only plans that have one."""
 
     def __init__(
         self,

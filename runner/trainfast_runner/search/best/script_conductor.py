@@ -18,7 +18,7 @@ class ScriptBestConductor(BestConductor):
     """Conducts the best-fit search of a script."""
 
     _survey: ScriptSurvey
-    """The plan of a script has one of the script."""
+    """`conduct_best` gives this class only plans that have one."""
 
     def list_candidates(self) -> None:
         """Write the candidates; their memory is unknown before the first trial."""
