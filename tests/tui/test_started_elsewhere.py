@@ -10,15 +10,18 @@ import pytest
 from best_searched import a_best_search, best_going_on
 from msgspec.structs import replace
 from recorded import a_run
-from still import StillApp, a_live_run, a_snapshot, screen_text
+from still import CPU, StillApp, StillSession, a_live_run, a_snapshot, screen_text
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import Home
-from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
+from trainfast_tui.control.messages import MachineSeen, SnapshotTaken
 from trainfast_tui.live import followed
-from trainfast_tui.live.new_runs import NewRuns
+from trainfast_tui.live.other_runs import OtherRuns
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.next_run.sources import next_run_from_preset
 
 FIRST, SECOND = "20261121-000000-tiny-llama-0001", "20261121-000001-tiny-llama-0002"
 
@@ -26,17 +29,38 @@ FIRST, SECOND = "20261121-000000-tiny-llama-0001", "20261121-000001-tiny-llama-0
 def test_only_runs_that_came_since_and_go_on_and_are_no_searchs_are_new(
     home: Home, hold: Callable[[Path], None]
 ) -> None:
-    a_live_run(home, hold, run_id="20261120-000000-tiny-llama-0000")
-    new = NewRuns(home)
-    assert new.newest(None) is None, "those that were there are not news"
+    earlier = a_live_run(home, hold, run_id="20261120-000000-tiny-llama-0000").name
+    others = OtherRuns(home)
+
+    def look(shown: Path | None) -> tuple[str | None, str | None]:
+        others.look(shown)
+        return others.live, others.started_elsewhere
+
+    assert look(None) == (earlier, None), "those that were there are not news"
     a_run(home, FIRST)
-    assert new.newest(None) is None, "it has ended"
-    a_live_run(home, hold, run_id="20261121-000000-tiny-llama-aaaa", role="probe")
-    assert new.newest(None) is None
+    assert look(None) == (earlier, None), "it has ended"
+    trial = a_live_run(home, hold, run_id="20261121-000000-tiny-llama-aaaa", role="probe").name
+    assert look(None) == (trial, None)
     directory = a_live_run(home, hold, run_id=SECOND)
-    assert new.newest(None) == SECOND
-    assert new.newest(directory) is None
-    assert new.newest(None) is None, "it has been shown"
+    assert look(None) == (SECOND, SECOND)
+    assert look(directory) == (trial, None)
+    assert look(None) == (SECOND, None), "it has been shown"
+
+
+def test_another_live_run_is_known_until_it_ends_or_is_deleted(home: Home) -> None:
+    others = OtherRuns(home)
+    others.look(None)
+    assert others.live is None
+    directory = a_run(home, FIRST, with_result=False)
+    with locked(directory / ALIVE_LOCK_FILE):
+        for _ in range(2):
+            others.look(None)
+            assert others.live == FIRST
+    others.look(None)
+    assert others.live is None
+    shutil.rmtree(directory)
+    others.look(None)
+    assert others.live is None
 
 
 def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Callable[[Path], None]) -> None:
@@ -70,6 +94,24 @@ def test_a_search_that_is_started_elsewhere_is_followed(
     following = reader._snapshot().best_search
     assert following is not None
     assert following.directory == search, "the live one that is shown stays"
+
+
+def test_a_live_run_that_is_not_on_the_screen_uses_the_device(home: Home, hold: Callable[[Path], None]) -> None:
+    live = a_live_run(home, hold, run_id=SECOND)
+    session = StillSession(home)
+    session.receive(MachineSeen(CPU))
+    reader = Reader(home, lambda snapshot: None)
+    reader._sample = lambda run: None  # type: ignore[method-assign]
+    reader.follow(live)
+    session.receive(SnapshotTaken(reader._snapshot()))
+    reader.follow(a_run(home, FIRST))
+    snapshot = reader._snapshot()
+    session.receive(SnapshotTaken(snapshot))
+    assert snapshot.live_run is None
+    assert (snapshot.other_live_run, snapshot.started_elsewhere) == (SECOND, None)
+    assert session.is_device_used
+    session.set_next_run(next_run_from_preset("gpt2"))
+    assert not session.requests[-1].may_trace
 
 
 async def test_it_is_notified_once_beside_the_run_on_the_screen(home: Home) -> None:

@@ -119,6 +119,12 @@ class Session:
         """The run on the screen while it is live."""
         return self.snapshot.live_run if self.snapshot is not None else None
 
+    @property
+    def other_live_run(self) -> str | None:
+        """Id of a live run that is not on the screen; None while a run that was started here comes onto it."""
+        is_own = self.run_control.pending.is_pending
+        return None if self.snapshot is None or is_own else self.snapshot.other_live_run
+
     def receive(self, message: Message) -> None:
         """Take in a message of a thread, before the app shows it (`TrainfastApp.on_posted_message`)."""
         match message:
@@ -274,15 +280,19 @@ class Session:
     def update_background_work(self) -> None:
         """Begin or give up background work after a change."""
         self.background.update(
-            self.next_run, self.machine, self.snapshot, self.searches.running_kind, is_device_used=self.is_device_used
+            self.next_run,
+            self.machine,
+            self.snapshot,
+            self.searches.running_kind,
+            is_device_used=self.is_device_used,
+            other_live_run=self.other_live_run,
         )
 
     @property
     def is_device_used(self) -> bool:
-        """True while a search or a run is going on, or a run is being started."""
-        return (
-            self.searches.running_kind is not None or self.run_control.pending.is_pending or self.live_run is not None
-        )
+        """True while a search or a run is going on, shown or not, or a run is being started."""
+        has_live_run = self.live_run is not None or self.other_live_run is not None
+        return has_live_run or self.searches.running_kind is not None or self.run_control.pending.is_pending
 
     def _look_at_machine(self) -> MachineSeen:
         """Return the machine as the training Python's torch can use it; without a torch there is no GPU to train on."""

@@ -37,8 +37,7 @@ class IdleCalibrator:
 
         `is_device_used` is true during a trace too.
         """
-        is_used = is_device_used or snapshot.started_elsewhere is not None
-        if is_used or (not self._work.is_running and not _is_idle(snapshot)):
+        if is_device_used or (not self._work.is_running and not _is_idle(snapshot)):
             self._idle_since_ns = None
             self.cancel()
             return

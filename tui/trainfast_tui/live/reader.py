@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_tui.live.followed import FollowedRun, FollowedSearch, open_batch_journal, open_best_journal
-from trainfast_tui.live.new_runs import NewRuns
+from trainfast_tui.live.other_runs import OtherRuns
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
 
@@ -65,7 +65,7 @@ class Reader(threading.Thread):
         """The reason something could not be read for the present snapshot."""
         self._looks_at_processes = False
         self._processes: ProcessList | None = None
-        self._new_runs = NewRuns(home)
+        self._other_runs = OtherRuns(home)
         self._stopping = False
         self._wake = threading.Event()
 
@@ -126,7 +126,8 @@ class Reader(threading.Thread):
         best_search = self._read(
             "the best-fit search", self._best_search.poll, before.best_search if before is not None else None
         )
-        elsewhere = self._read("the list of runs", lambda: self._new_runs.newest(self.followed), None)
+        self._read("the list of runs", lambda: self._other_runs.look(self.followed), None)
+        elsewhere = self._other_runs.started_elsewhere
         if elsewhere is not None and run is None and self.followed is None:
             self._followed_run.follow(self._home.directory(elsewhere))
             elsewhere = None  # the next snapshot shows it
@@ -140,6 +141,7 @@ class Reader(threading.Thread):
             batch_search=batch_search,
             best_search=best_search,
             trouble=self._trouble,
+            other_live_run=self._other_runs.live,
             started_elsewhere=elsewhere,
         )
         self._last_snapshot = snapshot

@@ -133,7 +133,9 @@ class ScriptScreen(AppScreen):
         session.script_control.cancel()
         self._command, self._discovered, self._mapping, self._refusal = command, None, {}, ""
         if session.is_device_used:
-            busy = session.live_run.run_id if session.live_run is not None else "a search"
+            run_id = session.live_run.run_id if session.live_run is not None else session.other_live_run
+            is_searching = session.searches.running_kind is not None
+            busy = "a search" if is_searching or run_id is None else run_id
             self._refusal = f"{busy} is being measured, and starting the script would slow it; look again when it ends"
         else:
             self._since_ns = time.monotonic_ns()

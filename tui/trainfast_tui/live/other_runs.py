@@ -1,0 +1,69 @@
+"""The live runs that are not on the screen: left for another run, or started at another terminal or by a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import RUN_FILE, is_unfinished, read_run_file
+
+
+class OtherRuns:
+    """Finds them; while no run comes or goes, a look is one `stat` and the lock of each live run."""
+
+    def __init__(self, home: Home) -> None:
+        self.live: str | None = None
+        """Id of the newest live run that is not shown, as of the last look; None if there is none."""
+        self.started_elsewhere: str | None = None
+        """The same of the runs that came after the first look, were never shown and belong to no search."""
+        self._home = home
+        self._changed_ns: int | None = None
+        self._known: frozenset[str] | None = None
+        self._unended: list[str] = []
+        """Ids of the runs that have not ended as far as is known, newest first."""
+        self._new: set[str] = set()
+        """Ids of runs that came after the first look and were not shown yet."""
+
+    def look(self, shown: Path | None) -> None:
+        """Look for live runs other than `shown`."""
+        self._look_for_new()
+        unended: list[str] = []
+        live: list[str] = []
+        for run_id in self._unended:
+            directory = self._home.directory(run_id)
+            if directory == shown:
+                self._new.discard(run_id)
+                unended.append(run_id)
+                continue
+            # Looked for before the lock is tried: a launch takes the lock before it writes `run.json`.
+            is_launched = (directory / RUN_FILE).exists()
+            if is_unfinished(directory):
+                live.append(run_id)
+                unended.append(run_id)
+            elif not is_launched:
+                unended.append(run_id)
+        self._unended = unended
+        self.live = next(iter(live), None)
+        self.started_elsewhere = next((run_id for run_id in live if self._is_started_elsewhere(run_id)), None)
+
+    def _is_started_elsewhere(self, run_id: str) -> bool:
+        if run_id not in self._new:
+            return False
+        run = read_run_file(self._home.directory(run_id))
+        return run is not None and run.role is None
+
+    def _look_for_new(self) -> None:
+        try:
+            changed_ns = self._home.runs.stat().st_mtime_ns
+        except OSError:
+            changed_ns = 0  # there is no run yet
+        if changed_ns == self._changed_ns:
+            return
+        every = self._home.run_ids()
+        # Set after the look, so that an unreadable home is reported each time.
+        self._changed_ns = changed_ns
+        added = set(every) - (self._known or frozenset())
+        if self._known is not None:
+            self._new |= added
+        self._unended = [run_id for run_id in reversed(every) if run_id in added or run_id in self._unended]
+        self._known = frozenset(every)
