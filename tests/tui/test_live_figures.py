@@ -15,10 +15,11 @@ from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event, Step
+from trainfast_runner.results.summary import _losses
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.cli.printing.run_status import live_record, status_line
-from trainfast_tui.live.figures import run_figures, step_words
+from trainfast_tui.live.figures import first_and_last_loss, run_figures, step_words
 from trainfast_tui.widgets.main.step_panel import StepPanel
 
 
@@ -79,6 +80,21 @@ def test_while_it_warms_up_there_is_no_rate(live: Callable[[int, int], RunSnapsh
     assert "warming up" in line
     assert "samples/s" not in line
     assert "warming up" in shown(snapshot)
+
+
+@pytest.mark.parametrize("logged_each", [1, 10])
+def test_the_last_loss_is_the_mean_of_the_last_logged_ones_as_in_the_result(
+    live: Callable[[int, int], RunSnapshot], logged_each: int
+) -> None:
+    steps = tuple(
+        msgspec.structs.replace(step(n), loss=n / 10 if n % logged_each == 0 else None) for n in range(1, 100)
+    )
+    snapshot = replace(live(6, 6), steps=steps)
+    assert first_and_last_loss(snapshot)[1] == pytest.approx(9.7 if logged_each == 1 else 7.0)
+    ended = _losses(list(steps), 0)
+    assert first_and_last_loss(snapshot)[1] == ended.last
+    not_finite = msgspec.structs.replace(step(100), loss=None, loss_not_finite=True)
+    assert first_and_last_loss(replace(snapshot, steps=(*steps, not_finite)))[1] is None
 
 
 def test_the_number_of_steps_is_left_out_where_it_is_unknown(live: Callable[[int, int], RunSnapshot]) -> None:

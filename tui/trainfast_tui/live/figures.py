@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median
+from itertools import islice
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE
+from trainfast_runner.records.result import LOSSES_IN_A_MEAN, MIN_STEPS_TO_COMPARE
 from trainfast_runner.results.distributions import median_rate
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.live.recent_conditions import RECENT_STEPS
@@ -95,13 +96,23 @@ def peak_allocated_bytes(run: RunSnapshot) -> int | None:
 
 
 def first_and_last_loss(run: RunSnapshot) -> tuple[float | None, float | None]:
-    """Return the losses of the run's result, else of its steps: the first, and the median of the last five."""
+    """Return the first and the last loss of the run's result, else of its steps, as the result counts them.
+
+    The last is the mean of the last `LOSSES_IN_A_MEAN` losses that were logged; None if one of them is not finite.
+    """
     losses = run.result.loss if run.result is not None else None
     first, last = (losses.first, losses.last) if losses is not None else (None, None)
     return (
         run.first_loss if first is None else first,
-        _median([step.loss for step in run.steps[-5:]]) if last is None else last,
+        _last_loss(run.steps) if last is None else last,
     )
+
+
+def _last_loss(steps: Sequence[Step]) -> float | None:
+    logged = (step.loss for step in reversed(steps) if step.loss is not None or step.loss_not_finite)
+    last = list(islice(logged, LOSSES_IN_A_MEAN))
+    finite = [loss for loss in last if loss is not None]
+    return fmean(finite) if finite and len(finite) == len(last) else None
 
 
 def planned_steps(run: RunSnapshot) -> int | None:
