@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,14 @@ def searched(cli: Cli) -> Cli:
         BatchStep(t_ns=40, action="probe", batch_size=42, why="the fit reaches the limit at 42.1", memory_fits=[fit]),
         Probe(t_ns=44, batch_size=44, outcome="oom", reason=EVIL, peak_allocated_bytes=1020 * MIB, **probed),
         ConfirmationRun(
+            t_ns=46,
+            batch_size=43,
+            run_id="20261121-000000-stopped-00aa",
+            state="stopped",
+            peak_allocated_bytes=1019 * MIB,
+            seconds=2.0,
+        ),
+        ConfirmationRun(
             t_ns=50,
             batch_size=42,
             run_id=RECORDED.name,
@@ -101,7 +110,7 @@ def test_a_batch_search_has_its_sizes_its_fit_and_its_confirmation_run(searched:
     page = page_of(searched, tmp_path, SEARCH_ID)
     assert_loads_nothing(page)
     tried = next(table for table in page.tables if table[0][0] == "batch size")
-    assert [row[0] for row in tried[1:]] == ["8", "32", "44", "42"]
+    assert [row[0] for row in tried[1:]] == ["8", "32", "44", "43", "42"]
     assert tried[-1][tried[0].index("step")] == "1,661 ms", "the median of the confirmation run's result"
     for words in (
         f"42, confirmed by {RECORDED.name}; 44 ran out of memory",
@@ -111,6 +120,8 @@ def test_a_batch_search_has_its_sizes_its_fit_and_its_confirmation_run(searched:
         "TrainingArguments(",
     ):
         assert words in page.text
+    assert re.search(r"batch size 44: [\d.,]+ MiB, out of memory", page.source)
+    assert "batch size 43:" not in page.source, "a stopped run is no point of the picture"
     markdown = markdown_of(searched, tmp_path, SEARCH_ID[:16])
     assert_tables_are_even(markdown)
     assert "Picture left out of this form: peak memory by batch size" in markdown

@@ -30,6 +30,8 @@ POINT_KINDS = {
     REFUTED: PointKind(OUTCOMES[REFUTED].noun, "ring", "warning"),
     "confirmation": PointKind("confirmation run", "square", "primary"),
 }
+CONFIRMATION_POINTS = {"finished": "confirmation", "oom": "oom"}
+"""Keys of `POINT_KINDS` by the state of a confirmation run; one that ended otherwise says nothing of memory."""
 FIT_POINTS = 40
 """Points through which the fit is drawn: it bends where another phase becomes the highest."""
 
@@ -121,12 +123,9 @@ def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -
         if probe.peak_allocated_bytes is not None and outcome in POINT_KINDS:
             yield _point(probe.batch_size, probe.peak_allocated_bytes, outcome)
     for confirmation in confirmations:
-        if confirmation.peak_allocated_bytes is not None:
-            yield _point(
-                confirmation.batch_size,
-                confirmation.peak_allocated_bytes,
-                "confirmation" if confirmation.state == "finished" else "oom",
-            )
+        if confirmation.peak_allocated_bytes is not None and confirmation.state in CONFIRMATION_POINTS:
+            point_kind = CONFIRMATION_POINTS[confirmation.state]
+            yield _point(confirmation.batch_size, confirmation.peak_allocated_bytes, point_kind)
 
 
 def _point(batch_size: int, peak_bytes: int, outcome: str) -> PicturePoint:
