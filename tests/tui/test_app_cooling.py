@@ -23,6 +23,7 @@ from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.control.run_control import RunControl
 
 WARM_C = 71
+SCRIPT = SimpleNamespace(unconfirmed=[], hooks_blocked=None, steps_from_log=None)
 
 
 class Warm:
@@ -35,7 +36,7 @@ class Warm:
         self._home = home
 
     def plan(self, spec: object, python: str | None) -> object:
-        return SimpleNamespace(watched_uuids={"GPU-0"}, devices_reason=None, script=SimpleNamespace())
+        return SimpleNamespace(watched_uuids={"GPU-0"}, devices_reason=None, script=SCRIPT)
 
     def start(self, plan: object, home: Home) -> Path:
         self.started.set()

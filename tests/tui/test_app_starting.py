@@ -25,6 +25,9 @@ from trainfast_tui.control.messages import SnapshotTaken
 OLD, NEW = "20261121-054455-tiny-llama-7f3a", "20261121-060000-tiny-llama-0001"
 
 
+SCRIPT = SimpleNamespace(unconfirmed=[], hooks_blocked=None, steps_from_log=None)
+
+
 class Launches:
     """Stands in for the launcher: counts, and holds every start until `go` is set."""
 
@@ -36,7 +39,7 @@ class Launches:
 
     def plan(self, spec: object, python: str | None) -> object:
         self.count += 1
-        return SimpleNamespace(devices_reason=None, script=SimpleNamespace())
+        return SimpleNamespace(devices_reason=None, script=SCRIPT)
 
     def start(self, plan: object, home: Home) -> Path:
         self.go.wait(60)
@@ -97,6 +100,20 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
         assert not app.session.run_control.pending.is_pending
         await pilot.press("r")
         await until(pilot, "y  stop it, then run")
+
+
+async def test_a_script_that_is_started_has_the_notices_that_the_command_prints(
+    home: Home, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = SimpleNamespace(unconfirmed=["lr"], hooks_blocked="python -I", steps_from_log=None)
+    plan = SimpleNamespace(devices_reason="GPU 0 is joined", script=script)
+    monkeypatch.setattr(script_plan, "plan_spec", lambda spec, python: plan)
+    async with running(home, size=(200, 40)) as (_, pilot):
+        await show(pilot, a_run(home))
+        await pilot.press("r")
+        text = await until(pilot, "lr: set without a flag, so the script may keep its own")
+        assert "its steps are not seen: python -I; GPU 0 is joined" in " ".join(text.split())
+        launches.go.set()
 
 
 async def test_after_a_refusal_r_starts_again(home: Home, launches: Launches) -> None:

@@ -26,7 +26,7 @@ from trainfast_tui.cli.launching.waits import await_cooling
 from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.printing.output import print_json, print_line, print_notice
 from trainfast_tui.cli.printing.progress import progress_when_slow
-from trainfast_tui.text.format import plain
+from trainfast_tui.text.script_notices import script_notices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     home = Home().create()
     with progress_when_slow("checking…"):
         plan = plan_from_arguments(arguments)
-    if plan.script is not None and plan.script.unconfirmed:
-        print_notice(_unconfirmed(plan.script.unconfirmed))
+    for notice in script_notices(plan):
+        print_notice(notice)
 
     def prepare(plan: RunPlan) -> RunPlan:
         if arguments.cool_to is not None:
@@ -85,8 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
             return _print_detached(directory, arguments.json)
         why = f", {plan.devices_reason}" if plan.devices_reason else ""
         print_notice(f"{directory.name} is starting{why}")
-        if plan.script is not None and plan.script.hooks_blocked and not plan.script.steps_from_log:
-            print_notice(plain(f"its steps are not seen: {plan.script.hooks_blocked}"))
         result = follow(directory, signals, interrupt_stops=True, printed="starting")
     if result is None:
         return HUNG_UP
@@ -140,11 +138,6 @@ def _refuse_preset_name(file: str, *, has_command: bool) -> None:
         advice = f"--preset {path}"
     words = f"--preset takes a file with [script.knobs], and there is no {file}"
     raise UserError(words, key="--preset", advice=advice)
-
-
-def _unconfirmed(names: list[str]) -> str:
-    """Return a line on the knobs whose values a script may replace by its own."""
-    return f"{', '.join(names)}: set without a flag, so the script may keep its own; the result lists what ran"
 
 
 def _print_detached(directory: Path, as_json: bool) -> int:

@@ -16,6 +16,7 @@ from trainfast_tui.control.messages import Notified, Post, RunGivenUp, RunRefuse
 from trainfast_tui.control.pending_start import PendingStart
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.text.format import celsius
+from trainfast_tui.text.script_notices import script_notices
 
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
@@ -75,8 +76,12 @@ class RunControl:
         given_up = self._cool(plan)
         if given_up is not None:
             return given_up
+        notices = list(script_notices(plan))
         if plan.devices_reason is not None:
-            self._post(Notified(plan.devices_reason))
+            notices.append(plan.devices_reason)
+        if notices:
+            # One message: the status line shows only the newest.
+            self._post(Notified("; ".join(notices)))
         return RunStarted(launch.start(with_predicted_speed(plan, self._home), self._home))
 
     def _cool(self, plan: RunPlan) -> RunGivenUp | None:
