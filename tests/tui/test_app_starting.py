@@ -116,6 +116,22 @@ async def test_a_script_that_is_started_has_the_notices_that_the_command_prints(
         launches.go.set()
 
 
+@pytest.mark.parametrize("key", ["b", "B"])
+async def test_the_refusal_of_a_run_is_none_of_the_search_on_the_screen(
+    home: Home, launches: Launches, key: str
+) -> None:
+    launches.refusal = UserError("no room for it", key="batch_size")
+    async with running(home, size=(160, 40)) as (_, pilot):
+        await show(pilot, a_run(home))
+        await pilot.press("r")
+        await until(pilot, "Starting tiny-llama")
+        await pilot.press(key)
+        await until(pilot, "Enter start")
+        launches.go.set()
+        text = await until(pilot, "The run was refused: no room for it")
+        assert "Refused: no room" not in text
+
+
 async def test_after_a_refusal_r_starts_again(home: Home, launches: Launches) -> None:
     launches.refusal = UserError("no room for it", key="batch_size")
     launches.go.set()

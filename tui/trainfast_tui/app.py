@@ -119,9 +119,15 @@ class TrainfastApp(TerminalApp):
             case Notified():
                 for screen in self._concerned_screens():
                     screen.show_notified(message.content)
-            case NextRunRefused(error) | RunRefused(error):
+            case NextRunRefused(error):
                 for screen in self._concerned_screens():
                     screen.show_refusal(error)
+            case RunRefused(error):
+                self.main.show_refusal(error)
+                if self.visible_screen is not self.main:
+                    # A search screen's own refusals are those of its search.
+                    words = f"The run was refused: {error.line_without_option()}"
+                    self.visible_screen.notify(words, severity="error")
             case SearchRefused(error, kind):
                 self._screen_of(kind).show_refusal(error)
             case SearchEnded(words, kind):
