@@ -108,7 +108,7 @@ FIT = a_fit(
     temporary=60,
     max_batch=21,
 )
-PREDICTED = NextRunMemory(FIT, batch_size=8)
+PREDICTED = NextRunMemory(FIT)
 
 
 def given(snapshot: Snapshot, *keys: str, memory: NextRunMemory | None = PREDICTED) -> Callable[[Pilot[Any]], Any]:

@@ -94,9 +94,11 @@ def test_the_newest_question_is_answered_while_an_older_one_s_trace_goes_on(home
     answers.ask("seq_len=64", "batch_size=2")
     assert answers.next().since_ns == since, "it is the same trace"
     answers.ask("seq_len=128", "batch_size=2")
-    assert answers.next().batch_size == 2
+    spec = answers.next().spec
+    assert spec is not None
+    assert spec.knobs["batch_size"] == 2
     tracer.go.set()
-    assert answers.next().batch_size == 2, "the trace of other knobs does not come onto the screen"
+    assert answers.next().spec == spec, "the trace of other knobs does not come onto the screen"
     assert tracer.traced == [64]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from recorded import GIB
-from still import CPU, FULL, PREDICTED, StillApp, a_fit, a_snapshot, screen_text
+from still import CPU, FIT, FULL, StillApp, a_fit, a_snapshot, screen_text
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.available import AvailableMemory
@@ -15,7 +15,7 @@ from trainfast_runner.memory.headroom import PredictedFit
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
-from trainfast_tui.next_run.memory_and_speed import swap_notice
+from trainfast_tui.next_run.memory_and_speed import NextRunMemory, swap_notice
 
 FREE = AvailableMemory(20 * GIB, "free")
 TOO_MUCH = a_fit(48 * 1024, FREE)
@@ -29,7 +29,9 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
     monkeypatch.setattr(app.session.run_control, "start", lambda spec, after: started.append(spec))
     async with app.run_test(size=FULL) as pilot:
         app.post(SnapshotTaken(a_snapshot(None)))
-        app.post(NextRunPredicted(msgspec.structs.replace(PREDICTED, fit=TOO_MUCH)))
+        await pilot.pause()
+        too_much = NextRunMemory(TOO_MUCH, spec=app.session.requests[-1].spec)
+        app.post(NextRunPredicted(too_much))
         await pilot.pause()
         await pilot.press("r")
         await pilot.pause()
@@ -39,10 +41,26 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
         assert not started
         await pilot.press("r", "y")
         assert [spec.name for spec in started] == ["tiny-llama"]
-        app.post(NextRunPredicted(PREDICTED))
+        app.post(NextRunPredicted(msgspec.structs.replace(too_much, fit=FIT)))
         await pilot.pause()
         await pilot.press("r")
         assert len(started) == 2, "what fits is not asked about"
+
+
+async def test_the_prediction_of_earlier_settings_asks_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = StillApp(home)
+    started: list[RunSpec] = []
+    monkeypatch.setattr(app.session.run_control, "start", lambda spec, after: started.append(spec))
+    async with app.run_test(size=FULL) as pilot:
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        app.post(NextRunPredicted(NextRunMemory(TOO_MUCH, spec=app.session.requests[-1].spec)))
+        await pilot.pause()
+        assert app.session.set_knobs([("seq_len", "16")])
+        await pilot.pause()
+        await pilot.press("r")
+        await pilot.pause()
+        assert [spec.knobs["seq_len"] for spec in started] == [16]
 
 
 @pytest.mark.parametrize(

@@ -265,9 +265,9 @@ class Session:
         """
         return self.background.predictions.speed(self.next_run, self.shown_run)
 
-    def predicted_fit(self) -> PredictedFit | None:
-        """Return the next run's prediction; None while the newest one is about another batch."""
-        return self.background.predictions.fit(self.next_run)
+    def predicted_fit(self, next_run: NextRun) -> PredictedFit | None:
+        """Return the prediction of this run; None while the newest one is about other settings."""
+        return self.background.predictions.fit(next_run, self.machine)
 
     def compare(self, a: str, b: str) -> None:
         """Have two runs compared: posts RunsCompared."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.records.run_file import PredictedSpeed
     from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.next_run.next_run import NextRun
 
 
@@ -31,8 +32,8 @@ class NextRunMemory(msgspec.Struct, frozen=True):
     """The predicted memory of the next run, beside the measured memory of the run on the screen."""
 
     fit: PredictedFit | None = None
-    batch_size: int | None = None
-    """batch_size of the predicted settings."""
+    spec: RunSpec | None = None
+    """The predicted settings, with their number of devices; None without a prediction."""
     reason: str = ""
     """Why there is no prediction, or none yet."""
     failed: bool = False

@@ -226,7 +226,7 @@ class MainScreen(AppScreen):
             return "" if "steps" in next_run.spec.knobs else RUNS_TO_COMPLETION.format(next_run.spec.title)
         machine = self.session.machine
         used = None if machine is None else machine.used_by(next_run.spec.knobs["devices"])
-        return swap_notice(self.session.predicted_fit(), used)
+        return swap_notice(self.session.predicted_fit(next_run), used)
 
     def _start(self, next_run: NextRun, run_to_stop: Path | None = None) -> None:
         name = next_run.spec.name

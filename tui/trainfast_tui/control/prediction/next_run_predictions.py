@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from trainfast_tui.control.messages import NextRunPredicted
-from trainfast_tui.control.prediction.prediction_request import SpeedKey, free_memory_bytes, has_moved, request_for
+from trainfast_tui.control.prediction.prediction_request import (
+    SpeedKey,
+    free_memory_bytes,
+    has_moved,
+    request_for,
+    spec_on,
+)
 from trainfast_tui.control.prediction.predictor import Predictor
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed, measured_memory, measured_speed
 from trainfast_tui.next_run.same_settings import has_same_model
@@ -80,10 +86,10 @@ class NextRunPredictions:
             return self._speed
         return replace(self._speed or NextRunSpeed(), measured=measured)
 
-    def fit(self, next_run: NextRun | None) -> PredictedFit | None:
-        """Return the next run's prediction; None while the newest one is about another batch."""
+    def fit(self, next_run: NextRun, machine: Machine | None) -> PredictedFit | None:
+        """Return the next run's prediction; None while the newest one is about other settings."""
         memory = self._memory
-        if memory is None or next_run is None or memory.batch_size != next_run.spec.knobs.get("batch_size"):
+        if memory is None or machine is None or memory.spec != spec_on(machine, next_run):
             return None
         return memory.fit
 

@@ -63,20 +63,24 @@ def request_for(
     """Return the request for the next run, with the memory that is free by the newest sample."""
     tick = snapshot.tick if snapshot is not None else None
     reference = next_run.reference_spec()
+    spec, free_bytes = spec_on(machine, next_run), None
     machine = machine.used_by(next_run.spec.knobs["devices"])
-    spec, free_bytes = _with_devices(next_run.spec, machine), None
     if tick is not None:
         live_run = snapshot.live_run if snapshot is not None else None
         machine, free_bytes = _with_free_memory(machine, tick, live_run), _host_free_bytes(tick, live_run)
     return PredictionRequest(spec, machine, free_bytes, may_trace, reference, speed_key)
 
 
-def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
-    """Return the spec with its number of devices; unchanged if they are refused, which the run's start reports."""
+def spec_on(machine: Machine, next_run: NextRun) -> RunSpec:
+    """Return the settings with the number of devices on this machine.
+
+    They are unchanged if the devices are refused, which the run's start reports.
+    """
     from trainfast_runner.settings.device_counts import with_devices
 
+    spec = next_run.spec
     try:
-        return with_devices(spec, machine)
+        return with_devices(spec, machine.used_by(spec.knobs["devices"]))
     except UserError:
         return spec
 

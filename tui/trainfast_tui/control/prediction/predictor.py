@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.knob_type import whole_number
 from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed, TrainingPython
 from trainfast_tui.control.prediction.model_tracer import ModelTracer
 from trainfast_tui.control.prediction.prediction_request import PredictionRequest
@@ -114,7 +113,7 @@ class Predictor:
         )
         memory = NextRunMemory(
             predicted_fit(model, request),
-            whole_number(spec.knobs, "batch_size"),
+            spec,
             reference_bytes=None if reference is None else _peak_bytes(reference, machine),
         )
         return memory, self._speeds.predict(TracedSettings(spec, model), reference, machine, request.speed_key)
