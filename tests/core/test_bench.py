@@ -11,7 +11,7 @@ from trainfast_runner.records.result_conditions import RunConditions, Throttle
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, RowResult, needs_no_repeat, tabulate
 from trainfast_runner.search.bench.variants import Bench, prepare_variants, run_order
-from trainfast_tui.text.bench_table import markdown
+from trainfast_tui.text.bench_table import bench_markdown
 
 
 def ended(rate: float, state: str = "finished", reason: str = "") -> Result:
@@ -44,7 +44,7 @@ def test_another_model_or_length_has_no_published_figures(setting: str, named: s
     assert [(row.published, row.ratio, row.published_vs_baseline_percent) for row in table.rows] == [
         ({}, None, None)
     ] * 2
-    text = markdown(other, table, "x")
+    text = bench_markdown(other, table, "x")
     assert "published" not in text.replace(table.unpublished, "")
     assert table.unpublished == f"Published figures are left out: {named} not what they were measured with."
     assert text.count(table.unpublished) == 1
@@ -78,7 +78,7 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
     assert needs_no_repeat(results_by_row["bert_3"])
     assert needs_no_repeat(results_by_row["bert_4"])
     assert not needs_no_repeat(results_by_row["bert_1"])
-    lines = markdown(bench, table, "trainfast-tui bench x").splitlines()
+    lines = bench_markdown(bench, table, "trainfast-tui bench x").splitlines()
     rows = [line for line in lines if line.startswith("| bert_")]
     assert len(rows) == 6
     assert "+100.0 %" in rows[1]
@@ -108,7 +108,7 @@ def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline
     gpt = found["mgpt_2 (zero2)"]
     assert (gpt.vs_baseline_percent, gpt.verdict, gpt.published_vs_baseline_percent) == (None, None, None)
     assert gpt.ratio == pytest.approx(9 / 2.2)
-    lines = markdown(multi, table, "x").splitlines()
+    lines = bench_markdown(multi, table, "x").splitlines()
     row = next(line for line in lines if line.startswith("| mgpt_2"))
     assert "model.family=gpt2" in row
     assert "model.num_hidden_layers=48" in row
@@ -134,14 +134,14 @@ def test_repeated_pairs_say_how_sure_a_difference_is(bench: Bench) -> None:
     # Of two pairs Student says next to nothing: the steps of the middle runs speak.
     assert two.interval_percent is not None
     assert two.interval_percent[1] - two.interval_percent[0] < 15
-    assert "| +9." in markdown(bench, table, "x")
+    assert "| +9." in bench_markdown(bench, table, "x")
 
 
 def test_a_row_whose_conditions_are_doubtful_says_so_beside_its_figures(bench: Bench) -> None:
     hot = msgspec.structs.replace(
         ended(90), throttle=Throttle(thermal_fraction=0.3), conditions=RunConditions(still_warming=True)
     )
-    lines = markdown(bench, tabulate(bench, {"bert_1": [ended(100)], "bert_2": [hot]}), "x").splitlines()
+    lines = bench_markdown(bench, tabulate(bench, {"bert_1": [ended(100)], "bert_2": [hot]}), "x").splitlines()
     rows = [line for line in lines if line.startswith("| bert_")]
     assert rows[0].endswith("| finished |")
     assert rows[1].endswith("| finished, throttled, still warming up |")

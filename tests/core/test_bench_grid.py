@@ -20,7 +20,7 @@ from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.printing.bench_file import WRITERS
 from trainfast_tui.cli.printing.output_file import output_path, write_output
-from trainfast_tui.text.bench_table import markdown
+from trainfast_tui.text.bench_table import bench_markdown
 
 
 def grid(reference: str, *vary: str, settings: tuple[str, ...] = ()) -> Bench:
@@ -180,9 +180,8 @@ def written(bench: Bench, results_by_row: dict[str, list[RowResult]], path: Path
 
 
 def test_a_row_of_the_table_does_not_repeat_its_id(bench: Bench, results_by_row: dict[str, list[RowResult]]) -> None:
-    rows = [
-        line for line in markdown(bench, tabulate(bench, results_by_row), "x").splitlines() if "batch_size=" in line
-    ]
+    lines = bench_markdown(bench, tabulate(bench, results_by_row), "x").splitlines()
+    rows = [line for line in lines if "batch_size=" in line]
     assert rows[0].startswith("| batch_size=8 strategy=single (baseline) | seq_len=128 precision=fp32 | 105 | +0.0 %")
     assert rows[2].startswith("| batch_size=16 strategy=single |  | 155 | +47.6 %")
 

@@ -23,7 +23,7 @@ from trainfast_runner.records.thinned import ENDS, Thinned
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.follower import Follower
-from trainfast_tui.text.result_figures import notes
+from trainfast_tui.text.result_figures import result_notes
 
 S = 1_000_000_000
 GPU = "GPU-0001"
@@ -95,7 +95,7 @@ def test_a_long_record_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: py
     assert result.thinning is not None
     assert (result.thinning.steps_looked_at, result.thinning.steps_dropped) == (kept[0], 0)
     assert (result.thinning.ticks_looked_at, result.thinning.ticks) == (len(records.host_samples), 1_200)
-    text = [note for note in notes(result) if note.startswith("a long run")]
+    text = [note for note in result_notes(result) if note.startswith("a long run")]
     assert text == [
         f"a long run: medians are of {kept[0]:,} of its 12,000 steps",
         f"a long run: device figures are of {len(records.host_samples)} of 1,200 samples",
@@ -146,7 +146,7 @@ def test_the_hole_in_capped_steps_is_stepped_over_and_counted(tmp_path: Path, co
     assert result.thinning is not None
     assert result.thinning.steps_dropped == 20_000 - len(numbers) > 5_000
     text = f"the records of {result.thinning.steps_dropped:,} steps were dropped: steps.jsonl had reached its cap"
-    assert text in list(notes(result))
+    assert text in list(result_notes(result))
     follower = Follower(tmp_path)
     follower.poll()
     seen = follower.poll()

@@ -37,8 +37,8 @@ from trainfast_tui.text.diagnosis_words import (
     cost_words,
     figure_name,
     figure_text,
-    no_bottleneck_in,
-    no_bottleneck_of,
+    no_bottleneck_in_result,
+    no_bottleneck_in_run,
     overlap_words,
 )
 from trainfast_tui.widgets.main.conditions_line import conditions_line
@@ -93,7 +93,7 @@ async def test_nothing_found_is_shown_and_before_the_first_step_nothing(home: Ho
 @pytest.mark.parametrize(("measured", "words"), [(2, "too few measured steps yet"), (3, "no bottleneck measured now")])
 def test_nothing_found_in_a_live_run_is_distinguished_from_too_few_steps(measured: int, words: str) -> None:
     steps = tuple(a_step(number) for number in range(1, 3 + measured + 1))
-    assert no_bottleneck_of(RunSnapshot(Path("run"), state="running", steps=steps)).startswith(words)
+    assert no_bottleneck_in_run(RunSnapshot(Path("run"), state="running", steps=steps)).startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,9 @@ def test_nothing_found_in_a_live_run_is_distinguished_from_too_few_steps(measure
 )
 def test_nothing_found_is_distinguished_from_not_looked_for(measured: int, diagnosed: bool, words: str) -> None:
     result = Result(run_id="r", state="finished", steps=StepCount(measured=measured), diagnosed=diagnosed)
-    assert no_bottleneck_in(result).startswith(words)
-    assert no_bottleneck_of(RunSnapshot(Path("run"), state="finished", result=result)) == no_bottleneck_in(result)
+    assert no_bottleneck_in_result(result).startswith(words)
+    ended = RunSnapshot(Path("run"), state="finished", result=result)
+    assert no_bottleneck_in_run(ended) == no_bottleneck_in_result(result)
 
 
 def live_ramp(home: Home, hold: Callable[[Path], None], until: int) -> Path:

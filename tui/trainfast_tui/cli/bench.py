@@ -23,8 +23,8 @@ from trainfast_tui.cli.printing.output_file import output_path, write_output
 from trainfast_tui.cli.signals import caught_signals
 from trainfast_tui.text.bench_table import (
     FIGURE_COLUMNS,
+    bench_markdown,
     figure_cells,
-    markdown,
     process_word,
     published_gain,
     table_notes,
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif sys.stdout.isatty():
         _print_table(table)
     else:
-        print_line(markdown(bench, table, _command(arguments)).rstrip())
+        print_line(bench_markdown(bench, table, _command(arguments)).rstrip())
     if output is not None:
         write_output(output, WRITERS[output.suffix.lower()](bench, table, _command(arguments)))
     return exit_code_of(table.baseline_state) if is_complete else INTERRUPTED

@@ -19,7 +19,12 @@ from trainfast_tui.cli.printing.output import print_json, print_line, print_line
 from trainfast_tui.cli.printing.run_status import live_record, status_line
 from trainfast_tui.cli.printing.step_table import print_steps
 from trainfast_tui.cli.printing.summary import summary_lines
-from trainfast_tui.text.diagnosis_words import diagnosis_section, no_bottleneck_in, no_bottleneck_of, overlap_words
+from trainfast_tui.text.diagnosis_words import (
+    diagnosis_section,
+    no_bottleneck_in_result,
+    no_bottleneck_in_run,
+    overlap_words,
+)
 from trainfast_tui.text.format import count, plain
 from trainfast_tui.text.lines import line_text
 from trainfast_tui.text.overrides import typed_overrides, without_search_settings
@@ -55,7 +60,7 @@ def _print_ended(result: Result, run: RunFile | None, arguments: argparse.Namesp
     if arguments.json:
         print_json(result)
     elif arguments.why:
-        print_lines(explained_bottlenecks(result.diagnosis, no_bottleneck_in(result)))
+        print_lines(explained_bottlenecks(result.diagnosis, no_bottleneck_in_result(result)))
     else:
         print_lines([*summary_lines(result), _settings_line(result, run)])
 
@@ -64,7 +69,7 @@ def _print_live(snapshot: RunSnapshot, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(live_record(snapshot))
     elif arguments.why:
-        print_lines(explained_bottlenecks(snapshot.diagnosis, no_bottleneck_of(snapshot)))
+        print_lines(explained_bottlenecks(snapshot.diagnosis, no_bottleneck_in_run(snapshot)))
     else:
         print_line(f"{snapshot.run_id}  {status_line(snapshot)}")
         print_line(f"follow it with: trainfast-tui attach {snapshot.run_id}")

@@ -9,7 +9,7 @@ import msgspec
 from trainfast_runner.machine.link_advice import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines
-from trainfast_tui.text.topology import sections
+from trainfast_tui.text.topology import topology_sections
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not topology.devices:
         print_lines(link_advice(topology))
         return 0
-    for number, section in enumerate(sections(topology)):
+    for number, section in enumerate(topology_sections(topology)):
         if number:
             print_line()
         print_line(section.title)

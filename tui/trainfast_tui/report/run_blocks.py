@@ -22,7 +22,7 @@ from trainfast_tui.report.speed_blocks import speed_blocks
 from trainfast_tui.report.strip_picture import strip_picture
 from trainfast_tui.text import oom_words
 from trainfast_tui.text.comparison_words import interval_text
-from trainfast_tui.text.diagnosis_words import no_bottleneck_in
+from trainfast_tui.text.diagnosis_words import no_bottleneck_in_result
 from trainfast_tui.text.format import (
     ABSENT,
     celsius,
@@ -35,7 +35,7 @@ from trainfast_tui.text.format import (
     size,
 )
 from trainfast_tui.text.overrides import typed_overrides, without_search_settings
-from trainfast_tui.text.result_figures import end_words, figure_rows, notes, throttled_words
+from trainfast_tui.text.result_figures import end_words, figure_rows, result_notes, throttled_words
 from trainfast_tui.text.speed_words import few_steps_note
 
 ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
@@ -170,7 +170,7 @@ def _one_run(run: ReportedRun) -> Iterator[Block]:
     yield Heading(f"Run {run.label}: {result.run_id}")
     yield Prose(f"{result.name}, {end_words(result)}, after {duration(result.seconds)}.")
     yield pairs_grid("figure", figure_rows(result))
-    if remarks := tuple(notes(result)):
+    if remarks := tuple(result_notes(result)):
         yield Listing(remarks)
     yield from _out_of_memory(result)
     yield Heading("Diagnosis", 3)
@@ -201,4 +201,4 @@ def _diagnosis(result: Result) -> Iterator[Block]:
     if result.diagnosis:
         yield Listing(tuple(f"{bottleneck.line}. Try: {bottleneck.advice}" for bottleneck in result.diagnosis))
     else:
-        yield Prose(no_bottleneck_in(result))
+        yield Prose(no_bottleneck_in_result(result))

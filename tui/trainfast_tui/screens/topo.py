@@ -10,7 +10,7 @@ from trainfast_tui.control.threads import start_thread
 from trainfast_tui.screens.base import PageScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.lines import Line, labelled, paragraph, rule
-from trainfast_tui.text.topology import TopologySection, sections
+from trainfast_tui.text.topology import TopologySection, topology_sections
 
 
 class TopologyRead(ScreenMessage, frozen=True):
@@ -44,7 +44,7 @@ class TopoScreen(PageScreen):
         if self._topology is None:
             return [rule("topology", width), [("Asking the driver…", "muted")]]
         body: list[Line] = []
-        for section in sections(self._topology):
+        for section in topology_sections(self._topology):
             body += [[], rule(section.title, width), *_section_lines(section, width)]
         return body[1:]
 

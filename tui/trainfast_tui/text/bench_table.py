@@ -18,16 +18,16 @@ BASELINE_SETTINGS = ("batch_size", "seq_len", "precision", "strategy")
 """Settings shown for the baseline; other rows show the settings that differ."""
 
 
-def markdown(bench: Bench, table: Table, command: str) -> str:
+def bench_markdown(bench: Bench, table: Table, command: str) -> str:
     """Return a heading, the command that makes the table again, the table, and notes for the reader."""
-    header, rows = cells(bench, table)
+    header, rows = bench_cells(bench, table)
     # Text to the left, figures to the right.
     sides = ["---", "---", *["---:"] * (len(header) - 4), "---", "---"]
     lines = [_line(header), _line(sides), *map(_line, rows)]
     return "\n".join([f"# {_escaped(bench.title)}", "", f"`{command}`", "", *lines, "", *table_notes(table), ""])
 
 
-def cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
+def bench_cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
     """Return header and rows as text: variant, settings, figures, process, state; no column is empty."""
     published = list(dict.fromkeys(key for row in table.rows for key in row.published))
     shown = [index for index in range(len(FIGURE_COLUMNS)) if any(figure_cells(row)[index] for row in table.rows)]

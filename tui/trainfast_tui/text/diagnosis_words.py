@@ -44,7 +44,7 @@ FORMATTERS: dict[str, Callable[[float], str]] = {
 def worst_bottleneck_line(run: RunSnapshot) -> Line:
     """Return the worst bottleneck in one line, or that none was found."""
     if not run.diagnosis:
-        return [(no_bottleneck_of(run), "muted")]
+        return [(no_bottleneck_in_run(run), "muted")]
     worst, others = run.diagnosis[0], len(run.diagnosis) - 1
     return [
         ("d ", "key"),
@@ -56,7 +56,7 @@ def worst_bottleneck_line(run: RunSnapshot) -> Line:
 def diagnosis_lines(run: RunSnapshot, width: int) -> list[Line]:
     """Return every diagnosis with its figures, in lines of `width` cells."""
     if not run.diagnosis:
-        return [[(no_bottleneck_of(run), "text")]]
+        return [[(no_bottleneck_in_run(run), "text")]]
     lines = paragraph(overlap_words(run.diagnosis), width, "muted")
     for index, diagnosis in enumerate(run.diagnosis):
         title, section = diagnosis_section(diagnosis, width)
@@ -132,15 +132,15 @@ def overlap_words(diagnoses: Sequence[Diagnosis]) -> str:
     return "The shares add up to more than a step: causes active at the same time each count in full."
 
 
-def no_bottleneck_of(run: RunSnapshot) -> str:
+def no_bottleneck_in_run(run: RunSnapshot) -> str:
     """Explain why no bottleneck is listed for a run, live or ended."""
     if run.result is not None:
-        return no_bottleneck_in(run.result)
+        return no_bottleneck_in_result(run.result)
     measured = sum(not step.warmup for step in run.steps)
     return _nothing_found(is_live=run.is_live, measured=measured, is_diagnosed=True)
 
 
-def no_bottleneck_in(result: Result) -> str:
+def no_bottleneck_in_result(result: Result) -> str:
     """Explain why a result lists no bottleneck."""
     return _nothing_found(is_live=False, measured=result.steps.measured, is_diagnosed=result.diagnosed)
 

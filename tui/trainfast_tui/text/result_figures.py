@@ -44,7 +44,7 @@ def headline(result: Result) -> str:
     return f"{result.run_id}  {result.name}  {role}{state_text(result.state)}{f': {reason}' if reason else ''}"
 
 
-def notes(result: Result) -> Iterator[str]:
+def result_notes(result: Result) -> Iterator[str]:
     """Yield each reason to doubt or qualify the figures."""
     if result.schema > SCHEMA:
         yield f"written by a newer trainfast-tui (schema {result.schema}, not {SCHEMA}): some of it may be missing"

@@ -81,7 +81,7 @@ def peer_lines(topology: Topology) -> list[str]:
     ]
 
 
-def sections(topology: Topology) -> list[TopologySection]:
+def topology_sections(topology: Topology) -> list[TopologySection]:
     """Return the sections of a machine; without a GPU only the consequences for training."""
     advice = TopologySection("for training", "prose", link_advice(topology))
     if not topology.devices:

@@ -13,7 +13,7 @@ from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.blocks import Document, Prose, filled_grid
-from trainfast_tui.text.bench_table import cells, markdown, process_word, table_notes
+from trainfast_tui.text.bench_table import bench_cells, bench_markdown, process_word, table_notes
 from trainfast_tui.text.format import plain, with_sizes
 
 FIGURES: dict[str, Callable[[Row], float | None]] = {
@@ -52,14 +52,14 @@ def _json(bench: Bench, table: Table, command: str) -> str:
 
 def _html(bench: Bench, table: Table, command: str) -> str:
     """Return the table as one HTML page, which loads nothing and runs no script."""
-    header, rows = cells(bench, table)
+    header, rows = bench_cells(bench, table)
     # Text to the left, figures to the right.
     shown = filled_grid(header, rows, right=range(2, len(header) - 2))
     return as_html(Document(bench.title, (Prose(command), shown, *map(Prose, table_notes(table)))))
 
 
 WRITERS: dict[str, Callable[[Bench, Table, str], str]] = {
-    ".md": markdown,
+    ".md": bench_markdown,
     ".csv": _csv,
     ".json": _json,
     ".html": _html,

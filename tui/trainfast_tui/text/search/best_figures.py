@@ -123,7 +123,7 @@ def objective_words(objective: str, for_steps: int | None, value: Interval) -> s
 
 
 def figure_words(value: Interval, divisor: float, unit: str = "") -> str:
-    """Return a figure divided by `each`, with its interval if it has one: `123 (120 to 126)`."""
+    """Return a figure divided by `divisor`, with its interval if it has one: `123 (120 to 126)`."""
     words = f"{fmt.number(value.median / divisor)}{unit}"
     if value.low == value.high:
         return words
