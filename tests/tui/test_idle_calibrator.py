@@ -19,6 +19,7 @@ from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import write_atomically
+from trainfast_runner.running import run_state
 from trainfast_tui.control import threads
 from trainfast_tui.control.idle_calibrator import IDLE_S, MAX_TRIES, IdleCalibrator
 from trainfast_tui.control.messages import DeviceCalibrated
@@ -122,6 +123,28 @@ def test_a_measurement_that_a_training_ended_is_no_try(calibrations: Calibration
         calibrations.look(100 * at + IDLE_S)
         assert calibrations.begun.wait(60), f"{at} measurements were cancelled"
         calibrations.calibrator.cancel(60)
+
+
+def test_a_try_that_finds_a_live_run_is_no_try(calibrations: Calibrations, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = threading.Semaphore(0)
+
+    def live_runs(home: Home) -> list[str]:
+        looks.release()
+        return ["a run"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_state, "live_runs", live_runs)
+        for at in range(MAX_TRIES):
+            calibrations.look(100 * at)
+            calibrations.look(100 * at + IDLE_S)
+            assert looks.acquire(timeout=60)
+            thread = calibrations.calibrator._work._thread
+            assert thread is not None
+            thread.join(60)
+    calibrations.look(1000)
+    calibrations.look(1000 + IDLE_S)
+    assert calibrations.begun.wait(60)
+    calibrations.go.set()
 
 
 def test_a_measurement_that_was_cancelled_before_its_thread_began_is_no_try(calibrations: Calibrations) -> None:

@@ -60,12 +60,12 @@ class IdleCalibrator:
         from trainfast_runner.machine.worker_programs import ProgramCancelled
         from trainfast_runner.running.run_state import live_runs
 
+        gpus = [gpu.name for gpu in machine.gpus if gpu.name]
+        names = gpus if machine.device == "cuda" else [cpu_name()]
+        self._is_done = any(is_calibrated(self._home, name) for name in names)
+        if self._is_done or live_runs(self._home):
+            return None
         try:
-            gpus = [gpu.name for gpu in machine.gpus if gpu.name]
-            names = gpus if machine.device == "cuda" else [cpu_name()]
-            self._is_done = any(is_calibrated(self._home, name) for name in names)
-            if self._is_done or any(True for _ in live_runs(self._home)):
-                return None
             self._is_done = not calibrate(self._home, self._python, cancelled, in_background=True).disturbed
             return DeviceCalibrated() if self._is_done else None
         except ProgramCancelled:
