@@ -22,11 +22,8 @@ from trainfast_tui.cli.printing.output import print_json, print_line, print_line
 from trainfast_tui.cli.printing.output_file import output_path, write_output
 from trainfast_tui.cli.signals import caught_signals
 from trainfast_tui.text.bench_table import (
-    FIGURE_COLUMNS,
+    bench_columns,
     bench_markdown,
-    figure_cells,
-    process_word,
-    published_gain,
     table_notes,
 )
 from trainfast_tui.text.format import plain, with_sizes
@@ -88,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(table.fields())
     elif sys.stdout.isatty():
-        _print_table(table)
+        _print_table(bench, table)
     else:
         print_line(bench_markdown(bench, table, _command(arguments)).rstrip())
     if output is not None:
@@ -110,30 +107,20 @@ def _prepared(arguments: argparse.Namespace) -> Bench:
     return prepare_variants(arguments.preset, arguments.settings, arguments.scale_batch)
 
 
-def _print_table(table: Table) -> None:
-    """Print the table on a terminal, then why rows did not finish, then notes."""
-    header = ["variant", *FIGURE_COLUMNS, "published/s", "published vs baseline", "ratio", "process", "state"]
-    rows = [
-        [
-            plain(row.id) + (" (baseline)" if row.id == table.baseline_id else ""),
-            *figure_cells(row),
-            str(row.published.get("samples_per_s", "")),
-            published_gain(row),
-            "" if row.ratio is None else f"{row.ratio:.3g}",
-            process_word(row),
-            state_text(row.state),
-        ]
-        for row in table.rows
-    ]
-    names, cells, right = without_empty_columns(header, rows, range(1, header.index("process")))
+def _print_table(bench: Bench, table: Table) -> None:
+    """Print the table on a terminal without the settings, then why rows did not finish, then notes."""
+    columns = bench_columns(bench, table)
+    del columns["settings"]
+    # Why a row did not finish stands below the table.
+    columns["state"] = [state_text(row.state) for row in table.rows]
+    rows = [[plain(cell) for cell in row] for row in zip(*columns.values(), strict=True)]
+    names, cells, right = without_empty_columns(list(columns), rows, range(1, len(columns) - 2))
     dropped = ("process", "notebook's TFLOP/s", "TFLOP/s", "step ms", "published vs baseline", "peak MiB", "state")
     print_table(names, cells, right=right, drop=dropped)
     for row in table.rows:
         if row.state != "finished":
             print_line(f"{plain(row.id)}: {state_text(row.state)}: {plain(with_sizes(row.reason))}")
     print_lines(table_notes(table))
-    if "published/s" in names:
-        print_line("published/s is the published samples/s; ratio is the measured value over it.")
 
 
 def _command(arguments: argparse.Namespace) -> str:

@@ -28,28 +28,27 @@ def bench_markdown(bench: Bench, table: Table, command: str) -> str:
 
 
 def bench_cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows as text: variant, settings, figures, process, state; no column is empty."""
-    published = list(dict.fromkeys(key for row in table.rows for key in row.published))
-    shown = [index for index in range(len(FIGURE_COLUMNS)) if any(figure_cells(row)[index] for row in table.rows)]
-    header = ["variant", "settings", *(FIGURE_COLUMNS[index] for index in shown)]
-    has_gains = any(published_gain(row) for row in table.rows)
-    header += [*(f"published {key}" for key in published), *(["published vs baseline"] if has_gains else [])]
-    header += [*(["ours / published"] if published else []), "process", "state"]
+    """Return header and rows of `bench_columns`."""
+    columns = bench_columns(bench, table)
+    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
+
+
+def bench_columns(bench: Bench, table: Table) -> dict[str, list[str]]:
+    """Return the columns as text by heading; no figure's column is empty."""
     specs = {planned.id: planned.spec for planned in bench.rows}
-    rows = [
-        [
-            row.id + (" (baseline)" if row.id == bench.baseline_id else ""),
-            " ".join(_settings(bench, specs[row.id], specs[bench.baseline_id])),
-            *(figure_cells(row)[index] for index in shown),
-            *(str(row.published.get(key, "")) for key in published),
-            *([published_gain(row)] if has_gains else []),
-            *(["" if row.ratio is None else f"{row.ratio:.3g}"] if published else []),
-            process_word(row),
-            _state(row),
-        ]
-        for row in table.rows
-    ]
-    return header, rows
+    rows = table.rows
+    figures = {name: [_figure_cells(row)[index] for row in rows] for index, name in enumerate(FIGURE_COLUMNS)}
+    for key in dict.fromkeys(key for row in rows for key in row.published):
+        figures[f"published {key}"] = [str(row.published.get(key, "")) for row in rows]
+    figures["published vs baseline"] = [_published_gain(row) for row in rows]
+    figures["ours / published"] = ["" if row.ratio is None else f"{row.ratio:.3g}" for row in rows]
+    return {
+        "variant": [row.id + (" (baseline)" if row.id == bench.baseline_id else "") for row in rows],
+        "settings": [" ".join(_settings(bench, specs[row.id], specs[bench.baseline_id])) for row in rows],
+        **{heading: cells for heading, cells in figures.items() if any(cells)},
+        "process": [process_word(row) for row in rows],
+        "state": [_state(row) for row in rows],
+    }
 
 
 def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[str]:
@@ -66,13 +65,13 @@ def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[st
     )
 
 
-def published_gain(row: Row) -> str:
+def _published_gain(row: Row) -> str:
     """Return the published gain over the published baseline: it is comparable across machines, the figures are not."""
     gain = row.published_vs_baseline_percent
     return "" if gain is None else f"{gain:+.1f} %"
 
 
-def figure_cells(row: Row) -> list[str]:
+def _figure_cells(row: Row) -> list[str]:
     """The cells of `FIGURE_COLUMNS`, empty when there is no reading."""
     result = row.result
     if result is None or not row.samples_per_s:
