@@ -18,6 +18,7 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
+from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
@@ -31,7 +32,7 @@ from trainfast_runner.search.journal.lines import CoolingDown
 from trainfast_tui.cli.printing import journal_printer, progress
 from trainfast_tui.cli.printing.batch_printer import BatchPrinter
 from trainfast_tui.cli.printing.progress import Progress
-from trainfast_tui.text.search.batch_answer import without_answer
+from trainfast_tui.text.search.batch_answer import batch_answer_lines
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),
@@ -233,7 +234,8 @@ def test_a_batch_of_one_that_does_not_fit_says_by_how_much(cli: Cli) -> None:
 def test_a_change_of_several_knobs_is_printed_as_it_is_typed(tmp_path: Path) -> None:
     change = Change(settings={"optimizer": "adafactor", "precision": "bf16-pure"}, saves="needs 25 MiB of 60 MiB")
     ended = BatchEnded(state="nothing_fits", reason="a batch of 1 does not fit", changes=[change])
-    assert "  --set optimizer=adafactor --set precision=bf16-pure: needs" in without_answer(tmp_path, ended)[-1]
+    search = BatchFollower(tmp_path).poll()
+    assert "  --set optimizer=adafactor --set precision=bf16-pure: needs" in batch_answer_lines(search, ended)[-1]
 
 
 def test_a_confirmation_run_says_how_long_it_has_taken_and_its_steps(

@@ -31,8 +31,7 @@ from trainfast_tui.cli.printing.output import print_json, print_lines, print_not
 from trainfast_tui.cli.printing.progress import Progress, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
 from trainfast_tui.text.format import plain
-from trainfast_tui.text.search.batch_answer import batch_answer_rows, without_answer
-from trainfast_tui.text.tables import pairs
+from trainfast_tui.text.search.batch_answer import batch_answer_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +114,5 @@ def _conduct(
 def _report(directory: Path, ended: BatchEnded, as_json: bool) -> None:
     if as_json:
         print_json(batch_report(directory))
-    elif ended.answer is None:
-        print_lines(without_answer(directory, ended))
     else:
-        print_lines(pairs(batch_answer_rows(BatchFollower(directory).poll(), ended.answer)))
+        print_lines(batch_answer_lines(BatchFollower(directory).poll(), ended))

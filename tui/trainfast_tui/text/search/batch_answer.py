@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainfast_runner.units import counted
 from trainfast_tui.text.format import count, duration, per_second, plain, size
 from trainfast_tui.text.memory_words import phase_words
 from trainfast_tui.text.oom_words import CLOSEST, change_options, effect_words
+from trainfast_tui.text.tables import pairs
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
@@ -63,10 +63,12 @@ def _times(number: int) -> str:
     return {0: "never", 1: "once"}.get(number, f"{number} times")
 
 
-def without_answer(directory: Path, ended: BatchEnded) -> list[str]:
-    """Return the end of a search that found no batch size, with the changes as they are typed."""
+def batch_answer_lines(search: BatchSnapshot, ended: BatchEnded) -> list[str]:
+    """Return the answer in lines; without one the end of the search, with the changes as they are typed."""
+    if ended.answer is not None:
+        return pairs(batch_answer_rows(search, ended.answer))
     if ended.state == "cancelled":
-        return [f"cancelled; the same command continues {directory.name}"]
+        return [f"cancelled; the same command continues {search.directory.name}"]
     lines = [ended.reason]
     if ended.missing_bytes is not None:
         lines = [f"{ended.reason}: at least {size(ended.missing_bytes)} are missing"]
