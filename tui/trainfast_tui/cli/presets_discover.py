@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     preset = replace(preset, knobs=preset.knobs | dict(setting_of(setting) for setting in arguments.settings))
     path = save_script_preset(
-        preset, {proposal.knob: proposal.reason for proposal in mapping}, overwrite=arguments.overwrite
+        preset, {flag_mapping.knob: flag_mapping.reason for flag_mapping in mapping}, overwrite=arguments.overwrite
     )
     ways = ways_without_flag(preset.framework, preset.flag_words)
     if arguments.json:
@@ -53,19 +53,19 @@ def run(arguments: argparse.Namespace) -> int:
                 "framework": discovered.framework,
                 "mapping": [
                     {
-                        "knob": proposal.knob,
-                        "flag": proposal.flag_words,
-                        "value": proposal.value,
-                        "reason": proposal.reason,
+                        "knob": flag_mapping.knob,
+                        "flag": flag_mapping.flag_words,
+                        "value": flag_mapping.value,
+                        "reason": flag_mapping.reason,
                     }
-                    for proposal in mapping
+                    for flag_mapping in mapping
                 ],
                 "without_flag": ways,
             }
         )
         return 0
     print_lines(_flag_lines(discovered, mapping, arguments.all))
-    print_lines(pairs((f"  {proposal.knob}", plain(proposal.reason)) for proposal in mapping))
+    print_lines(pairs((f"  {flag_mapping.knob}", plain(flag_mapping.reason)) for flag_mapping in mapping))
     for way, knobs in ways.items():
         print_line(f"without a flag, through {way}: {', '.join(knobs)}")
     print_line(f"{path}\nrun it with: trainfast-tui run {arguments.name}")
@@ -78,7 +78,7 @@ def _flag_lines(discovered: Discovered, mapping: list[FlagMapping], shows_all: b
     Of a long list the flags of no knob are left out, unless `shows_all`.
     """
     yield discovery_words(discovered)
-    words = {word for proposal in mapping for word in flag_tokens(proposal.flag_words)}
+    words = {word for flag_mapping in mapping for word in flag_tokens(flag_mapping.flag_words)}
     flags = sorted(discovered.flags, key=lambda flag: words.isdisjoint(flag.names))
     hidden = [] if shows_all or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]
     shown = flags[: len(flags) - len(hidden)]

@@ -87,7 +87,7 @@ class ScriptScreen(AppScreen):
         match message.content:
             case ScriptDiscovered(command, discovered) if command == self._command:
                 self._discovered = discovered
-                self._mapping = {proposal.knob: proposal for proposal in propose(discovered.flags)}
+                self._mapping = {flag_mapping.knob: flag_mapping for flag_mapping in propose(discovered.flags)}
                 self._show_findings()
             case DiscoveryRefused(command, error) if command == self._command:
                 self._refusal = error.line_without_option()
@@ -167,9 +167,9 @@ class ScriptScreen(AppScreen):
         before = flag_words_text(self._mapping[name].flag_words) if name in self._mapping else ""
 
         def set_flag(text: str) -> None:
-            proposal = mapping_typed(name, text, flags, GIVEN)
+            flag_mapping = mapping_typed(name, text, flags, GIVEN)
             if text != before:
-                self._mapping[name] = proposal
+                self._mapping[name] = flag_mapping
                 self._show_findings(name)
 
         ask_text(self.app, f"The flag of {name}", FLAG_HINT, before, set_flag)
@@ -196,7 +196,9 @@ class ScriptScreen(AppScreen):
         mapping = self._mapping.values()
         try:
             preset = preset_of(self._command, self._discovered, mapping, name=name, cwd=self.session.cwd)
-            path = save_script_preset(preset, {proposal.knob: proposal.reason for proposal in mapping}, overwrite=True)
+            path = save_script_preset(
+                preset, {flag_mapping.knob: flag_mapping.reason for flag_mapping in mapping}, overwrite=True
+            )
             self.session.set_preset(name)
         except UserError as error:
             self.show_refusal(error)

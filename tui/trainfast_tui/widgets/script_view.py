@@ -67,7 +67,7 @@ class ScriptView(PaintedWithNotice):
         if findings.discovered is not self._findings.discovered:
             self._cursor = self._first_flag = 0
         self._findings = findings
-        rows = (row for row, proposal in enumerate(findings.mapping) if proposal.knob == knob)
+        rows = (row for row, flag_mapping in enumerate(findings.mapping) if flag_mapping.knob == knob)
         self._cursor = moved(next(rows, self._cursor), 0, len(findings.mapping))
         self.repaint()
 
@@ -113,7 +113,7 @@ class ScriptView(PaintedWithNotice):
         mapping = self._findings.mapping
         if not mapping:
             return paragraph("No flag was recognised; a maps a knob to one.", width, "warning"), []
-        rows = [_knob_line(proposal, index == self._cursor, width) for index, proposal in enumerate(mapping)]
+        rows = [_knob_line(flag_mapping, index == self._cursor, width) for index, flag_mapping in enumerate(mapping)]
         return rows, paragraph(mapping[self._cursor].reason, width, "muted", MAX_REASON_LINES)
 
 
@@ -135,17 +135,17 @@ def _head(findings: ScriptFindings, width: int) -> list[Line]:
     return [*lines, *labelled(("found   ", "muted"), text, width, "muted" if findings.discovered is None else "text")]
 
 
-def _knob_line(proposal: FlagMapping, is_current: bool, width: int) -> Line:
-    value = "" if proposal.value is None else f"now {KNOBS_BY_NAME[proposal.knob].text_of(proposal.value)}"
+def _knob_line(flag_mapping: FlagMapping, is_current: bool, width: int) -> Line:
+    value = "" if flag_mapping.value is None else f"now {KNOBS_BY_NAME[flag_mapping.knob].text_of(flag_mapping.value)}"
     room = width - 18 - len(value) - 1
-    words = to_width(plain(flag_words_text(proposal.flag_words)), room)
-    text = f"{'▸' if is_current else ' '} {proposal.knob:<15} {words} {value}"
+    words = to_width(plain(flag_words_text(flag_mapping.flag_words)), room)
+    text = f"{'▸' if is_current else ' '} {flag_mapping.knob:<15} {words} {value}"
     return [(text, "cursor" if is_current else "text")]
 
 
 def _way_lines(discovered: Discovered, mapping: Sequence[FlagMapping], width: int) -> list[Line]:
     """Return the knobs that reach the script without a flag, a paragraph a way."""
-    ways = ways_without_flag(discovered.framework or "", [proposal.knob for proposal in mapping])
+    ways = ways_without_flag(discovered.framework or "", [flag_mapping.knob for flag_mapping in mapping])
     return [
         line
         for way, knobs in ways.items()
@@ -155,7 +155,7 @@ def _way_lines(discovered: Discovered, mapping: Sequence[FlagMapping], width: in
 
 def _flag_line(flag: Flag, mapping: Sequence[FlagMapping], width: int) -> Line:
     names = set(flag.names)
-    knobs = [proposal.knob for proposal in mapping if names & flag_tokens(proposal.flag_words)]
+    knobs = [flag_mapping.knob for flag_mapping in mapping if names & flag_tokens(flag_mapping.flag_words)]
     name_room, default_room = (50, 28) if width >= WIDE_NAMES_FROM else (36, 16)
     text = f"  {to_width(plain(', '.join(flag.names)), name_room)} {flag.type:<10} "
     default = to_width(default_words(flag), default_room)
