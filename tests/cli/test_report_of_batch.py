@@ -136,6 +136,6 @@ def test_a_search_that_goes_on_is_reported_as_live(searched: Cli, tmp_path: Path
 
 def test_a_search_stands_alone_and_the_nearest_is_named(searched: Cli, tmp_path: Path) -> None:
     file = str(tmp_path / "report.md")
-    assert "one search alone" in searched("report", SEARCH_ID, "last", "-o", file).refused()
+    assert "exactly one search" in searched("report", SEARCH_ID, "last", "-o", file).refused()
     assert f"did you mean {SEARCH_ID}?" in searched("report", SEARCH_ID.replace("llama", "lama"), "-o", file).refused()
     assert "matches 2 runs and searches" in searched("report", "20261121-", "-o", file).refused()

@@ -97,8 +97,8 @@ def test_a_long_record_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: py
     assert (result.thinning.ticks_looked_at, result.thinning.ticks) == (len(records.host_samples), 1_200)
     text = [note for note in result_notes(result) if note.startswith("a long run")]
     assert text == [
-        f"a long run: medians are of {kept[0]:,} of its 12,000 steps",
-        f"a long run: device figures are of {len(records.host_samples)} of 1,200 samples",
+        f"a long run: medians use {kept[0]:,} of its 12,000 steps",
+        f"a long run: device figures use {len(records.host_samples)} of 1,200 samples",
     ]
 
     # Counts, peaks and what counters say stay exact; so does the median of steps that are mostly alike.

@@ -156,7 +156,7 @@ async def test_enter_takes_the_best_of_another_preset_with_that_preset(home: Hom
         assert app.session.next_run.spec.name == "tiny-llama"
         assert (knob(app, "batch_size"), knob(app, "precision")) == (4, "bf16")
         assert knob(app, "memory_limit") == a_question().knobs["memory_limit"], "the search's own settings"
-        assert "The next run is of tiny-llama, with the best setting of its search" in screen_text(app)
+        assert "The next run is now tiny-llama with its search's best setting" in screen_text(app)
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])

@@ -46,7 +46,7 @@ class NextRun(ABC):
         return self.preset_knobs if self.shown_run_knobs is None else self.shown_run_knobs
 
     def compared_with(self, run: RunFile | None) -> Self:
-        """Return a copy compared with this run, unless either is of a script and they do not run the same."""
+        """Return a copy compared with this run, unless either runs a script and they do not run the same."""
         of_scripts = run is not None and (run.script is not None or self.script is not None)
         if run is None or (of_scripts and not has_same_model(run, self.spec)):
             return replace(self, shown_run_knobs=None)

@@ -27,7 +27,7 @@ def asks_for_same(name: str, reference: object, value: object) -> bool:
 
 
 def has_same_model(record: RecordedSpec, spec: RunSpec) -> bool:
-    """True if the record is of the same preset and model, whatever its knobs."""
+    """True if the record names the same preset and model, whatever its knobs."""
     return (record.preset, record.variant, record.model) == (spec.preset, spec.variant, spec.model)
 
 

@@ -28,7 +28,7 @@ def report_document(home: Home, references: Sequence[str]) -> tuple[Document, li
     search_ids = [listed_id for listed_id in ids if listed_id in searches]
     if search_ids and len(ids) > 1:
         raise UserError(
-            "a report is of runs, or of one search alone", key=search_ids[0], advice=f"{search_ids[0]} alone"
+            "a report covers several runs or exactly one search", key=search_ids[0], advice=f"{search_ids[0]} alone"
         )
     if search_ids:
         return _search_document(home, searches[search_ids[0]])

@@ -114,7 +114,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def _search_to_show(self, current: BestSnapshot | None) -> BestSnapshot | None:
         """Return the followed search.
 
-        None if it has ended and is of another model, or if a new question is on the screen.
+        None if it has ended and trains another model, or if a new question is on the screen.
         """
         if current is None or current.is_live:
             return current
@@ -195,7 +195,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             try:
                 next_run = session.set_next_run(next_run_from_search(question))
             except UserError as error:
-                words = f"The search was of {question.name}, the next run is of {next_run.spec.name}"
+                words = f"This search trains {question.name}, the next run trains {next_run.spec.name}"
                 self.notify(f"{words}; {error.line_without_option()}", severity="error")
                 return
         settings = [
@@ -207,7 +207,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             self.dismiss()
             return
         if is_other:
-            words = f"The next run is of {question.name}, with the best setting of its search; r runs it"
+            words = f"The next run is now {question.name} with its search's best setting; r runs it"
             session.post(Notified(words))
         elif len(settings) > MAX_NAMED:
             session.post(Notified(f"{len(settings)} knobs have the values of the best setting; r runs it"))

@@ -40,7 +40,7 @@ class Ending(msgspec.Struct, frozen=True):
 def ending(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int) -> Ending | None:
     """Return the run's ending, or None while it is running and supervised.
 
-    `explanation` is of an out-of-memory error; `traces_left` traces of its changes remain.
+    `explanation` explains an out-of-memory error; `traces_left` traces of its changes remain.
     """
     if run.is_live:
         if run.supervised:

@@ -68,9 +68,9 @@ def _thinning_notes(thinning: Thinning, steps: int) -> Iterator[str]:
     if thinning.steps_dropped:
         yield f"the records of {count(thinning.steps_dropped)} steps were dropped: steps.jsonl had reached its cap"
     if thinning.steps_looked_at < steps:
-        yield f"a long run: medians are of {count(thinning.steps_looked_at)} of its {count(steps)} steps"
+        yield f"a long run: medians use {count(thinning.steps_looked_at)} of its {count(steps)} steps"
     if thinning.ticks_looked_at < thinning.ticks:
-        yield f"a long run: device figures are of {count(thinning.ticks_looked_at)} of {count(thinning.ticks)} samples"
+        yield f"a long run: device figures use {count(thinning.ticks_looked_at)} of {count(thinning.ticks)} samples"
 
 
 def end_words(result: Result) -> str:
@@ -117,7 +117,7 @@ def figure_rows(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def _losses(loss: Losses) -> str:
-    """Return the first and the last loss; one value where both are of the same steps."""
+    """Return the first and the last loss; one value where both come from the same steps."""
     if loss.recorded is not None and loss.recorded <= LOSSES_IN_A_MEAN:
         return f"{number(loss.first)} ({'one value' if loss.recorded == 1 else f'mean of {loss.recorded} values'})"
     return f"{number(loss.first)} to {number(loss.last)} (means of the first and last five)"

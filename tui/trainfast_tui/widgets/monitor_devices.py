@@ -83,7 +83,7 @@ class MonitorDevices(Painted):
     ) -> None:
         """Take a snapshot without drawing it: `rows_wanted` comes first.
 
-        `used_uuids` are of the GPUs of a live run; `last_minute` is each GPU's last minute, by UUID.
+        `used_uuids` are the UUIDs of a live run's GPUs; `last_minute` is each GPU's last minute, by UUID.
         """
         self._snapshot, self._used_uuids, self._last_minute = snapshot, used_uuids, last_minute
         self._view = None

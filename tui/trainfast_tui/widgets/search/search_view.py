@@ -38,7 +38,7 @@ class SearchView(PaintedWithNotice, Generic[SearchSnapshotT]):
         self.repaint()
 
     def show_question(self, spec_name: str, rows: list[LabelledText]) -> None:
-        """Show these rows about the next search, which is of `spec_name`."""
+        """Show these rows about the next search, which trains `spec_name`."""
         if self._search is not None:
             self._top = 0
         self._search, self._spec_name, self._question = None, spec_name, rows
