@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.records.run_states import state_text
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.running.follower import RunSnapshot
 from trainfast_tui.cli.printing.output import progress_bar
@@ -64,7 +65,7 @@ def live_record(snapshot: RunSnapshot) -> dict[str, Any]:
 
 def _state_words(snapshot: RunSnapshot) -> str:
     alone = not snapshot.supervised and snapshot.state != "starting"
-    words = snapshot.state if not alone else f"{snapshot.state} (unsupervised)"
+    words = state_text(snapshot.state) + (" (unsupervised)" if alone else "")
     if snapshot.stop_deadline_ns is not None:
         left_s = max(0.0, (snapshot.stop_deadline_ns - time.monotonic_ns()) / 1e9)
         words += f", SIGKILL in {left_s:.0f} s"
