@@ -28,8 +28,8 @@ from trainfast_tui.text.shades import Shade, severity_order, shade_of
 
 _SOLID, _DOTTED = 1, 2
 """Strides of the first series and of the second."""
-_LEGEND_TEXTURES = {_SOLID: "⠤⠤", _DOTTED: "⠄⠄"}
-"""The texture of a series in the legend, by its stride."""
+_KEY_TEXTURES = {_SOLID: "⠤⠤", _DOTTED: "⠄⠄"}
+"""The texture of a series in its key, by its stride."""
 _MARK_LABEL = "throttle"
 
 
@@ -97,26 +97,26 @@ def _throttled_cells(axis: CellAxis, data: ChartData) -> list[Shade | None]:
 def _title_row(width: int, data: ChartData, drawn: list[SeriesColumns], styles: ChartStyles) -> list[Segment]:
     """Return the title, and at the right the key and newest value of as many series as fit."""
     title = plain(data.title)
-    legend: list[Segment] = []
+    keys: list[Segment] = []
     used = 0
     for index, (series, columns) in enumerate(zip(data.series, drawn, strict=True)):
         value = plain(data.format_value(_newest(series, data)))
         name = plain(series.name)
         named = len(data.series) > 1 or (name not in ("", title))
-        swatch = f"{_LEGEND_TEXTURES[columns.stride]} {name} " if named else ""
-        spacing = "  " if legend else ""
+        swatch = f"{_KEY_TEXTURES[columns.stride]} {name} " if named else ""
+        spacing = "  " if keys else ""
         length = cell_len(spacing) + cell_len(swatch) + cell_len(value)
         if index and used + length + 1 > width:
             break
-        legend.append(Segment(spacing + swatch, styles.series(series.tone)))
-        legend.append(Segment(value, styles.title))
+        keys.append(Segment(spacing + swatch, styles.series(series.tone)))
+        keys.append(Segment(value, styles.title))
         used += length
     if used > width:
         value = to_width(value, width, "right")
         return [Segment(value, styles.title)]
     left = truncate(title, max(0, width - used - 1))
     padding = " " * (width - used - cell_len(left))
-    return [Segment(left + padding, styles.title), *(part for part in legend if part.text)]
+    return [Segment(left + padding, styles.title), *(part for part in keys if part.text)]
 
 
 def _newest(series: Series, data: ChartData) -> float | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from trainfast_tui.charts.chart_data import ChartData, Series
 from trainfast_tui.charts.tick_values import TickValuesCache, throttled_spans
 from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, ticks_on
+from trainfast_tui.live.recent_conditions import RECENT_STEPS
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.signs import SYNTHETIC
@@ -20,7 +21,7 @@ MIN_STEP_GAP_NS = 5 * SECOND_NS
 NO_SAMPLES = "The script shows no samples: start it with --samples-per-step N."
 ThroughputUnit = Literal["samples", "tokens"]
 THROUGHPUT_UNITS: tuple[ThroughputUnit, ...] = get_args(ThroughputUnit)
-"""The units of work that throughput counts, in the order in which the key `t` shows them."""
+"""The units of work that throughput counts, in the order in which a key shows them."""
 
 
 def next_throughput_unit(unit: ThroughputUnit) -> ThroughputUnit:
@@ -35,7 +36,7 @@ def throughput_chart(
     uuids: Sequence[str] = (),
     cache: TickValuesCache | None = None,
 ) -> ChartData:
-    """Return the chart of throughput by step, in samples/s or tokens/s: the key `t` switches `unit`.
+    """Return the chart of throughput by step, in samples/s or tokens/s, as `unit` says.
 
     Time in which one of the GPUs `uuids` was throttled, or any GPU if there are none, is shaded.
     """
@@ -65,7 +66,7 @@ def _step_gap(run: RunSnapshot | None) -> int:
     """Return the time without a step that counts as a gap: several times the longest recent step."""
     if run is None or not run.steps:
         return MIN_STEP_GAP_NS
-    longest = max(step.step_ms for step in run.steps[-20:])
+    longest = max(step.step_ms for step in run.steps[-RECENT_STEPS:])
     return max(MIN_STEP_GAP_NS, int(longest * 4e6))
 
 
