@@ -23,7 +23,9 @@ PYTHON_CHECKS = ("training Python", "training stack")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.epilog = "Exit code: 0 whatever is found; 2 for a --python PATH that cannot train."
+    parser.epilog = (
+        "Exit code: 0 whatever is found; 2 for a --python PATH that cannot train; 4 if --calibrate could not measure."
+    )
     parser.add_argument("--python", metavar="PATH", help="look at this training Python instead of our own")
     parser.add_argument(
         "--calibrate",
@@ -34,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; return 0 whatever they are, but 2 for a `--python` that cannot train."""
+    """Print the findings; return 0 whatever they are.
+
+    Raises UserError for a `--python` that cannot train (exit code 2), and for a failed calibration (4).
+    """
     home = Home()
     with progress_when_slow("looking at the machine; a driver that does not answer takes a while…"):
         findings = examine(home, arguments.python)
