@@ -99,6 +99,19 @@ def test_an_offload_to_nowhere_offloads_nothing() -> None:
     assert import_settings(json.dumps(config), "ds", "tiny-llama").knobs["strategy"] == "zero2"
 
 
+@pytest.mark.parametrize(
+    ("config", "precision"),
+    [
+        ("{'zero_optimization': {'stage': 2}}", "bf16"),
+        ("{'bf16': {'enabled': 'auto'}}", "bf16"),
+        ("{'fp16': {}}", "fp32"),
+    ],
+)
+def test_the_trainers_precision_holds_where_deepspeeds_configuration_names_none(config: str, precision: str) -> None:
+    imported = import_settings(f"TrainingArguments(bf16=True, deepspeed={config})", "it", "tiny-llama")
+    assert imported.knobs["precision"] == precision
+
+
 def test_settings_of_deepspeeds_tables_without_a_knob_are_not_understood() -> None:
     disk = {"device": "nvme", "nvme_path": "/x", "pin_memory": True, "buffer_size": 1e8, "buffer_count": 5}
     zero = {"stage": 3, "offload_param": disk, "zero_hpz_partition_size": 8, "reduce_bucket_size": "auto"}

@@ -95,6 +95,9 @@ def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
     deepspeed = remaining.pop("deepspeed", None)
     if isinstance(deepspeed, dict):
         inner = from_deepspeed(deepspeed)
+        if "precision" in foreign.knobs and not deepspeed.keys() & {"bf16", "fp16"}:
+            # The Trainer gives its own precision to a configuration that names none.
+            del inner.knobs["precision"]
         foreign.knobs.update(inner.knobs)
         foreign.not_understood.extend(inner.not_understood)
     elif deepspeed is not None:
