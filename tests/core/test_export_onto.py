@@ -66,6 +66,28 @@ def test_a_trainers_call_gets_the_settings_and_keeps_the_rest(tmp_path: Path) ->
     assert changed(file)[1].diff == "", "a second time changes nothing"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_precision_without_tf32_turns_it_off_where_it_stands(tmp_path: Path, precision: str) -> None:
+    file, shell = tmp_path / "train.py", tmp_path / "train.sh"
+    file.write_text("args = TrainingArguments('out', tf32=True)\n")
+    text, _ = changed(file, a_run(precision=precision))
+    assert "tf32=False" in text
+    shell.write_text("python train.py --output_dir out --tf32 True\n")
+    text, _ = changed(shell, a_run(precision=precision))
+    assert "--tf32 False" in text
+    file.write_text("args = TrainingArguments('out')\n")
+    assert "tf32" not in changed(file, a_run(precision=precision))[0], "not added"
+
+
+def test_a_flag_that_goes_takes_its_line_along(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text(
+        "python train.py \\\n  --output_dir out \\\n  --dataloader_prefetch_factor 2 \\\n  --learning_rate 0.01\n"
+    )
+    text, _ = changed(file, a_run(workers=0))
+    assert text.endswith("  --output_dir out \\\n  --learning_rate 0.01\n")
+
+
 def test_a_lone_carriage_return_ends_a_line(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_bytes(b"x='''a\rb'''\nTrainingArguments(per_device_train_batch_size=1)\n")

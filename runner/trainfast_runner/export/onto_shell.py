@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from difflib import SequenceMatcher
@@ -10,6 +11,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import CallFields
 from trainfast_runner.export.shell_words import Word, flags_of, script_commands, script_of
 
+BLANKS_AT_END = re.compile(r"(?:[ \t]|\\\n)*\Z")
+"""Blanks and continued lines before a word, which go with a word that is removed."""
 ShellEdit = tuple[int, int, str]
 """Characters from, characters to, and the text that replaces them."""
 
@@ -42,7 +45,8 @@ def edit_command(
     elif wanted.fields:
         notes.append(f"{file}: its command has no flag for {', '.join(wanted.fields)}")
     for begin, end, new in sorted(edits, reverse=True):
-        text = text[:begin] + new + text[end:]
+        before = text[:begin] if new else BLANKS_AT_END.sub("", text[:begin])
+        text = before + new + text[end:]
     return text, notes
 
 
