@@ -13,6 +13,7 @@ import pytest
 import trainfast_runner
 from cli.command import until
 from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.records.script_run import ScriptAsked
 
 from .conftest import Run
 from .test_real_worker import real
@@ -41,6 +42,23 @@ def test_full_disk_is_recorded_where_it_can_be(run: Run) -> None:
     (run.directory / "go").touch()
     assert run.end().state == "finished"
     assert [event.detail for event in run.events("trouble")] == ["telemetry.jsonl: No space left on device"]
+
+
+def test_ranks_are_followed_while_no_step_of_the_output_can_be_written(run: Run) -> None:
+    asked = ScriptAsked(command=["python", "train.py"], argv=[], steps_from_log="^took a step")
+    run.prepare(
+        "print('took a step', flush=True); begin(); say('phase', phase='train'); wait_for('go'); say('finished')",
+        script=asked,
+    )
+    (run.directory / "steps.jsonl").symlink_to("/dev/full")
+    run.supervise()
+    run.in_training()
+    until(lambda: run.events("trouble"), "the trouble")
+    (run.directory / "go").touch()
+    assert run.end().state == "finished"
+    assert [event.detail for event in run.events("trouble")] == [
+        "steps.jsonl cannot be written: No space left on device"
+    ]
 
 
 def test_records_that_cannot_be_read_do_not_end_the_run(run: Run) -> None:

@@ -193,10 +193,13 @@ class Supervisor:
             self._enter("stopping", "asked to stop")
 
     def _read_ranks(self, ranks: Ranks) -> None:
-        """Read the ranks' new lines, and note the ranks that were lost."""
-        try:
-            if self._script is not None:
+        """Count a script's printed steps, read the ranks' new lines, and note the ranks that were lost."""
+        if self._script is not None:
+            try:
                 self._script.count_steps(has_ended=self._end.exit_code is not None)
+            except OSError as error:
+                self._events.record_trouble(f"steps.jsonl cannot be written: {error.strerror}")
+        try:
             lost_ranks = ranks.follow()
         except OSError as error:
             self._events.record_trouble(f"{error.filename or 'the records'} cannot be read: {error.strerror}")
