@@ -23,6 +23,7 @@ from trainfast_runner.records.thinned import ENDS, Thinned
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.follower import Follower
+from trainfast_runner.running.growing_files import RECENT_BYTES
 from trainfast_tui.text.result_figures import result_notes
 
 S = 1_000_000_000
@@ -152,6 +153,15 @@ def test_the_hole_in_capped_steps_is_stepped_over_and_counted(tmp_path: Path, co
     seen = follower.poll()
     assert seen.steps[-1].step == 20_000
     assert seen.unreadable_lines == 0
+
+
+def test_a_late_reader_sees_the_peak_of_the_first_steps(tmp_path: Path) -> None:
+    write_run(tmp_path, watch_uuids=[], device="cpu")
+    with (tmp_path / "steps.jsonl").open("wb") as file:
+        for number in range(1, 60_001):
+            file.write(step_line(number, **({"peak_allocated_bytes": 900} if number <= 3 else {})))
+    assert (tmp_path / "steps.jsonl").stat().st_size > RECENT_BYTES
+    assert Follower(tmp_path).poll().peak_allocated_bytes == 900
 
 
 def test_where_files_have_no_holes_the_steps_behind_the_head_are_cut(

@@ -61,8 +61,8 @@ RECENT_TELEMETRY_BYTES = 24 << 20
 """The end of longer telemetry that is read: more than is kept, with 12 kB a tick of eight GPUs."""
 WINDOW_BYTES = 4 << 20
 """Telemetry read in one poll, which bounds the memory for it."""
-FIRST_LOSSES_BYTES = 32 << 10
-"""Head of `steps.jsonl` that holds the first losses."""
+FIRST_STEPS_BYTES = 32 << 10
+"""Head of a `steps*.jsonl` that holds the first losses, and the peaks of a training on the CPU."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,6 +134,8 @@ class Follower:
         self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
         self._rates = SummedRates(STEPS_KEPT)
         self._ranks = RankTails(directory)
+        self._ranks_begun: set[int] = set()
+        """The ranks with a step."""
         self._ticks = RecentRecords(
             TelemetryTail(directory / TELEMETRY_FILE, Tick, WINDOW_BYTES), TICKS_KEPT, RECENT_TELEMETRY_BYTES
         )
@@ -217,20 +219,25 @@ class Follower:
         if rank == 0:
             begins = self._known.first_loss is None or len(self._steps) < LOSSES_IN_A_MEAN
             if begins and any(step.loss is not None for step in steps):
-                self._known = dataclasses.replace(
-                    self._known, first_loss=_first_loss(rank_file(self.directory, "steps", 0))
-                )
+                self._known = dataclasses.replace(self._known, first_loss=_first_loss(self._first_steps(0)))
             self._steps.extend(steps)
             if (join := self._step_join()) is not None:
                 for step in steps:
                     join.add(step)
         self._live.add(rank, steps)
-        peaks = [step.peak_allocated_bytes for step in steps if step.peak_allocated_bytes is not None]
+        # A training on the CPU has peaks in its first steps alone, which the tail of a long file lacks.
+        first_steps = [] if rank in self._ranks_begun else self._first_steps(rank)
+        self._ranks_begun.add(rank)
+        peaks = [step.peak_allocated_bytes for step in (*first_steps, *steps) if step.peak_allocated_bytes is not None]
         if peaks:
             self._known = dataclasses.replace(
                 self._known, peak_allocated_bytes=max(self._known.peak_allocated_bytes or 0, *peaks)
             )
         self._rates.add(rank, steps, self._summed_ranks())
+
+    def _first_steps(self, rank: int) -> list[Step]:
+        """The steps in the head of a rank's file."""
+        return new_records(StepTail(rank_file(self.directory, "steps", rank), FIRST_STEPS_BYTES))
 
     def _summed_ranks(self) -> int:
         """Number of ranks with samples of their own; the others share rank 0's."""
@@ -261,8 +268,7 @@ def newest_run(home: Home) -> Path | None:
     return next((directory for directory in chain(home.live_directories(), every) if is_listed(directory)), None)
 
 
-def _first_loss(path: Path) -> float | None:
-    """Mean of the first losses in the file's head; later ones need not be read for it."""
-    head = StepTail(path, FIRST_LOSSES_BYTES)
-    losses = [step.loss for step in new_records(head) if step.loss is not None][:LOSSES_IN_A_MEAN]
+def _first_loss(steps: list[Step]) -> float | None:
+    """Mean of the first losses of a run's first steps; None without any."""
+    losses = [step.loss for step in steps if step.loss is not None][:LOSSES_IN_A_MEAN]
     return sum(losses) / len(losses) if losses else None
