@@ -18,11 +18,17 @@ RECORDED = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 
 
 
 def exported(
-    to: str, folder: Path, device: str = "cuda", ranks: int = 2, uuids: list[str] | None = None, **knobs: Any
+    to: str,
+    folder: Path,
+    device: str = "cuda",
+    ranks: int = 2,
+    uuids: list[str] | None = None,
+    preset: str = "tiny-llama",
+    **knobs: Any,
 ) -> Exported:
     run = RunFile(
         run_id="r1",
-        preset="tiny-llama",
+        preset=preset,
         model={"family": "llama"},
         data={"kind": "text", "objective": "causal-lm"},
         knobs={**defaults(), "devices": ranks, **knobs},
@@ -165,3 +171,7 @@ def test_the_command_has_what_starts_a_script_beside_our_own(tmp_path: Path) -> 
 @pytest.mark.parametrize(("strategy", "kept"), [("zero2", True), ("single", False)])
 def test_a_preset_of_several_processes_keeps_their_number(tmp_path: Path, strategy: str, kept: bool) -> None:
     assert ("devices = 2" in exported("preset", tmp_path, strategy=strategy).text) == kept
+
+
+def test_a_presets_file_has_the_whole_name_of_the_preset(tmp_path: Path) -> None:
+    assert list(exported("preset", tmp_path, preset="llama-3.2").files) == ["llama-3.2.toml"]

@@ -90,6 +90,18 @@ def test_the_preset_has_the_command_the_flags_and_the_knobs(tmp_path: Path) -> N
     assert preset.knobs == {"batch_size": 16, "lr": 0.1, "steps": 50}
 
 
+@pytest.mark.parametrize(("preset", "file"), [("train.py", "train.toml"), ("llama-3.2", "llama-3.2.toml")])
+def test_the_presets_file_has_the_name_of_the_script_or_of_its_preset(tmp_path: Path, preset: str, file: str) -> None:
+    exported(tmp_path, "command")
+    run = RunFile(
+        run_id="r1",
+        preset=preset,
+        script=ScriptAsked(command=COMMAND, argv=[]),
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
+    )
+    assert list(export(run, tmp_path, "preset").files) == [file]
+
+
 def test_the_preset_names_the_options_that_it_lacks(tmp_path: Path) -> None:
     text = exported(tmp_path, "preset", steps_from_log="--- step")
     assert text.startswith("# Cannot be expressed in this format: --steps-from-log.\n")

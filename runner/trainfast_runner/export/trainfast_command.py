@@ -40,7 +40,7 @@ def whole_preset(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportTex
         if KNOBS_BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
     }
     text = preset_text(run.title or run.preset, run.model, run.data, changed_knobs)
-    return ExportText(text, [], f"{Path(run.preset).stem}.toml")
+    return ExportText(text, [], f"{run.preset}.toml")
 
 
 def preset_text(title: str, model: dict[str, Any], data: dict[str, Any], knobs: KnobValues) -> str:

@@ -89,7 +89,7 @@ def _same_run(run: RunFile, asked: ScriptAsked) -> str:
 
 def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     """A preset of the script: its command as it ran, the flags of its knobs, and the knobs."""
-    stem, framework = Path(run.preset).stem or "script", line.framework or ""
+    name, framework = run.preset.removesuffix(".py") or "script", line.framework or ""
     # A known framework refuses a knob that has no flag and that it does not take itself.
     takes_all = framework == "HF Trainer" or _without_flag(run, asked).keys() <= set(BY_ENVIRONMENT.get(framework, ()))
     script = ScriptPreset(
@@ -102,7 +102,7 @@ def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     )
     left_out = list(_options(asked))
     head = [f"# Cannot be expressed in this format: {', '.join(left_out)}."] if left_out else []
-    return ExportText("\n".join([*head, script_preset_text(script, {}).strip()]), left_out, f"{stem}.toml")
+    return ExportText("\n".join([*head, script_preset_text(script, {}).strip()]), left_out, f"{name}.toml")
 
 
 def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
