@@ -126,6 +126,13 @@ def test_figures_of_several_ranks_are_joined_by_a_plus() -> None:
     assert "joined by +" in caught.value.line()
 
 
+def test_arrows_reach_the_neighbours_of_a_memory_limit_that_is_no_stop() -> None:
+    values = knob("memory_limit").values
+    assert list(values.ladder("3GiB"))[3:6] == ["2GiB", "3GiB", "4GiB"]
+    assert values.ladder("1024MiB")[-1] == "40GiB"
+    assert values.ladder("2GiB+1GiB")[-1] == "2GiB+1GiB"
+
+
 def test_a_knob_tells_which_values_train_the_same() -> None:
     precision, optimizer = KNOBS_BY_NAME["precision"], KNOBS_BY_NAME["optimizer"]
     assert precision.keeps_training("fp32", "bf16")

@@ -106,7 +106,11 @@ class BytesPerRank(msgspec.Struct, frozen=True):
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
         stops: list[KnobValue] = [None, *self.stops]
-        return stops if current in stops else [*stops, current]
+        if current in stops or not isinstance(current, str):
+            return stops
+        if "+" in current:
+            return [*stops, current]
+        return [None, *sorted([*self.stops, current], key=parse_bytes)]
 
     def describe(self) -> str:
         return "bytes with a unit, such as 1536MiB, 2GiB, 1.5GB, or one a rank: 2GiB+1536MiB; none"
