@@ -57,7 +57,7 @@ def ended(state: str = "finished") -> Result:
 
 
 def known_of(home: Path, device: str = "cpu", gpu: str | None = None) -> MemoryModel:
-    machine = corrections.corrections_of_device(device, gpu, home)
+    machine = corrections.read_device_corrections(device, gpu, home)
     return msgspec.structs.replace(MODEL, device=device, corrections=machine)
 
 
@@ -74,7 +74,7 @@ def test_a_context_is_measured_by_samples_from_when_torch_held_the_most(tmp_path
     def context(*samples: tuple[int, int]) -> int | None:
         devices = {"G": [(t_ns, DeviceSample(index=0, uuid="G", memory_used_bytes=used)) for t_ns, used in samples]}
         record_correction(tmp_path, replace(records, steps={0: steps}, device_samples=devices), result)
-        return corrections.corrections_of_device("cuda", "H200", tmp_path).context_bytes
+        return corrections.read_device_corrections("cuda", "H200", tmp_path).context_bytes
 
     assert context((0, 4300)) is None, "it was still growing"
     assert context((0, 600), (2, 4600)) == 500
@@ -236,4 +236,4 @@ def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tra
     model = models_of(run)(spec)
     assert model is not None
     assert model.corrections.by_case
-    assert model.corrections == corrections.corrections_of_device("cuda", "NVIDIA A100", home)
+    assert model.corrections == corrections.read_device_corrections("cuda", "NVIDIA A100", home)

@@ -11,7 +11,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
-from trainfast_runner.results.device_conditions.joined_steps import joined_steps
+from trainfast_runner.results.device_conditions.joined_steps import read_joined_steps
 from trainfast_runner.running.follower import Follower
 
 RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
@@ -51,7 +51,7 @@ def test_it_is_shown_as_it_ended(directory: Path) -> None:
 
 
 def test_its_steps_are_joined_to_its_gpu(directory: Path) -> None:
-    joined = joined_steps(directory)
+    joined = read_joined_steps(directory)
     assert [step.step for step, _ in joined] == list(range(1, 25))
     thermal_ms = [conditions.throttled_ms["thermal"] for _, conditions in joined if conditions is not None]
     assert len(thermal_ms) == 24

@@ -19,7 +19,7 @@ from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
 from trainfast_runner.results.bottleneck.doubts import doubts
 from trainfast_runner.results.comparison.conditions import compared_conditions
-from trainfast_runner.results.device_conditions.joined_steps import joined_steps
+from trainfast_runner.results.device_conditions.joined_steps import read_joined_steps
 from trainfast_runner.results.distributions import percentile, spread
 from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.search.batch.script_probe_record import fitting_probe
@@ -156,7 +156,7 @@ def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path: Path, counte
     assert energy.reason is not None
     assert energy.reason.startswith("GPU 0: the energy counter shows ")
     assert expected in energy.reason
-    joined = joined_steps(tmp_path)
+    joined = read_joined_steps(tmp_path)
     assert {conditions.energy_joules for _, conditions in joined if conditions} == {None}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, recorded_config
+from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, read_recorded_config
 from trainfast_runner.export.export_text import SAME_RUN_HERE, ExportText, comment_lines, file_comment, malloc_comments
 from trainfast_runner.export.trainer_arguments import settings_to_express
 from trainfast_runner.records.run_file import RunFile
@@ -35,7 +35,7 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportT
         # accelerate refuses a precision that deepspeed.json gives too.
         del config["mixed_precision"]
         config["deepspeed_config"] = {"deepspeed_config_file": DEEPSPEED_FILE}
-        other_files = {DEEPSPEED_FILE: json.dumps(recorded_config(run, directory), indent=2)}
+        other_files = {DEEPSPEED_FILE: json.dumps(read_recorded_config(run, directory), indent=2)}
     if kind == "FSDP":
         config["fsdp_config"] = {
             "fsdp_version": 2,

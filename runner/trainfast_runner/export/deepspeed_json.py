@@ -45,7 +45,7 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
             key="precision",
             advice="--to training-args",
         )
-    config = recorded_config(run, directory)
+    config = read_recorded_config(run, directory)
     left_out = [
         name
         for name in settings_to_express(knobs)
@@ -55,7 +55,7 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
     return ExportText(json.dumps(config, indent=2), left_out, DEEPSPEED_FILE)
 
 
-def recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
+def read_recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
     """The configuration that the run recorded. Raises UserError if it ended before."""
     try:
         config = json.loads((directory / DEEPSPEED_FILE).read_text())
@@ -72,7 +72,7 @@ def recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
 
 def config_for_trainer(run: RunFile, directory: Path) -> dict[str, Any]:
     """The recorded configuration with "auto" for the values of TrainingArguments: one source for each setting."""
-    config = copy.deepcopy(recorded_config(run, directory))
+    config = copy.deepcopy(read_recorded_config(run, directory))
     for path in FILLED_BY_THE_TRAINER:
         *sections, key = path.split(".")
         table: Any = config

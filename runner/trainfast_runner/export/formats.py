@@ -19,7 +19,7 @@ from trainfast_runner.export.script_command import torchrun_command
 from trainfast_runner.export.trainfast_command import run_command, whole_preset
 from trainfast_runner.export.training_block import training_block
 from trainfast_runner.export.user_script import user_script_export
-from trainfast_runner.records.export_proof import last_proof
+from trainfast_runner.records.export_proof import read_last_proof
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
@@ -40,7 +40,7 @@ FORMS: dict[str, Callable[[RunFile, KnobValues, Path], ExportText]] = {
 class Exported:
     """The text in the form asked for.
 
-    The text of a run that ran out of memory begins with `oom_warning` as a comment, below the proof line; JSON has
+    The text of a run that ran out of memory begins with `read_oom_warning` as a comment, below the proof line; JSON has
     neither.
     """
 
@@ -67,9 +67,9 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     written = _written(run, directory, to)
     text = written.text
     takes_comments = not written.file.endswith(".json")
-    if takes_comments and (warning := oom_warning(run, directory)) is not None:
+    if takes_comments and (warning := read_oom_warning(run, directory)) is not None:
         text = f"# Warning: {warning}\n{text}"
-    proof = last_proof(directory, to, _digest(text))
+    proof = read_last_proof(directory, to, _digest(text))
     if takes_comments and proof is not None:
         text = f"# {proof.line()}\n{text}"
     files = {name: content + "\n" for name, content in {written.file: text, **written.other_files}.items()}
@@ -77,7 +77,7 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     return Exported(run.run_id, to, text, tuple(written.left_out), files, proof_line)
 
 
-def oom_warning(run: RunFile, directory: Path) -> str | None:
+def read_oom_warning(run: RunFile, directory: Path) -> str | None:
     """The warning about the settings of a run that ran out of memory; None for any other run."""
     result = read_result(directory)
     if result is None or result.state != "oom":

@@ -14,7 +14,7 @@ from trainfast_runner.records.export_proof import ExportProof
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_records import worker_lines
+from trainfast_runner.records.run_records import read_worker_lines
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import PLAIN_PRESET
@@ -37,7 +37,7 @@ def proof_of(run: RunFile, before: Result | None, exported: Exported, directory:
     steps_per_s = result.throughput.steps_per_s.median
     if steps_per_s is None:
         raise UserError(f"{result.run_id} has no measured step: {result.reason}", key="--prove", exit_code=4)
-    line = newest_of_first_rank(worker_lines(directory), ScriptLine)
+    line = newest_of_first_rank(read_worker_lines(directory), ScriptLine)
     ran = {} if line is None else {name: value for name, value in (line.ran or {}).items() if value is not None}
     expected = _exported_knobs(run, exported)
     unlike = [

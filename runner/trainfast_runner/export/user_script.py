@@ -14,7 +14,7 @@ from trainfast_runner.export.script_command import has_field
 from trainfast_runner.export.training_block import TRAINING_ARGS_FILE, block_text
 from trainfast_runner.records.discovered import FRAMEWORKS
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_records import worker_lines
+from trainfast_runner.records.run_records import read_worker_lines
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.knob_type import KnobValues
@@ -43,7 +43,9 @@ def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: st
     if to not in SCRIPT_FORMS:
         message = f"{run.run_id} ran a script of your own: {REASONS[to]}"
         raise UserError(message, key="--to", allowed=SCRIPT_FORMS)
-    return SCRIPT_FORMS[to](run, asked, newest_of_first_rank(worker_lines(directory), ScriptLine) or ScriptLine(t_ns=0))
+    return SCRIPT_FORMS[to](
+        run, asked, newest_of_first_rank(read_worker_lines(directory), ScriptLine) or ScriptLine(t_ns=0)
+    )
 
 
 def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:

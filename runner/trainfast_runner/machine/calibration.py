@@ -75,7 +75,7 @@ def read(home: Home) -> dict[str, Ceiling]:
     return read_cached(home.path / CALIBRATION_FILE, dict[str, Ceiling]) or {}
 
 
-def ceiling_of(home: Home, device: str, gpu_name: str | None) -> dict[str, Any] | None:
+def read_ceiling(home: Home, device: str, gpu_name: str | None) -> dict[str, Any] | None:
     """The ceiling of the CPU, or of a GPU of this name, as a dictionary for `run.json`; None when not measured."""
     ceilings = read(home)
     if not ceilings:

@@ -51,7 +51,7 @@ def interconnect(topology: Topology, among: Sequence[int] | None = None) -> Inte
     )
 
 
-def links_among(uuids: Collection[str]) -> Interconnect | None:
+def read_links_among(uuids: Collection[str]) -> Interconnect | None:
     """The links among these GPUs, asked of NVML now; None for fewer than two."""
     if len(uuids) < 2:
         return None

@@ -83,7 +83,7 @@ def _corrections_or_trouble(home: Path | None) -> tuple[dict[str, DeviceCorrecti
         return {}, f"{file} cannot be read ({reason}): nothing is corrected by earlier runs until another one ends"
 
 
-def corrections_of_device(device: str, gpu: str | None = None, home: Path | None = None) -> DeviceCorrections:
+def read_device_corrections(device: str, gpu: str | None = None, home: Path | None = None) -> DeviceCorrections:
     """The corrections of a device, cpu or cuda; when no GPU is named, of the only one that has any."""
     devices = read_corrections(home)
     if device != "cuda":

@@ -13,7 +13,7 @@ from trainfast_runner.memory.corrections import (
     Correction,
     DeviceCorrections,
     correction_key,
-    corrections_of_device,
+    read_device_corrections,
 )
 from trainfast_runner.memory.one_process import DATA_PARALLEL, LAYERS_SPREAD, UNCONFIRMED, devices_of, gathered
 from trainfast_runner.memory.pipeline import PipelineCut, StagePeaks, stage_peaks
@@ -58,7 +58,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         """The model with the corrections of a GPU of this name."""
         if self.device != "cuda":
             return self
-        return msgspec.structs.replace(self, corrections=corrections_of_device(self.device, gpu))
+        return msgspec.structs.replace(self, corrections=read_device_corrections(self.device, gpu))
 
     @property
     def parameters(self) -> int:

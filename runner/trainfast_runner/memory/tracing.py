@@ -14,7 +14,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python, worker_programs
 from trainfast_runner.machine.gpus.visible import visible_to
-from trainfast_runner.memory.corrections import corrections_of_device
+from trainfast_runner.memory.corrections import read_device_corrections
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.traces import (
     ModelRequests,
@@ -190,7 +190,7 @@ def _model(
         basis=_basis(step),
         attention=step.attention,
         trace=model_requests.name,
-        corrections=corrections_of_device(device),
+        corrections=read_device_corrections(device),
     )
 
 

@@ -49,7 +49,7 @@ def append_proof(directory: Path, proof: ExportProof) -> None:
         appender.close()
 
 
-def last_proof(directory: Path, to: str, text_sha256: str) -> ExportProof | None:
+def read_last_proof(directory: Path, to: str, text_sha256: str) -> ExportProof | None:
     """The newest proof of that very text; None when the form has never been run."""
     try:
         proofs = list(remaining_records(Tail(directory / PROOFS_FILE, ExportProof)))

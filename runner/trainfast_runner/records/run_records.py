@@ -22,7 +22,7 @@ from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.step_totals import StepTotals
 from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.thinned import Thinned
-from trainfast_runner.records.warm_process import knobs_tried
+from trainfast_runner.records.warm_process import read_knobs_tried
 from trainfast_runner.records.worker_lines import WorkerLine, WorkerTail
 from trainfast_runner.worker.shared.search_roles import CONTROL_FILE
 
@@ -137,9 +137,9 @@ class RunRecords:
 def read_records(directory: Path) -> RunRecords:
     """Every readable record of a run, of a long one a share; unreadable lines are counted, never raised."""
     records = RunRecords(run=read_run_file(directory))
-    records.worker_lines = worker_lines(directory, records)
+    records.worker_lines = read_worker_lines(directory, records)
     records.events = list(_each(Tail(directory / EVENTS_FILE, Event), records))
-    records.tried = knobs_tried(directory / CONTROL_FILE, records.run)
+    records.tried = read_knobs_tried(directory / CONTROL_FILE, records.run)
     steps = _read_steps(directory, records)
     ticks = _read_ticks(directory, records)
     first = records.totals(min(records.steps, default=0))
@@ -153,7 +153,7 @@ def read_records(directory: Path) -> RunRecords:
     return records
 
 
-def worker_lines(directory: Path, records: RunRecords | None = None) -> dict[int, list[WorkerLine]]:
+def read_worker_lines(directory: Path, records: RunRecords | None = None) -> dict[int, list[WorkerLine]]:
     """The worker lines of each rank; unreadable lines are counted in `records`, if given."""
     counted = records or RunRecords()
     return {rank: list(_each(WorkerTail(path), counted)) for rank, path in rank_files(directory, "worker").items()}

@@ -44,7 +44,7 @@ class EndOrder(msgspec.Struct, frozen=True):
     do: str = "end"
 
 
-def knobs_tried(control: Path, run: RunFile | None) -> list[RecordedKnobs]:
+def read_knobs_tried(control: Path, run: RunFile | None) -> list[RecordedKnobs]:
     """Knobs of each probe or trial in a run of a search, oldest first; empty for a run of another role.
 
     A script's trial tries the knobs of its run. A warm process tries those of its orders; an order is written before

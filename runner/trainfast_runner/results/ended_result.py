@@ -14,7 +14,7 @@ from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.run_records import RunRecords, read_records, worker_lines
+from trainfast_runner.records.run_records import RunRecords, read_records, read_worker_lines
 from trainfast_runner.results.summary import summarise, without_figures
 from trainfast_runner.results.verdict import Verdict
 
@@ -28,7 +28,7 @@ def read_records_or_note_trouble(directory: Path) -> RunRecords:
     except Exception as error:
         records = RunRecords(run=read_run_file(directory))
         with suppress(Exception):
-            records.worker_lines = worker_lines(directory, records)
+            records.worker_lines = read_worker_lines(directory, records)
         add_trouble(records, _failure("the records of this run could not be read", error))
         return records
 

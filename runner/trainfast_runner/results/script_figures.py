@@ -47,7 +47,7 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
     )
 
 
-def hook_troubles(directory: Path) -> list[str]:
+def read_hook_troubles(directory: Path) -> list[str]:
     """Errors of the hooks themselves, in sentences."""
     return [f"the hooks in the script: {line.detail}" for line in _hook_lines(directory) if line.kind == "trouble"]
 

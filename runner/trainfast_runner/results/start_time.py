@@ -8,7 +8,7 @@ from pathlib import Path
 from trainfast_runner.records.run_records import read_records
 
 
-def start_s(directory: Path) -> float:
+def read_start_s(directory: Path) -> float:
     """Seconds from the launch to steady steps, beyond the steps' own time: imports, building, compiling.
 
     A training of N steps takes this and N steady steps. 0 without a measured step.

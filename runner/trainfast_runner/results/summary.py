@@ -53,7 +53,7 @@ from trainfast_runner.results.device_conditions.device_window import (
 )
 from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.results.distributions import median_rate, percentile, spread
-from trainfast_runner.results.script_figures import hook_troubles, script_figures
+from trainfast_runner.results.script_figures import read_hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.precisions import peak_precision
 from trainfast_runner.worker.shared.malloc_thresholds import KEPT, ORDINARY, STRICT
@@ -132,7 +132,7 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
         seconds=None if ended_ns is None else (ended_ns - run.clock.monotonic_ns) / 1e9,
         knobs=run.knobs,
         overrides=run.override_values(),
-        troubles=[*result.troubles, *(hook_troubles(directory) if run.script else ())],
+        troubles=[*result.troubles, *(read_hook_troubles(directory) if run.script else ())],
     )
 
 

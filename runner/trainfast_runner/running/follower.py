@@ -34,7 +34,7 @@ from trainfast_runner.records.run_states import END_STATES
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.records.warm_process import knobs_tried
+from trainfast_runner.records.warm_process import read_knobs_tried
 from trainfast_runner.records.worker_lines import (
     ActualLine,
     DataLine,
@@ -183,7 +183,7 @@ class Follower:
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
             steady=result.conditions if result else self._live.steady,
-            tried=tuple(knobs_tried(self.directory / CONTROL_FILE, known.run_file)),
+            tried=tuple(read_knobs_tried(self.directory / CONTROL_FILE, known.run_file)),
         )
         return self._known
 

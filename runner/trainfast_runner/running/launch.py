@@ -16,7 +16,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import worker_programs
-from trainfast_runner.machine.calibration import ceiling_of
+from trainfast_runner.machine.calibration import read_ceiling
 from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
 from trainfast_runner.machine.cpu.thread_policy import (
     choose_policy,
@@ -26,7 +26,7 @@ from trainfast_runner.machine.cpu.thread_policy import (
 )
 from trainfast_runner.machine.devices import sample_gpus
 from trainfast_runner.machine.devices_knob import CPU
-from trainfast_runner.machine.interconnect import links_among
+from trainfast_runner.machine.interconnect import read_links_among
 from trainfast_runner.machine.processes.children import reap_when_ended
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.memory.cached_prediction import cached_prediction
@@ -125,11 +125,11 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         start_temperature_c=max(temperatures, default=None),
         foreign_processes=_foreign_processes(plan.gpus or plan.watched),
         clean=clean,
-        link=links.slowest if (links := links_among(plan.device_uuids)) else None,
+        link=links.slowest if (links := read_links_among(plan.device_uuids)) else None,
         devices_reason=plan.devices_reason,
         role=plan.role,
         search_id=plan.search_id,
-        calibration=ceiling_of(home, plan.device, plan.gpus[0].name if plan.gpus else None),
+        calibration=read_ceiling(home, plan.device, plan.gpus[0].name if plan.gpus else None),
         # By an earlier trace: a launch itself traces nothing.
         predicted=None
         if plan.script is not None

@@ -11,7 +11,7 @@ from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.run_directory import EVENTS_FILE, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.run_records import worker_lines
+from trainfast_runner.records.run_records import read_worker_lines
 from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
 
@@ -68,7 +68,7 @@ def _started_ranks(directory: Path) -> list[Identity]:
         return []
     return [
         process
-        for lines in worker_lines(directory).values()
+        for lines in read_worker_lines(directory).values()
         for line in lines
         if isinstance(line, StartedLine) and (process := _identity(line)) is not None
     ]

@@ -15,7 +15,7 @@ from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.warm_process import TrialLine, TrialOrder
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
-from trainfast_runner.results.start_time import start_s
+from trainfast_runner.results.start_time import read_start_s
 from trainfast_runner.search.best.disturbances import throttled_reason
 from trainfast_runner.search.best.measure.cold_run_record import outcome_of
 from trainfast_runner.search.best.measure.gpu_conditions import joules_of
@@ -106,7 +106,7 @@ def test_a_start_is_the_time_until_steady_steps_without_the_steps_themselves() -
     assert records.run is not None
     first = records.steps[0][0]
     began_s = (first.t_ns - records.run.clock.monotonic_ns) / 1e9
-    assert 0 < start_s(RECORDED) <= began_s + 3 * first.step_ms / 1e3
+    assert 0 < read_start_s(RECORDED) <= began_s + 3 * first.step_ms / 1e3
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import Exported, export, oom_warning
+from trainfast_runner.export.formats import Exported, export, read_oom_warning
 from trainfast_runner.export.onto import OntoFile, onto
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
@@ -103,7 +103,7 @@ def _print_exported(exported: Exported, written: Sequence[Path], as_json: bool) 
 
 def _warn_of_oom(run_file: RunFile, directory: Path) -> None:
     """Print a warning on stderr if the run ran out of memory."""
-    warning = oom_warning(run_file, directory)
+    warning = read_oom_warning(run_file, directory)
     if warning is not None:
         print_notice(plain(f"warning: {warning}"))
 

@@ -14,7 +14,7 @@ from trainfast_runner.results.device_conditions.step_conditions import StepCondi
 from trainfast_runner.settings.device_counts import ranks_with_samples
 
 
-def joined_steps(directory: Path) -> list[tuple[Step, StepConditions | None]]:
+def read_joined_steps(directory: Path) -> list[tuple[Step, StepConditions | None]]:
     """Every readable step of the lowest rank, in order; None beside a step of a run that watches no device."""
     records = read_records(directory)
     steps = records.first_rank_steps

@@ -7,7 +7,7 @@ import itertools
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.machine.interconnect import links_among
+from trainfast_runner.machine.interconnect import read_links_among
 from trainfast_runner.memory.model_size import model_size
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import iter_rows
@@ -29,7 +29,7 @@ def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = Non
     return Situation(
         size=model_size(config),
         shapes={name: config[name] for name in SHAPES if isinstance(config.get(name), int)},
-        links=links_among({gpu.uuid for gpu in machine.gpus if gpu.uuid}),
+        links=read_links_among({gpu.uuid for gpu in machine.gpus if gpu.uuid}),
         measured=_measured(spec, home),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.results.start_time import start_s
+from trainfast_runner.results.start_time import read_start_s
 from trainfast_runner.search.best.choose.decide import BestDecision
 from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
@@ -43,7 +43,7 @@ class ScriptBestConductor(BestConductor):
         directory = orphan or self._runs.start(plan, TRIAL)
         self._record_launch(directory, TRIAL, number)
         result = self._runs.wait_for_end(directory)
-        process_start_s = start_s(directory)
+        process_start_s = read_start_s(directory)
         seconds = self._runs.clock_s() - began_s if orphan is None else result.seconds or 0.0
         trial = trial_of_run(
             number,

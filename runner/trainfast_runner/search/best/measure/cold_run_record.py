@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from trainfast_runner.records.result import Result
-from trainfast_runner.results.start_time import start_s
+from trainfast_runner.results.start_time import read_start_s
 from trainfast_runner.search.best.disturbances import void_run_reason
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.journal.best import AttemptOutcome, BestLaunched, ColdRun
@@ -39,7 +39,7 @@ def cold_run_of(
         mad=rate.mad if outcome in ("measured", "void") else None,
         samples_per_joule=1 / joules if joules else None,
         predicted=result.throughput.predicted,
-        start_s=start_s(directory),
+        start_s=read_start_s(directory),
         peak_allocated_bytes=result.memory.peak_allocated_bytes,
         first_loss=result.loss.first if has_losses else None,
         last_loss=result.loss.last if has_losses else None,

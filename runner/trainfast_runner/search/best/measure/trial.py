@@ -14,7 +14,7 @@ import msgspec
 
 from trainfast_runner.known_values import highest
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_records import worker_lines
+from trainfast_runner.records.run_records import read_worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.search.best.disturbances import CpuDisturbance, throttled_reason
@@ -166,7 +166,7 @@ def override_reason(directory: Path, knobs: KnobValues) -> str | None:
     if run is None:
         return None
     expected_run = msgspec.structs.replace(run, role=None, knobs={**run.knobs, **knobs})
-    return first_difference(expected_run, worker_lines(directory))
+    return first_difference(expected_run, read_worker_lines(directory))
 
 
 def steps_to_add(step_ms: Sequence[float], rule: StepRule) -> int:

@@ -8,7 +8,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.results.start_time import start_s
+from trainfast_runner.results.start_time import read_start_s
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.step_rule import MIN_TRIAL_STEPS
 from trainfast_runner.search.speed.speeds import with_predicted_speed
@@ -30,7 +30,7 @@ def earlier_starts(home: Home, is_alike: Callable[[RunFile], bool]) -> list[floa
     starts_s: list[float] = []
     for directory in map(home.directory, home.newest_run_ids(RUNS_READ_FOR_STARTS)):
         run = read_run_file(directory)
-        if run is not None and is_alike(run) and (seconds := start_s(directory)):
+        if run is not None and is_alike(run) and (seconds := read_start_s(directory)):
             starts_s.append(seconds)
         if len(starts_s) == ENOUGH_STARTS:
             break

@@ -9,7 +9,7 @@ import msgspec
 from trainfast_runner.machine.calibration import Ceiling, read
 from trainfast_runner.machine.cpu.cpu_info import cpu_name
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_records import worker_lines
+from trainfast_runner.records.run_records import read_worker_lines
 from trainfast_runner.records.worker_lines import ActualLine
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.survey.base import Survey
@@ -40,7 +40,7 @@ def with_bounds(space: Space, survey: Survey, flops: float, ceiling: Ceiling) ->
 
 def flops_of(directory: Path) -> float | None:
     """Return the model's FLOPs of a sample as counted by a run's first rank; None before the count."""
-    lines = [line for line in worker_lines(directory).get(0, []) if isinstance(line, ActualLine)]
+    lines = [line for line in read_worker_lines(directory).get(0, []) if isinstance(line, ActualLine)]
     return next((line.model_flops_per_sample for line in reversed(lines) if line.model_flops_per_sample), None)
 
 
