@@ -27,11 +27,11 @@ from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_text
 from trainfast_runner.results.comparison.difference import BETTER, NOISE, WORSE, ComparisonRow, compare
 from trainfast_runner.results.comparison.ranking import (
-    OTHER_DEVICES,
-    OTHER_MODEL,
-    OTHER_SCRIPT,
-    OTHER_SEQ_LEN,
-    OTHER_STEPS,
+    DIFFERENT_DEVICES,
+    DIFFERENT_MODEL,
+    DIFFERENT_SCRIPT,
+    DIFFERENT_SEQ_LEN,
+    DIFFERENT_STEPS,
     SCRIPT_AND_PRESET,
     STRICT_THRESHOLDS,
 )
@@ -190,7 +190,7 @@ def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs
     def verdict(a: Result, b: Result) -> str:
         return next(row.verdict for row in compare(a, b).rows if row.unit == "J")
 
-    assert verdict(watching("0", 1, 10), watching("0+1", 2, 20)) == OTHER_DEVICES
+    assert verdict(watching("0", 1, 10), watching("0+1", 2, 20)) == DIFFERENT_DEVICES
     assert verdict(watching("auto", 1, 10), watching("0", 1, 20)) == WORSE
     assert verdict(watching("auto", 1, 10), watching("auto", 2, 20)) == WORSE
 
@@ -203,7 +203,7 @@ def test_a_field_of_the_model_or_the_data_is_a_setting_that_differs() -> None:
     assert value_text("data.kind", None) == "the preset's"
     assert value_text("precision", None) == "not set", "it is left to the script"
     assert value_text("memory_limit", None) == "none"
-    assert next(row.verdict for row in found.rows if row.label == "step") == OTHER_MODEL
+    assert next(row.verdict for row in found.rows if row.label == "step") == DIFFERENT_MODEL
 
 
 def of_script(*command: str, cwd: str | None = "/a", rate: float = 100) -> Result:
@@ -216,9 +216,9 @@ ONE = of_script("python", "train.py", "--bs", "4")
 @pytest.mark.parametrize(
     ("other", "verdict"),
     [
-        (of_script("python", "train.py", cwd="/b", rate=60), OTHER_SCRIPT),
-        (of_script("python", "other.py", rate=60), OTHER_SCRIPT),
-        (of_script("python", "-m", "train", rate=60), OTHER_SCRIPT),
+        (of_script("python", "train.py", cwd="/b", rate=60), DIFFERENT_SCRIPT),
+        (of_script("python", "other.py", rate=60), DIFFERENT_SCRIPT),
+        (of_script("python", "-m", "train", rate=60), DIFFERENT_SCRIPT),
         (of_script("accelerate", "launch", "/a/train.py", cwd="/b", rate=60), WORSE),
         (of_script("python", "train.py", cwd=None, rate=60), WORSE),
         (result(60), SCRIPT_AND_PRESET),
@@ -245,13 +245,13 @@ def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other: Resu
 )
 def test_modules_behind_one_launcher_are_different_scripts(launcher: tuple[str, ...]) -> None:
     a, b = (of_script("python", *launcher, module, "--config", "sizes.py") for module in ("a.train", "b.train"))
-    assert compare(a, a).rows[0].verdict != OTHER_SCRIPT
-    assert OTHER_SCRIPT in {row.verdict for row in compare(a, b).rows}
+    assert compare(a, a).rows[0].verdict != DIFFERENT_SCRIPT
+    assert DIFFERENT_SCRIPT in {row.verdict for row in compare(a, b).rows}
 
 
 def test_presets_whose_models_differ_in_size_do_not_rank() -> None:
     a, b = (result(rate, preset=name, actual=Actual(layers=n)) for rate, name, n in ((100, "s", 4), (60, "m", 8)))
-    assert compare(a, b).rows[0].verdict == OTHER_MODEL
+    assert compare(a, b).rows[0].verdict == DIFFERENT_MODEL
 
 
 def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do() -> None:
@@ -262,7 +262,7 @@ def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do() -> None:
 
     found = compare(of_length(128, 100), of_length(256, 60))
     rows = {row.label: row for row in found.rows}
-    assert (rows["throughput"].verdict, rows["step"].verdict) == (OTHER_SEQ_LEN, OTHER_SEQ_LEN)
+    assert (rows["throughput"].verdict, rows["step"].verdict) == (DIFFERENT_SEQ_LEN, DIFFERENT_SEQ_LEN)
     assert (rows["throughput"].interval_percent, rows["step"].interval_percent) == (None, None)
     assert (rows["token throughput"].verdict, rows["token throughput"].percent) == (BETTER, pytest.approx(20))
     assert rows["token throughput"].interval_percent is not None
@@ -357,7 +357,7 @@ def test_losses_are_compared_after_equally_many_steps_alone() -> None:
         return compare(a, msgspec.structs.replace(b, steps=StepCount(measured=steps, warmup=warmup))).rows[-1].verdict
 
     assert verdict(40, 3) == verdict(41, 2) == "changed"
-    assert verdict(80, 3) == OTHER_STEPS
+    assert verdict(80, 3) == DIFFERENT_STEPS
 
 
 def test_auto_is_no_other_setting_than_the_kernel_it_ran() -> None:

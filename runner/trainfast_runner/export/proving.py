@@ -48,7 +48,7 @@ def proof_of(run: RunFile, before: Result | None, exported: Exported, directory:
     if unlike:
         message = f"{result.run_id} did not run as exported: {', '.join(unlike)}"
         raise UserError(message, key="--prove", exit_code=4)
-    reason = _no_comparison(run, before, exported, result, ran) or _other_devices(run, exported, directory)
+    reason = _no_comparison(run, before, exported, result, ran) or _different_devices(run, exported, directory)
     return ExportProof(
         wall_ns=time.time_ns(),
         to=exported.to,
@@ -99,7 +99,7 @@ def _no_comparison(
     return None
 
 
-def _other_devices(run: RunFile, exported: Exported, directory: Path) -> str | None:
+def _different_devices(run: RunFile, exported: Exported, directory: Path) -> str | None:
     """The reason that the run in `directory` was on other devices than `run`; None if its form chooses none."""
     proof_run = read_run_file(directory)
     if exported.to not in FORMS_WITH_DEVICES or proof_run is None or _devices(proof_run) == _devices(run):

@@ -8,7 +8,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import OomChange, Result
 from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.comparison.difference import compare
-from trainfast_runner.results.comparison.ranking import OTHER_SAMPLE_VERDICTS
+from trainfast_runner.results.comparison.ranking import DIFFERENT_SAMPLE_VERDICTS
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.blocks import Block, Grid, Heading, Listing, Prose, as_blocks, filled_grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
@@ -103,7 +103,7 @@ def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
 def _against(first: Result, result: Result) -> str:
     """Return the difference in throughput, its 95 % interval, and the verdict."""
     row = compare(first, result).rows[0]
-    if row.percent is None or row.verdict in OTHER_SAMPLE_VERDICTS:
+    if row.percent is None or row.verdict in DIFFERENT_SAMPLE_VERDICTS:
         return row.verdict
     ci_words = f" (95 % CI: {interval_text(row)})" if row.interval_percent else ""
     return f"{signed_percent(row.percent)}{ci_words}: {row.verdict}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainfast_runner.results.comparison.difference import NOISE, Comparison, ComparisonRow
-from trainfast_runner.results.comparison.ranking import OTHER_SAMPLE_VERDICTS, OTHER_SEQ_LEN, STRICT_THRESHOLDS
+from trainfast_runner.results.comparison.ranking import DIFFERENT_SAMPLE_VERDICTS, DIFFERENT_SEQ_LEN, STRICT_THRESHOLDS
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.text import format as fmt
 
@@ -56,9 +56,9 @@ def verdict_text(comparison: Comparison) -> str | None:
         return None
     if row.verdict == STRICT_THRESHOLDS:
         return "Speed is not comparable: one of the runs was measured under strict malloc thresholds."
-    if row.verdict == OTHER_SEQ_LEN:
+    if row.verdict == DIFFERENT_SEQ_LEN:
         return f"Samples/s are {row.verdict}; compare tokens/s."
-    if row.verdict in OTHER_SAMPLE_VERDICTS:
+    if row.verdict in DIFFERENT_SAMPLE_VERDICTS:
         return f"Speed is {row.verdict}."
     certainty = f"95 % CI: {interval_text(row)}" if row.interval_percent else "too few steps for a 95 % CI"
     if row.verdict == NOISE:

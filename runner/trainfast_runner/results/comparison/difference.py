@@ -18,11 +18,11 @@ from trainfast_runner.records.run_states import state_text
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_text
 from trainfast_runner.results.comparison.conditions import ConditionRow, compared_conditions
 from trainfast_runner.results.comparison.ranking import (
-    OTHER_BATCH,
-    OTHER_DEVICES,
-    OTHER_SAMPLE_VERDICTS,
-    OTHER_SEQ_LEN,
-    OTHER_STEPS,
+    DIFFERENT_BATCH,
+    DIFFERENT_DEVICES,
+    DIFFERENT_SAMPLE_VERDICTS,
+    DIFFERENT_SEQ_LEN,
+    DIFFERENT_STEPS,
     STRICT_THRESHOLDS,
     run_knobs,
     section_overrides,
@@ -121,9 +121,9 @@ class _Rows:
         self._a, self._b = a, b
         self._noise = relative_noise(a, b)
         work = unlike_work_verdict(a, b)
-        self._other_samples = work if work in OTHER_SAMPLE_VERDICTS else None
-        self._is_other_batch = work == OTHER_BATCH
-        self._unranked = self._other_samples if speeds_rank(a, b) else STRICT_THRESHOLDS
+        self._different_samples = work if work in DIFFERENT_SAMPLE_VERDICTS else None
+        self._is_different_batch = work == DIFFERENT_BATCH
+        self._unranked = self._different_samples if speeds_rank(a, b) else STRICT_THRESHOLDS
         """The verdict on samples/s that do not rank."""
         self._unranked_steps = self._unranked or work
 
@@ -142,7 +142,7 @@ class _Rows:
             value_a, value_b = (rates.predicted.median if rates.predicted else None for rates in (a, b))
             yield _row("throughput predicted", "samples/s", value_a, value_b, more_is_better=None)
         # Tokens of another length are the same work.
-        unranked = None if self._unranked == OTHER_SEQ_LEN else self._unranked
+        unranked = None if self._unranked == DIFFERENT_SEQ_LEN else self._unranked
         yield self._speed_row("token throughput", "tokens/s", a.tokens_per_s.median, b.tokens_per_s.median, unranked)
         yield self._speed_row("step", "ms", self._a.step_ms.p50, self._b.step_ms.p50, self._unranked_steps)
 
@@ -176,18 +176,18 @@ class _Rows:
 
     def _memory_row(self, label: str, value_a: int | None, value_b: int | None) -> ComparisonRow:
         # Another batch or model takes other memory: neither is the better one for it.
-        more_is_better = None if self._other_samples or self._is_other_batch else False
+        more_is_better = None if self._different_samples or self._is_different_batch else False
         return _row(label, "bytes", value_a, value_b, least=MIN_BYTES, more_is_better=more_is_better)
 
     def _energy(self) -> ComparisonRow:
-        unranked = self._other_samples or (OTHER_DEVICES if watched_differently(self._a, self._b) else None)
+        unranked = self._different_samples or (DIFFERENT_DEVICES if watched_differently(self._a, self._b) else None)
         row = _row("energy a sample", "J", self._a.energy.joules_per_sample, self._b.energy.joules_per_sample)
         return _with_verdict(row, unranked)
 
     def _loss(self) -> ComparisonRow:
         steps, other_steps = (result.steps.warmup + result.steps.measured for result in (self._a, self._b))
         row = _row("last loss", "", self._a.loss.last, self._b.loss.last, more_is_better=None)
-        return _with_verdict(row, None if steps == other_steps else OTHER_STEPS)
+        return _with_verdict(row, None if steps == other_steps else DIFFERENT_STEPS)
 
 
 def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:

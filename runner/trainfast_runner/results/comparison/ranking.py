@@ -9,16 +9,16 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_lines import Actual
 
 # Verdicts on a step whose work differs: it is neither better nor worse for taking longer.
-OTHER_BATCH = "not comparable: different batch"
-OTHER_DEVICES = "not comparable: different devices"
-OTHER_MODEL = "not comparable: different model"
-OTHER_SCRIPT = "not comparable: different scripts"
+DIFFERENT_BATCH = "not comparable: different batch"
+DIFFERENT_DEVICES = "not comparable: different devices"
+DIFFERENT_MODEL = "not comparable: different model"
+DIFFERENT_SCRIPT = "not comparable: different scripts"
 SCRIPT_AND_PRESET = "not comparable: a script and a preset"
-OTHER_SEQ_LEN = "not comparable: different seq_len"
+DIFFERENT_SEQ_LEN = "not comparable: different seq_len"
 """The verdict on figures of samples and steps of different lengths; tokens/s still rank."""
-OTHER_SAMPLE_VERDICTS = (OTHER_MODEL, OTHER_SCRIPT, SCRIPT_AND_PRESET, OTHER_SEQ_LEN)
+DIFFERENT_SAMPLE_VERDICTS = (DIFFERENT_MODEL, DIFFERENT_SCRIPT, SCRIPT_AND_PRESET, DIFFERENT_SEQ_LEN)
 """Verdicts on runs whose samples are other work: throughput and energy a sample rank no more than a step."""
-OTHER_STEPS = "not comparable: different number of steps"
+DIFFERENT_STEPS = "not comparable: different number of steps"
 """The verdict on the last losses of trainings of different length."""
 STRICT_THRESHOLDS = "not comparable: strict malloc thresholds"
 """The verdict on every speed if one of the runs was measured under strict thresholds."""
@@ -31,18 +31,19 @@ def unlike_work_verdict(a: Result, b: Result) -> str | None:
     if (a.script is None) != (b.script is None):
         return SCRIPT_AND_PRESET
     if a.script is not None and b.script is not None and not a.script.is_of_one_script(b.script):
-        return OTHER_SCRIPT
+        return DIFFERENT_SCRIPT
     if section_overrides(a, "model.") != section_overrides(b, "model.") or _shapes_differ(a.actual, b.actual):
-        return OTHER_MODEL
+        return DIFFERENT_MODEL
     lengths = a.knobs.get("seq_len"), b.knobs.get("seq_len")
     if None not in lengths and lengths[0] != lengths[1]:
-        return OTHER_SEQ_LEN
+        return DIFFERENT_SEQ_LEN
     if any(a.knobs.get(name) != b.knobs.get(name) for name in BATCH_KNOBS):
-        return OTHER_BATCH
+        return DIFFERENT_BATCH
     worlds = a.actual.world_size, b.actual.world_size
     shared_out = None not in worlds and worlds[0] != worlds[1]
     knobs_a, knobs_b = run_knobs(a), run_knobs(b)
-    return OTHER_DEVICES if shared_out or any(knobs_a.get(name) != knobs_b.get(name) for name in DEVICE_KNOBS) else None
+    differ = shared_out or any(knobs_a.get(name) != knobs_b.get(name) for name in DEVICE_KNOBS)
+    return DIFFERENT_DEVICES if differ else None
 
 
 def _shapes_differ(a: Actual, b: Actual) -> bool:

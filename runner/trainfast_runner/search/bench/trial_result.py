@@ -35,7 +35,7 @@ def trial_result(directory: Path, knobs: Mapping[str, Any], answers: Mapping[int
         records,
         run=run,
         steps=steps,
-        totals_by_rank={rank: _totals(lines) for rank, lines in steps.items()},
+        totals_by_rank={rank: _totals(rank_steps) for rank, rank_steps in steps.items()},
         tried=[],
         thinning=None,
     )

@@ -13,9 +13,9 @@ import msgspec
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.search_directories import conductor_lock
-from trainfast_runner.results.trial_result import trial_result
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.bench.trial_result import trial_result
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.search.candidate_spec import takes_warm_trials
 from trainfast_runner.search.conducting.run_ends import Cancelled, end_run, wait_for_result
