@@ -1,6 +1,11 @@
-"""Bytes, counts, durations and chances in the runner's sentences. Bytes are in binary units, thousands separated."""
+"""Bytes, counts, GPUs, durations and chances in the runner's sentences.
+
+Bytes are in binary units, thousands separated.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def mebibytes(size_bytes: float) -> str:
@@ -26,6 +31,12 @@ def short_gibibytes(size_bytes: float) -> str:
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """A count with its noun: `1 step`, `12,345 steps`."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def gpus_text(indexes: Sequence[int]) -> str:
+    """GPUs by their NVML indexes: `GPU 0`, `GPUs 0 and 1`, `GPUs 0, 1 and 2`; needs at least one."""
+    *others, last = map(str, indexes)
+    return f"GPUs {', '.join(others)} and {last}" if others else f"GPU {last}"
 
 
 def duration(seconds: float) -> str:

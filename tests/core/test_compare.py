@@ -315,7 +315,7 @@ def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs() -> None:
     assert text == [
         f"was throttled by heat on {gpu} 3 for 48.1 % of the measured time (counters)" for gpu in ("watched GPU", "GPU")
     ]
-    assert watched_text(result(actual=Actual(device="cpu"), throttle=held)) == "watched GPUs 1, 3"
+    assert watched_text(result(actual=Actual(device="cpu"), throttle=held)) == "watched GPUs 1 and 3"
 
 
 def test_more_memory_for_a_larger_batch_is_no_worse() -> None:

@@ -39,7 +39,9 @@ def indexes(choice: GpuChoice) -> list[int]:
 def test_a_linked_pair_is_taken_instead_of_the_freest_within_ten_percent() -> None:
     choice = chosen([76, 79, 80, 74], 2)
     assert indexes(choice) == [0, 1]
-    assert choice.reason == ("GPU 0+1: linked by NVLink (NV4), instead of 1+2, which have 4 % more free memory")
+    assert choice.reason == (
+        "GPUs 0 and 1: linked by NVLink (NV4), instead of GPUs 1 and 2, which have 4 % more free memory"
+    )
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_linked_pair_is_recorded_with_its_reason(python: str) -> None:
     made = planned(python, gpus, "strategy=ddp", "devices=2")
     assert made.device_uuids == ["GPU-0", "GPU-1"]
     assert made.devices_reason is not None
-    assert made.devices_reason.startswith("GPU 0+1: linked by NVLink (NV4), instead of 1+2, which have")
+    assert made.devices_reason.startswith("GPUs 0 and 1: linked by NVLink (NV4), instead of GPUs 1 and 2, which have")
 
 
 def test_the_proof_of_a_scripts_command_is_planned_on_the_gpus_that_the_command_names(

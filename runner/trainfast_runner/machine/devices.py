@@ -31,6 +31,7 @@ from trainfast_runner.machine.telemetry.mig import Instance, read_instances
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
 from trainfast_runner.records.tick import DeviceReading, is_instance
+from trainfast_runner.units import gpus_text
 from trainfast_runner.worker.catalog import STRATEGIES
 
 CUDA_BUILD, HIP_BUILD = "torch.version.cuda", "torch.version.hip"
@@ -123,8 +124,8 @@ class Machine:
         """Words about the GPUs that MIG takes away from a run; empty if none."""
         if any(is_instance(gpu.uuid) for gpu in self.gpus):
             return " (CUDA gives a process one MIG instance)"
-        cut = [str(gpu.index) for gpu in self.gpus if self._is_in_mig_mode(gpu)]
-        return f" (GPU {'+'.join(cut)} in MIG mode not counted)" if cut else ""
+        cut = [gpu.index for gpu in self.gpus if self._is_in_mig_mode(gpu)]
+        return f" ({gpus_text(cut)} in MIG mode not counted)" if cut else ""
 
     @staticmethod
     def _is_in_mig_mode(gpu: DeviceReading) -> bool:
@@ -250,7 +251,7 @@ def _mig_mode_error(gpus: Sequence[DeviceReading], instances: Sequence[Instance]
     names = [instance.uuid for instance in instances if instance.gpu_index in indexes]
     are = "is" if len(gpus) == 1 else "are"
     return UserError(
-        f"{setting}GPU {'+'.join(map(str, indexes))} {are} in MIG mode, where runs use an instance by its name"
+        f"{setting}{gpus_text(indexes)} {are} in MIG mode, where runs use an instance by its name"
         + ("" if names else ", and there is none"),
         key="devices" if setting else VISIBLE_DEVICES,
         allowed=names or None,

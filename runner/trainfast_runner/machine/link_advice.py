@@ -11,6 +11,7 @@ from trainfast_runner.machine.gpus.visible import visible_devices
 from trainfast_runner.machine.interconnect import SLOWEST_FIRST, Interconnect, interconnect
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.topology import SELF, UNKNOWN, Topology, TopologyDevice
+from trainfast_runner.units import gpus_text
 
 DDP_MEASURED = "On two GPUs the guide measured 101 s for ddp over NVLink and 131 s without (p2p=off), dp 110 s with it."
 
@@ -42,7 +43,7 @@ def _silent_note(devices: Sequence[TopologyDevice]) -> list[str]:
     if not devices:
         return []
     verb = "does" if len(devices) == 1 else "do"
-    return [f"{_gpu_phrase([device.index for device in devices])} {verb} not answer: the rest is about the others."]
+    return [f"{gpus_text([device.index for device in devices])} {verb} not answer: the rest is about the others."]
 
 
 def _knob_indexes(topology: Topology, environment: Mapping[str, str]) -> dict[int, int]:
@@ -68,7 +69,7 @@ def _strategies(links: Interconnect, knob_indexes: Mapping[int, int]) -> list[st
         ]
     if links.any_nvlink:
         largest = max(len(island) for island in links.islands)
-        names = " and ".join(_gpu_phrase(island) for island in links.islands if len(island) > 1)
+        names = " and ".join(gpus_text(island) for island in links.islands if len(island) > 1)
         usable = [island for island in links.islands if len(island) == largest and knob_indexes.keys() >= set(island)]
         example = ""
         if usable:
@@ -132,12 +133,12 @@ def _pcie(devices: Sequence[TopologyDevice]) -> list[str]:
     busy = [device for device in lowered if device.busy_percent]
     if idle:
         lines.append(
-            f"{_gpu_phrase([device.index for device in idle])}: PCIe generation below the maximum while idle, which"
+            f"{gpus_text([device.index for device in idle])}: PCIe generation below the maximum while idle, which"
             " saves power; look again during a run."
         )
     if busy:
         lines.append(
-            f"{_gpu_phrase([device.index for device in busy])}: PCIe generation below the maximum under load: check"
+            f"{gpus_text([device.index for device in busy])}: PCIe generation below the maximum under load: check"
             " slot, riser and the BIOS setting of the slot's speed."
         )
     return lines
@@ -151,8 +152,3 @@ def _affinity(devices: Sequence[TopologyDevice]) -> list[str]:
         f"The GPUs are attached to {len(nodes)} NUMA nodes: pin loader processes to the CPUs of their GPU's node"
         " (numactl --cpunodebind)."
     ]
-
-
-def _gpu_phrase(indexes: Sequence[int]) -> str:
-    names = [str(index) for index in indexes]
-    return f"GPU {names[0]}" if len(names) == 1 else f"GPUs {', '.join(names[:-1])} and {names[-1]}"

@@ -12,6 +12,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.search_directories import conducted_search_of, may_start_a_run, search_directories
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.run_state import live_runs
+from trainfast_runner.units import gpus_text
 
 POLL_S = 0.5
 
@@ -76,5 +77,5 @@ def _newest_run_of_live_search(plan: RunPlan, home: Home) -> RunFile | None:
 def _busy_text(plan: RunPlan, busy: RunFile) -> str:
     if plan.device == "cpu":
         return "the CPU is"
-    shared = [str(gpu.index) for gpu in plan.gpus if gpu.uuid in busy.device_uuids]
-    return f"GPU {shared[0]} is" if len(shared) == 1 else f"GPUs {', '.join(shared)} are"
+    shared = [gpu.index for gpu in plan.gpus if gpu.uuid in busy.device_uuids]
+    return f"{gpus_text(shared)} {'is' if len(shared) == 1 else 'are'}"

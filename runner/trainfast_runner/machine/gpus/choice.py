@@ -8,6 +8,7 @@ from itertools import combinations
 
 from trainfast_runner.machine.telemetry.topology import Topology
 from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.units import gpus_text
 
 NEARLY_AS_FREE = 0.9
 """Chosen, not measured: GPUs joined by NVLink are taken if the fullest of them has this share of the free memory of the
@@ -40,9 +41,8 @@ def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology
     free, links, gpus = max(linked, key=lambda choice: choice[:2])
     more_percent = 100 * (min(map(_free_bytes, freest)) / free - 1) if free else 0
     than = f", which have {more_percent:.0f} % more free memory" if more_percent >= 1 else ""
-    return GpuChoice(
-        gpus, f"GPU {_gpu_indexes(gpus)}: linked by NVLink (NV{links}), instead of {_gpu_indexes(freest)}{than}"
-    )
+    chosen, instead = (gpus_text([gpu.index for gpu in each]) for each in (gpus, freest))
+    return GpuChoice(gpus, f"{chosen}: linked by NVLink (NV{links}), instead of {instead}{than}")
 
 
 def _weakest_link(gpus: Sequence[DeviceReading], topology: Topology) -> int:
@@ -55,7 +55,3 @@ def _weakest_link(gpus: Sequence[DeviceReading], topology: Topology) -> int:
 
 def _free_bytes(gpu: DeviceReading) -> int:
     return gpu.memory_free_bytes or 0
-
-
-def _gpu_indexes(gpus: Sequence[DeviceReading]) -> str:
-    return "+".join(str(gpu.index) for gpu in gpus)

@@ -10,7 +10,7 @@ from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.results.bottleneck.rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.bottleneck.steady_state import drift_text
 from trainfast_runner.results.device_conditions.rate import MIN_COVERED
-from trainfast_runner.units import counted
+from trainfast_runner.units import counted, gpus_text
 
 THROTTLED_SHARE = 0.0005
 """A smaller share would read 0.0 %."""
@@ -24,9 +24,9 @@ def watched_text(result: Result) -> str:
 
 
 def watched_gpus(indexes: Iterable[int | None]) -> str:
-    """GPUs by their NVML indexes, such as "watched GPUs 1, 3"; empty without any."""
-    known_indexes = [str(index) for index in indexes if index is not None]
-    return f"watched GPU{'' if len(known_indexes) == 1 else 's'} {', '.join(known_indexes)}" if known_indexes else ""
+    """GPUs by their NVML indexes, such as "watched GPUs 1 and 3"; empty without any."""
+    known_indexes = [index for index in indexes if index is not None]
+    return f"watched {gpus_text(known_indexes)}" if known_indexes else ""
 
 
 def doubts(result: Result) -> Iterator[str]:
