@@ -289,3 +289,10 @@ def test_a_process_that_never_was_reads_as_ended() -> None:
     tick = take_tick(gone.pid, settle_s=0.01)
     assert tick.host.run is None
     assert str(gone.pid) in tick.missing["run"]
+
+
+def test_the_reason_for_no_temperature_is_the_same_in_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "sensors_temperatures", dict)
+    reader = HostReader()
+    reasons = [reader.read()[1]["host.temperature_c"] for _ in range(2)]
+    assert reasons == ["no processor temperature sensor is visible"] * 2

@@ -22,6 +22,7 @@ UNREADABLE = (OSError, ValueError, LookupError, psutil.Error, NotImplementedErro
 
 SENSORS_EVERY = 5
 """Ticks between two readings of the sensors, which cost milliseconds."""
+_NO_SENSOR = "no processor temperature sensor is visible"
 _PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 """Kernel drivers that measure the processor itself, best first."""
 
@@ -67,11 +68,11 @@ class HostReader:
     def _temperature(self, missing: dict[str, str]) -> float | None:
         """The last temperature of the processor, read again every few ticks."""
         if self._ticks % SENSORS_EVERY == 0 and self._has_sensor:
-            self._temperature_c = _ask("host.temperature_c", _package_temperature, missing)
+            self._temperature_c = _ask("host.temperature_c", _package_temperature, missing, none=_NO_SENSOR)
             # A machine without a sensor gets none later, and each search costs as much as all other readings.
             self._has_sensor = self._temperature_c is not None or self._ticks > 0
         if self._temperature_c is None:
-            missing.setdefault("host.temperature_c", "no processor temperature sensor is visible")
+            missing.setdefault("host.temperature_c", _NO_SENSOR)
         return self._temperature_c
 
     def _per_core(self, missing: dict[str, str]) -> list[float] | None:
@@ -109,7 +110,7 @@ def _package_temperature() -> float | None:
 def _ask(
     key: str, call: Callable[[], _T | None], missing: dict[str, str], *, none: str = "this system has no such reading"
 ) -> _T | None:
-    """The call's answer; None and a sentence in `missing`, or `none`, when the system refuses or has none."""
+    """The call's answer; None, with the reason in `missing`, if the system refuses or has none."""
     try:
         answer = call()
     except UNREADABLE as error:
