@@ -206,8 +206,10 @@ def test_a_file_without_a_place_is_refused(tmp_path: Path, name: str, text: str,
 
 def flagged_run(**knobs: object) -> RunFile:
     """The run of a script with flags of its own for batch size and precision."""
-    places = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}
-    asked = ScriptAsked(command=["python", "train.py"], argv=[], flagged=["batch_size", "precision"], places=places)
+    flag_words = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}
+    asked = ScriptAsked(
+        command=["python", "train.py"], argv=[], flagged=["batch_size", "precision"], flag_words=flag_words
+    )
     return msgspec.structs.replace(a_run(script=True, **knobs), script=asked)
 
 

@@ -17,7 +17,7 @@ from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.settings.scripts import script_preset
 
 COMMAND = ["python", "train.py", "--bs", "16"]
-PLACES = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}
+FLAG_WORDS = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}
 
 
 def exported(
@@ -43,7 +43,7 @@ def exported(
             command=command,
             argv=[],
             flagged=flagged,
-            places=PLACES,
+            flag_words=FLAG_WORDS,
             steps=knobs.get("steps"),
             steps_from_log=steps_from_log,
         ),
@@ -86,7 +86,7 @@ def test_the_preset_has_the_command_the_flags_and_the_knobs(tmp_path: Path) -> N
     file = tmp_path / "mine.toml"
     file.write_text(exported(tmp_path, "preset", batch_size=16, lr=0.1, steps=50))
     preset = script_preset.load(file)
-    assert (list(preset.command), preset.flag_words, preset.cwd) == (COMMAND, PLACES, "/home/me/project")
+    assert (list(preset.command), preset.flag_words, preset.cwd) == (COMMAND, FLAG_WORDS, "/home/me/project")
     assert preset.knobs == {"batch_size": 16, "lr": 0.1, "steps": 50}
 
 

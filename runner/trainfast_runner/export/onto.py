@@ -44,7 +44,7 @@ def onto(run: RunFile, file: Path) -> OntoFile:
     Raises UserError for a file that cannot be read, one without a place for them, and settings that the Trainer lacks.
     """
     knobs = _knobs_to_write(run)
-    flag_words = {} if run.script is None else run.script.places
+    flag_words = {} if run.script is None else run.script.flag_words
     before, name = _read(file), _diff_name(file)
     if file.suffix == ".py":
         after, notes = _in_python(before, name, knobs, flag_words)

@@ -96,7 +96,7 @@ def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     takes_all = framework == "HF Trainer" or _without_flag(run, asked).keys() <= set(BY_ENVIRONMENT.get(framework, ()))
     script = ScriptPreset(
         command=tuple(asked.command),
-        flag_words=asked.places,
+        flag_words=asked.flag_words,
         knobs={name: run.knobs[name] for name in _asked_knobs(run)},
         title=shlex.join(asked.command),
         cwd=run.cwd,

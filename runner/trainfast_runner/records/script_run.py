@@ -28,8 +28,8 @@ class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     """A regular expression that matches a line of output for each step; the hooks then count none."""
     flagged: list[str] = []
     """Knobs that flags of the script's own take."""
-    places: dict[str, Any] = {}
-    """Words of the command for knobs, as in `[script.knobs]` of a preset:
+    flag_words: dict[str, Any] = msgspec.field(default_factory=dict, name="places")
+    """Words of the command for knobs (JSON `places`), as in `[script.knobs]` of a preset:
     text with {} for the value, or words by value."""
     trainer_fields: dict[str, Any] = {}
     """Fields of TrainingArguments that the hooks set."""

@@ -78,7 +78,7 @@ def plan_script(
         samples_per_step=samples_per_step,
         steps_from_log=steps_from_log,
         flagged=flagged,
-        places=preset.flag_words,
+        flag_words=preset.flag_words,
         trainer_fields=hook_trainer_fields(without_flag),
         loader_defaults=loader_defaults(without_flag),
         hooks_blocked=hooks_blocked,

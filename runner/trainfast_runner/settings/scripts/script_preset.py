@@ -66,14 +66,14 @@ class ScriptPreset(msgspec.Struct, frozen=True):
             if name not in self.flag_words:
                 continue
             flag_words = self.flag_words[name]
-            flags = _flags(words_of(name, flag_words, value))
+            flags = _flag_groups(words_of(name, flag_words, value))
             own_names = {_flag_name(flag) for flag in flags}
             texts = flag_words.values() if isinstance(flag_words, dict) else ()
             # The flags of another value would contradict these.
-            for other in (
-                flag for text in texts for flag in _flags(split_words(text, name)) if _flag_name(flag) not in own_names
-            ):
-                command = _without_flag(command, other)
+            groups = [group for text in texts for group in _flag_groups(split_words(text, name))]
+            for other in groups:
+                if _flag_name(other) not in own_names:
+                    command = _without_flag(command, other)
             for flag in flags:
                 command = _with_flag(command, flag)
         return command
@@ -154,14 +154,14 @@ def words_of(name: str, flag_words: FlagWords, value: KnobValue) -> list[str]:
     return split_words(flag_words[shown], name)
 
 
-def _flags(words: list[str]) -> list[list[str]]:
+def _flag_groups(words: list[str]) -> list[list[str]]:
     """The words cut before each flag and each further NAME=VALUE."""
-    flags: list[list[str]] = []
+    groups: list[list[str]] = []
     for word in words:
-        if not flags or FLAG.match(word) or ("=" in flags[-1][0] and "=" in word):
-            flags.append([])
-        flags[-1].append(word)
-    return flags
+        if not groups or FLAG.match(word) or ("=" in groups[-1][0] and "=" in word):
+            groups.append([])
+        groups[-1].append(word)
+    return groups
 
 
 def _with_flag(command: list[str], flag: list[str]) -> list[str]:
