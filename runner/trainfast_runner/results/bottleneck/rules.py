@@ -48,12 +48,16 @@ class FigureCondition:
 
     def holds(self, value: Figure) -> bool:
         """True if the figure fulfils the condition; an unknown one never does."""
-        threshold = self.threshold
-        if isinstance(threshold, tuple):
-            return value in threshold
-        if self.operator == "is" or isinstance(value, str) or isinstance(threshold, str):
-            return value == threshold
-        return value is not None and (value >= threshold if self.operator == ">=" else value < threshold)
+        match self.operator, value, self.threshold:
+            case "in", _, tuple() as allowed:
+                return value in allowed
+            case "is", _, expected:
+                return value == expected
+            case ">=", int() | float(), int() | float() as least:
+                return value >= least
+            case "<", int() | float(), int() | float() as limit:
+                return value < limit
+        return False
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ def micro_batches_divide(facts: Facts) -> None:
     chunks = whole_number(facts.knobs, "micro_batches")
     degree = whole_number(facts.knobs, "pp_degree")
     schedule = str(facts.knobs["pp_schedule"])
+    if batch % chunks == 0 and _runs(schedule, chunks, degree):
+        return
     working = [count for count in range(1, batch + 1) if batch % count == 0 and _runs(schedule, count, degree)]
     nearest = min(working, key=lambda count: abs(count - chunks), default=None)
     advice = f"micro_batches={nearest}" if nearest else f"batch_size={degree}, micro_batches={degree}"
@@ -70,16 +72,15 @@ def micro_batches_divide(facts: Facts) -> None:
             key="micro_batches",
             advice=advice,
         )
-    if not _runs(schedule, chunks, degree):
-        need = f"needs at least pp_degree={degree} micro-batches, and micro_batches={chunks}"
-        if schedule == "interleaved":
-            rounds = max(1, chunks // degree)
-            need = f"runs {rounds} equal rounds with pp_degree={degree}, and micro_batches={chunks} does not split"
-        raise UserError(
-            f"pp_schedule={schedule} {need}",
-            key="micro_batches",
-            advice=f"{advice}, or pp_schedule=gpipe",
-        )
+    need = f"needs at least pp_degree={degree} micro-batches, and micro_batches={chunks}"
+    if schedule == "interleaved":
+        rounds = max(1, chunks // degree)
+        need = f"runs {rounds} equal rounds with pp_degree={degree}, and micro_batches={chunks} does not split"
+    raise UserError(
+        f"pp_schedule={schedule} {need}",
+        key="micro_batches",
+        advice=f"{advice}, or pp_schedule=gpipe",
+    )
 
 
 def _runs(schedule: str, chunks: int, degree: int) -> bool:
