@@ -69,15 +69,15 @@ def cooling(
     try:
         while True:
             readings, missing = read_devices()
-            hottest = _hottest(uuids, readings, missing, below_c)
+            temperature_c, index = _hottest(uuids, readings, missing, below_c)
             now = clock()
-            if hottest.temperature_c is None or hottest.temperature_c < below_c:
+            if temperature_c < below_c:
                 return
-            if hottest.temperature_c < best:
-                best, best_since = hottest.temperature_c, now
+            if temperature_c < best:
+                best, best_since = temperature_c, now
             if now - best_since > STUCK_S or now - began > LONGEST_S:
-                raise _does_not_cool(hottest.index, best, below_c, now - began)
-            yield Cooling(hottest.index, hottest.temperature_c, below_c, now - began, now - best_since)
+                raise _does_not_cool(index, best, below_c, now - began)
+            yield Cooling(index, temperature_c, below_c, now - began, now - best_since)
     finally:
         nvml.close()
 
@@ -102,9 +102,12 @@ def wait_until_cool(
 
 def _hottest(
     uuids: Collection[str], readings: list[DeviceReading], missing: dict[str, str], below_c: float
-) -> DeviceReading:
-    watched = [gpu for gpu in readings if gpu.uuid in uuids and gpu.temperature_c is not None]
-    if not watched:
+) -> tuple[float, int]:
+    """The highest temperature of these GPUs, and the index of its GPU. Raises UserError without a temperature."""
+    temperatures = [
+        (gpu.temperature_c, gpu.index) for gpu in readings if gpu.uuid in uuids and gpu.temperature_c is not None
+    ]
+    if not temperatures:
         reason = missing.get("nvml") or "the run watches no GPU that gives its temperature"
         raise UserError(
             f"there is no temperature to wait for: {reason}",
@@ -113,7 +116,7 @@ def _hottest(
             advice="starting without the wait",
             option="leaving --cool-to out, or naming a GPU with --set watch=0" if readings else "leaving --cool-to out",
         )
-    return max(watched, key=lambda gpu: gpu.temperature_c or 0)
+    return max(temperatures, key=lambda pair: pair[0])
 
 
 def _does_not_cool(index: int, best_c: float, below_c: float, waited_s: float) -> UserError:
