@@ -115,7 +115,7 @@ class ProcessList:
             if sighting.owner is None and (uid := owner_uid(pid)) is not None:
                 sighting.owner, sighting.is_own = user_name(uid), uid == os.getuid()
             # Read again: a launcher may exec another program.
-            command = command_line(name) or f"[{stat.name}]"
+            command = command_line(pid) or f"[{stat.name}]"
             age_s = max(0.0, now_s - stat.start_ticks / TICKS_PER_S)
             rows[pid] = ProcessRow(
                 pid, identity, sighting.owner, sighting.is_own, command, cpu_percent, rss_bytes, age_s
@@ -163,7 +163,7 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def command_line(pid: str) -> str:
+def command_line(pid: int) -> str:
     """The command line, joined by spaces; empty when the process has ended or is hidden."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:

@@ -40,6 +40,6 @@ def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:
     for process in gpu.processes or ():
         uid = owner_uid(process.pid) if sees_host_pids() else None
         owner = ABSENT if uid is None else plain(user_name(uid))
-        command = ABSENT if uid is None else plain(command_line(str(process.pid))) or ABSENT
+        command = ABSENT if uid is None else plain(command_line(process.pid)) or ABSENT
         rows.append((str(gpu.index), str(process.pid), owner, size(process.memory_used_bytes), command))
     return rows
