@@ -22,14 +22,14 @@ _HALF_MADE = re.compile(r"\.(\d+)\.tmp$|^\..+\.(\d+)(?:-\d+)?$")
 
 @dataclass(frozen=True)
 class UnneededEntry:
-    """A file or folder that may go, its size on the disk, and the reason as text."""
+    """A file or folder that can be deleted, its size on the disk, and the reason as text."""
 
     path: Path
     size_bytes: int
     reason: str
 
 
-def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[UnneededEntry]:
+def unneeded_entries(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[UnneededEntry]:
     """Entries unused for longer than `older_than_s`, half-made files, and locks that no process holds.
 
     Entries that a training may have open are left out while one `is_training`.

@@ -93,7 +93,7 @@ def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | 
     }
     is_training = bool(conducted) or next(home.live_directories(), None) is not None
     unused_s = CACHE_UNUSED_S if older_than_s is None else older_than_s
-    unneeded = cache_entries.unneeded(cache, unused_s, now_s, is_training=is_training)
+    unneeded = cache_entries.unneeded_entries(cache, unused_s, now_s, is_training=is_training)
     locks = [entry for entry in unneeded if entry.path.suffix == ".lock"]
     return PrunePlan(runs, searches, [entry for entry in unneeded if entry not in locks], locks, live)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainfast_runner.records.run_states import state_text
-from trainfast_runner.results.bottleneck.doubts import marks
+from trainfast_runner.results.bottleneck.doubts import doubt_marks
 from trainfast_runner.results.comparison.difference import NOISE
 from trainfast_runner.search.bench.table import Row, Table
 from trainfast_runner.search.bench.variants import Bench
@@ -101,7 +101,7 @@ def _figure(value: float | None, digits: int = 3) -> str:
 
 def _state(row: Row) -> str:
     if row.state == "finished":
-        return ", ".join(["finished", *(marks(row.result) if row.result is not None else ())])
+        return ", ".join(["finished", *(doubt_marks(row.result) if row.result is not None else ())])
     return f"{state_text(row.state)}: {row.reason}"
 
 

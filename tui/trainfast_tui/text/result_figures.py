@@ -15,7 +15,7 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.run_states import notable_reason, state_text
 from trainfast_runner.records.script_run import ScriptFigures
-from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_text
+from trainfast_runner.results.bottleneck.doubts import doubt_marks, doubts, watched_text
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.text.format import (
@@ -76,7 +76,7 @@ def _thinning_notes(thinning: Thinning, steps: int) -> Iterator[str]:
 def end_words(result: Result) -> str:
     """Return the end state, its reason, and the doubts about the figures."""
     under = [f"measured under {result.measured_under}"] if result.measured_under else []
-    words = ", ".join([state_text(result.state), *marks(result), *under])
+    words = ", ".join([state_text(result.state), *doubt_marks(result), *under])
     reason = with_sizes(notable_reason(result.state, result.reason))
     return f"{words}: {reason}" if reason else words
 
@@ -132,7 +132,7 @@ def _speed(result: Result) -> Iterator[tuple[str, str]]:
     ):
         if spread.median is not None:
             basis = [few] if result.steps.measured == 1 else ["median", few or f"MAD {number(spread.mad)}"]
-            yield label, f"{per_second(spread.median, noun)} ({'; '.join([*basis, *marks(result)])})"
+            yield label, f"{per_second(spread.median, noun)} ({'; '.join([*basis, *doubt_marks(result)])})"
     if result.throughput.predicted is not None:
         yield "", against_predicted_speed(result.throughput.samples_per_s.median, result.throughput.predicted)
     if result.measured_under is not None:

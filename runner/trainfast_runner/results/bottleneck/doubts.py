@@ -75,7 +75,7 @@ def _outages(result: Result) -> Iterator[str]:
         yield text
 
 
-def marks(result: Result) -> Iterator[str]:
+def doubt_marks(result: Result) -> Iterator[str]:
     """Short names of the doubts, shown beside a figure."""
     if any((getattr(result.throttle, f"{cause.name}_fraction") or 0) >= THROTTLED_SHARE for cause in CAUSES):
         yield "throttled"
