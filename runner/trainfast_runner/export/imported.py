@@ -83,7 +83,7 @@ def _refuse_preset(text: str, name: str) -> None:
 
 
 def _kind_and_settings(text: str, name: str) -> tuple[str, ForeignKnobs]:
-    block = _trainer_block(text)
+    block = _trainer_block(text, name)
     if block is not None:
         return TRAINER_BLOCK, block
     if text.lstrip().startswith("{"):
@@ -103,7 +103,7 @@ def _kind_and_settings(text: str, name: str) -> tuple[str, ForeignKnobs]:
     raise UserError(f"cannot tell what {name} is", key=name, allowed=KINDS)
 
 
-def _trainer_block(text: str) -> ForeignKnobs | None:
+def _trainer_block(text: str, name: str) -> ForeignKnobs | None:
     """The fields of the only TrainingArguments call; None for a text that is not Python or has none."""
     try:
         tree = ast.parse(text)
@@ -113,7 +113,7 @@ def _trainer_block(text: str) -> ForeignKnobs | None:
     calls = list(calls_of(tree, TRAINER_CALLS))
     if len(calls) > 1:
         lines = ", ".join(str(call.lineno) for call in calls)
-        raise UserError(f"TrainingArguments is called in lines {lines}: keep the one that trains", key="lines")
+        raise UserError(f"TrainingArguments is called in lines {lines}: keep the one that trains", key=name)
     if not calls:
         return None
     fields: dict[str, Any] = {}
