@@ -55,7 +55,7 @@ class CappedFile:
         self._hole_end = self.head_bytes
 
     def open(self) -> int:
-        """A descriptor for the training's stdout and stderr: O_APPEND, readable by its owner only."""
+        """A descriptor to append to the file; only its owner can read the file."""
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def trim(self) -> int:

@@ -69,7 +69,10 @@ class EndFacts:
     full_disk_text: str | None = None
     """The disk that the run offloads to, with its free space, if that disk is full."""
     no_step_reason: str | None = None
-    """The reason that a user's own script has reported no step; None for a preset's run, and once a step is seen."""
+    """The reason that a user's own script has reported no step, used only if no step was recorded.
+
+    None for a preset's run.
+    """
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class PrecisionEntry(msgspec.Struct, frozen=True):
         return self.param_dtype != self.compute_dtype
 
     def runs_on(self, compute_capability: str | None) -> bool:
-        """True if a GPU of this compute capability, as in `8.6`, has the format, or if None: it is unknown."""
+        """True if a GPU of this compute capability, as in `8.6`, has the format. True also for None, an unknown one."""
         if compute_capability is None:
             return True
         major, _, minor = compute_capability.partition(".")

@@ -1,1 +1,1 @@
-"""The CPU: facts, its names in the `devices` knob, the load of other processes, the wait policy of a run's threads."""
+"""The CPU: facts, the load of other processes, the wait policy of a run's threads."""

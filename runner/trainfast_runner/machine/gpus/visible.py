@@ -32,7 +32,10 @@ def hides_all(environment: Mapping[str, str]) -> bool:
 
 
 def visible_to(uuids: Iterable[str]) -> dict[str, str]:
-    """The variables with which a process sees these GPUs alone, in this order; none of them for no UUID."""
+    """The variables with which a process sees these GPUs alone, in this order.
+
+    Without UUIDs the process sees no GPU.
+    """
     return {DEVICE_ORDER: PCI_ORDER, VISIBLE_DEVICES: ",".join(uuids)}
 
 

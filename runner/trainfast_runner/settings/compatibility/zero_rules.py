@@ -1,4 +1,7 @@
-"""Needs of DeepSpeed: fp16 instructions on a CPU, and a directory that takes offloaded states."""
+"""Needs of DeepSpeed: fp16 instructions on a CPU, and a directory that takes offloaded states.
+
+`refuse_small_disk` is not a rule: it needs the number of parameters, which is known later than the facts.
+"""
 
 from __future__ import annotations
 
