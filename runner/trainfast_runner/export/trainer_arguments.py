@@ -8,6 +8,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, not_at_default
 from trainfast_runner.settings.other_tools.from_knobs import trainer_fields
+from trainfast_runner.settings.precisions import FP32_WEIGHTS
 from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
@@ -35,9 +36,8 @@ def refuse_unsupported_by_trainer(run: RunFile, knobs: KnobValues) -> None:
     Such a run has another strategy or precision than the Trainer, or another transformers.
     """
     strategy = strategy_of(knobs)
-    # The Trainer has no precision without fp32 weights.
     unsupported = [] if strategy.runs_in_trainer else ["strategy"]
-    unsupported += ["precision"] if knobs["precision"] == "bf16-pure" else []
+    unsupported += [] if knobs["precision"] in FP32_WEIGHTS else ["precision"]
     if unsupported:
         names = " and ".join(f"{name}={knobs[name]}" for name in unsupported)
         accelerate = "--to accelerate, or " if unsupported == ["strategy"] and strategy.accelerate_type else ""

@@ -12,11 +12,11 @@ from typing import Any
 
 from trainfast_runner.settings.config_fields import first_size
 from trainfast_runner.settings.device_counts import model_degree
-from trainfast_runner.settings.precisions import MIXED
+from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 
-FP16_BYTES, FP32_BYTES = 2, 4
+FP32_BYTES = 4
 CONTEXT_BYTES = 3 << 29
 """CUDA context and kernels: 1 to 2 GB outside the allocator."""
 
@@ -61,10 +61,10 @@ def bytes_per_parameter(precision: str, optimizer: str) -> int:
 
     fp32 AdamW 16, mixed 18 (the cast weights exist beside the fp32 ones), 8-bit AdamW 10, bf16-pure AdamW 8.
     """
-    width = FP16_BYTES if precision == "bf16-pure" else FP32_BYTES
-    entry = OPTIMIZERS[optimizer]
+    formats, entry = PRECISIONS[precision], OPTIMIZERS[optimizer]
+    width = formats.weight_bytes
     states = entry.state_tensors * (1 if entry.eight_bit else width)
-    return 2 * width + states + (FP16_BYTES if precision in MIXED else 0)
+    return 2 * width + states + (formats.compute_bytes if formats.is_mixed else 0)
 
 
 def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: int) -> int:
@@ -72,13 +72,13 @@ def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: in
 
     By an even cut: the device with the embeddings keeps more, and a block is gathered whole while it computes.
     """
-    strategy, precision = strategy_of(knobs), knobs["precision"]
+    strategy, formats = strategy_of(knobs), PRECISIONS[str(knobs["precision"])]
     if strategy.offloads and "weights" in strategy.shards:
         return 0
     # DeepSpeed keeps the weights in half precision, and the masters with the states.
-    half = precision == "bf16-pure" or (strategy.is_zero and precision in MIXED)
+    width = formats.compute_bytes if strategy.is_zero else formats.weight_bytes
     shards = devices if "weights" in strategy.shards or "mp" in strategy.axes else model_degree(knobs)
-    return parameters * (FP16_BYTES if half else FP32_BYTES) // shards
+    return parameters * width // shards
 
 
 def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, optimizer: str) -> int:
@@ -90,7 +90,7 @@ def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, op
     entry = STRATEGIES[strategy]
     count = size.parameters
     per_parameter = bytes_per_parameter(precision, optimizer)
-    weights = FP16_BYTES if precision not in ("fp32", "tf32") else FP32_BYTES
+    weights = PRECISIONS[precision].compute_bytes
     gathered = FP32_BYTES * size.largest_layer
     if entry.offloads:
         return gathered if "weights" in entry.shards else count * 2 * weights
@@ -101,5 +101,5 @@ def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, op
     if "states" in entry.shards:
         return count * (weights + FP32_BYTES) + count * max(0, per_parameter - weights - FP32_BYTES) // devices
     if entry.copies_gradients:
-        return count * (per_parameter + (FP16_BYTES if precision == "bf16-pure" else FP32_BYTES))
+        return count * (per_parameter + PRECISIONS[precision].weight_bytes)
     return count * per_parameter // (1 if entry.one_device or "dp" in entry.axes else devices)

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.model_size import FP16_BYTES, FP32_BYTES
+from trainfast_runner.memory.model_size import FP32_BYTES
 from trainfast_runner.memory.one_process import LAYERS_SPREAD, devices_of
 from trainfast_runner.memory.prediction import RankBytes
 from trainfast_runner.memory.sharding import WholeModel
 from trainfast_runner.memory.timeline import MIDDLE, NOTHING, BlockStack, Segment, Vector, add, moments
-from trainfast_runner.settings.precisions import MIXED
+from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import SCHEDULES
 from trainfast_runner.worker.shared.traced import ACTIVATIONS, GRADS, PARAMS, TEMPORARY, TRACED_MICRO_BATCHES
 
@@ -213,7 +213,8 @@ class _RankMemory:
             segments = [*after, Segment("backward", micro, "", [], (head_delta, NOTHING)), *segments]
             if not self._is_spread:
                 # torch's `PipelineStage` keeps the logits.
-                logit_width = FP16_BYTES if self._knobs["precision"] in MIXED else width
+                formats = PRECISIONS[str(self._knobs["precision"])]
+                logit_width = formats.compute_bytes if formats.is_mixed else width
                 logits = self._samples * self._cut.output * logit_width
         else:
             start = _vector({TEMPORARY: self._samples * width * self._cut.hidden})

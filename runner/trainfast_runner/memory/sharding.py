@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.model_size import FP16_BYTES, FP32_BYTES
+from trainfast_runner.memory.model_size import FP32_BYTES
 from trainfast_runner.memory.one_process import with_copied_gradients
 from trainfast_runner.memory.prediction import RankBytes
 from trainfast_runner.memory.timeline import BlockPosition, BlockStack, Moment, Vector
-from trainfast_runner.settings.precisions import MIXED
+from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 from trainfast_runner.worker.shared.traced import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY
@@ -74,7 +74,7 @@ class MemoryRule:
         self.whole = whole
         self.ranks = max(1, ranks)
         self.knobs = knobs
-        self.mixed = knobs["precision"] in MIXED
+        self.formats = PRECISIONS[str(knobs["precision"])]
         self.accumulates = int(knobs["grad_accum"]) > 1
 
     def at(self, moment: Moment) -> RankBytes:
@@ -124,7 +124,7 @@ class FullySharded(MemoryRule):
     def at(self, moment: Moment) -> RankBytes:
         """Shards, the gathered part of the model, and gradients that are not reduced yet."""
         whole, live = self.whole, RankBytes(*moment.live)
-        gathered_width = FP16_BYTES if self.mixed else whole.weight_width
+        gathered_width = self.formats.compute_bytes if self.formats.is_mixed else whole.weight_width
         block = whole.size_of(moment.position)
         communication = gathered_width * (whole.outside_blocks + block)
         if self.knobs.get("reshard") == "off":
@@ -134,7 +134,7 @@ class FullySharded(MemoryRule):
         if moment.backward:
             communication += FP32_BYTES * block
         activations = live.activations
-        if self.mixed:
+        if self.formats.is_mixed:
             # The gathered weights are the cast ones that autocast would have made.
             activations -= min(activations, max(0.0, moment.unscaled))
         whole_grads = live.grads if self.accumulates else max(0.0, live.grads - self._reduced_grads(moment))
@@ -172,9 +172,9 @@ class ZeroPartitioned(MemoryRule):
     def __init__(self, whole: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
         super().__init__(whole, ranks, knobs)
         # Weights are half for the half precisions, whatever the trace had.
-        self.width = FP32_BYTES if knobs["precision"] in ("fp32", "tf32") else FP16_BYTES
+        self.width = self.formats.compute_bytes
         self.weights = float(self.width * whole.parameters)
-        master_width = FP32_BYTES if knobs["precision"] != "bf16-pure" else FP16_BYTES
+        master_width = self.formats.weight_bytes
         self.masters = master_width * whole.parameters / self.ranks
         self.states = whole.before_optimizer[OPTIMIZER] * master_width / whole.weight_width / self.ranks
 
@@ -304,7 +304,7 @@ class ZeroOffloaded(ZeroPartitioned):
     def _on_host(self) -> RankBytes:
         """Weights, the updated part on its way back to the device, gradients, masters and states."""
         # Gradients of earlier micro-batches are added up in a copy of their own; with half masters in place.
-        has_copy = self.accumulates and str(self.knobs["precision"]) != "bf16-pure"
+        has_copy = self.accumulates and not self.formats.has_half_weights
         part = self.weights / self.ranks
         grads = self.masters + (part if has_copy else 0.0)
         return RankBytes(params=self.weights + part, grads=grads, optimizer=self.masters + self.states)

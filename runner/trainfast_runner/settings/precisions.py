@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
 
 class PrecisionEntry(msgspec.Struct, frozen=True):
     """One value of the knob `precision`. Formats are torch's dtypes; a tool without the precision has None."""
@@ -26,6 +28,31 @@ class PrecisionEntry(msgspec.Struct, frozen=True):
     lightning: str | None = None
     min_compute_capability: tuple[int, int] = (0, 0)
     """The first NVIDIA GPUs with this format, by the table of features in the CUDA C++ Programming Guide."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight, and of its gradient."""
+        return DTYPE_BYTES[self.param_dtype]
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of an operand of the matrix products, and of a weight under DeepSpeed."""
+        return DTYPE_BYTES[self.compute_dtype]
+
+    @property
+    def has_half_weights(self) -> bool:
+        """True if the weights themselves are in half precision."""
+        return self.weight_bytes < DTYPE_BYTES["float32"]
+
+    @property
+    def computes_in_half(self) -> bool:
+        """True if the matrix products are in half precision."""
+        return self.compute_bytes < DTYPE_BYTES["float32"]
+
+    @property
+    def uses_tensor_cores(self) -> bool:
+        """True if tensor cores compute the matrix products: in every format but plain fp32."""
+        return self.peak != "fp32"
 
     @property
     def is_mixed(self) -> bool:
@@ -71,6 +98,8 @@ PRECISIONS: Mapping[str, PrecisionEntry] = {
 }
 
 MIXED = tuple(name for name, precision in PRECISIONS.items() if precision.is_mixed)
+FP32_WEIGHTS = tuple(name for name, precision in PRECISIONS.items() if not precision.has_half_weights)
+"""The precisions that the Trainer has: it keeps the weights in fp32."""
 ACCELERATE_NAMES = {name: entry.accelerate for name, entry in PRECISIONS.items() if entry.accelerate is not None}
 LIGHTNING_NAMES = {name: entry.lightning for name, entry in PRECISIONS.items() if entry.lightning is not None}
 

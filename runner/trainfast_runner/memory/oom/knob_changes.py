@@ -35,7 +35,12 @@ class KnobChange:
     @property
     def frees_states(self) -> bool:
         """True if the change shrinks weights, gradients or optimizer states: memory that no batch decides."""
-        return self.knob == "optimizer" or self.value == "bf16-pure"
+        return self.knob == "optimizer" or self.halves_weights
+
+    @property
+    def halves_weights(self) -> bool:
+        """True if the change stores the weights in half precision."""
+        return self.knob == "precision" and PRECISIONS[self.value].has_half_weights
 
 
 def knob_changes(
@@ -60,7 +65,7 @@ def knob_changes(
         has_bf16=all(map(PRECISIONS["bf16"].runs_on, compute_capabilities)),
     )
     # While the model is built there are weights alone.
-    in_phase = (change for change in every_change if phase != MODEL_PHASE or change.value == "bf16-pure")
+    in_phase = (change for change in every_change if phase != MODEL_PHASE or change.halves_weights)
     strategy = strategy_or_single(knobs)
     return [
         change
@@ -100,7 +105,7 @@ def _listed_changes(
     Leaving the Trainer or the compiler frees host memory only.
     """
     optimizer = OPTIMIZERS[str(knobs["optimizer"])]
-    precision = knobs["precision"]
+    precision = PRECISIONS[str(knobs["precision"])]
     bf16_speed = "slower on most CPUs" if device == "cpu" else "faster on tensor cores (Ampere and later)"
     if knobs["attention"] == "eager":
         saves = "frees every layer's score matrices if the model supports sdpa"
@@ -121,7 +126,7 @@ def _listed_changes(
         kept_by, remainder = divmod(accumulation * batch, smaller)
         costs = changed_global_batch(share) if remainder else f"little; grad_accum={kept_by} keeps the global batch"
         yield KnobChange("batch_size", str(smaller), f"activations to {100 * share:.2g} %", costs, share)
-    if precision in ("fp32", "tf32"):
+    if not precision.computes_in_half:
         saves = "frees about half of the activations"
         if has_bf16:
             yield KnobChange("precision", "bf16", saves, bf16_speed, 0.6)
@@ -130,7 +135,7 @@ def _listed_changes(
     if optimizer.state_tensors >= 2 and not optimizer.eight_bit:
         yield KnobChange("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none")
         yield KnobChange("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")
-    if precision != "bf16-pure" and has_bf16:
+    if not precision.has_half_weights and has_bf16:
         costs = f"{bf16_speed}; updates lose precision"
         yield KnobChange("precision", "bf16-pure", "frees half of weights, gradients and states", costs)
     if knobs["checkpointing"] == "off":

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainfast_runner.machine.gpus.health import POWER_SUPPLY
+from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import STRATEGIES
 
 Figure = float | int | str | None
 Scope = Literal["run", "device", "rank"]
 
-TENSOR_CORE_PRECISIONS = ("fp16", "bf16", "bf16-pure", "tf32")
+TENSOR_CORE_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.uses_tensor_cores)
 EXCHANGING_STRATEGIES = tuple(
     name for name, entry in STRATEGIES.items() if not (entry.one_process or entry.is_pipeline or entry.offloads)
 )

@@ -8,6 +8,7 @@ import shutil
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.extensions import search_path
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
+from trainfast_runner.settings.precisions import PRECISIONS
 
 COMPILER_OF_DEVICE = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "cc", "clang"), "gcc")}
 """The variable that names the compiler, its usual names, and its Debian package, by device."""
@@ -31,7 +32,7 @@ def _compile_has_a_compiler(facts: Facts) -> None:
 
 
 def _flash_can_run(facts: Facts) -> None:
-    precision = facts.knobs["precision"]
+    precision = str(facts.knobs["precision"])
     if facts.knobs["attention"] != "flash":
         return
     if facts.machine.device == "cpu":
@@ -45,7 +46,7 @@ def _flash_can_run(facts: Facts) -> None:
             key="attention",
             advice="attention=sdpa, whose own flash kernel needs no package",
         )
-    if precision in ("fp32", "tf32"):
+    if not PRECISIONS[precision].computes_in_half:
         raise UserError(
             f"attention=flash has no kernel for precision={precision}",
             key="attention",

@@ -15,6 +15,7 @@ from trainfast_runner.machine.extensions import has_libaio, missing_tool
 from trainfast_runner.machine.processes.listing import user_name
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import OPTIMIZERS, strategies_obeying
 from trainfast_runner.worker.shared.offload_scratch import DISK_FULL_BELOW_BYTES, free_bytes
@@ -85,7 +86,7 @@ def refuse_small_disk(knobs: KnobValues, parameters: int | None) -> None:
     path = knobs["offload_path"]
     if path is None or parameters is None:
         return
-    width = 2 if knobs["precision"] == "bf16-pure" else 4
+    width = PRECISIONS[str(knobs["precision"])].weight_bytes
     needed = parameters * width * (1 + OPTIMIZERS[str(knobs["optimizer"])].state_tensors)
     free = free_bytes(Path(os.path.expanduser(str(path))))
     if free < needed:

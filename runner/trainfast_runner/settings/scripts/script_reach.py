@@ -13,7 +13,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES, FP32_WEIGHTS, LIGHTNING_NAMES
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset, flag_words_text
 
 FRAMEWORK_KNOBS = (
@@ -35,8 +35,7 @@ BY_FRAMEWORK: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """The knobs that reach a script without a flag, by the framework that trains and the way that they take."""
 PRECISIONS_TAKEN: dict[str, tuple[str, ...]] = {
-    # The Trainer keeps the weights in fp32.
-    "HF Trainer": ("fp32", "tf32", "fp16", "bf16"),
+    "HF Trainer": FP32_WEIGHTS,
     "accelerate": tuple(ACCELERATE_NAMES),
     "Lightning": tuple(LIGHTNING_NAMES),
 }
