@@ -30,7 +30,7 @@ PLACEHOLDER_NOTE = (
     f"{SCRIPT_PLACEHOLDER} is a placeholder: a script that takes transformers' TrainingArguments as flags."
 )
 OUTPUT_FLAG = ("--output_dir", "out")
-"""The Trainer of transformers 4 asks for a folder."""
+"""The flag with the folder that the Trainer of transformers 4 asks for."""
 
 
 def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:

@@ -31,7 +31,7 @@ JOB_PREFIXES = (
     *("PET_", "TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
     *("ACCELERATE_", "FSDP_"),
 )
-"""torchrun reads PET_* as its own options; `accelerate launch` hands its settings down as ACCELERATE_* and FSDP_*."""
+"""Beginnings of a launcher's variables: torchrun's options are PET_*, accelerate's settings ACCELERATE_* and FSDP_*."""
 
 
 def own_environment() -> dict[str, str]:

@@ -18,7 +18,7 @@ from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 
 FP32_BYTES = 4
 CONTEXT_BYTES = 3 << 29
-"""CUDA context and kernels: 1 to 2 GB outside the allocator."""
+"""Memory of the CUDA context and the kernels, 1 to 2 GB outside the allocator."""
 
 
 @dataclass(frozen=True)

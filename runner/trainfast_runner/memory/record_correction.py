@@ -31,7 +31,7 @@ TRAINING_PHASES = ("forward", "backward", "optimizer", "train")
 """Phases in which the training itself runs out of memory; an engine that cannot split a step says train."""
 MAX_BEYOND = 0.5
 MAX_BEYOND_BYTES = 512 << 20
-"""A run whose peak is off its traced peak by more than both (a share of it, and bytes) took another step."""
+"""Share of a traced peak, and bytes: a run whose peak is off by more than both took another step."""
 
 
 def record_correction(home: Path, records: RunRecords, result: Result) -> None:

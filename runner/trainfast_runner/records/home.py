@@ -25,7 +25,7 @@ STAMP_CHARACTERS = len("20261121-054455")
 ID = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
 """The ids that `new_id` makes."""
 MAX_AHEAD_S = 60
-"""A newest run stamped further ahead came from a wrong clock and is ignored."""
+"""Most seconds that a newest run may be ahead of now: one stamped further came from a wrong clock and is ignored."""
 
 
 def new_id(stamp: str, name: str, fallback: str) -> str:

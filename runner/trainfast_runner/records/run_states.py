@@ -12,7 +12,7 @@ EXIT_CODES = {
     "failed_to_start": 4,
 }
 END_STATES = frozenset(EXIT_CODES)
-"""A run in none of these is starting, running or stopping."""
+"""States of an ended run; all others are starting, running or stopping."""
 STATES = ("starting", "running", "stopping", *EXIT_CODES)
 """Every state, in the order in which they are listed."""
 STATE_WORDS = {"oom": "out of memory", "failed_to_start": "failed to start"}

@@ -15,7 +15,7 @@ from trainfast_runner.worker.shared.lock_files import SEARCH_LOCK_FILE
 
 JOURNAL_FILE = "journal.jsonl"
 PAUSE_FILE = "paused"
-"""While this file exists the conductor takes no further step."""
+"""File during whose existence the conductor takes no further step."""
 
 
 def search_directories(home: Home) -> list[Path]:

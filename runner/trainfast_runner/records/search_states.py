@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 LIVE_STATES = ("starting", "running", "pausing", "paused")
-"""A conductor works on the search; `pausing` finishes its step first."""
+"""States in which a conductor works on the search; `pausing` finishes its step first."""
 PAUSE_STATES = ("pausing", "paused")
 UNFINISHED_STATES = ("interrupted", "cancelled")
-"""The search can be resumed; `interrupted` has neither a conductor nor an end."""
+"""States from which a search can be resumed; `interrupted` has neither a conductor nor an end."""
 ANSWERED_STATES = ("answered", "nothing_fits")
-"""The search has an answer about its knobs; one that `failed` has none."""
+"""States of a search with an answer about its knobs; one that `failed` has none."""

@@ -27,7 +27,7 @@ class Timed(Protocol):
 T = TypeVar("T", bound=Timed)
 
 TELEMETRY_CAP_BYTES = 64 << 20
-"""Eight GPUs write 12 kB a tick, 45 MB an hour."""
+"""The cap of `telemetry.jsonl`: eight GPUs write 12 kB a tick, 45 MB an hour."""
 _SECOND_NS = 1_000_000_000
 _MARK = b'"since_ns":'
 """Mark of a line of changes; no other line holds it: inside a text its quotes would stand after backslashes."""

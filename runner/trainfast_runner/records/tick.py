@@ -11,7 +11,7 @@ SCHEMA = 1
 
 
 MIG_PREFIX = "MIG-"
-"""Every name of a MIG instance begins with this: MIG-UUID, and MIG-GPU-UUID/GI/CI before driver R470."""
+"""Beginning of each MIG instance's name: MIG-UUID, and MIG-GPU-UUID/GI/CI before driver R470."""
 
 
 def is_instance(uuid: str | None) -> bool:

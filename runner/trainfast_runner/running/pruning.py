@@ -26,7 +26,7 @@ CACHE_UNUSED_S = 30 * 86400.0
 UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 """Seconds of each unit of an age."""
 NEWER_THAN_ALL = "~"
-"""Sorts after every id."""
+"""A text that sorts after every id."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from trainfast_runner.records.run_states import END_STATES
 from trainfast_runner.running.run_processes import StateEvents, recorded_process
 
 BEING_MADE_S = 10.0
-"""A directory without `run.json` this young is a run that is just being launched."""
+"""Greatest age of a directory without `run.json` that counts as a run being launched."""
 LEFT_BEHIND = "the supervisor ended before the run did"
 
 

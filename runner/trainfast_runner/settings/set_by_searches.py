@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 SET_BY_A_SEARCH = ("steps", "timing_warmup")
-"""Set by either search; commands that differ only in these continue the same search."""
+"""Knobs that either search sets; commands that differ only in these continue the same search."""
 SET_BY_A_BATCH_SEARCH = ("batch_size", *SET_BY_A_SEARCH)

@@ -11,7 +11,7 @@ from trainfast_runner.machine.telemetry.host import UNREADABLE
 from trainfast_runner.machine.telemetry.host_files import read_cores
 
 MIN_S = 0.01
-"""The kernel counts processor time in hundredths of a second."""
+"""Shortest length of a window: the kernel counts processor time in hundredths of a second."""
 
 
 class CpuWindow:

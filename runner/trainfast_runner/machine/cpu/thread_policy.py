@@ -17,7 +17,7 @@ from trainfast_runner.worker.shared.threads import DEFAULT, PASSIVE, WAIT_SETTIN
 OBSERVED_S = 1.0
 """Seconds of watching the cores before a launch."""
 IDLE_CORES = 0.05
-"""Chosen, not measured: others that take less than this of one core leave the machine idle."""
+"""Chosen, not measured: share of one core below which others leave the machine idle."""
 UNUSED = "unused"
 PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 """For libgomp, and for libiomp and libomp, whose threads spin 200 ms under any policy unless KMP_BLOCKTIME is 0."""

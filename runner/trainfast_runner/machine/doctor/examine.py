@@ -30,7 +30,7 @@ from trainfast_runner.units import counted, gibibytes
 
 USEFUL = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
 ENERGY_SETTLE_S = 0.6
-"""Long enough to see an energy counter move."""
+"""Seconds between two readings of an energy counter, in which it moves."""
 BUS_WITHIN_S = 5.0
 """Time for systemd-logind to answer on its bus."""
 ENOUGH_HOME_BYTES = 1 << 30

@@ -10,7 +10,7 @@ from trainfast_runner.machine.telemetry.slowdown import degrees_left
 from trainfast_runner.records.tick import DeviceReading
 
 BUSY_PERCENT = 50
-"""Above this utilization a lower PCIe generation does not save power."""
+"""GPU utilization from which a lower PCIe generation does not save power."""
 COOLING = "more air, a free slot beside the card, a lower power limit"
 POWER_SUPPLY = "the power supply, its cables and rails: the brake is pulled from outside the card"
 CURES = {"sw_thermal": COOLING, "hw_thermal": COOLING, "hw_power_brake": POWER_SUPPLY}

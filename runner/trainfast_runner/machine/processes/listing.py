@@ -18,10 +18,10 @@ from trainfast_runner.records.tick import DeviceReading
 KERNEL_THREADS_PARENT = 2
 MIN_CPU_PERCENT = 1.0
 MIN_RSS_BYTES = 32 << 20
-"""A process that holds no GPU is listed from one of the two on."""
+"""Least memory, and least CPU percent, of a listed process that holds no GPU: one of the two is enough."""
 SCAN_EVERY_S = 2.0
 SCAN_SHARE = 0.01
-"""Looking at all processes takes at most this share of a core."""
+"""Share of a core that looking at all processes may take."""
 MAX_ROWS = 200
 """The most processes in a list."""
 

@@ -1,10 +1,9 @@
 """Duration counters of the driver, believed only while they behave like durations."""
 
 _SLACK_NS = 1_000_000_000
-"""The driver brings these counters up to date in steps, so one reading may catch up on an earlier one."""
+"""Nanoseconds that a counter may grow beyond the elapsed time: the driver updates these counters in steps."""
 _ROUNDING_NS = 1_000_000
-"""Chosen, not measured: a counter kept in coarser units, or in floating point, may seem to step back by less than its
-unit."""
+"""Chosen, not measured: nanoseconds that a counter may step back, kept in coarser units or in floating point."""
 _STUCK_NS = 5_000_000_000
 """Chosen, not measured: time with the bit set and no growth after which a counter counts as standing still."""
 _UNSEEN_NS = 10_000_000_000

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 MAX_APART = 2.0
 """Chosen, not measured: from this factor between the counter's energy and power times time on, neither is believed."""
 MIN_JOULES = 10.0
-"""Half a second of a GPU at rest."""
+"""Least energy by which a counter is judged: half a second of a GPU at rest."""
 STILL_S = 0.5
-"""The driver brings the counter up to date several times as often."""
+"""Seconds after which a counter that stands still is judged: the driver updates it several times as often."""
 MIN_S = 10.0
-"""Power is an average over a second at best, on some GPUs a sample: it measures nothing over less time."""
+"""Least seconds over which a growing counter is judged: power is an average over a second at best, or a sample."""
 _STILL_SAMPLED_S = 3.0
 """Chosen, not measured: seconds without growth after which the counter is judged."""
 _BLOCK_S = 30.0

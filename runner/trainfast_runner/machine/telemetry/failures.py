@@ -76,7 +76,7 @@ NO_ACCESS: Final = NvmlFailure(
 HAS_NOT_ANSWERED: Final = "has not answered for"
 """In each sentence about a call that has not returned: recorded runs are read by it."""
 SLOW_S: Final = 15.0
-"""A call that takes longer is treated as hanging."""
+"""Seconds after which a call is treated as hanging."""
 
 DEVICE_FAILURES: Final = {
     GPU_IS_LOST: NvmlFailure(

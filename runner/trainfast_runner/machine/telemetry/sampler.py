@@ -16,7 +16,7 @@ POLL_S = 0.1
 """Interval between two readings of throttle reasons between ticks."""
 _LONGEST_PERIOD_S = 10.0
 _TICKS_TO_SLOW_DOWN = 3
-"""One slow tick is an initialization or a GPU that just died; three in a row are the machine."""
+"""Slow ticks in a row before the period grows: one is an initialization or a GPU that just died."""
 _TICKS_TO_SPEED_UP = 10
 _OPENING_S = 1.0
 """Time that a tick waits for the driver to open; the next ticks have the host's readings meanwhile."""

@@ -115,7 +115,7 @@ REASONS_OF_COUNTER = {cause.policy_counter: cause.reasons for cause in CAUSES if
 }
 """Every duration counter, with the throttle reasons in whose presence it must run."""
 MAX_INTERVAL_NS = 5_000_000_000
-"""Two readings further apart are no measure of the time between them."""
+"""Longest time between two readings that measure the time between them."""
 
 
 class SampledReasons:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _SHORTEST_S, _LONGEST_S = 0.01, 0.1
 """Seconds of sleep at a time while waiting."""
 _MIN_S = 0.1
-"""More time than a healthy call needs: 8 GPUs answer in milliseconds."""
+"""Least timeout, which halves with each hung call: 8 healthy GPUs answer in milliseconds."""
 _STOPPING_S = 0.2
 """Time for a call at the end of the sampling."""
 

@@ -19,7 +19,7 @@ OnXid = Callable[[int, int, int], None]
 _XID_EVENTS: Final = 0x8
 """nvmlEventTypeXidCriticalError of nvml.h."""
 _WAIT_MS: Final = 250
-"""One wait in the driver; the watch can only be ended between two of them."""
+"""Milliseconds of one wait in the driver; the watch can only be ended between two of them."""
 _WHOLE_GPU: Final = 0xFFFFFFFF
 """gpuInstanceId of nvmlEventData_t for an error that NVML attributes to no single instance."""
 

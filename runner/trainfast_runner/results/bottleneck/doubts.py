@@ -13,7 +13,7 @@ from trainfast_runner.results.device_conditions.rate import MIN_COVERED
 from trainfast_runner.units import counted, gpus_text
 
 THROTTLED_SHARE = 0.0005
-"""A smaller share would read 0.0 %."""
+"""Least share of the measured time that is shown: a smaller one would read 0.0 %."""
 
 
 def watched_text(result: Result) -> str:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Figures = dict[str, Figure]
 PIDS_SHOWN = 3
 FAR_UNDER_C = 10.0
-"""Chosen, not measured: a chip that slows down for its own heat is within a few degrees of its limit."""
+"""Chosen, not measured: degrees C under its limit at which a chip does not slow down for its own heat."""
 BACKWARD_OVER_FORWARD = 2.0
 BACKWARD_OVER_FORWARD_RECOMPUTED = 3.0
 """Time of a backward in forwards; full checkpointing computes the forward once more."""

@@ -18,7 +18,7 @@ from trainfast_runner.results.device_conditions.step_conditions import StepJoin
 
 WINDOW_NS = 30_000_000_000
 DIAGNOSED_STEPS = 200
-"""Chosen, not measured: a live diagnosis is of the last half minute, and of at most so many steps."""
+"""Chosen, not measured: the newest seconds, and the most steps of them, that a live diagnosis looks at."""
 MIN_LIVE_STEPS = 10
 """The fewest newest steps that a live diagnosis looks at, however long they took."""
 STEADY_EVERY = 5

@@ -36,7 +36,7 @@ updates the weights."""
 OTHERS_CPU_PERCENT = 15
 """Share of the CPU, all cores together, from which other processes make a CPU run short of it."""
 ALL_CORES_BUSY_PERCENT = 90
-"""Chosen, not measured: above this a thread that wants to run has to wait for a core."""
+"""Chosen, not measured: CPU percent from which a thread that wants to run has to wait for a core."""
 
 
 @dataclass(frozen=True)

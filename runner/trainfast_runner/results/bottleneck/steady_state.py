@@ -22,16 +22,16 @@ from trainfast_runner.results.distributions import MAD_TO_SIGMA, NORMAL_95
 BLOCKS = 12
 """Chosen, not measured: most blocks, by which the end of the warm-up is known to a twelfth of the run."""
 MIN_BLOCKS = 4
-"""Chosen, not measured: a run with fewer has no warm-up to tell from its steady steps."""
+"""Chosen, not measured: fewest blocks of a run whose warm-up can be told from its steady steps."""
 STEPS_IN_A_BLOCK = 2
 DRIFT_OF_STEP = 0.02
-"""Chosen, not measured: two runs of the same settings differ by about this share of a step."""
+"""Chosen, not measured: share of a step that is no drift: two runs of the same settings differ by it."""
 DRIFT_C = 2.0
-"""Chosen, not measured: NVML gives whole degrees, so one is rounding and two are not."""
+"""Chosen, not measured: degrees C within which a temperature is steady: NVML gives whole degrees."""
 SIGMAS = 3.0
-"""Chosen, not measured: a block this many times the scatter away from the settled ones is not at their level."""
+"""Chosen, not measured: times the scatter within which a block is at the level of the settled ones."""
 COOLING_C_PER_MIN = 1.0
-"""Chosen, not measured: a slower fall is the rounding of NVML's whole degrees."""
+"""Chosen, not measured: least fall that counts as cooling: a slower one is the rounding of NVML's whole degrees."""
 
 
 @dataclass(frozen=True)

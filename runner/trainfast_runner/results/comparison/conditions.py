@@ -11,13 +11,13 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.results.bottleneck.steady_state import drift_text
 
 TEMPERATURE_APART_C = 10.0
-"""Chosen, not measured: GPUs that start further apart in degrees C may differ in clock."""
+"""Chosen, not measured: degrees C between two GPUs' starts from which they may differ in clock."""
 THROTTLED_APART = 0.02
-"""Chosen, not measured: if all throttled time is lost, this share lengthens a step by as much as two equal runs
-differ."""
+"""Chosen, not measured: difference of two throttled shares that counts. All of it lost, it lengthens a step by as much
+as two equal runs differ."""
 
 CPU_LEFT_APART = 0.05
-"""Chosen, not measured: the share of the CPU that others leave may differ by this much between two runs on the CPU."""
+"""Chosen, not measured: relative difference of the CPU that others leave to two runs on the CPU."""
 
 
 @dataclass(frozen=True)

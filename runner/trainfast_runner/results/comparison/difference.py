@@ -47,9 +47,9 @@ NOISE = "no significant difference"
 CHANGED = "changed"
 UNKNOWN = "not measured in both"
 MIN_OF_A_STEP = 0.005
-"""Chosen, not measured: a difference of a phase below this share of the step does not count."""
+"""Chosen, not measured: least share of the step that a difference of a phase must have to count."""
 MIN_BYTES = 2 << 20
-"""Chosen, not measured: allocators hand out memory by blocks of 2 MiB (PyTorch's CUDA caching allocator) and round."""
+"""Chosen, not measured: least difference of memory that counts: CUDA's caching allocator hands out blocks of 2 MiB."""
 
 
 @dataclass(frozen=True)

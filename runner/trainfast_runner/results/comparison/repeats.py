@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from trainfast_runner.results.distributions import student_95
 
 MIN_PAIRS = 3
-"""Two pairs would give an interval eight times as wide as their difference."""
+"""Fewest pairs with an interval: two would give one eight times as wide as their difference."""
 
 
 def paired_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:

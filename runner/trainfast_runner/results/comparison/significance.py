@@ -18,7 +18,7 @@ from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 ERRORS_APART = 3.0
 """Chosen, not measured: standard errors by which two figures must differ."""
 RUN_TO_RUN = 0.02
-"""Chosen, not measured: two runs of the same settings differ by about this share."""
+"""Chosen, not measured: share by which two runs of the same settings differ."""
 MEDIAN_ERROR = math.sqrt(MEDIAN_VARIANCE)
 
 

@@ -15,9 +15,9 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNT
 from trainfast_runner.results.device_conditions.readings import ENERGY_FIELD, Reading, TimedReadings, reading_of, shows
 
 SAMPLES_SHOWN = 2
-"""One sample may show a reason whose counter the driver updates after the record's end."""
+"""Samples with a reason that refute a still counter: after one, the driver may update it past the record's end."""
 SIGHTINGS_MISSED = 7.0
-"""If a counter ran for this many samples, the chance that no sample shows its reason is e^-7, one in a thousand."""
+"""Samples for which a counter may run with none showing its reason: the chance of that is e^-7, one in a thousand."""
 BEYOND_POLICY = 2.0
 """Intervals by which a counter may outgrow its policy's counter while no sample shows its reason: the driver updates
 late."""

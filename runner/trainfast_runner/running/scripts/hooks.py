@@ -7,4 +7,4 @@ from pathlib import Path
 HOOKS_FOLDER = Path(__file__).parents[2] / "door"
 """The folder that is appended to PYTHONPATH; it holds the hooks alone, so it shadows nothing."""
 RUN_VARIABLE = "TRAINFAST_RUN"
-"""Names the run directory in the environment of the script."""
+"""The variable that names the run directory to a script."""

@@ -6,7 +6,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 
 READS_IMAGES = frozenset({"image_size", "num_channels", "vision_config"})
-"""A model that reads images has one of these fields, even if its configuration has a vocab_size."""
+"""Fields of a model's configuration, one of which each model that reads images has."""
 
 
 def _images_are_classified(facts: Facts) -> None:

@@ -38,7 +38,7 @@ FLAG = re.compile(r"-{1,2}[A-Za-z]")
 """The beginning of a flag; `-1` is a number."""
 
 NOTHING = "nothing"
-"""Stands for no words where flag words are shown or typed."""
+"""The word for no words where flag words are shown or typed."""
 
 FlagWords = str | dict[str, str]
 """Words of the command with {} for the value, or the words by value."""
