@@ -56,7 +56,7 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
 
 
 def read_recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
-    """The configuration that the run recorded. Raises UserError if it ended before."""
+    """The configuration that the run recorded. Raises UserError if the run ended before it had one."""
     try:
         config = json.loads((directory / DEEPSPEED_FILE).read_text())
     except (OSError, ValueError):

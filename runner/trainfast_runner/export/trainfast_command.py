@@ -32,7 +32,7 @@ def run_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
 
 
 def whole_preset(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportText:
-    """A preset of its own, whole, with the knobs that are not at their defaults."""
+    """A whole preset with the knobs that are not at their defaults."""
     alone = strategy_of(knobs).one_device and "devices" not in run.overrides
     changed_knobs = {
         name: value

@@ -200,7 +200,7 @@ class ZeroPartitioned(MemoryRule):
         )
 
     def _bucket(self, moment: Moment) -> float:
-        """Bytes of the bucket: all of it on a GPU, only the written part on a CPU."""
+        """Bytes of the bucket: the whole bucket on a GPU, only the written part on a CPU."""
         if not moment.backward:
             return 0.0
         return self.weights if self.whole.on_gpu else self._new_grads(moment)

@@ -50,7 +50,7 @@ def append_proof(directory: Path, proof: ExportProof) -> None:
 
 
 def read_last_proof(directory: Path, to: str, text_sha256: str) -> ExportProof | None:
-    """The newest proof of that very text; None when the form has never been run."""
+    """The newest proof of this text of the form `to`; None if this text was never run."""
     try:
         proofs = list(remaining_records(Tail(directory / PROOFS_FILE, ExportProof)))
     except OSError:

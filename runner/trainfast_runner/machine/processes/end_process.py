@@ -1,4 +1,4 @@
-"""The end of a process that a person selected: only their own, and only the very one that was shown."""
+"""The end of a process that the user selected: only their own, and never a later one with its pid."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Job(Generic[T]):
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was begun."""
+        """Seconds since the start of the call; 0 before it."""
         return 0.0 if self.began_s is None else time.monotonic() - self.began_s
 
     def run(self) -> None:

@@ -69,7 +69,7 @@ class ForeignKnobs:
         ]
 
     def section(self, table: dict[str, Any], name: str) -> dict[str, Any]:
-        """Remove a table from another one and return it, empty without it; anything else there is not understood."""
+        """Remove the table `name` and return it, empty without one; a value that is no table is not understood."""
         value = table.pop(name, None)
         if value is not None and not isinstance(value, dict):
             self.not_understood.append(f"{name}: {value}")

@@ -54,7 +54,7 @@ class ScriptPreset(msgspec.Struct, frozen=True):
     """The preset's name; empty for a command as typed."""
     title: str = ""
     cwd: str = ""
-    """The folder that the command starts in; empty for the one that it is typed in."""
+    """The folder in which the command starts; empty for the present one."""
     framework: str = ""
     """One of `FRAMEWORKS`; empty if it is unknown."""
     file: str = ""
