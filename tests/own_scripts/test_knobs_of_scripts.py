@@ -101,6 +101,17 @@ def test_scheduled_rate_and_a_batch_that_nothing_counts_are_not_overridden(
     assert result["script"]["samples_from"] == "forward input"
 
 
+def test_fp32_turns_off_the_tf32_of_a_trainers_script(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "from transformers import TrainingArguments\n"
+        "print('tf32 is', TrainingArguments('out', tf32=True, use_cpu=True).tf32)\n"
+    )
+    done = cli("run", "--json", "--set", "precision=fp32", "--", PYTHON, str(path))
+    output = (cli.home / "runs" / done.json["run_id"] / "output.log").read_text()
+    assert "tf32 is False" in output, output
+
+
 def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(cli: Cli, tmp_path: Path) -> None:
     lines = (
         "import sys, torch\nfrom types import SimpleNamespace as Some\n"
