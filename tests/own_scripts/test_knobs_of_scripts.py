@@ -101,15 +101,26 @@ def test_scheduled_rate_and_a_batch_that_nothing_counts_are_not_overridden(
     assert result["script"]["samples_from"] == "forward input"
 
 
-def test_fp32_turns_off_the_tf32_of_a_trainers_script(cli: Cli, tmp_path: Path) -> None:
+TRAINER_ALONE = """
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+arguments = TrainingArguments("out", tf32=True, use_cpu=True, max_steps=6, report_to=[], save_strategy="no")
+model = LlamaForCausalLM(
+    LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+)
+rows = [{"input_ids": [1] * 16, "labels": [1] * 16} for _ in range(64)]
+Trainer(model, arguments, train_dataset=rows).train()
+"""
+"""A script whose import of the Trainer imports torch; on a CPU the Trainer refuses `tf32=True`."""
+
+
+def test_trainer_that_imports_torch_itself_takes_fp32_in_place_of_tf32(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
-    path.write_text(
-        "from transformers import TrainingArguments\n"
-        "print('tf32 is', TrainingArguments('out', tf32=True, use_cpu=True).tf32)\n"
-    )
-    done = cli("run", "--json", "--set", "precision=fp32", "--", PYTHON, str(path))
-    output = (cli.home / "runs" / done.json["run_id"] / "output.log").read_text()
-    assert "tf32 is False" in output, output
+    path.write_text(TRAINER_ALONE)
+    result = run_script(cli, "--set", "precision=fp32", "--set", "batch_size=4", "--", PYTHON, str(path))
+    assert result["script"]["framework"] == "HF Trainer"
+    assert result["script"]["overridden"] == []
+    assert samples_of_steps(cli, result) == {4}
 
 
 def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(cli: Cli, tmp_path: Path) -> None:

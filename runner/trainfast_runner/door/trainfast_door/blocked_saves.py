@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .import_hooks import ImportHooks
-from .notes import never_raises
+from .import_hooks import hook_modules
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun
@@ -47,20 +46,7 @@ def install(run: ScriptRun) -> None:
         return
     run.suppress("experiment trackers")
     _silence(torch, ("save",), run)
-    hooks = {name: functools.partial(_silence, names=names, run=run) for name, names in SAVES.items()}
-    sys.meta_path.insert(0, ImportHooks(hooks))
-
-
-@never_raises
-def silence_loaded(run: ScriptRun) -> None:
-    """Silence the save functions of modules that were already loading when the hooks were installed.
-
-    Such a module imports torch itself, and torch's import installs the hooks.
-    """
-    if run.is_trial:
-        for name, names in SAVES.items():
-            if name in sys.modules:
-                _silence(sys.modules[name], names, run)
+    hook_modules({name: functools.partial(_silence, names=names, run=run) for name, names in SAVES.items()})
 
 
 def sandbox_fields(run: ScriptRun) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from . import flags
-from .import_hooks import ImportHooks
+from .import_hooks import hook_modules
 from .notes import never_raises
 
 REPORT = "discovered.json"
@@ -56,7 +56,7 @@ class Discovery:
             "torch.optim.optimizer": self._follow_optimizers,
             "torch.nn.modules.module": self._follow_forward,
         }
-        sys.meta_path.insert(0, ImportHooks(hooks))
+        hook_modules(hooks)
 
     @never_raises
     def report(self, stopped_at: str, names: dict[str, Any] | None = None, **details: Any) -> None:

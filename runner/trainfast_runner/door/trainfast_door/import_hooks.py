@@ -1,17 +1,54 @@
-"""A finder that waits for modules, such as the frameworks that count steps themselves, and hooks each when imported."""
+"""Hooks into modules, such as the frameworks that count steps themselves, called once a module has been executed."""
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from .notes import never_raises
 
 
-class ImportHooks:
+def hook_modules(hooks: Mapping[str, Callable[[Any], None]]) -> None:
+    """Call each hook with its module: now, at the end of an execution under way, or when the module is imported.
+
+    A module that imports torch itself is under way when torch's import installs the hooks.
+    """
+    awaited = {name: hook for name, hook in hooks.items() if name not in sys.modules}
+    if awaited:
+        sys.meta_path.insert(0, _AwaitedModules(awaited))
+    for name in hooks.keys() - awaited.keys():
+        _hook_loaded(sys.modules[name], hooks[name])
+
+
+@never_raises
+def _hook_loaded(module: Any, hook: Callable[[Any], None]) -> None:
+    spec = module.__spec__
+    if getattr(spec, "_initializing", False):
+        spec.__class__ = _ExecutedSpec
+        spec.hook = hook
+    else:
+        never_raises(hook)(module)
+
+
+class _ExecutedSpec(ModuleSpec):
+    """The spec of a module under execution; importlib sets its `_initializing` to False at the end."""
+
+    hook: Callable[[Any], None]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            hook = self.__dict__.pop("hook")
+            # A failed execution has removed the module.
+            if self.name in sys.modules:
+                never_raises(hook)(sys.modules[self.name])
+
+
+class _AwaitedModules:
     """Finds the awaited modules as the other finders do; each hook gets its module after the module's execution."""
 
     def __init__(self, hooks: Mapping[str, Callable[[Any], None]]) -> None:
@@ -19,7 +56,7 @@ class ImportHooks:
         self._finding: set[str] = set()
         """The modules that the other finders look for now."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """The spec of an awaited module, None for any other. A look-up alone leaves the hook in place."""
         if name not in self._hooks or name in self._finding:
             return None

@@ -18,7 +18,6 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from .blocked_saves import silence_loaded
 from .notes import never_raises, note_error
 from .script_run import uses_accelerate
 
@@ -52,7 +51,6 @@ def install(run: ScriptRun) -> None:
     @never_raises
     def on_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if not run.steps.peaks.has_model:
-            silence_loaded(run)
             run.memory_limit.impose(run.files.rank)
             run.steps.peaks.set_baseline()
         _modules.add(module)
