@@ -72,6 +72,19 @@ def test_more_folders_than_classes_are_refused(train: Train, image_paths: list[s
     assert refused.record("invalid")["key"] == "model.num_labels"
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_is_named_in_one_line(train: Train, tmp_path: Path, workers: int) -> None:
+    image = tmp_path / "cats" / "0.jpg"
+    image.parent.mkdir()
+    image.write_bytes(b"no image")
+    refused = train(**{**VISION, "data": {**JPEG, "paths": [str(image)]}}, workers=workers)
+    assert refused.code == 2
+    invalid = refused.record("invalid")
+    assert invalid["key"] == "data.paths"
+    assert invalid["message"].startswith(f"{image}: cannot identify image file")
+    assert "\n" not in invalid["message"]
+
+
 @pytest.mark.ci
 def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths: list[str]) -> None:
     from trainfast_runner.worker.data.image_files import user_images

@@ -43,7 +43,8 @@ def batches_of(
 ) -> Iterator[Batch]:
     """Start the loader's processes, and return this rank's micro-batches for `knobs.steps` steps.
 
-    Each loader process first calls `worker_init_fn` with its number.
+    Each loader process first calls `worker_init_fn` with its number. The iterator raises InvalidInput for a file that
+    cannot be read.
     """
     lengths = samples.pieces.lengths if isinstance(samples, WholeTexts) else None
     order = GlobalOrder(
@@ -56,7 +57,7 @@ def batches_of(
         seed=knobs.seed,
         lengths=lengths,
     )
-    loader: DataLoader[Batch] = DataLoader(
+    loader: DataLoader[Batch | InvalidInput] = DataLoader(
         samples,
         batch_sampler=order,
         collate_fn=collate_whole_batch,
@@ -66,7 +67,14 @@ def batches_of(
         worker_init_fn=worker_init_fn,
         pin_memory=knobs.pin_memory == "on",
     )
-    return iter(loader)
+    return map(_readable, iter(loader))
+
+
+def _readable(batch: Batch | InvalidInput) -> Batch:
+    """Return the batch; raise it if it is the error of its samples."""
+    if isinstance(batch, InvalidInput):
+        raise batch
+    return batch
 
 
 def open_samples(spec: RankSpec, config: Any, log: WorkerLog) -> Samples:

@@ -47,12 +47,16 @@ class ImageSamples(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.images.paths)
 
-    def __getitems__(self, numbers: list[int]) -> Batch:
+    def __getitems__(self, numbers: list[int]) -> Batch | InvalidInput:
         """A whole batch: `pixel_values` of (batch, channels, size, size) in -1 to 1, `labels` of (batch,).
 
-        `numbers` are as in `GlobalOrder`.
+        `numbers` are as in `GlobalOrder`. The error of an unreadable file is returned, and raised by `batches_of`: a
+        loader's process would raise it without its fields.
         """
-        pixels = np.stack([self._pixels(number % len(self), number // len(self)) for number in numbers])
+        try:
+            pixels = np.stack([self._pixels(number % len(self), number // len(self)) for number in numbers])
+        except InvalidInput as error:
+            return error
         labels = self.images.classes[np.asarray(numbers) % len(self)]
         return {"pixel_values": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
 
