@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,10 +12,14 @@ import stand_in
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cooling import STUCK_S, cooling, stuck_text
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.conducting import search_runs
 from trainfast_runner.search.conducting.cool_down import check_coolable, cool_down
+from trainfast_runner.search.conducting.search_runs import SearchRuns
 from trainfast_runner.search.journal.lines import CoolingDown
+from trainfast_runner.search.options import SearchOptions
 
 
 def looks(*temperatures: int | None) -> Callable[[], tuple[list[DeviceReading], dict[str, str]]]:
@@ -119,3 +124,23 @@ def test_a_search_without_a_temperature_to_wait_for_is_refused_before_it_begins(
     with stand_in.installed(stand_in.Machine([])), pytest.raises(UserError, match="no temperature to wait for"):
         check_coolable(a_plan(), 55)
     check_coolable(a_plan(), None)
+
+
+def test_the_clock_of_a_search_stands_still_while_gpus_cool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    now_s = [0.0]
+
+    def cool_for_a_minute(*args: object) -> None:
+        now_s[0] += 60
+
+    def launch_in_two_seconds(*args: object) -> Path:
+        now_s[0] += 2
+        return tmp_path
+
+    monkeypatch.setattr(search_runs, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(search_runs, "cool_down", cool_for_a_minute)
+    monkeypatch.setattr(search_runs, "replace", lambda plan, **fields: plan)
+    monkeypatch.setattr(search_runs.launch, "start", launch_in_two_seconds)
+    runs = SearchRuns(Home(tmp_path), SearchOptions(), lambda line: None, lambda: None)
+    began_s = runs.clock_s()
+    runs.start(cast(RunPlan, SimpleNamespace()), "trial")
+    assert runs.clock_s() - began_s == 2

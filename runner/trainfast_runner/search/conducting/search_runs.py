@@ -33,13 +33,16 @@ class SearchRuns:
         self._write, self._raise_if_cancelled = write, raise_if_cancelled
         self._live_run: Path | None = None
         self._waited_s = 0.0
+        """Seconds spent waiting for other runs and for cool GPUs."""
 
     def start(self, plan: RunPlan, role: str) -> Path:
         """Start a run once its devices are free and cool enough; return its directory. Raises UserError."""
         while True:
             if self._options.wait:
                 self._wait_for_devices(plan)
+            began = time.monotonic()
             cool_down(plan, self._options.cool_to_c, self._write, self._raise_if_cancelled)
+            self._waited_s += time.monotonic() - began
             try:
                 self._live_run = launch.start(replace(plan, role=role), self._home)
             except busy_devices.DevicesBusy:
@@ -55,7 +58,7 @@ class SearchRuns:
         return self.process
 
     def clock_s(self) -> float:
-        """CLOCK_MONOTONIC in seconds, less the time spent waiting for other runs."""
+        """CLOCK_MONOTONIC in seconds, less the time spent waiting for other runs and for cool GPUs."""
         return time.monotonic() - self._waited_s
 
     def wait_for_end(self, directory: Path) -> Result:
