@@ -87,6 +87,29 @@ def test_a_run_under_the_limit_is_no_speed(space: Synthetic) -> None:
     assert answer.best_rate.low > 50, "its trial took 100 ms for 8 samples"
 
 
+@pytest.mark.parametrize("least", [977_000, 1_000_000, 1_024_000, 1_050_000])
+def test_memory_within_five_percent_of_the_least_is_the_same(space: Synthetic, least: int) -> None:
+    base = space.space.baseline_number
+    other = next(number for number in sorted(space.truth) if number != base)
+    lines = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False), trial(other)]
+    races = [
+        ColdRun(
+            candidate_number=number,
+            role="race",
+            run_id=f"{number}-{turn}",
+            outcome="measured",
+            samples_per_s=80.0 + turn,
+            seconds=1.0,
+            peak_allocated_bytes=peak,
+        )
+        for number, peak in ((base, least * 104 // 100), (other, least))
+        for turn in range(2)
+    ]
+    ranking = ColdRanking(state_of_best_journal([*lines, *races], 0.0))
+    assert sorted(ranking.equally_fast) == sorted([base, other])
+    assert ranking.winner_number == base, "it overrides no knob"
+
+
 def test_without_time_a_setting_near_the_limit_says_that_it_was_not_run_under_it(space: Synthetic) -> None:
     base = space.space.baseline_number
     other = next(one for one in sorted(space.truth) if one != base and needed(space, one) != needed(space, base))

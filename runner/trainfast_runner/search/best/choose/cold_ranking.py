@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 
 from trainfast_runner.results.distributions import NORMAL_95
@@ -30,7 +29,7 @@ EQUAL_LOG_GAIN = 0.005
 NEAR_LIMIT = 0.9
 """A candidate that needs more than this share of memory_limit gets a run under the limit (docs/decisions.md)."""
 EQUAL_MEMORY_SHARE = 0.05
-"""Memory that differs by less than this share is the same. Chosen, not measured."""
+"""Memory that exceeds the least by at most this share is the same. Chosen, not measured."""
 SPEED_ROLES: tuple[ColdRole, ...] = (RACE, CONFIRM, TURN_BACK)
 """Roles of the cold runs that measure a speed: the real memory_limit slows every step of a CPU run."""
 
@@ -145,11 +144,14 @@ class ColdRanking:
         others = [number for number in self.contenders if number != answer_number]
         return [number for number in others if not self.difference(number, answer_number).is_clear]
 
-    def _preference(self, number: int) -> tuple[int, int, float]:
-        state = self.state
-        needed = self.memory_bytes(number)
-        memory = 0 if needed is None else round(math.log(max(needed, 1)) / EQUAL_MEMORY_SHARE)
-        return memory, len(self.overridden_knobs(number)), state.start_s(number)
+    def _preference(self, number: int) -> tuple[bool, int, float]:
+        return self._needs_more_memory(number), len(self.overridden_knobs(number)), self.state.start_s(number)
+
+    def _needs_more_memory(self, number: int) -> bool:
+        """True if a candidate needs more memory than the equally fast one that needs the least."""
+        needs = {other_number: self.memory_bytes(other_number) for other_number in self.equally_fast}
+        needed, known_needs = needs[number], [need for need in needs.values() if need is not None]
+        return needed is not None and needed > min(known_needs) * (1 + EQUAL_MEMORY_SHARE)
 
     def memory_bytes(self, number: int) -> int | None:
         """Return the measured peak of a candidate, else the predicted one; None without either."""
