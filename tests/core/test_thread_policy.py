@@ -21,6 +21,7 @@ from trainfast_runner.machine.cpu.thread_policy import (
     thread_count,
     thread_variables,
 )
+from trainfast_runner.worker.shared.threads import wait_policy
 
 TICKS_S = 0.1
 """The kernel counts in hundredths of a second, of each process and core."""
@@ -132,6 +133,12 @@ def test_the_users_own_setting_is_kept_and_named(name: str) -> None:
     assert policy is not None
     assert policy.env == {}
     assert name in policy.reason
+
+
+@pytest.mark.parametrize("other", ["GOMP_SPINCOUNT=infinite", "KMP_LIBRARY=turnaround", "KMP_BLOCKTIME=200"])
+def test_a_passive_policy_beside_a_setting_that_spins_is_named_with_it(other: str) -> None:
+    name, _, value = other.partition("=")
+    assert wait_policy({"OMP_WAIT_POLICY": "passive", name: value}) == f"OMP_WAIT_POLICY=passive, {other}"
 
 
 def test_one_thread_a_rank_needs_no_policy() -> None:

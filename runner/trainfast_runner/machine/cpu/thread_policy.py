@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from trainfast_runner.machine.cpu.other_load import others_cores
 from trainfast_runner.records.run_file import LaunchThreads
 from trainfast_runner.worker.catalog import STRATEGIES
-from trainfast_runner.worker.shared.threads import DEFAULT, PASSIVE, WAIT_SETTINGS, wait_policy
+from trainfast_runner.worker.shared.threads import DEFAULT, PASSIVE, PASSIVE_SETTINGS, WAIT_SETTINGS, wait_policy
 
 OBSERVED_S = 1.0
 """Seconds of watching the cores before a launch."""
 IDLE_CORES = 0.05
 """Chosen, not measured: share of one core below which others leave the machine idle."""
 UNUSED = "unused"
-PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
-"""For libgomp, and for libiomp and libomp, whose threads spin 200 ms under any policy unless KMP_BLOCKTIME is 0."""
 
 
 class ThreadPolicy(LaunchThreads, frozen=True, kw_only=True):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 PASSIVE, DEFAULT = "passive", "default"
 """The policies of a waiting OpenMP thread: sleep, or spin first."""
+PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+"""For libgomp, and for libiomp and libomp, whose threads spin 200 ms under any policy unless KMP_BLOCKTIME is 0."""
 WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 """Variables that set how long a waiting thread spins: OpenMP's, libgomp's, and two of libiomp and libomp."""
 _LIBRARY = re.compile(r"/(lib(?:gomp|iomp5|omp5?)[^/\s]*\.so[.\d]*)$", re.MULTILINE)
@@ -24,6 +26,7 @@ def wait_policy(environment: Mapping[str, str]) -> str:
     chosen = {name: environment[name] for name in WAIT_SETTINGS if name in environment}
     if not chosen:
         return DEFAULT
-    if chosen.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE" and chosen.get("KMP_BLOCKTIME", "0") == "0":
+    upper = {name: value.upper() for name, value in chosen.items()}
+    if "OMP_WAIT_POLICY" in upper and upper.items() <= PASSIVE_SETTINGS.items():
         return PASSIVE
     return ", ".join(f"{name}={value}" for name, value in chosen.items())
