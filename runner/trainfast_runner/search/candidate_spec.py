@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu
 from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import allows_warm_trials
@@ -34,6 +35,11 @@ def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
     elif isinstance(devices, str):
         one_device = devices.partition("+")[0] + "+"
     return replace(run_spec, knobs={**run_spec.knobs, "devices": one_device})
+
+
+def value_text(name: str, value: KnobValue) -> str:
+    """Return the value of a knob as it is typed after `--set name=`; of a knob that this version lacks, as recorded."""
+    return KNOBS_BY_NAME[name].text_of(value) if name in KNOBS_BY_NAME else str(value)
 
 
 def takes_warm_trials(knobs: Mapping[str, object]) -> bool:

@@ -15,10 +15,12 @@ from trainfast_runner.search.best.choose.cold_costs import MIN_COLD_STEPS, ColdC
 from trainfast_runner.search.best.choose.decide import decide
 from trainfast_runner.search.best.choose.prospects import Prospects
 from trainfast_runner.search.best.choose.state import state_of_best_journal
+from trainfast_runner.search.best.person_instructions import excluded_by_instructions
 from trainfast_runner.search.best.step_rule import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
 from trainfast_runner.search.journal.best import (
     BestLaunched,
     BestLine,
+    Candidate,
     ColdRun,
     EarlierEffect,
     Instruction,
@@ -200,6 +202,14 @@ def test_void_trials_count_for_nothing(space: Synthetic) -> None:
     other = next(number for number in sorted(space.truth) if number != base)
     of_other = [msgspec.structs.replace(line, candidate_number=other) for line in (void, void, hot)]
     assert state_of(space, trial(base), *of_other).ruled_out[other].reason == reason
+
+
+def test_a_value_in_an_instruction_reads_as_it_is_typed() -> None:
+    candidates = [Candidate(knobs={"offload_path": path}) for path in (None, "/scratch")]
+    skip = Instruction(do="skip", knob="offload_path", value=None)
+    pin = Instruction(do="pin", knob="offload_path", value=None)
+    assert excluded_by_instructions(candidates, [skip]) == {0: "you skipped offload_path=none"}
+    assert excluded_by_instructions(candidates, [pin]) == {1: "you pinned offload_path=none"}
 
 
 def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> None:

@@ -11,7 +11,9 @@ from typing import Final, Literal
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import Appender, read_all
+from trainfast_runner.search.candidate_spec import value_text
 from trainfast_runner.search.journal.best import Candidate, Instruction, InstructionWord
+from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 
 INSTRUCTIONS_FILE = "orders.jsonl"
@@ -48,7 +50,7 @@ def excluded_by_instructions(candidates: Sequence[Candidate], instructions: Iter
     """Return the candidates that the instructions leave out, by number, with the instruction in words."""
     excluded: dict[int, str] = {}
     skipped: set[tuple[str, object]] = set()
-    pinned: dict[str, object] = {}
+    pinned: dict[str, KnobValue] = {}
     for instruction in instructions:
         if instruction.candidate_number is not None:
             excluded[instruction.candidate_number] = "you skipped it"
@@ -63,9 +65,9 @@ def excluded_by_instructions(candidates: Sequence[Candidate], instructions: Iter
     for number, candidate in enumerate(candidates):
         for name, value in candidate.knobs.items():
             if (name, value) in skipped:
-                excluded[number] = f"you skipped {name}={value}"
+                excluded[number] = f"you skipped {name}={value_text(name, value)}"
             elif name in pinned and pinned[name] != value:
-                excluded[number] = f"you pinned {name}={pinned[name]}"
+                excluded[number] = f"you pinned {name}={value_text(name, pinned[name])}"
     return excluded
 
 

@@ -24,10 +24,9 @@ from trainfast_runner.search.best.choose.state import WORTHWHILE_PERCENT, BestSt
 from trainfast_runner.search.best.objective import seq_len_of
 from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, ORDINARY, StepRule
 from trainfast_runner.search.best.too_large import TOO_LARGE
+from trainfast_runner.search.candidate_spec import value_text
 from trainfast_runner.search.journal.best import BestStep
 from trainfast_runner.search.journal.lines import EndState
-from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text, duration
 
 HOPELESS_SHARE = 0.7
@@ -114,7 +113,7 @@ def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
         for level, value in enumerate(levels.values[name]):
             number = levels.with_level(largest_number, name, level)
             if number in in_process and number not in (None, largest_number) and name != "batch_size":
-                trials.append((number, f"{name}={_value_text(name, value)} {other_knobs}"))
+                trials.append((number, f"{name}={value_text(name, value)} {other_knobs}"))
     return trials
 
 
@@ -272,8 +271,4 @@ def _unseen_values(state: BestState, number: int) -> Iterable[str]:
     for index, name in enumerate(levels.names):
         level = levels.points[number][index]
         if all(point[index] != level for point in tried_points):
-            yield f"{name}={_value_text(name, levels.values[name][level])}"
-
-
-def _value_text(name: str, value: KnobValue) -> str:
-    return KNOBS_BY_NAME[name].text_of(value) if name in KNOBS_BY_NAME else str(value)
+            yield f"{name}={value_text(name, levels.values[name][level])}"

@@ -9,7 +9,7 @@ import msgspec
 
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.too_large import verdict_of
-from trainfast_runner.search.candidate_spec import BATCH_KNOBS
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS, value_text
 from trainfast_runner.search.journal.best import (
     TIMED_OUTCOMES,
     UNDER_LIMIT,
@@ -190,7 +190,7 @@ def _failed_levels(attempts: Attempts, measured_numbers: Collection[int], levels
         shared_pairs = sorted(set.intersection(*(unmeasured_pairs[number] for number in numbers)))
         names = [levels.names[index] for index, _ in shared_pairs]
         values = [levels.values[name][level] for name, (_, level) in zip(names, shared_pairs, strict=True)]
-        text = " with ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+        text = " with ".join(f"{name}={value_text(name, value)}" for name, value in zip(names, values, strict=True))
         first_failed = failed_attempts[numbers[0]]
         reason = f"{text} failed in {len(numbers)} settings: {first_failed.reason}"
         verdicts += [
