@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -55,13 +56,14 @@ def test_a_conductor_that_ended_is_collected(tmp_path: Path) -> None:
     until(lambda: children() <= before, "the conductor to be collected")
 
 
+@pytest.mark.parametrize("title_length", [1, 1 << 18])
 def test_a_conductor_that_ends_without_an_answer_is_an_error_with_advice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title_length: int
 ) -> None:
     monkeypatch.setattr(control, "MODULE", "trainfast_runner.no_such_module")
     advice = "ended before it answered; try the same search as a command, which prints its error"
     with pytest.raises(UserError, match=advice):
-        start_search(resolve("tiny-llama", []), Home(tmp_path))
+        start_search(replace(resolve("tiny-llama", []), title="x" * title_length), Home(tmp_path))
 
 
 def test_a_conductor_whose_starter_has_gone_goes_on(

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,9 @@ def _conduct(request: SearchRequest) -> dict[str, Any]:
     reap_when_ended(process)
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(msgspec.json.encode(request))
-    process.stdin.close()
+    # A conductor that has ended already reads nothing; its missing answer is the error.
+    with suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(msgspec.json.encode(request))
     answer = process.stdout.readline()
     process.stdout.close()
     try:
