@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cli.command import Cli
 from own_scripts.conftest import preset_of, script, written
 from trainfast_runner.door.trainfast_door.loss_graph import LossGraph
+from trainfast_runner.door.trainfast_door.script_run import ScriptRun
 from trainfast_runner.door.trainfast_door.step_trace import TRACED_TORCH
+from trainfast_runner.door.trainfast_door.watched_step import WatchedStep
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running import launch
@@ -152,6 +156,26 @@ def test_loss_shows_what_it_saves_and_the_gradients_it_makes() -> None:
     known = {logits.untyped_storage().data_ptr()}
     small = 256
     assert 3 * size <= graph.bytes_beside(known) < 3 * size + small, "the probabilities, and two gradients at once"
+
+
+class Scaling(nn.Module):
+    """A model whose input is one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value * self.factor
+
+
+def test_a_model_that_takes_no_batch_has_no_trace() -> None:
+    model = Scaling()
+    run = cast(ScriptRun, SimpleNamespace(steps=SimpleNamespace(taken=1)))
+    watched = WatchedStep(run, model, torch.optim.SGD(model.parameters()))
+    model(torch.tensor(2.0)).backward()
+    watched.remove()
+    assert watched.untraceable_reason == "the model takes no batch"
 
 
 def test_traces_are_tested_with_the_torch_that_this_project_installs() -> None:

@@ -84,14 +84,14 @@ class WatchedStep:
         foreign = {
             type(value).__name__ for value in tree_flatten((args, kwargs))[0] if not isinstance(value, (Tensor, *PLAIN))
         }
-        if foreign:
-            self.untraceable_reason = f"the model takes a {min(foreign)}"
+        inputs = [tensor for tensor in tree_flatten((args, kwargs))[0] if isinstance(tensor, Tensor)]
+        self.rows = next((len(tensor) for tensor in inputs if tensor.dim()), 0)
+        if foreign or not self.rows:
+            self.untraceable_reason = f"the model takes a {min(foreign)}" if foreign else "the model takes no batch"
             self.remove()
             return
         device = next(module.parameters()).device
         self.autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        inputs = [tensor for tensor in tree_flatten((args, kwargs))[0] if isinstance(tensor, Tensor)]
-        self.rows = next((len(tensor) for tensor in inputs if tensor.dim()), 0)
         self._known = {_address(tensor) for tensor in inputs}
         self.arguments, self.keywords = tree_map(_without_memory, (args, kwargs))
 
