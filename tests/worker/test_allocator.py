@@ -21,7 +21,7 @@ import sys; sys.path.insert(0, sys.argv[1])
 import bootstrap
 from trainfast_worker.memory.allocator import Allocator
 found = Allocator()
-print(found.name, found.thresholds, found.kept_because, sep="|")
+print(found.name, found.thresholds, found.kept_reason, sep="|")
 """
 FREED = """
 import ctypes, sys; sys.path.insert(0, sys.argv[1])

@@ -111,7 +111,7 @@ def test_the_optimizer_step_of_a_few_blocks_predicts_that_of_all(at_once: bool) 
     assert peak == list(max(step(23).points, key=sum))
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in OPTIMIZERS.values() if not entry.needs_gpus_because])
+@pytest.mark.parametrize("name", [entry.name for entry in OPTIMIZERS.values() if not entry.needs_gpus_reason])
 def test_the_step_of_every_optimizer_finds_the_states_that_its_entry_says(name: str) -> None:
     entry = OPTIMIZERS[name]
     if entry.package:

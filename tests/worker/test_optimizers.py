@@ -24,7 +24,7 @@ FAMILIES = {
 }
 RATES = {"sgd": 0.05}
 """The learning rate of an optimizer that does not learn at 0.01."""
-ON_CPU = [name for name, entry in OPTIMIZERS.items() if entry.needs_gpus_because is None]
+ON_CPU = [name for name, entry in OPTIMIZERS.items() if entry.needs_gpus_reason is None]
 
 
 def small(family: str) -> torch.nn.Module:

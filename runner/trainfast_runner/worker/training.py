@@ -150,15 +150,15 @@ def _record_cpu(spec: RankSpec, log: WorkerLog, allocator: Allocator) -> None:
 
     Raises InvalidInput for a batch search under an allocator whose thresholds are the user's own.
     """
-    if spec.role == PROBE and allocator.kept_because is not None:
+    if spec.role == PROBE and allocator.kept_reason is not None:
         raise InvalidInput(
-            f"a batch search measures memory by malloc's thresholds, and {allocator.kept_because}", key="LD_PRELOAD"
+            f"a batch search measures memory by malloc's thresholds, and {allocator.kept_reason}", key="LD_PRELOAD"
         )
     log.write(
         "cpu",
         allocator=allocator.name,
         thresholds=_thresholds(spec, allocator),
-        kept_because=allocator.kept_because,
+        kept_because=allocator.kept_reason,
         openmp=openmp_libraries(),
         threads=torch.get_num_threads(),
         wait_policy=wait_policy(os.environ),
@@ -167,7 +167,7 @@ def _record_cpu(spec: RankSpec, log: WorkerLog, allocator: Allocator) -> None:
 
 def _thresholds(spec: RankSpec, allocator: Allocator) -> str:
     """Return the malloc thresholds of this CPU run, as a run records them."""
-    if allocator.kept_because is not None:
+    if allocator.kept_reason is not None:
         return KEPT
     if spec.role == TRIAL or spec.strict_steps:
         return STRICT_IN_WARMUP

@@ -111,7 +111,7 @@ def test_before_any_run_the_work_alone_is_shown_with_a_wide_interval() -> None:
 def test_without_a_calibration_nothing_is_shown_until_runs_tell() -> None:
     found = predicted([], calibrated=False)
     assert isinstance(found, UnknownSpeed)
-    assert "doctor --calibrate" in found.why
+    assert "doctor --calibrate" in found.reason
     after = predicted([("", 3.0)], calibrated=False)
     assert isinstance(after, PredictedSpeed)
     assert after.median == pytest.approx(shown([]).median / 3, rel=0.02)
@@ -143,7 +143,7 @@ def test_runs_that_differ_among_themselves_widen_the_interval() -> None:
 def test_an_interval_of_a_factor_of_three_is_not_shown() -> None:
     found = predicted([], "strategy=ddp", "devices=2", "compile=default", "engine=trainer")
     assert isinstance(found, UnknownSpeed)
-    assert "within a factor of" in found.why
+    assert "within a factor of" in found.reason
 
 
 def recorded(home: Home, number: int, rate: float = 10.0, run: dict[str, Any] | None = None, **changes: Any) -> None:

@@ -129,7 +129,7 @@ def _fields(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> dict[str
         "basis": predicted.basis,
         "attention": predicted.attention or None,
         "samples_per_s": None if isinstance(speed, UnknownSpeed) else msgspec.to_builtins(speed),
-        **({"why": speed.why} if isinstance(speed, UnknownSpeed) else {}),
+        **({"why": speed.reason} if isinstance(speed, UnknownSpeed) else {}),
         "published": dict(row.run.published) or None,
         "unpublished": row.run.unpublished or None,
     }
@@ -159,7 +159,7 @@ def _figure_rows(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Ite
             yield "margin", f"{size(fit.margin_bytes)} beside the peak, which the limit counts as well"
         yield "fits", _fit_words(fit)
     if isinstance(speed, UnknownSpeed):
-        yield "speed", f"not predicted: {plain(speed.why)}"
+        yield "speed", f"not predicted: {plain(speed.reason)}"
     else:
         yield "speed", f"{speed_words(speed)}, 90 % interval, by {plain(speed.basis)}"
     if predicted.attention:

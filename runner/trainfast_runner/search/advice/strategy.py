@@ -25,14 +25,14 @@ SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
 
 def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Advice:
     """Return the fastest strategy measured here, else the choice of the decision tree on estimated memory."""
-    value, why = _by_decision_tree(spec, machine, situation)
+    value, reason = _by_decision_tree(spec, machine, situation)
     measured = [run for run in situation.measured if _same_work(run, spec, machine)]
     best = _fastest(measured)
     if best is not None:
         fastest = str(best.knobs.get("strategy"))
         compared = {str(run.knobs.get("strategy")) for run in measured if run.samples_per_s}
         if len(compared) > 1:
-            guide = "" if fastest == value else f" Hugging Face's guide would take {value}: {why}"
+            guide = "" if fastest == value else f" Hugging Face's guide would take {value}: {reason}"
             return Advice(
                 "strategy",
                 f"{fastest}: the fastest of {_joined_names(sorted(compared))} measured here,"
@@ -40,8 +40,8 @@ def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Ad
                 fastest,
             )
         if fastest != value:
-            why += f" Only {fastest} has been measured here: {best.samples_per_s:.3g} samples/s."
-    return Advice("strategy", f"{value}: {why}", value)
+            reason += f" Only {fastest} has been measured here: {best.samples_per_s:.3g} samples/s."
+    return Advice("strategy", f"{value}: {reason}", value)
 
 
 def _by_decision_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tuple[str, str]:

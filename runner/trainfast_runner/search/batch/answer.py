@@ -82,8 +82,8 @@ def _certainty(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch:
         text += f"; {_sizes_text(probed)} fitted in a probe and {'was' if len(probed) == 1 else 'were'} not confirmed"
     untried = [size for size in range(max_batch + 1, too_large) if size not in probed]
     if untried:
-        why = _untried_text(state, memory_fits, max_batch, too_large)
-        text += f"; {_sizes_text(untried)}{why} {'was' if len(untried) == 1 else 'were'} not tried"
+        reason = _untried_text(state, memory_fits, max_batch, too_large)
+        text += f"; {_sizes_text(untried)}{reason} {'was' if len(untried) == 1 else 'were'} not tried"
     return text
 
 

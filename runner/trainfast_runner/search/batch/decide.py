@@ -66,22 +66,22 @@ def decide(state: BatchState) -> BatchDecision:
     return dataclasses.replace(decision, step=step)
 
 
-def _probe(batch_size: int, why: str) -> BatchDecision:
-    return _decision("probe", batch_size, why)
+def _probe(batch_size: int, reason: str) -> BatchDecision:
+    return _decision("probe", batch_size, reason)
 
 
-def _confirm(batch_size: int, why: str) -> BatchDecision:
-    return _decision(CONFIRM_STEP, batch_size, why)
+def _confirm(batch_size: int, reason: str) -> BatchDecision:
+    return _decision(CONFIRM_STEP, batch_size, reason)
 
 
-def _end(end_state: EndState, why: str, batch_size: int | None = None) -> BatchDecision:
-    return _decision("end", batch_size, why, end_state)
+def _end(end_state: EndState, reason: str, batch_size: int | None = None) -> BatchDecision:
+    return _decision("end", batch_size, reason, end_state)
 
 
 def _decision(
-    action: BatchAction, batch_size: int | None, why: str, end_state: EndState | None = None
+    action: BatchAction, batch_size: int | None, reason: str, end_state: EndState | None = None
 ) -> BatchDecision:
-    return BatchDecision(BatchStep(action=action, batch_size=batch_size, why=why), end_state)
+    return BatchDecision(BatchStep(action=action, batch_size=batch_size, why=reason), end_state)
 
 
 def _much_smaller_probe(state: BatchState, too_large: int) -> BatchDecision:
@@ -101,15 +101,15 @@ def _first_probe(state: BatchState) -> BatchDecision:
     if prediction is None or not predicted_max or predicted_max < 2:
         start = prediction.start if prediction is not None else 1
         own = "a batch of 1" if start == 1 else "the script's own batch size"
-        why = f"no prediction: starting at {own}"
+        reason = f"no prediction: starting at {own}"
         if predicted_max is not None:
             fitting = "no batch fits" if predicted_max == 0 else "only a batch of 1 fits"
-            why = f"predicted: {fitting}; trying {start} first"
-        return _probe(start, why)
+            reason = f"predicted: {fitting}; trying {start} first"
+        return _probe(start, reason)
     predicted_max = min(predicted_max, LARGEST_BATCH)
     small = max(1, predicted_max // FIRST_SIZE_DIVISOR, min(prediction.linear_from, predicted_max // 2))
-    why = f"predicted: {predicted_max} fits; trying a small size first, to check the prediction"
-    return _probe(small, why)
+    reason = f"predicted: {predicted_max} fits; trying a small size first, to check the prediction"
+    return _probe(small, reason)
 
 
 def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> BatchDecision:
@@ -122,9 +122,9 @@ def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> 
     deciding = deciding_size(state, memory_fits, likely)
     if too_large is not None and too_large <= deciding:
         return _confirm(likely, _confirm_reason(memory_fits, largest_fitted, likely, f"{too_large} does not"))
-    if (why := no_more_sizes_reason(state, largest_fitted)) is not None:
+    if (reason := no_more_sizes_reason(state, largest_fitted)) is not None:
         return _confirm(
-            largest_fitted, f"{why}: confirming {largest_fitted}, the largest that fitted, in a fresh process"
+            largest_fitted, f"{reason}: confirming {largest_fitted}, the largest that fitted, in a fresh process"
         )
     target = min(largest_sure, _second_size(state)) if fitted_count == 1 else largest_sure
     if largest_fitted < target < (too_large or LARGEST_BATCH + 1) and (
@@ -199,11 +199,11 @@ def _between(
     """Probe between a size that fitted and a size that was too large, further apart than the tolerance."""
     if sum(probe.outcome == "oom" for probe in state.probes) == 1:
         size = largest_fitting(lambda size: deciding_size(state, memory_fits, size) < too_large, too_large - 1) + 1
-        why = f"{too_large} does not fit: if {size} fits, the maximum is known within the tolerance"
+        reason = f"{too_large} does not fit: if {size} fits, the maximum is known within the tolerance"
     else:
         size = (largest_fitted + too_large) // 2
-        why = f"{too_large} does not fit either; trying half-way to {largest_fitted}, which fits"
-    return _probe(min(max(size, largest_fitted + 1), too_large - 1), why)
+        reason = f"{too_large} does not fit either; trying half-way to {largest_fitted}, which fits"
+    return _probe(min(max(size, largest_fitted + 1), too_large - 1), reason)
 
 
 def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> BatchDecision:
@@ -218,8 +218,8 @@ def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -
     failed_size = min(last.batch_size, state.too_large or last.batch_size)
     if _is_refuted(state, memory_fits, failed_size):
         middle = (state.largest_fitted + failed_size) // 2
-        why = f"{failed_size} ran out of memory, contrary to the fit"
-        return _probe(middle, f"{why}: trying half-way to {state.largest_fitted}, which fits")
+        reason = f"{failed_size} ran out of memory, contrary to the fit"
+        return _probe(middle, f"{reason}: trying half-way to {state.largest_fitted}, which fits")
     distance = deciding_size(state, memory_fits, last.batch_size) - last.batch_size
     # Sizes that were tried since then may have corrected the fit.
     likely_size = _largest_likely_size(state, memory_fits)

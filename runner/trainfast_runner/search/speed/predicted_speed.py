@@ -84,9 +84,9 @@ SpeedAndStep = tuple[EarlierSpeed, ExpectedStep]
 
 @dataclass(frozen=True)
 class UnknownSpeed:
-    """The reason, in a few words, why no speed is predicted."""
+    """No speed is predicted; the reason in a few words."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)

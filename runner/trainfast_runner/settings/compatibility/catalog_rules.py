@@ -12,9 +12,9 @@ from trainfast_runner.worker.catalog import OPTIMIZERS, nearest_optimizer, neare
 def strategy_has_gpus(facts: Facts) -> None:
     """Refuse a strategy of one process over several devices where fewer than two GPUs are used."""
     entry, devices = facts.strategy, facts.knobs["devices"]
-    if entry.needs_gpus_because is None:
+    if entry.needs_gpus_reason is None:
         return
-    requirement = f"strategy={entry.name} {entry.needs_gpus_because}"
+    requirement = f"strategy={entry.name} {entry.needs_gpus_reason}"
     if asks_for_cpu(devices):
         on_cpu = devices if (cpu_processes(devices) or 0) > 1 else f"{CPU}:2"
         raise UserError(
@@ -72,9 +72,9 @@ def optimizer_takes_the_parameters(facts: Facts) -> None:
             advice=f"optimizer={nearest_optimizer(entry, facts.strategy)},"
             f" or strategy={takes} with optimizer={entry.name}",
         )
-    if entry.needs_gpus_because and facts.machine.device == "cpu":
+    if entry.needs_gpus_reason and facts.machine.device == "cpu":
         raise UserError(
-            f"optimizer={entry.name} {entry.needs_gpus_because}, and this run is on the CPU",
+            f"optimizer={entry.name} {entry.needs_gpus_reason}, and this run is on the CPU",
             key="optimizer",
             advice=f"optimizer={entry.fallback}",
         )
@@ -160,9 +160,9 @@ def _link_is_between_gpus(facts: Facts) -> None:
             key="p2p",
             advice="p2p=on",
         )
-    if entry.no_nccl_because:
+    if entry.no_nccl_reason:
         raise UserError(
-            f"p2p=off does nothing with strategy={entry.name}: it closes links to NCCL, and {entry.no_nccl_because}",
+            f"p2p=off does nothing with strategy={entry.name}: it closes links to NCCL, and {entry.no_nccl_reason}",
             key="p2p",
             advice=f"p2p=on, or strategy={entry.fallback} with p2p=off",
         )

@@ -44,7 +44,7 @@ class OptimizerEntry:
     """Forms of parameters that the optimizer cannot work with, each with the reason."""
     package: str | None = None
     """The package that has to be installed."""
-    needs_gpus_because: str | None = None
+    needs_gpus_reason: str | None = None
     """The reason the optimizer needs GPUs; None if it runs on a CPU too."""
     fallback: str = "adamw-fused"
     """The optimizer to take where this one cannot run."""
@@ -56,10 +56,10 @@ class OptimizerEntry:
 
     def refusal(self, strategy: StrategyEntry) -> str | None:
         """The reason the optimizer cannot work with a strategy; None if it can."""
-        why = dict(self.refuses).get(strategy.parameter_form)
-        if why is None:
+        reason = dict(self.refuses).get(strategy.parameter_form)
+        if reason is None:
             return None
-        return f"{why}, and with strategy={strategy.name} {PARAMETER_FORMS[strategy.parameter_form]}"
+        return f"{reason}, and with strategy={strategy.name} {PARAMETER_FORMS[strategy.parameter_form]}"
 
 
 _ADAMW = OptimizerEntry(
@@ -128,7 +128,7 @@ _OPTIMIZERS = (
         class_name="PagedAdamW8bit",
         what="adamw-8bit with states that are paged out to the host when a GPU is full",
         speed="",
-        needs_gpus_because="pages its states between a GPU and the host",
+        needs_gpus_reason="pages its states between a GPU and the host",
         fallback="adamw-8bit",
         trainer_name="paged_adamw_8bit",
     ),

@@ -47,9 +47,9 @@ class StrategyEntry:
     """The nearest strategy that asks for less."""
     one_process: bool = False
     """True if all devices belong to one process."""
-    needs_gpus_because: str | None = None
+    needs_gpus_reason: str | None = None
     """Use of the GPUs, for a strategy that cannot run on the CPU."""
-    no_nccl_because: str | None = None
+    no_nccl_reason: str | None = None
     """The reason NCCL is never called."""
     zero_stage: int | None = None
     offloads: bool = False
@@ -173,7 +173,7 @@ _STRATEGIES = (
         fallback="ddp",
         memory_rule="Unshared",
         one_process=True,
-        no_nccl_because="one GPU has no other to send to",
+        no_nccl_reason="one GPU has no other to send to",
         compiles=True,
         batch_searchable=True,
         allows_warm_trials=True,
@@ -190,7 +190,7 @@ _STRATEGIES = (
         fallback="ddp",
         memory_rule="Copied",
         one_process=True,
-        needs_gpus_because="copies the model to each of two or more GPUs from one process",
+        needs_gpus_reason="copies the model to each of two or more GPUs from one process",
         runs_in_trainer=True,
     ),
     StrategyEntry(
@@ -268,8 +268,8 @@ _STRATEGIES = (
         fallback="pp",
         memory_rule="Staged",
         one_process=True,
-        needs_gpus_because="puts layers on each of two or more GPUs from one process",
-        no_nccl_because="one process copies its activations between GPUs itself",
+        needs_gpus_reason="puts layers on each of two or more GPUs from one process",
+        no_nccl_reason="one process copies its activations between GPUs itself",
     ),
     StrategyEntry(
         name="ddp+tp",

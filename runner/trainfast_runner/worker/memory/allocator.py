@@ -39,14 +39,14 @@ class _Symbol(ctypes.Structure):
 class Allocator:
     """The malloc of this process. `thresholds` is strict, ordinary, or kept (the user's own, never changed).
 
-    `kept_because` names the user's setting or allocator; None if the thresholds are ours to set.
+    `kept_reason` names the user's setting or allocator; None if the thresholds are ours to set.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._library = ctypes.CDLL(None)
         self.name = _name(self._library)
-        self.kept_because = _kept_because(self.name, environment)
-        self.thresholds = ORDINARY if self.kept_because is None else KEPT
+        self.kept_reason = _kept_reason(self.name, environment)
+        self.thresholds = ORDINARY if self.kept_reason is None else KEPT
         self._library.malloc.restype = ctypes.c_void_p
         self._library.malloc.argtypes = [ctypes.c_size_t]
         self._library.free.argtypes = [ctypes.c_void_p]
@@ -68,7 +68,7 @@ class Allocator:
         malloc reuses a free heap block before it maps a new one, and returns no part of it to the kernel. So every free
         block of 128 KiB or more is allocated here, untouched, and freed by `set_ordinary`.
         """
-        if self.kept_because is not None:
+        if self.kept_reason is not None:
             return
         self.set_strict()
         self._library.malloc_trim(ctypes.c_size_t(0))
@@ -82,7 +82,7 @@ class Allocator:
                 size //= 2
 
     def _set(self, thresholds: str, parameters: tuple[tuple[int, int], ...]) -> None:
-        if self.kept_because is not None:
+        if self.kept_reason is not None:
             return
         for parameter, value in parameters:
             if not self._library.mallopt(parameter, value):
@@ -108,7 +108,7 @@ def _name(library: ctypes.CDLL) -> str:
     return f"glibc {library.gnu_get_libc_version().decode()}"
 
 
-def _kept_because(name: str, environment: Mapping[str, str]) -> str | None:
+def _kept_reason(name: str, environment: Mapping[str, str]) -> str | None:
     if not name.startswith("glibc"):
         return f"malloc is {name}, which has no thresholds of glibc's"
     malloc_names = malloc_settings(environment)

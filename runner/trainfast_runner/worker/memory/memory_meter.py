@@ -71,7 +71,7 @@ class HostMemoryMeter:
             warm = torch.ones(1024, 1024, requires_grad=True)
             (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
             del warm
-        self._strict_steps_left = 0 if self._allocator.kept_because else strict_steps
+        self._strict_steps_left = 0 if self._allocator.kept_reason else strict_steps
         self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
         figures = self._read_status()
         self._baseline_bytes = figures["VmRSS"]

@@ -76,10 +76,10 @@ class RecordFile:
             self._complain(f"{self._name} can be written again: {lost} lines are missing")
         return True
 
-    def _lose(self, why: str | None) -> None:
+    def _lose(self, reason: str | None) -> None:
         self._lost += 1
         if self._lost == 1:
-            sentence = f"{self._name} cannot be written: {why}; the training goes on"
+            sentence = f"{self._name} cannot be written: {reason}; the training goes on"
             # The output is on the same disk, and may take nothing either.
             with suppress(OSError):
                 print(sentence, file=sys.stderr)

@@ -59,7 +59,7 @@ class SpeedPredictor:
         spec = traced.spec
         model = self._speed_model(spec, machine, speed_key)
         predicted = model.predict(spec, device_count(spec, machine), traced.model)
-        return predicted.why if isinstance(predicted, UnknownSpeed) else predicted
+        return predicted.reason if isinstance(predicted, UnknownSpeed) else predicted
 
     def _speed_model(self, spec: RunSpec, machine: Machine, speed_key: SpeedKey) -> DeviceSpeedModel:
         from trainfast_runner.search.speed.earlier_speeds import SpeedDevice, training_of

@@ -88,9 +88,9 @@ def _trial_in_first_process(state: BestState, prospects: Prospects) -> BestDecis
     tried_numbers = {
         trial.candidate_number for trial in state.journal.trials if trial.run_id not in state.measured.void_run_ids
     }
-    for number, why in _first_process_trials(state):
+    for number, reason in _first_process_trials(state):
         if number not in tried_numbers and number in prospects.affordable:
-            return _trial_of(state, number, why)
+            return _trial_of(state, number, reason)
     return None
 
 
@@ -130,8 +130,8 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
     if number in likely_numbers:
         gain = prospects.gains[number].mean
         chance = chance_text(prospects.chances[number])
-        why = f"{chance} chance of {WORTHWHILE_PERCENT} % more, expected {100 * math.expm1(gain):+.1f} %"
-        return _trial_of(state, number, why)
+        reason = f"{chance} chance of {WORTHWHILE_PERCENT} % more, expected {100 * math.expm1(gain):+.1f} %"
+        return _trial_of(state, number, reason)
     unseen_values = ", ".join(_unseen_values(state, number))
     return _trial_of(state, number, f"{unseen_values} was never run")
 
@@ -212,14 +212,14 @@ def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDeci
         trial.outcome in ("oom", "failed") for trial in state.warm_trials[-1:]
     ):
         return decision
-    why = "the first setting measured in this process again: a change would be drift"
-    step = best_step("trial", why, reference.candidate_number, repeats=True)
+    reason = "the first setting measured in this process again: a change would be drift"
+    step = best_step("trial", reason, reference.candidate_number, repeats=True)
     return BestDecision(step, step_rule=StepRule(min_steps=max(MIN_TIMED_STEPS, len(reference.step_ms))))
 
 
-def _trial_of(state: BestState, number: int, why: str) -> BestDecision:
+def _trial_of(state: BestState, number: int, reason: str) -> BestDecision:
     step_rule = StepRule(give_up_ms=_give_up_ms(state, number))
-    step = best_step("trial", why, number)
+    step = best_step("trial", reason, number)
     return BestDecision(step, needs_new_process=not state.is_warm(number), step_rule=step_rule)
 
 
@@ -241,8 +241,8 @@ def _give_up_ms(state: BestState, number: int) -> float | None:
     return 1000 * work / goal
 
 
-def _end(end_state: EndState, why: str) -> BestDecision:
-    return BestDecision(best_step("end", why), end_state=end_state)
+def _end(end_state: EndState, reason: str) -> BestDecision:
+    return BestDecision(best_step("end", reason), end_state=end_state)
 
 
 def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects) -> BestDecision:

@@ -21,10 +21,10 @@ ROLES: tuple[ColdRole, ...] = (*SPEED_ROLES, UNDER_LIMIT)
 
 
 def best_step(
-    action: BestAction, why: str, number: int | None = None, *, knob: str | None = None, repeats: bool = False
+    action: BestAction, reason: str, number: int | None = None, *, knob: str | None = None, repeats: bool = False
 ) -> BestStep:
     """Return a step of the search; `number` is its candidate, None for the end."""
-    return BestStep(action=action, candidate_number=number, why=why, knob=knob, repeats=repeats)
+    return BestStep(action=action, candidate_number=number, why=reason, knob=knob, repeats=repeats)
 
 
 def next_cold_run(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
@@ -60,8 +60,8 @@ def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
         if len(missing) == len(contenders) and not costs.are_affordable(missing):
             return None
         if missing:
-            why = f"one of {len(ranking.finalists)} settings within {100 * NEAR_LOG_GAIN:.0f} % of the leader"
-            return best_step(RACE, why, missing[0])
+            reason = f"one of {len(ranking.finalists)} settings within {100 * NEAR_LOG_GAIN:.0f} % of the leader"
+            return best_step(RACE, reason, missing[0])
     return None
 
 
@@ -95,8 +95,8 @@ def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
             gains.append((state.log_gain(answer_number, number).mean, knob, number))
     for _, knob, number in sorted(gains, reverse=True):
         if costs.are_affordable([number]):
-            why = f"the winner with {knob} back at the baseline's value, to measure the gain of {knob}"
-            return best_step(TURN_BACK, why, number, knob=knob)
+            reason = f"the winner with {knob} back at the baseline's value, to measure the gain of {knob}"
+            return best_step(TURN_BACK, reason, number, knob=knob)
     return None
 
 

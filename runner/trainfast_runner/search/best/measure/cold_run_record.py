@@ -59,8 +59,8 @@ def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: b
     if result.state == "lost":
         return "void", f"lost: {result.reason}"
     if result.state != "finished" or result.throughput.samples_per_s.median is None:
-        why = result.reason or _no_rate_reason(result)
-        return "failed", f"{result.state}: {why}" if why else result.state
+        reason = result.reason or _no_rate_reason(result)
+        return "failed", f"{result.state}: {reason}" if reason else result.state
     if result.loss.not_finite:
         return "failed", f"the loss of {result.loss.not_finite} steps is not finite"
     overridden = incompatible_reason(result, knobs)
