@@ -209,7 +209,7 @@ def decision_s() -> tuple[float, float, float]:
             )
         )
         began, began_cpu = time.perf_counter(), time.process_time()
-        before = state_of_best_journal(lines, 0.0, "one", before=before)
+        before = state_of_best_journal(lines, 0.0, "one", previous_state=before)
         decide(before)
         last.append(time.perf_counter() - began)
         last_cpu.append(time.process_time() - began_cpu)

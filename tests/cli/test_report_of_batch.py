@@ -30,7 +30,7 @@ from trainfast_runner.search.journal.batch import (
     ConfirmationRun,
     Probe,
 )
-from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseFit
+from trainfast_runner.search.journal.fitted_memory import MemoryFit, PhaseFit
 from trainfast_runner.settings.spec import resolve
 
 SEARCH_ID = "20261121-070000-tiny-llama-5ea2"

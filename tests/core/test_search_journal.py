@@ -42,6 +42,7 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     read_batch_journal,
 )
+from trainfast_runner.search.journal.fitted_memory import MemoryFit, PhaseFit
 from trainfast_runner.search.journal.lines import (
     Conducted,
     CoolingDown,
@@ -51,7 +52,6 @@ from trainfast_runner.search.journal.lines import (
     Waiting,
     worked_seconds,
 )
-from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseFit
 from trainfast_runner.search.memory import limits
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.searches import BATCH_KIND, new_search, newest_search, unfinished

@@ -28,8 +28,8 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     RankPeaks,
 )
+from trainfast_runner.search.journal.fitted_memory import MemoryFit, PhaseFit
 from trainfast_runner.search.journal.lines import Conducted
-from trainfast_runner.search.journal.memory_fit import MemoryFit, PhaseFit
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.batch import BatchScreen

@@ -87,7 +87,9 @@ def test_the_same_journal_gives_the_same_decision_with_and_without_a_memory(spac
     conductor.run(20)
     assert conductor.latest is not None
     fresh = state_of_best_journal(conductor.lines, conductor.spent_s, conductor.run_id)
-    followed = state_of_best_journal(conductor.lines, conductor.spent_s, conductor.run_id, before=conductor.latest)
+    followed = state_of_best_journal(
+        conductor.lines, conductor.spent_s, conductor.run_id, previous_state=conductor.latest
+    )
     assert decide(fresh).step.candidate_number == decide(followed).step.candidate_number
     assert fresh.posterior.mean == pytest.approx(followed.posterior.mean)
 

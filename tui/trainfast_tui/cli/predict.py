@@ -21,8 +21,8 @@ from trainfast_runner.memory.predict_rows import (
 from trainfast_runner.memory.tracing import TraceProgress
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
+from trainfast_runner.search.speed.device_speed_model import predict_speed
 from trainfast_runner.search.speed.predicted_speed import UnknownSpeed
-from trainfast_runner.search.speed.speeds import predict_speed
 from trainfast_tui.cli.arguments import add_settings
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, print_notice
 from trainfast_tui.cli.printing.prediction_table import PredictionTable, print_notes

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.cool_to is not None:
             await_cooling(plan, arguments.cool_to)
         predict_memory(plan, home)
-        from trainfast_runner.search.speed.speeds import with_predicted_speed
+        from trainfast_runner.search.speed.device_speed_model import with_predicted_speed
 
         return with_predicted_speed(plan, home)
 

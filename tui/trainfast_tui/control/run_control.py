@@ -67,7 +67,7 @@ class RunControl:
     def _start(self, spec: RunSpec, run_to_stop: Path | None) -> RunStarted | RunGivenUp:
         from trainfast_runner.running import launch
         from trainfast_runner.running.scripts.script_plan import plan_spec
-        from trainfast_runner.search.speed.speeds import with_predicted_speed
+        from trainfast_runner.search.speed.device_speed_model import with_predicted_speed
 
         # A refusal comes before anything is stopped for this run.
         plan = plan_spec(spec, self._python)

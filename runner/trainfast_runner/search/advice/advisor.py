@@ -37,21 +37,21 @@ def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation:
 
 def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advice | None:
     """Advise a rate by the linear rule (Goyal et al. 2017); None if the global batch is the preset's or unknown."""
-    now = total_batch(spec, spec.knobs, machine)
-    before = total_batch(spec, preset_knobs, machine)
+    batch = total_batch(spec, spec.knobs, machine)
+    preset_batch = total_batch(spec, preset_knobs, machine)
     rate = preset_knobs["lr"]
-    if now is None or before is None or now == before or not isinstance(rate, float):
+    if batch is None or preset_batch is None or batch == preset_batch or not isinstance(rate, float):
         return None
-    factor, suggested = now / before, float(f"{rate * now / before:.3g}")
+    factor, suggested = batch / preset_batch, float(f"{rate * batch / preset_batch:.3g}")
     if factor > 1:
         text = (
-            f"lr={suggested:g}: the global batch is {now:,}, {factor:.4g} x the preset's {before:,}, and the linear"
-            f" rule makes the rate {factor:.4g} x {rate:g}; 1/{factor:.4g} of the steps see as many samples."
+            f"lr={suggested:g}: the global batch is {batch:,}, {factor:.4g} x the preset's {preset_batch:,}, and the"
+            f" linear rule makes the rate {factor:.4g} x {rate:g}; 1/{factor:.4g} of the steps see as many samples."
         )
     else:
         text = (
-            f"lr={suggested:g}: the global batch is {now:,} instead of the preset's {before:,}, and the linear rule"
-            f" makes the rate {factor:.3g} x {rate:g}."
+            f"lr={suggested:g}: the global batch is {batch:,} instead of the preset's {preset_batch:,}, and the linear"
+            f" rule makes the rate {factor:.3g} x {rate:g}."
         )
     if spec.knobs["strategy"] in ("dp", "ddp"):
         text += (

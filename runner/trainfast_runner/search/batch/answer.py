@@ -20,7 +20,7 @@ from trainfast_runner.search.batch.state import (
     uncounted_bytes,
 )
 from trainfast_runner.search.journal.batch import BatchAnswer, ConfirmationRun, Margin, refuted_by
-from trainfast_runner.search.journal.memory_fit import MemoryFit
+from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_runner.units import mebibytes
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512

@@ -17,6 +17,7 @@ from trainfast_runner.search.journal.batch import (
     ConfirmationRun,
     Probe,
 )
+from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_runner.search.journal.followed_journal import FollowedJournal, SearchSnapshot, state_of_search
 from trainfast_runner.search.journal.lines import (
     Conducted,
@@ -25,7 +26,6 @@ from trainfast_runner.search.journal.lines import (
     Resumed,
     Waiting,
 )
-from trainfast_runner.search.journal.memory_fit import MemoryFit
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import msgspec
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, memory_fits_by_rank, tightest
 from trainfast_runner.search.journal.batch import CONFIRM_STEP, BatchAction, BatchStep
+from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_runner.search.journal.lines import EndState
-from trainfast_runner.search.journal.memory_fit import MemoryFit
 from trainfast_runner.units import mebibytes
 
 MAX_PROBES = 16
@@ -118,22 +118,24 @@ def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> 
     too_large = state.too_large
     fitted_count = len(state.probes_that_fit)
     largest_sure = _largest_sure_size(memory_fits)
-    likely = max(largest_fitted, min(_largest_likely_size(state, memory_fits), (too_large or LARGEST_BATCH + 1) - 1))
-    deciding = deciding_size(state, memory_fits, likely)
-    if too_large is not None and too_large <= deciding:
-        return _confirm(likely, _confirm_reason(memory_fits, largest_fitted, likely, f"{too_large} does not"))
+    likely_size = max(
+        largest_fitted, min(_largest_likely_size(state, memory_fits), (too_large or LARGEST_BATCH + 1) - 1)
+    )
+    next_size = deciding_size(state, memory_fits, likely_size)
+    if too_large is not None and too_large <= next_size:
+        return _confirm(likely_size, _confirm_reason(memory_fits, largest_fitted, likely_size, f"{too_large} does not"))
     if (reason := no_more_sizes_reason(state, largest_fitted)) is not None:
         return _confirm(
             largest_fitted, f"{reason}: confirming {largest_fitted}, the largest that fitted, in a fresh process"
         )
     target = min(largest_sure, _second_size(state)) if fitted_count == 1 else largest_sure
     if largest_fitted < target < (too_large or LARGEST_BATCH + 1) and (
-        too_large or not _should_run_out(state, memory_fits, deciding)
+        too_large or not _should_run_out(state, memory_fits, next_size)
     ):
         return _probe(target, _larger_size_reason(state, tightest(memory_fits, target), target))
     if too_large is not None:
         return _between(state, memory_fits, largest_fitted, too_large)
-    return _at_boundary(state, memory_fits, largest_fitted, likely, deciding)
+    return _at_boundary(state, memory_fits, largest_fitted, likely_size, next_size)
 
 
 def no_more_sizes_reason(state: BatchState, largest_fitted: int) -> str | None:
@@ -146,21 +148,21 @@ def no_more_sizes_reason(state: BatchState, largest_fitted: int) -> str | None:
 
 
 def _at_boundary(
-    state: BatchState, memory_fits: tuple[MemoryFit, ...], largest_fitted: int, likely: int, deciding: int
+    state: BatchState, memory_fits: tuple[MemoryFit, ...], largest_fitted: int, likely_size: int, next_size: int
 ) -> BatchDecision:
-    """Confirm `likely`, or probe the `deciding` size, which shows whether `likely` is the largest."""
-    tight = tightest(memory_fits, likely + 1)
-    needs = tight.need_text(likely + 1)
+    """Confirm `likely_size`, or probe `next_size`, which shows whether `likely_size` is the largest."""
+    tight = tightest(memory_fits, likely_size + 1)
+    needs = tight.need_text(likely_size + 1)
     if state.no_oom and len(state.probes_that_fit) > 1:
-        error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
-        above = f"by the fit {likely + 1} would need {needs}, {error}"
-        return _confirm(likely, _confirm_reason(memory_fits, largest_fitted, likely, above))
-    over = max(fit.need_bytes(deciding) - fit.limit_bytes for fit in memory_fits)
-    text = f"{likely} should fit; the error of the fit leaves open whether {deciding} does"
+        error = f"give or take {mebibytes(tight.error_at(likely_size + 1))}"
+        above = f"by the fit {likely_size + 1} would need {needs}, {error}"
+        return _confirm(likely_size, _confirm_reason(memory_fits, largest_fitted, likely_size, above))
+    over = max(fit.need_bytes(next_size) - fit.limit_bytes for fit in memory_fits)
+    text = f"{likely_size} should fit; the error of the fit leaves open whether {next_size} does"
     if over > 0:
-        too_much = f"by the fit {deciding} is {mebibytes(over)} too large"
-        text = f"{likely} should fit; {too_much}: running it confirms that"
-    return _probe(deciding, text)
+        too_much = f"by the fit {next_size} is {mebibytes(over)} too large"
+        text = f"{likely_size} should fit; {too_much}: running it confirms that"
+    return _probe(next_size, text)
 
 
 def _largest_sure_size(memory_fits: tuple[MemoryFit, ...]) -> int:

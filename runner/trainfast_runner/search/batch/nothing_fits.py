@@ -65,10 +65,10 @@ def missing_bytes(explained: OomExplanation, failed: Probe | ConfirmationRun) ->
     """Return the missing bytes by the prediction, the peak beyond the limit, or the last request; None if unknown."""
     if explained.missing_bytes is not None:
         return explained.missing_bytes
-    beyond = 0
+    excess_bytes = 0
     if explained.limit_bytes is not None and failed.peak_allocated_bytes is not None:
-        beyond = failed.peak_allocated_bytes - explained.limit_bytes
-    return beyond if beyond > 0 else explained.asked_bytes
+        excess_bytes = failed.peak_allocated_bytes - explained.limit_bytes
+    return excess_bytes if excess_bytes > 0 else explained.asked_bytes
 
 
 def _smallest_failure(state: BatchState) -> Probe | ConfirmationRun | None:

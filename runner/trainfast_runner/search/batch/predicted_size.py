@@ -83,12 +83,12 @@ def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
 def predict_script_size(peak: TracedPeak, limit_bytes: int, run_id: str) -> Predicted:
     """Predict a script's largest batch under a limit of bytes per rank, from the peak of its probe `run_id`."""
     max_batch = largest_fitting(lambda size: peak.need_bytes(size) <= limit_bytes, LARGEST_BATCH)
-    at = max(1, max_batch)
-    growth = peak.need_bytes(at + 1) - peak.need_bytes(at)
+    anchor_size = max(1, max_batch)
+    growth = peak.need_bytes(anchor_size + 1) - peak.need_bytes(anchor_size)
     return Predicted(
-        fixed_bytes=round(peak.need_bytes(at) - growth * at),
+        fixed_bytes=round(peak.need_bytes(anchor_size) - growth * anchor_size),
         bytes_per_sample=round(growth),
         max_batch=max_batch,
-        linear_from=linear_from(peak.need_bytes, at),
+        linear_from=linear_from(peak.need_bytes, anchor_size),
         basis=f"the step traced in {run_id}, scaled from its measured peak at batch {peak.batch_size}",
     )

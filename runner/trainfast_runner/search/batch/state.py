@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from trainfast_runner.search.journal.batch import BatchJournal, BatchLine, ConfirmationRun, Predicted, Probe
-from trainfast_runner.search.journal.memory_fit import MemoryFit
-from trainfast_runner.search.memory.fit_memory import fit_lines
+from trainfast_runner.search.journal.fitted_memory import MemoryFit
+from trainfast_runner.search.memory.fit_lines import fit_lines
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 LARGEST_BATCH = 1 << 20

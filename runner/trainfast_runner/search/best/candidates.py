@@ -34,7 +34,7 @@ def enumerate_space(spec: RunSpec, machine: Machine, vary: Vary, size: int | Non
         raise _too_many_error(count, vary)
     base_knobs = global_batch.baseline_knobs()
     others = [name for name in BATCH_KNOBS if name not in vary]
-    shown = [
+    candidate_knob_names = [
         *vary,
         *(name for name in others if global_batch.derives_knobs or base_knobs[name] != spec.knobs[name]),
     ]
@@ -45,10 +45,10 @@ def enumerate_space(spec: RunSpec, machine: Machine, vary: Vary, size: int | Non
         if complete is None:
             dropped += 1
         else:
-            combinations.append({name: complete.get(name, base_knobs[name]) for name in shown})
+            combinations.append({name: complete.get(name, base_knobs[name]) for name in candidate_knob_names})
     if not combinations and size is not None:
         raise global_batch.nearest_error()
-    baseline = {name: base_knobs[name] for name in shown}
+    baseline = {name: base_knobs[name] for name in candidate_knob_names}
     if baseline not in combinations:
         combinations.insert(0, baseline)
     candidates = [_candidate(spec, machine, global_batch, knobs, refuse) for knobs in combinations]

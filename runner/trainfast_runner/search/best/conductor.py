@@ -41,7 +41,7 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_runner.search.journal.lines import EndState, worked_seconds
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.speed.speeds import with_predicted_speed
+from trainfast_runner.search.speed.device_speed_model import with_predicted_speed
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.units import duration
 

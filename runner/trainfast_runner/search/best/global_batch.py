@@ -92,9 +92,9 @@ class GlobalBatch:
     def count(self) -> int:
         """Return the number of combinations of this size, without listing them; all of them beyond `MAX_COUNTED`."""
         others = math.prod(len(values) for name, values in self._vary.items() if name not in self._deciding)
-        looked_at = math.prod(map(len, self._deciding.values()))
-        if self.size is None or looked_at > MAX_COUNTED or others > MAX_CANDIDATES:
-            return others * looked_at
+        combination_count = math.prod(map(len, self._deciding.values()))
+        if self.size is None or combination_count > MAX_COUNTED or others > MAX_CANDIDATES:
+            return others * combination_count
         return others * len(self._possible)
 
     def occurring_values(self) -> dict[str, list[KnobValue]]:

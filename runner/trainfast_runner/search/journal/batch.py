@@ -14,6 +14,7 @@ import msgspec
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
+from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_runner.search.journal.lines import (
     Conducted,
     CoolingDown,
@@ -26,7 +27,6 @@ from trainfast_runner.search.journal.lines import (
     current_end,
     read_journal,
 )
-from trainfast_runner.search.journal.memory_fit import MemoryFit
 
 CONFIRM_STEP: Final = "prove"
 """The action of a step that starts a confirmation run; best-fit has its own role `CONFIRM`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trainfast_runner.records.script_run import ScriptFigures, TracedMemory
-from trainfast_runner.search.memory.fit_memory import PREDICTED_SHARE
+from trainfast_runner.search.memory.fit_lines import PREDICTED_SHARE
 
 TRACED_SHARE = {"cpu": 0.5, "cuda": PREDICTED_SHARE}
 """Error of the traced growth of a peak, as a share: malloc keeps blocks below 32 MiB, so the measured growth of small

@@ -138,8 +138,8 @@ class Factor:
     def add(self, covariances: Sequence[float], own_variance: float, value: float) -> FactorRow:
         """Add a value by its covariances with the earlier values and its own variance; return the new row."""
         row: list[float] = []
-        for covariance, known, diagonal in zip(covariances, self.rows, self.diagonal, strict=True):
-            row.append((covariance - sum(map(mul, known, row))) / diagonal)
+        for covariance, earlier_row, diagonal in zip(covariances, self.rows, self.diagonal, strict=True):
+            row.append((covariance - sum(map(mul, earlier_row, row))) / diagonal)
         diagonal = math.sqrt(max(own_variance - sum(map(mul, row, row)), 1e-12))
         whitened = (value - sum(map(mul, row, self.whitened))) / diagonal
         self.rows.append(row)

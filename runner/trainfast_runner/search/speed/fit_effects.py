@@ -22,11 +22,11 @@ def fit_effects(
     earlier: Sequence[Observation],
     own: Sequence[Observation],
     measurements: Measurements,
-    before: Posterior | None,
+    previous_posterior: Posterior | None,
 ) -> Posterior:
     """Return the posterior after the observations of `earlier` searches and the `own` ones of this search.
 
-    `before` is an earlier posterior of the same search; do not use it afterwards, because it is extended in place if it
+    `previous_posterior` is one of the same search; do not use it afterwards, because it is extended in place if it
     lacks only the last observations.
     """
     observations = [*earlier, *own]
@@ -36,9 +36,13 @@ def fit_effects(
         scales = Scales()
     else:
         seen = observations[: len(earlier) + milestone]
-        is_unchanged = before is not None and before.observations[: len(seen)] == seen
-        scales = before.scales if before is not None and is_unchanged else _scales(levels, center, seen, measurements)
-    posterior = before
+        is_unchanged = previous_posterior is not None and previous_posterior.observations[: len(seen)] == seen
+        scales = (
+            previous_posterior.scales
+            if previous_posterior is not None and is_unchanged
+            else _scales(levels, center, seen, measurements)
+        )
+    posterior = previous_posterior
     if (
         posterior is None
         or posterior.scales != scales

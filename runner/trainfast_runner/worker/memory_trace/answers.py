@@ -65,13 +65,15 @@ def answers(requests: list[TraceRequest]) -> Iterator[dict[str, Any]]:
     except Exception as error:
         yield from ({"request": number, **_untraceable(error)} for number in range(len(requests)))
         return
-    owed = set(range(len(requests)))
+    unanswered = set(range(len(requests)))
     try:
         for number, answer in _trace_all(requests):
-            owed.discard(number)
+            unanswered.discard(number)
             yield {"request": number, **answer}
     except BrokenProcessPool:
-        yield from ({"request": number, "untraceable": "the process that traced it died"} for number in sorted(owed))
+        yield from (
+            {"request": number, "untraceable": "the process that traced it died"} for number in sorted(unanswered)
+        )
 
 
 def import_for(requests: list[TraceRequest]) -> None:

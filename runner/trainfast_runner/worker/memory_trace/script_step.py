@@ -154,7 +154,7 @@ def _emptied(value: Any) -> Any:
 def _restored(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Give the model its tensors, gradients and attributes back, and the process its random numbers."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    before = [
+    saved_modules = [
         (module, dict(vars(module)), dict(module._parameters), dict(module._buffers)) for module in model.modules()
     ]
     numpy = getattr(sys.modules.get("numpy"), "random", None)
@@ -167,7 +167,7 @@ def _restored(model: nn.Module, device: torch.device) -> Iterator[None]:
                 parameter.grad = None
             yield
         finally:
-            for module, attributes, parameters, buffers in before:
+            for module, attributes, parameters, buffers in saved_modules:
                 for name, tensor in {**parameters, **buffers}.items():
                     setattr(module, name, tensor)
                 vars(module).clear()

@@ -8,9 +8,9 @@ def balance(costs: list[float], head: float, stages: int, entry: float = 0.0) ->
 
     `entry` adds to the first stage, `head` to the last. Among equal divisions the smallest sum of squares wins.
     """
-    before = [0.0]
+    cost_before = [0.0]
     for cost in costs:
-        before.append(before[-1] + cost)
+        cost_before.append(cost_before[-1] + cost)
     count = len(costs)
     # best[end] for the first s stages covering `end` layers: (highest, squares, bounds).
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, (0,))}
@@ -21,7 +21,7 @@ def balance(costs: list[float], head: float, stages: int, entry: float = 0.0) ->
             options = []
             for begin, (highest, squares, bounds) in best.items():
                 if begin < end:
-                    cost = before[end] - before[begin] + extra
+                    cost = cost_before[end] - cost_before[begin] + extra
                     options.append((max(highest, cost), squares + cost * cost, (*bounds, end)))
             following[end] = min(options)
         best = following

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainfast_runner.memory.model import MemoryModel
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.run_file import PredictedSpeed
-    from trainfast_runner.search.speed.speeds import DeviceSpeedModel
+    from trainfast_runner.search.speed.device_speed_model import DeviceSpeedModel
     from trainfast_runner.settings.spec import RunSpec
 
 
@@ -62,8 +62,8 @@ class SpeedPredictor:
         return predicted.reason if isinstance(predicted, UnknownSpeed) else predicted
 
     def _speed_model(self, spec: RunSpec, machine: Machine, speed_key: SpeedKey) -> DeviceSpeedModel:
+        from trainfast_runner.search.speed.device_speed_model import speed_model_on
         from trainfast_runner.search.speed.earlier_speeds import SpeedDevice, training_of
-        from trainfast_runner.search.speed.speeds import speed_model_on
         from trainfast_runner.settings.device_counts import first_gpu_name
 
         device = SpeedDevice(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import CONFIRM_STEP, Probe
-from trainfast_runner.search.journal.memory_fit import MemoryFit
+from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_tui.charts.fit_chart import PeakPoint, fit_chart
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, labelled, line_length, moved, paragraph, wrap

@@ -195,13 +195,13 @@ def state_of_best_journal(
     lines: Sequence[BestLine],
     spent_s: float,
     warm_run_id: str | None = None,
-    before: BestState | None = None,
+    previous_state: BestState | None = None,
     *,
     voids_drifted: bool = True,
 ) -> BestState:
-    """Return the state after these lines. `before` is the state at an earlier line.
+    """Return the state after these lines. `previous_state` is the state at an earlier line.
 
-    `before` is used up: its posterior may be extended in place, so do not decide from it afterwards.
+    `previous_state` is used up: its posterior may be extended in place, so do not decide from it afterwards.
     Without `voids_drifted` the trials of processes that drifted count, with the drift as noise.
     """
     journal = BestJournal(tuple(lines))
@@ -209,18 +209,18 @@ def state_of_best_journal(
     assert question is not None, "a journal begins with its question"
     assert space is not None, "the candidates are listed before the first decision"
     measured = measurements(lines, voids_drifted=voids_drifted)
-    if before is None:
+    if previous_state is None:
         levels = Levels([candidate.knobs for candidate in space.candidates])
         keys: Sequence[KnobsKey] = [knobs_key(candidate.process_knobs) for candidate in space.candidates]
     else:
-        levels, keys = before.posterior.levels, before.process_keys
+        levels, keys = previous_state.posterior.levels, previous_state.process_keys
     baseline_knobs = space.candidates[space.baseline_number].knobs
     posterior = fit_effects(
         levels,
         earlier_observations(levels, question.earlier, baseline_knobs),
         measured.observations(levels, joules=question.objective == "samples_per_joule"),
         measured,
-        None if before is None else before.posterior,
+        None if previous_state is None else previous_state.posterior,
     )
     return BestState(
         journal=journal,

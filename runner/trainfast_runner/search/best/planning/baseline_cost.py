@@ -11,7 +11,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.results.start_time import read_start_s
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.step_rule import MIN_TRIAL_STEPS
-from trainfast_runner.search.speed.speeds import with_predicted_speed
+from trainfast_runner.search.speed.device_speed_model import with_predicted_speed
 from trainfast_runner.units import duration
 
 RUNS_READ_FOR_STARTS, ENOUGH_STARTS = 50, 3

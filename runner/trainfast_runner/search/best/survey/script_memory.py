@@ -11,7 +11,7 @@ import msgspec
 from trainfast_runner.search.best.candidates import with_predictions
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.journal.best import Candidate, Space, Trial
-from trainfast_runner.search.memory.fit_memory import NOISE_BYTES, fit_lines
+from trainfast_runner.search.memory.fit_lines import NOISE_BYTES, fit_lines
 from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE, TRACED_SHARE, TracedPeak
 from trainfast_runner.search.speed.process_starts import KnobsKey, knobs_key
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainfast_runner.search.journal.memory_fit import PhaseFit, SizeFit
+from trainfast_runner.search.journal.fitted_memory import PhaseFit, SizeFit
 
 NOISE_BYTES = {"cpu": 4 << 20, "cuda": 48 << 20}
 """Scatter of a measured peak, in bytes: a CPU's C library keeps small blocks, a GPU's allocator works in large ones."""
@@ -29,13 +29,15 @@ def fit_lines(points: Mapping[int, Mapping[str, int]], device: str, predicted_sl
     the slope is the predicted one; without a prediction all memory is assumed to grow with the batch.
     """
     *smaller, last = sorted(points)
-    apart = [size for size in smaller if size <= MAX_SIZE_RATIO * last] or smaller[:1]
+    well_below = [size for size in smaller if size <= MAX_SIZE_RATIO * last] or smaller[:1]
     peaks = points[last]
-    if apart:
-        base = points[apart[-1]]
-        slopes = {phase: max(0.0, (peak - base.get(phase, peak)) / (last - apart[-1])) for phase, peak in peaks.items()}
+    if well_below:
+        base = points[well_below[-1]]
+        slopes = {
+            phase: max(0.0, (peak - base.get(phase, peak)) / (last - well_below[-1])) for phase, peak in peaks.items()
+        }
         error = _secant_error(
-            device, last - apart[-1], max(slopes.values()), predicted_slope, is_first=len(points) == 2
+            device, last - well_below[-1], max(slopes.values()), predicted_slope, is_first=len(points) == 2
         )
     else:
         usual = {phase: peak / last if predicted_slope is None else predicted_slope for phase, peak in peaks.items()}
@@ -52,13 +54,13 @@ def fit_lines(points: Mapping[int, Mapping[str, int]], device: str, predicted_sl
     )
 
 
-def _secant_error(device: str, apart: int, slope: float, predicted: float | None, *, is_first: bool) -> float:
-    """Error of a slope between sizes `apart`, in bytes per sample.
+def _secant_error(device: str, size_distance: int, slope: float, predicted: float | None, *, is_first: bool) -> float:
+    """Error of a slope between sizes `size_distance` apart, in bytes per sample.
 
     On a CPU a prediction that agrees leaves half of the scatter. If the prediction is clearly steeper, the first secant
     may be too flat by the difference: a peak is convex in the batch.
     """
-    scatter = NOISE_BYTES[device] / apart
+    scatter = NOISE_BYTES[device] / size_distance
     measured = 2 * scatter + SLOPE_SHARE[device] * slope
     if predicted is None:
         return measured
