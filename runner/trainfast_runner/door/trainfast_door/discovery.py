@@ -188,8 +188,8 @@ class Discovery:
 
 
 @never_raises
-def frameworks_of(names: dict[str, Any]) -> list[str]:
-    """The frameworks that a script's globals come from."""
+def frameworks_of(names: dict[str, Any]) -> list[str] | None:
+    """The frameworks that a script's globals come from; None after an error."""
     modules = [
         f"{getattr(value, '__module__', None) or getattr(value, '__name__', '')}." for value in list(names.values())
     ]

@@ -28,7 +28,8 @@ def callbacks_of_pytorch_lightning() -> list[Any]:
 
 
 @never_raises
-def _callbacks(module: str) -> list[Any]:
+def _callbacks(module: str) -> list[Any] | None:
+    """A list of the callback, empty outside a run; None after an error."""
     run = current_run()
     return [] if run is None else [_callback_class(importlib.import_module(module).Callback, run)()]
 
@@ -71,10 +72,7 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
 
         @never_raises
         def on_train_end(self, trainer: Any, module: Any) -> None:
-            run.end_framework()
-            if run.is_trial:
-                run.trace.trace_memory()
-                raise SystemExit(0)
+            run.end_training()
 
     return LightningSteps
 

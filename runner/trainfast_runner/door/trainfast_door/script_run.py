@@ -78,11 +78,14 @@ class ScriptRun:
             traced_memory=self.trace.traced_memory,
         )
 
-    def end_framework(self) -> None:
-        """The framework's training is over: the script may go on with the model."""
+    def end_training(self) -> None:
+        """End a framework's training: a trial ends here, any other script may go on with the model."""
         self.steps.count_optimizer_steps()
         for remove in self.removals:
             remove()
+        if self.is_trial:
+            self.trace.trace_memory()
+            raise SystemExit(0)
 
     def _read_knobs(self) -> None:
         """Add the knobs read from live objects; those that a framework reported stay."""

@@ -61,10 +61,7 @@ def install(module: Any, run: ScriptRun) -> None:
 
         @never_raises
         def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            run.end_framework()
-            if run.is_trial:
-                run.trace.trace_memory()
-                raise SystemExit(0)
+            run.end_training()
 
     module.DEFAULT_CALLBACKS.append(TrainerSteps)
 
