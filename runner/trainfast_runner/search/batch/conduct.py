@@ -24,5 +24,5 @@ def conduct_batch(
 
     Raises UserError when another process conducts the search, and when its device is in use.
     """
-    conductor_class = PresetBatchConductor if batch_plan.plan_script_run is None else ScriptBatchConductor
+    conductor_class = PresetBatchConductor if batch_plan.plan.script is None else ScriptBatchConductor
     return conduct_alone(directory, lambda: conductor_class(directory, batch_plan, home, options, caller))

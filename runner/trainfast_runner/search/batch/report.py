@@ -68,7 +68,7 @@ def batch_report(directory: Path) -> dict[str, Any]:
         "model": fields_of(answer, "fixed_bytes", "bytes_per_sample", "phase"),
         "predicted": None if predicted is None else fields_of(predicted, *PREDICTED_FIELDS),
         "limit": question.limit_words,
-        "limit_bytes": answer.limit_bytes if answer else min(question.limits_bytes, default=None),
+        "limit_bytes": answer.limit_bytes if answer else question.lowest_limit_bytes,
         "limits_bytes": question.limits_bytes,
         "world_size": question.world_size,
         **fields_of(answer, "tightest_rank"),
@@ -82,8 +82,8 @@ def batch_report(directory: Path) -> dict[str, Any]:
 
 def measured_under(question: BatchQuestion) -> str | None:
     """Return the condition under which the search measures speed; None if the condition does not change speed."""
-    # A script has no model here and keeps its own malloc thresholds.
-    return STRICT_SPEED if question.device == "cpu" and question.model else None
+    # A script keeps its own malloc thresholds.
+    return STRICT_SPEED if question.device == "cpu" and not question.is_script else None
 
 
 def _probe(probe: Probe, confirmations: Sequence[ConfirmationRun]) -> dict[str, Any]:

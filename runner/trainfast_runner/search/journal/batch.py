@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,6 @@ import msgspec
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomChange
-from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_runner.search.journal.lines import (
     Conducted,
@@ -23,6 +21,7 @@ from trainfast_runner.search.journal.lines import (
     Paused,
     Resumed,
     SearchEnded,
+    SearchQuestion,
     Waiting,
     current_end,
     read_journal,
@@ -36,28 +35,15 @@ ProbeOutcome = Literal["fits", "oom", "void"]
 """The `outcome` of a `Probe`: it fits, ran out of memory, or does not count because another process took memory."""
 
 
-class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
-    """The first line: the question."""
+class BatchQuestion(SearchQuestion, frozen=True, kw_only=True, tag="asked"):
+    """The question of a batch search. A script's has no `device_uuids`.
 
-    t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
-    schema: int = SCHEMA
-    search_id: str
-    key: str
-    """Equal for two commands that ask the same."""
-    device: str = "cpu"
+    `limits_bytes` is empty on a GPU without `memory_limit`, where each rank reports its own.
+    """
+
     world_size: int = 1
-    device_uuids: list[str] = []
-    """The GPUs that a preset's search takes; empty on a CPU."""
-    limits_bytes: list[int] = []
-    """One limit a rank; empty on a GPU without `memory_limit`, where each rank reports its own."""
     limit_words: str = ""
     """The source of the limits, in words."""
-    clock: ClockAnchor
-
-    @property
-    def lowest_limit_bytes(self) -> int | None:
-        """The limit of the rank that may take the least; None without limits."""
-        return min(self.limits_bytes, default=None)
 
 
 class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):

@@ -7,7 +7,6 @@ as in a run's records. Candidates are numbered from 0 in the order of the `Space
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from trainfast_runner.records.json_lines import newest
-from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedSpec
+from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.search.journal.lines import (
     Conducted,
@@ -26,6 +25,7 @@ from trainfast_runner.search.journal.lines import (
     Paused,
     Resumed,
     SearchEnded,
+    SearchQuestion,
     Waiting,
     current_end,
     read_journal,
@@ -82,14 +82,12 @@ class EarlierEffect(msgspec.Struct, frozen=True, kw_only=True):
     search_id: str
 
 
-class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="question"):
-    """The first line: the question. The baseline is the recorded spec."""
+class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
+    """The question of a best-fit search. The baseline is the recorded spec.
 
-    t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
-    schema: int = SCHEMA
-    search_id: str
-    key: str
-    """Equal for two commands that ask the same."""
+    Each process takes the first of `device_uuids`; `limits_bytes` is empty without `memory_limit`.
+    """
+
     vary: dict[str, list[KnobValue]]
     """The values of each varied knob."""
     left_alone: dict[str, str] = {}
@@ -100,22 +98,11 @@ class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", ta
     """samples_per_s, tokens_per_s, samples_per_joule or time (a cold start and `for_steps` steps)."""
     for_steps: int | None = None
     budget_s: float = 600.0
-    device: str = "cpu"
     device_names: list[str] = []
-    device_uuids: list[str] = []
-    """The GPUs of the whole search, of which each process takes the first ones; empty on a CPU."""
-    limits_bytes: list[int] = []
-    """One limit a rank; empty without `memory_limit`."""
     limits_trials: bool = False
     """True if every trial is under `limits_bytes`, as those of a script are."""
     earlier: list[EarlierEffect] = []
     """Effects that earlier searches measured; empty with --fresh."""
-    clock: ClockAnchor
-
-    @property
-    def lowest_limit_bytes(self) -> int | None:
-        """The limit of the rank that may take the least; None without limits."""
-        return min(self.limits_bytes, default=None)
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -374,7 +361,7 @@ class BestJournal(JournalLines):
     @cached_property
     def attempts(self) -> tuple[Trial | ColdRun, ...]:
         """Every trial and every cold run, void ones included, in their order."""
-        return tuple(line for line in self.lines if isinstance(line, Trial | ColdRun))
+        return tuple(line for line in self.lines if isinstance(line, Attempt))
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:

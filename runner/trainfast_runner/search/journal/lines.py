@@ -19,12 +19,39 @@ import msgspec
 
 from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import Appender, read_all
+from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 from trainfast_runner.records.search_directories import JOURNAL_FILE
 
 CANCELLED = "the same command continues it"
 """The reason of an end that the user asked for; any other reason of `cancelled` is the error that ended the search."""
 EndState = Literal["answered", "nothing_fits", "failed", "cancelled"]
 """The `state` of a `SearchEnded`; a journal of another version may have other words."""
+
+
+class SearchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind"):
+    """The first line of a journal: the question of the search."""
+
+    t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
+    schema: int = SCHEMA
+    search_id: str
+    key: str
+    """Equal for two commands that ask the same."""
+    device: str = "cpu"
+    device_uuids: list[str] = []
+    """The GPUs of the whole search; empty on a CPU."""
+    limits_bytes: list[int] = []
+    """One limit a rank."""
+    clock: ClockAnchor
+
+    @property
+    def is_script(self) -> bool:
+        """True if the search is of a user's own script, which has no model here."""
+        return not self.model
+
+    @property
+    def lowest_limit_bytes(self) -> int | None:
+        """The limit of the rank that may take the least; None without limits."""
+        return min(self.limits_bytes, default=None)
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -40,7 +67,9 @@ class Conducted(Line, frozen=True, kw_only=True, tag="conducted"):
     start_ticks: int
     boot_id: str
     no_oom: bool = False
+    """Option of a batch search; the default in a best-fit search."""
     confirmation_steps: int = msgspec.field(default=10, name="proof_steps")
+    """Option of a batch search; the default in a best-fit search."""
 
 
 class CoolingDown(Line, frozen=True, kw_only=True, tag="cooling"):

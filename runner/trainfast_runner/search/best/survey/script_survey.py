@@ -79,5 +79,5 @@ class ScriptSurvey(Survey):
         trials = [line for line in lines if isinstance(line, Trial) and line.outcome == "measured"]
         if not trials:
             return space
-        limit = min(question.limits_bytes, default=None)
-        return with_fitted_memory(with_seen_samples(space, trials[0]), trials, limit, self.plan.device)
+        space = with_seen_samples(space, trials[0])
+        return with_fitted_memory(space, trials, question.lowest_limit_bytes, self.plan.device)
