@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 WHOLE, SLICES, FLAT, SWAPPED, HOST = "whole", "slices", "flat", "swapped", "host"
 """Ways in which an optimizer is given parameters; see `PARAMETER_FORMS`."""
@@ -163,7 +162,26 @@ _PIPELINE = StrategyEntry(
     fallback="fsdp",
     memory_rule="Staged",
 )
-_OFFLOADED: dict[str, Any] = {"speed": "", "memory": "", "parameter_form": HOST, "fallback": "zero2", "offloads": True}
+_ZERO2_OFFLOAD = replace(
+    _ZERO2,
+    name="zero2-offload",
+    what="zero2 with the states in host memory, stepping on the CPU",
+    speed="",
+    memory="",
+    parameter_form=HOST,
+    fallback="zero2",
+    memory_rule="ZeroOffloaded",
+    offloads=True,
+)
+_ZERO3_OFFLOAD = replace(
+    _ZERO2_OFFLOAD,
+    name="zero3-offload",
+    what="zero3 with parameters and states in host memory, or under offload_path on a disk, stepping on the CPU",
+    shards=EVERYTHING,
+    knobs=("offload_path",),
+    memory_rule="ZeroParametersOffloaded",
+    zero_stage=3,
+)
 _STRATEGIES = (
     StrategyEntry(
         name="single",
@@ -228,21 +246,8 @@ _STRATEGIES = (
     _ZERO1,
     _ZERO2,
     _ZERO3,
-    replace(
-        _ZERO2,
-        name="zero2-offload",
-        what="zero2 with the states in host memory, stepping on the CPU",
-        memory_rule="ZeroOffloaded",
-        **_OFFLOADED,
-    ),
-    replace(
-        _ZERO3,
-        name="zero3-offload",
-        what="zero3 with parameters and states in host memory, or under offload_path on a disk, stepping on the CPU",
-        knobs=("offload_path",),
-        memory_rule="ZeroParametersOffloaded",
-        **_OFFLOADED,
-    ),
+    _ZERO2_OFFLOAD,
+    _ZERO3_OFFLOAD,
     StrategyEntry(
         name="tp",
         path="tensor_parallel:TensorParallel",
