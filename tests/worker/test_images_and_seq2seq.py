@@ -133,9 +133,9 @@ def test_an_encoder_decoder_learns_the_second_half(train: Train) -> None:
 
 @pytest.mark.ci
 def test_halves_of_a_row_and_the_shifted_input() -> None:
-    from trainfast_runner.worker.data.samples import Halves
+    from trainfast_runner.worker.data.samples import EncoderDecoderSplit
 
-    batch = Halves(read=2, start_id=0)(np.array([[5, 6, 7, 8, 9]]))
+    batch = EncoderDecoderSplit(encoder_tokens=2, start_id=0)(np.array([[5, 6, 7, 8, 9]]))
     assert batch["input_ids"].tolist() == [[5, 6]]
     assert batch["labels"].tolist() == [[7, 8, 9]]
     assert batch["decoder_input_ids"].tolist() == [[0, 7, 8]]

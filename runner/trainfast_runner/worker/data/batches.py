@@ -21,7 +21,7 @@ from .global_order import GlobalOrder
 from .images import ImageSamples, image_samples
 from .samples import (
     Batch,
-    Halves,
+    EncoderDecoderSplit,
     TokenSamples,
     collate_whole_batch,
     corpus_classes,
@@ -110,10 +110,10 @@ def mean_tokens(samples: Samples, config: Any, spec: RankSpec) -> float:
 def _tokens(spec: RankSpec, config: Any, log: WorkerLog) -> tuple[TokenSamples | WholeTexts, bool, str]:
     """Samples of token ids, True if they are synthetic, and their source in words."""
     data, knobs = spec.data, spec.knobs
-    halves = _halves(config, knobs.seq_len) if data.objective == "seq2seq" else None
+    split = _encoder_decoder_split(config, knobs.seq_len) if data.objective == "seq2seq" else None
     vocab = vocab_size(config)
     if data.kind == "random":
-        return random_samples(vocab, data.objective, knobs.seq_len, knobs.seed, halves), True, "seeded random token ids"
+        return random_samples(vocab, data.objective, knobs.seq_len, knobs.seed, split), True, "seeded random token ids"
     tokenizer = data.tokenizer or _model_tokenizer(spec.model)
     is_lines = data.samples == "lines"
     request = CorpusRequest(data.kind, data.paths, vocab, tokenizer, data.name, data.split, is_lines)
@@ -128,7 +128,7 @@ def _tokens(spec: RankSpec, config: Any, log: WorkerLog) -> tuple[TokenSamples |
     if data.samples != "packed":
         return _whole_texts(corpus, spec, config), False, source
     classes = getattr(config, "num_labels", 2)
-    return text_samples(corpus, data.objective, knobs.seq_len, classes, knobs.seed, halves), False, source
+    return text_samples(corpus, data.objective, knobs.seq_len, classes, knobs.seed, split), False, source
 
 
 def _whole_texts(corpus: Corpus, spec: RankSpec, config: Any) -> WholeTexts:
@@ -152,10 +152,10 @@ def _whole_texts(corpus: Corpus, spec: RankSpec, config: Any) -> WholeTexts:
     )
 
 
-def _halves(config: Any, seq_len: int) -> Halves:
+def _encoder_decoder_split(config: Any, seq_len: int) -> EncoderDecoderSplit:
     """Tokens for the encoder, and the id that the decoder starts with; a T5 starts with its padding id."""
     starts = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
-    return Halves(split_tokens(seq_len)[0], next((start for start in starts if start is not None), 0))
+    return EncoderDecoderSplit(split_tokens(seq_len)[0], next((start for start in starts if start is not None), 0))
 
 
 def _model_tokenizer(model: dict[str, Any]) -> str | None:

@@ -131,7 +131,10 @@ def texts(request: CorpusRequest) -> Iterator[tuple[str, int]]:
 
 
 def documents(request: CorpusRequest) -> Iterator[tuple[str, int]]:
-    """Yield each document and its label, the number of its top-level source directory."""
+    """Yield each document and its label.
+
+    The label is the number of the document's folder (for `text` the first part of the path), for `hub` the row's own.
+    """
     if request.kind == "hub":
         yield from _hub_documents(request)
         return

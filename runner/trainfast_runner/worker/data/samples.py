@@ -45,28 +45,28 @@ class Masking:
         """Inputs and labels of sample `index`, drawn from (seed, index) alone."""
         random = np.random.default_rng((self.seed, index))
         chosen = (random.random(ids.shape) < MASKED_FRACTION) & ~np.isin(ids, self.special_ids)
-        fate = random.random(ids.shape)
-        inputs = np.where(chosen & (fate < 0.8), self.mask_id, ids)
-        replaced = chosen & (fate >= 0.8) & (fate < 0.9)
+        replacement_draw = random.random(ids.shape)
+        inputs = np.where(chosen & (replacement_draw < 0.8), self.mask_id, ids)
+        replaced = chosen & (replacement_draw >= 0.8) & (replacement_draw < 0.9)
         inputs = np.where(replaced, random.integers(0, self.vocab_size, ids.shape), inputs)
         return inputs, np.where(chosen, ids, IGNORED)
 
 
 @dataclass(frozen=True)
-class Halves:
-    """Sequence to sequence from plain text: the encoder reads the first `read` ids, the decoder writes the rest.
+class EncoderDecoderSplit:
+    """Sequence to sequence from plain text: the encoder reads `encoder_tokens` ids, the decoder writes the rest.
 
     The decoder's input is its labels, moved one place on after `start_id`.
     """
 
-    read: int
+    encoder_tokens: int
     start_id: int
 
     def __call__(self, rows: NDArray[np.int64]) -> Batch:
         """The batch of these rows: `input_ids`, `decoder_input_ids`, `labels`."""
-        labels = rows[:, self.read :]
+        labels = rows[:, self.encoder_tokens :]
         decoder_ids = np.concatenate([np.full_like(labels[:, :1], self.start_id), labels[:, :-1]], axis=1)
-        parts = {"input_ids": rows[:, : self.read], "decoder_input_ids": decoder_ids, "labels": labels}
+        parts = {"input_ids": rows[:, : self.encoder_tokens], "decoder_input_ids": decoder_ids, "labels": labels}
         return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
 
 
@@ -78,7 +78,7 @@ class TokenSamples(Dataset[Batch]):
     seq_len: int
     masking: Masking | None = None
     classes: NDArray[np.int64] | None = None
-    halves: Halves | None = None
+    split: EncoderDecoderSplit | None = None
 
     def __len__(self) -> int:
         return len(self.ids) // self.seq_len
@@ -92,8 +92,8 @@ class TokenSamples(Dataset[Batch]):
         rows = np.stack([self.ids[i * self.seq_len : (i + 1) * self.seq_len] for i in indices]).astype(np.int64)
         if self.classes is not None:
             return {"input_ids": torch.from_numpy(rows), "labels": torch.from_numpy(self.classes[indices])}
-        if self.halves is not None:
-            return self.halves(rows)
+        if self.split is not None:
+            return self.split(rows)
         if self.masking is None:
             inputs = torch.from_numpy(rows)
             return {"input_ids": inputs, "labels": inputs}
@@ -108,7 +108,7 @@ def collate_whole_batch(batch: Any) -> Any:
 
 
 def text_samples(
-    corpus: Corpus, objective: str, seq_len: int, classes: int, seed: int, halves: Halves | None = None
+    corpus: Corpus, objective: str, seq_len: int, classes: int, seed: int, split: EncoderDecoderSplit | None = None
 ) -> TokenSamples:
     """Samples of `seq_len` tokens packed from a corpus, with no padding."""
     ids = corpus_ids(corpus)
@@ -123,7 +123,7 @@ def text_samples(
     labels = None
     if objective == "sequence-classification":
         labels = corpus_classes(corpus, np.arange(len(ids) // seq_len) * seq_len, classes)
-    return TokenSamples(ids, seq_len, masking, labels, halves)
+    return TokenSamples(ids, seq_len, masking, labels, split)
 
 
 def corpus_ids(corpus: Corpus) -> NDArray[np.unsignedinteger]:
@@ -151,7 +151,12 @@ def corpus_classes(corpus: Corpus, starts: NDArray[np.int64], classes: int) -> N
 
 
 def random_samples(
-    vocab_size: int, objective: str, seq_len: int, seed: int, halves: Halves | None = None, count: int = RANDOM_SAMPLES
+    vocab_size: int,
+    objective: str,
+    seq_len: int,
+    seed: int,
+    split: EncoderDecoderSplit | None = None,
+    count: int = RANDOM_SAMPLES,
 ) -> TokenSamples:
     """Samples of seeded random ids, for measuring speed and memory: a model learns nothing from them."""
     high = min(RANDOM_IDS[1], vocab_size)
@@ -159,4 +164,4 @@ def random_samples(
     ids = np.random.default_rng(seed).integers(low, high, count * seq_len, dtype=np.uint32)
     masking = Masking(min(BERT_MASK_ID, vocab_size - 1), high, (), seed) if objective == "masked-lm" else None
     classes = np.zeros(count, dtype=np.int64) if objective == "sequence-classification" else None
-    return TokenSamples(ids, seq_len, masking, classes, halves)
+    return TokenSamples(ids, seq_len, masking, classes, split)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from ..data.samples import Batch, Halves, random_samples
+from ..data.samples import Batch, EncoderDecoderSplit, random_samples
 from ..loop import forward_backward
 from ..model.build import CHECKPOINTING_ARGUMENTS, attention_of, attention_reason, build_model
 from ..model.model_config import (
@@ -221,8 +221,8 @@ def _samples(traced: TracedTraining, batch_size: int) -> Batch:
             "pixel_values": torch.zeros(batch_size, channels, size, size),
             "labels": torch.zeros(batch_size, dtype=torch.int64),
         }
-    halves = Halves(split_tokens(seq_len)[0], 0) if traced.objective == "seq2seq" else None
-    samples = random_samples(vocab_size(config), traced.objective, seq_len, 0, halves, batch_size)
+    split = EncoderDecoderSplit(split_tokens(seq_len)[0], 0) if traced.objective == "seq2seq" else None
+    samples = random_samples(vocab_size(config), traced.objective, seq_len, 0, split, batch_size)
     return samples.__getitems__(list(range(batch_size)))
 
 
