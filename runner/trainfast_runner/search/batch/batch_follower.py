@@ -94,14 +94,14 @@ class BatchFollower:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._journal: FollowedJournal[BatchLine] = FollowedJournal(directory, BatchLine)
-        self._snapshot = BatchSnapshot(directory, "starting", (), 0)
+        self._snapshot = BatchSnapshot(directory=directory, state="starting", lines=(), unreadable_lines=0)
 
     def poll(self) -> BatchSnapshot:
         """Read the new lines and return a snapshot: the last one if neither the lines nor the state changed."""
-        is_conducted = self._journal.read()
+        has_conductor = self._journal.read()
         lines, unreadable_lines, snapshot = self._journal.lines, self._journal.unreadable_lines, self._snapshot
         if (len(lines), unreadable_lines) != (len(snapshot.lines), snapshot.unreadable_lines):
             snapshot = replace(snapshot, lines=lines, unreadable_lines=unreadable_lines)
-        state = state_of_search(self.directory, snapshot, is_conducted=is_conducted)
+        state = state_of_search(self.directory, snapshot, has_conductor=has_conductor)
         self._snapshot = snapshot if state == snapshot.state else replace(snapshot, state=state)
         return self._snapshot

@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.disturbances import void_by_others_reason
 from trainfast_runner.search.batch.nothing_fits import explain_nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
 from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, probe_of_ended_run
-from trainfast_runner.search.conducting.run_ends import raise_if_stopped
+from trainfast_runner.search.conducting.run_ends import end_text, raise_if_stopped
 from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.batch import BatchEnded, RankPeaks
 from trainfast_runner.worker.shared.search_roles import PROBE
@@ -75,7 +74,7 @@ class PresetBatchConductor(BatchConductor):
             result = self._runs.wait_for_process_end()
             raise_if_stopped(result)
             if result.state != "oom":
-                return BatchEnded(state="failed", reason=_end_text(result))
+                return BatchEnded(state="failed", reason=end_text(result))
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
         void_reason = None
@@ -113,7 +112,7 @@ class PresetBatchConductor(BatchConductor):
             return [line.available_bytes for line in replies.values() if line.available_bytes is not None]
         result = self._runs.wait_for_process_end()
         if result.state != "oom":
-            raise UserError(_end_text(result), key=result.run_id, exit_code=4)
+            raise UserError(end_text(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.
         self._write(probe_of_ended_run(1, result, result.seconds or 0.0, phase="model"))
         return None
@@ -122,7 +121,3 @@ class PresetBatchConductor(BatchConductor):
         process = self._runs.start_process(self._plan, PROBE)
         self._record_launch(process.directory, PROBE)
         return process
-
-
-def _end_text(result: Result) -> str:
-    return f"{result.run_id} ended {result.state}: {result.reason}"

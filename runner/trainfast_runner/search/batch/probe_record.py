@@ -24,7 +24,10 @@ def probe_of(
     replies: dict[int, ProbeLine],
     void_reason: str | None,
 ) -> Probe:
-    """Return the record of one size from its ranks' replies; `void` is why the probe does not count, or None."""
+    """Return the record of one size from its ranks' replies.
+
+    `void_reason` is the reason that the probe does not count, None if it does.
+    """
     oom_line = next((line for line in replies.values() if line.outcome == "oom"), None)
     ranks = [_rank_peaks(rank, reply) for rank, reply in sorted(replies.items())]
     if oom_line is not None or void_reason is not None:

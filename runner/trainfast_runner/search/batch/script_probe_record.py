@@ -12,6 +12,7 @@ from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.worker_lines import ScriptLine, WorkerLine
 from trainfast_runner.search.batch.probe_record import highest_peaks
+from trainfast_runner.search.conducting.run_ends import end_text
 from trainfast_runner.search.journal.batch import Probe, RankPeaks
 from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE
 
@@ -34,7 +35,7 @@ def size_that_data_fills(result: Result, asked_size: int, largest_fitted: int) -
 def unusable_reason(result: Result) -> str | None:
     """Return why a probe has no figures for its size (it failed, or took no step); None if it has them."""
     if result.state != "finished":
-        return f"{result.run_id} ended {result.state}: {result.reason}"
+        return end_text(result)
     if result.steps.measured == 0:
         return f"{result.run_id}: {result.reason}"
     if result.memory.peak_allocated_bytes is None:
@@ -47,7 +48,7 @@ def fitting_probe(
 ) -> Probe:
     """Return the record of a size that fitted, from the records of its run."""
     ranks = script_peaks(directory, available_bytes)
-    tightest = max(ranks, key=lambda peaks: peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0)
+    fullest = max(ranks, key=lambda peaks: peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0)
     return Probe(
         batch_size=batch_size,
         outcome="fits",
@@ -57,11 +58,11 @@ def fitting_probe(
         samples_per_s=result.throughput.samples_per_s.median,
         alloc_retries=sum(peaks.alloc_retries or 0 for peaks in ranks),
         ranks=ranks,
-        rank=tightest.rank,
+        rank=fullest.rank,
         phase=SCRIPT_PHASE,
-        phase_peaks=tightest.phase_peaks,
-        peak_allocated_bytes=tightest.peak_allocated_bytes,
-        peak_reserved_bytes=tightest.peak_reserved_bytes,
+        phase_peaks=fullest.phase_peaks,
+        peak_allocated_bytes=fullest.peak_allocated_bytes,
+        peak_reserved_bytes=fullest.peak_reserved_bytes,
     )
 
 

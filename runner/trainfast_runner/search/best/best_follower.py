@@ -31,11 +31,11 @@ class BestFollower:
 
     def poll(self) -> BestSnapshot:
         """Read the new lines and return a snapshot."""
-        is_conducted = self._journal.read()
+        has_conductor = self._journal.read()
         if len(self._journal.lines) > len(self._so_far.lines):
             self._so_far = BestSoFar(self._journal.lines)
         untaken_instructions: list[Instruction] = []
         with suppress(OSError):  # unreadable for the moment
             untaken_instructions = read_instructions(self.directory)[len(self._so_far.instructions) :]
-        state = state_of_search(self.directory, self._so_far, is_conducted=is_conducted)
+        state = state_of_search(self.directory, self._so_far, has_conductor=has_conductor)
         return BestSnapshot(self.directory, state, self._so_far, tuple(untaken_instructions))

@@ -13,12 +13,12 @@ from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.objective import objective_interval
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
+    Attempt,
     BestJournal,
     BestStep,
     Candidate,
     ColdRun,
     Interval,
-    Trial,
 )
 from trainfast_runner.search.journal.lines import Waiting, worked_seconds
 from trainfast_runner.search.speed.process_starts import ProcessStarts, knobs_key
@@ -34,7 +34,7 @@ class Leader(NamedTuple):
 
 @dataclass(frozen=True)
 class BestSoFar(BestJournal):
-    """The content of a journal so far."""
+    """A journal's lines with the figures derived for a screen."""
 
     @property
     def disturbed_count(self) -> int:
@@ -44,7 +44,7 @@ class BestSoFar(BestJournal):
     @cached_property
     def is_under_way(self) -> bool:
         """True while the newest step has no outcome yet."""
-        last = next((line for line in reversed(self.lines) if isinstance(line, BestStep | Trial | ColdRun)), None)
+        last = next((line for line in reversed(self.lines) if isinstance(line, BestStep | Attempt)), None)
         return isinstance(last, BestStep) and last.candidate_number is not None
 
     @cached_property

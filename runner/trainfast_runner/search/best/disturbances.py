@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from trainfast_runner.machine.cpu.other_load import CpuWindow
 from trainfast_runner.records.result import Result
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
-from trainfast_runner.search.journal.best import BestLine, ColdRun, Trial
+from trainfast_runner.search.journal.best import Attempt, BestJournal, BestLine
 
 VOIDING_OTHERS_SHARE = 0.15
 """A measurement is void if other processes took more than this share of the cores, as in the diagnosis of a run."""
@@ -64,12 +64,12 @@ def _others_text(share: float) -> str | None:
 
 def is_usually_disturbed(lines: Sequence[BestLine], number: int) -> bool:
     """True if so many of the last measurements, or of this candidate's, were disturbed that disturbance is normal."""
-    attempts = [line for line in lines if isinstance(line, Trial | ColdRun)]
+    attempts = BestJournal(tuple(lines)).attempts
     of_candidate = [line for line in attempts if line.candidate_number == number]
     counts = [sum(map(_is_disturbed, attempts[-AMONG_LAST:])), sum(map(_is_disturbed, of_candidate))]
     return max(counts) >= USUALLY_DISTURBED
 
 
-def _is_disturbed(line: Trial | ColdRun) -> bool:
+def _is_disturbed(line: Attempt) -> bool:
     """True if a measurement is void, or counts although it was disturbed."""
     return line.outcome == "void" or line.counts_disturbed

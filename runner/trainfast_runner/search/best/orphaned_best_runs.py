@@ -9,7 +9,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.roles import COLD
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.conducting.orphaned_runs import OrphanedRuns, end_if_live, is_usable
-from trainfast_runner.search.journal.best import BestLaunched, BestLine, ColdRun, Trial
+from trainfast_runner.search.journal.best import Attempt, BestLaunched, BestLine
 from trainfast_runner.worker.shared.search_roles import TRIAL
 
 
@@ -17,7 +17,7 @@ class OrphanedBestRuns(OrphanedRuns):
     """The orphaned runs of a best-fit search: trials, or warm processes, and cold runs."""
 
     def __init__(self, home: Home, search_id: str, lines: Sequence[BestLine]) -> None:
-        recorded = {line.run_id for line in lines if isinstance(line, Trial | ColdRun)}
+        recorded = {line.run_id for line in lines if isinstance(line, Attempt)}
         super().__init__(home, search_id, recorded, TRIAL, COLD, is_new=len(lines) == 1)
         self._launched = {line.run_id: line for line in lines if isinstance(line, BestLaunched)}
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from trainfast_runner.memory.oom.explain import asked_and_free
 from trainfast_runner.records.result import Result
-from trainfast_runner.search.journal.best import Candidate, CandidateVerdict, ColdRun, Trial
+from trainfast_runner.search.journal.best import Attempt, Candidate, CandidateVerdict
 from trainfast_runner.units import mebibytes
 
 TOO_LARGE: Final = "too_large"
@@ -47,7 +47,7 @@ def oom_failure(result: Result) -> Failure:
     return Failure(reason, failure.missing_bytes if oom.missing_bytes is None else oom.missing_bytes)
 
 
-def verdict_of(line: Trial | ColdRun, candidate: Candidate) -> CandidateVerdict:
+def verdict_of(line: Attempt, candidate: Candidate) -> CandidateVerdict:
     """Return the verdict on a candidate that ran out of memory: its excess by the prediction, else as measured."""
     reason = line.reason or "ran out of memory"
     excess = candidate.excess_bytes

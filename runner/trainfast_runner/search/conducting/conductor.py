@@ -46,7 +46,7 @@ EndedT = TypeVar("EndedT", bound=SearchEnded)
 
 @dataclasses.dataclass(frozen=True)
 class SearchCaller(Generic[LineT]):
-    """The caller of a search."""
+    """Callbacks and start time that the caller of a search gives."""
 
     on_line: Callable[[LineT], None] = lambda line: None
     """Called with every new line of the journal."""

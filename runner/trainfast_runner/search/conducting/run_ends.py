@@ -74,3 +74,8 @@ def end_run(directory: Path) -> None:
             time.sleep(POLL_S)
     except UserError:
         return  # the run ended by itself meanwhile
+
+
+def end_text(result: Result) -> str:
+    """Return the run, its state and the reason of its end."""
+    return f"{result.run_id} ended {result.state}: {result.reason}"

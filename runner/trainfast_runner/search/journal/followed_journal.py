@@ -49,24 +49,24 @@ class FollowedJournal(Generic[LineT]):
     def read(self) -> bool:
         """Add the new lines; return True if a conductor works on the search."""
         # The lock is looked at first: a journal read afterwards is at least as new.
-        conducted = is_conducted(self.directory)
+        has_conductor = is_conducted(self.directory)
         try:
             new_lines = self._tail.new()
         except OSError:
-            return conducted  # unreadable for the moment
+            return has_conductor  # unreadable for the moment
         if new_lines:
             self.lines = (*self.lines, *new_lines)
-        return conducted
+        return has_conductor
 
 
-def state_of_search(directory: Path, journal: BatchJournal | BestJournal, *, is_conducted: bool) -> str:
+def state_of_search(directory: Path, journal: BatchJournal | BestJournal, *, has_conductor: bool) -> str:
     """Return the state of a search of either kind: that of its end, else by its journal and its lock.
 
     The state is `interrupted` if no process conducts the search, and `starting` before its question and first step.
     """
     if journal.ended is not None:
         return journal.ended.state
-    if not is_conducted:
+    if not has_conductor:
         return "starting" if journal.question is None else "interrupted"
     if journal.is_paused:
         return "paused"

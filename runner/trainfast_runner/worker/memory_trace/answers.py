@@ -86,9 +86,8 @@ def import_for(requests: list[TraceRequest]) -> None:
 
     from ..model.build import import_model_code
     from ..model.model_config import resolve_config
-    from . import step_timeline
 
-    assert step_timeline
+    importlib.import_module(".step_timeline", __package__)
     for name in FIRST_TRACE_IMPORTS:
         with suppress(ImportError):
             importlib.import_module(name)

@@ -27,7 +27,7 @@ SMALL_BLOCKS, SMALL_WIDTH = 16, 8
 """Blocks of the model whose step is nothing but calls, and their width."""
 
 
-def main(device_type: str) -> dict[str, Any]:
+def main(device_type: str = "cpu") -> dict[str, Any]:
     """Measure each format that the device has several times, and return the best; takes a few seconds."""
     import torch
 
@@ -132,4 +132,4 @@ def _best_seconds(work: Callable[[], Any], device: Any) -> float:
 
 if __name__ == "__main__":
     runpy.run_path(str(Path(__file__).parents[1] / "bootstrap.py"))
-    print(json.dumps(importlib.import_module("trainfast_worker.programs.calibrate").main(*sys.argv[1:2] or ["cpu"])))
+    print(json.dumps(importlib.import_module("trainfast_worker.programs.calibrate").main(*sys.argv[1:2])))

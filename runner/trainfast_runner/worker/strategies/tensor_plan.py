@@ -110,7 +110,7 @@ def _cut_module(plan: TensorPlan, model: nn.Module, name: str, module: nn.Module
     bias = getattr(module, "bias", None) is not None
     if style in GATHERED:
         weight: Any = module.weight
-        tied = sum(weight is other for module in model.modules() for other in module._parameters.values()) > 1
+        tied = sum(weight is parameter for part in model.modules() for parameter in part._parameters.values()) > 1
         if tied or weight.shape[out] % degree:
             return
         plan.gathers.add(name)
@@ -142,7 +142,7 @@ def _cut_module(plan: TensorPlan, model: nn.Module, name: str, module: nn.Module
 
 
 def _cut_parameter(plan: TensorPlan, name: str, style: str, config: Any) -> None:
-    """Experts keep their matrices as one tensor of (experts, out, in)."""
+    """Cut one tensor of experts, which has the shape (experts, out, in)."""
     if style == "packed_colwise":
         plan.slices[name] = Slice(1, parts=2)
     elif style == "rowwise":

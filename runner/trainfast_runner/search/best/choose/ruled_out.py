@@ -13,6 +13,7 @@ from trainfast_runner.search.candidate_spec import BATCH_KNOBS, value_text
 from trainfast_runner.search.journal.best import (
     TIMED_OUTCOMES,
     UNDER_LIMIT,
+    Attempt,
     AttemptOutcome,
     Candidate,
     CandidateVerdict,
@@ -31,7 +32,7 @@ LOSS_SHARE = 0.05
 
 fp16 and bf16 stay within a few percent.
 """
-Attempts = Sequence[Trial | ColdRun]
+Attempts = Sequence[Attempt]
 """Trials and cold runs, in their order."""
 
 
@@ -60,7 +61,7 @@ def _without_rate(
 ) -> list[CandidateVerdict]:
     """Return verdicts on candidates that ran out of memory, failed, or were void too often."""
     verdicts = []
-    void_attempts_by_number: dict[int, list[Trial | ColdRun]] = defaultdict(list)
+    void_attempts_by_number: dict[int, list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         number = attempt.candidate_number
         if attempt.outcome == "oom":
@@ -82,7 +83,7 @@ def void_text(void_attempts: Attempts) -> str:
     return f"void in {len(void_attempts)} trials; the last: {void_attempts[-1].reason}"
 
 
-def _too_large(failed: Trial | ColdRun, candidates: Sequence[Candidate], attempts: Attempts) -> list[CandidateVerdict]:
+def _too_large(failed: Attempt, candidates: Sequence[Candidate], attempts: Attempts) -> list[CandidateVerdict]:
     """Return verdicts on a candidate that ran out of memory, and on larger batches that did not fit under its limit."""
     verdict = verdict_of(failed, candidates[failed.candidate_number])
     # Trials are not under memory_limit: a trial that fitted is no evidence for a run under the limit.
@@ -93,7 +94,7 @@ def _too_large(failed: Trial | ColdRun, candidates: Sequence[Candidate], attempt
     return [verdict, *(msgspec.structs.replace(verdict, candidate_number=number, reason=reason) for number in larger)]
 
 
-def _is_under_limit(line: Trial | ColdRun) -> bool:
+def _is_under_limit(line: Attempt) -> bool:
     return isinstance(line, ColdRun) and line.role == UNDER_LIMIT
 
 
@@ -116,7 +117,7 @@ def _other_losses(space: Space, attempts: Attempts) -> list[CandidateVerdict]:
     """Return verdicts on candidates that train the same as the baseline and reach another loss on the same samples."""
     baseline_number = space.baseline_number
 
-    def is_comparable(attempt: Trial | ColdRun) -> bool:
+    def is_comparable(attempt: Attempt) -> bool:
         candidate = space.candidates[attempt.candidate_number]
         return attempt.outcome in TIMED_OUTCOMES and not changes_training(candidate, space.candidates[baseline_number])
 
