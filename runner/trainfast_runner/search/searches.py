@@ -63,16 +63,18 @@ def search_before_edit(home: Home, directory: Path) -> Path | None:
 
     Raises as `search_directories`.
     """
-    first = first_line(directory)
-    question, dot, _ = first.key.partition(".")
-    begun = directory.name[:STAMP_CHARACTERS]
-    older = [path for path in search_directories(home) if path.name[:STAMP_CHARACTERS] <= begun and path != directory]
+    question_line = first_line(directory)
+    question, dot, _ = question_line.key.partition(".")
+    start_stamp = directory.name[:STAMP_CHARACTERS]
+    older_directories = [
+        path for path in search_directories(home) if path.name[:STAMP_CHARACTERS] <= start_stamp and path != directory
+    ]
 
     def has_question(line: FirstLine) -> bool:
-        return bool(dot) and line.kind == first.kind and line.key.partition(".")[0] == question
+        return bool(dot) and line.kind == question_line.kind and line.key.partition(".")[0] == question
 
-    search = _newest_open(older, has_question)
-    return None if search is None or first_line(search).key == first.key else search
+    search = _newest_open(older_directories, has_question)
+    return None if search is None or first_line(search).key == question_line.key else search
 
 
 def _newest_open(directories: Sequence[Path], is_ours: Callable[[FirstLine], bool]) -> Path | None:
@@ -81,20 +83,20 @@ def _newest_open(directories: Sequence[Path], is_ours: Callable[[FirstLine], boo
     None if there is none, or if a newer one was answered or failed after a try.
     Only journals whose first line is ours are read whole.
     """
-    empty: Path | None = None
+    untried_search: Path | None = None
     for directory in reversed(directories):
-        first = first_line(directory)
+        question_line = first_line(directory)
         # A newer version's lines may mean something else.
-        if first.schema > SCHEMA or not is_ours(first):
+        if question_line.schema > SCHEMA or not is_ours(question_line):
             continue
         lines, _ = read_all(directory / JOURNAL_FILE, LineHead)
         end = next((line.state for line in reversed(lines) if line.kind in END_KINDS), None)
         is_open = end in (None, "cancelled")
         if end in ANSWERED_STATES or any(line.kind in TRY_KINDS for line in lines) or is_conducted(directory):
-            return directory if is_open else empty
-        if is_open and empty is None:
-            empty = directory
-    return empty
+            return directory if is_open else untried_search
+        if is_open and untried_search is None:
+            untried_search = directory
+    return untried_search
 
 
 def first_line(directory: Path) -> FirstLine:
@@ -113,14 +115,14 @@ def newest_search(home: Home, kind: str = BATCH_KIND) -> Path | None:
     """
     directories = newest_search_directories(home, SEARCHES_CHECKED_FOR_LIVE)
     searches = [directory for directory in directories if first_line(directory).kind == kind]
-    live = next((directory for directory in searches if is_conducted(directory)), None)
-    if live is not None or not searches:
-        return live
-    here = takewhile(_is_of_this_boot, searches)
-    first = next(here, None)
-    if first is None or not _is_cut_short(first):
-        return first
-    return next((directory for directory in here if not _is_cut_short(directory)), first)
+    live_search = next((directory for directory in searches if is_conducted(directory)), None)
+    if live_search is not None or not searches:
+        return live_search
+    searches_of_boot = takewhile(_is_of_this_boot, searches)
+    first_search = next(searches_of_boot, None)
+    if first_search is None or not _is_cut_short(first_search):
+        return first_search
+    return next((directory for directory in searches_of_boot if not _is_cut_short(directory)), first_search)
 
 
 def _is_of_this_boot(directory: Path) -> bool:

@@ -65,9 +65,9 @@ class Discovery:
         `names` are the globals of a script that has ended; None reads the running `__main__`.
         """
         uses = frameworks_of(vars(sys.modules["__main__"]) if names is None else names) or []
-        whole = {"stopped_at": stopped_at, "parser": self._parser, "flags": self._flags, "uses": uses, **details}
+        contents = {"stopped_at": stopped_at, "parser": self._parser, "flags": self._flags, "uses": uses, **details}
         with open(f"{self._path}.new", "w", encoding="utf-8") as file:
-            json.dump(whole, file)
+            json.dump(contents, file)
         os.replace(f"{self._path}.new", self._path)
 
     def _stop(self, stopped_at: str, **details: Any) -> None:
@@ -193,12 +193,12 @@ def frameworks_of(names: dict[str, Any]) -> list[str] | None:
     modules = [
         f"{getattr(value, '__module__', None) or getattr(value, '__name__', '')}." for value in list(names.values())
     ]
-    used = [
+    used_frameworks = [
         framework
         for prefix, framework in FRAMEWORK_OF_MODULE
         if any(module.startswith(f"{prefix}.") for module in modules)
     ]
-    return list(dict.fromkeys(used))
+    return list(dict.fromkeys(used_frameworks))
 
 
 def _caller() -> str:

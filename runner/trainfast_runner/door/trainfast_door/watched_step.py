@@ -81,13 +81,15 @@ class WatchedStep:
             # A later micro-batch of the step begins with gradients.
             self.holds_gradients = True
             return
-        foreign = {
+        foreign_types = {
             type(value).__name__ for value in tree_flatten((args, kwargs))[0] if not isinstance(value, (Tensor, *PLAIN))
         }
         inputs = [tensor for tensor in tree_flatten((args, kwargs))[0] if isinstance(tensor, Tensor)]
         self.rows = next((len(tensor) for tensor in inputs if tensor.dim()), 0)
-        if foreign or not self.rows:
-            self.untraceable_reason = f"the model takes a {min(foreign)}" if foreign else "the model takes no batch"
+        if foreign_types or not self.rows:
+            self.untraceable_reason = (
+                f"the model takes a {min(foreign_types)}" if foreign_types else "the model takes no batch"
+            )
             self.remove()
             return
         device = next(module.parameters()).device

@@ -80,8 +80,8 @@ def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:
     if _tensor_cores(spec, machine) and batch > 4 and batch % 8:
         # Downward where possible: a larger batch may not fit.
         value = str(max(8, batch - batch % 8))
-        where = "" if machine.device == "cuda" else " where it is to train on a GPU"
-        texts.append(f"{value} instead of {batch}{where}: tensor cores work on multiples of 8, an A100 best on 64.")
+        condition = "" if machine.device == "cuda" else " where it is to train on a GPU"
+        texts.append(f"{value} instead of {batch}{condition}: tensor cores work on multiples of 8, an A100 best on 64.")
     if total is not None and total > USEFUL_BATCH:
         texts.append(f"A global batch of {total:,}: over {USEFUL_BATCH:,} it is seldom of use to the model.")
     return Advice("batch_size", " ".join(texts), value) if texts else None
@@ -107,22 +107,26 @@ def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
     pieces = whole_number(spec.knobs, "grad_accum")
     if pieces == 1:
         return None
-    whole = batch * pieces
-    alike = [run for run in situation.measured if has_same(run, spec, (*SAME_MEMORY, "strategy", "memory_limit"))]
-    fitted = [run for run in alike if run.state == "finished" and _batch(run) >= whole]
-    failed = [run for run in alike if run.state == "oom" and batch < _batch(run) <= whole]
-    instead = f"batch_size={whole} with grad_accum=1 is the same global batch"
-    if fitted:
-        return Advice(
-            "grad_accum", f"1: {instead} and fitted here ({fitted[0].run_id}); accumulation only slows it.", "1"
-        )
-    if failed:
+    whole_batch = batch * pieces
+    similar_runs = [
+        run for run in situation.measured if has_same(run, spec, (*SAME_MEMORY, "strategy", "memory_limit"))
+    ]
+    fitted_runs = [run for run in similar_runs if run.state == "finished" and _batch(run) >= whole_batch]
+    failed_runs = [run for run in similar_runs if run.state == "oom" and batch < _batch(run) <= whole_batch]
+    alternative = f"batch_size={whole_batch} with grad_accum=1 is the same global batch"
+    if fitted_runs:
         return Advice(
             "grad_accum",
-            f"{pieces} is right: batch_size={_batch(failed[0])} did not fit here ({failed[0].run_id}). Prefer the"
-            " largest batch that fits and few pieces to small batches and many.",
+            f"1: {alternative} and fitted here ({fitted_runs[0].run_id}); accumulation only slows it.",
+            "1",
         )
-    return Advice("grad_accum", f"Try 1 first: {instead}, and where it fits accumulation only slows it.", "1")
+    if failed_runs:
+        return Advice(
+            "grad_accum",
+            f"{pieces} is right: batch_size={_batch(failed_runs[0])} did not fit here ({failed_runs[0].run_id}). Prefer"
+            " the largest batch that fits and few pieces to small batches and many.",
+        )
+    return Advice("grad_accum", f"Try 1 first: {alternative}, and where it fits accumulation only slows it.", "1")
 
 
 def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:

@@ -26,21 +26,21 @@ SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
 def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Advice:
     """Return the fastest strategy measured here, else the choice of the decision tree on estimated memory."""
     value, reason = _by_decision_tree(spec, machine, situation)
-    measured = [run for run in situation.measured if _same_work(run, spec, machine)]
-    best = _fastest(measured)
-    if best is not None:
-        fastest = str(best.knobs.get("strategy"))
-        compared = {str(run.knobs.get("strategy")) for run in measured if run.samples_per_s}
+    measured_runs = [run for run in situation.measured if _same_work(run, spec, machine)]
+    fastest_run = _fastest(measured_runs)
+    if fastest_run is not None:
+        fastest_strategy = str(fastest_run.knobs.get("strategy"))
+        compared = {str(run.knobs.get("strategy")) for run in measured_runs if run.samples_per_s}
         if len(compared) > 1:
-            guide = "" if fastest == value else f" Hugging Face's guide would take {value}: {reason}"
+            guide = "" if fastest_strategy == value else f" Hugging Face's guide would take {value}: {reason}"
             return Advice(
                 "strategy",
-                f"{fastest}: the fastest of {_joined_names(sorted(compared))} measured here,"
-                f" {best.samples_per_s:.3g} samples/s ({best.run_id}).{guide}",
-                fastest,
+                f"{fastest_strategy}: the fastest of {_joined_names(sorted(compared))} measured here,"
+                f" {fastest_run.samples_per_s:.3g} samples/s ({fastest_run.run_id}).{guide}",
+                fastest_strategy,
             )
-        if fastest != value:
-            reason += f" Only {fastest} has been measured here: {best.samples_per_s:.3g} samples/s."
+        if fastest_strategy != value:
+            reason += f" Only {fastest_strategy} has been measured here: {fastest_run.samples_per_s:.3g} samples/s."
     return Advice("strategy", f"{value}: {reason}", value)
 
 
@@ -127,8 +127,8 @@ def _same_work(run: EndedRun, spec: RunSpec, machine: Machine) -> bool:
     return has_same(run, spec, SAME_SPEED) and (same_rank or same_total)
 
 
-def _fastest(measured: Iterable[EndedRun]) -> EndedRun | None:
-    finished = [run for run in measured if run.samples_per_s and run.state == "finished"]
+def _fastest(measured_runs: Iterable[EndedRun]) -> EndedRun | None:
+    finished = [run for run in measured_runs if run.samples_per_s and run.state == "finished"]
     return max(finished, key=lambda run: run.samples_per_s or 0.0, default=None)
 
 

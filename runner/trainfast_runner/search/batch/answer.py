@@ -36,9 +36,9 @@ def answer_of(state: BatchState) -> BatchAnswer:
     """Return the answer of a journal whose last confirmation run finished."""
     confirmation = state.confirmations[-1]
     max_batch, memory_fits = confirmation.batch_size, memory_fits_by_rank(state)
-    tight = tightest(memory_fits, max_batch)
-    line = max(tight.lines, key=lambda phase_line: phase_line.at(max_batch))
-    margins = _margins(state, tight, max_batch)
+    tight_fit = tightest(memory_fits, max_batch)
+    line = max(tight_fit.lines, key=lambda phase_line: phase_line.at(max_batch))
+    margins = _margins(state, tight_fit, max_batch)
     recommended = _recommended(state, memory_fits, max_batch, sum(margin.margin_bytes for margin in margins))
     fastest, rate = _fastest(state)
     too_large = _too_large(state, max_batch)
@@ -47,16 +47,16 @@ def answer_of(state: BatchState) -> BatchAnswer:
         samples_per_s=confirmation.samples_per_s,
         aligned_batch=aligned(max_batch),
         recommended_batch=recommended,
-        recommended_why=_recommended_why(state, max_batch, recommended, tight, margins),
+        recommended_why=_recommended_why(state, max_batch, recommended, tight_fit, margins),
         margins=margins,
         fastest_batch=fastest,
         fastest_samples_per_s=rate,
-        limit_bytes=tight.limit_bytes,
-        headroom_bytes=_headroom(state, tight, max_batch),
+        limit_bytes=tight_fit.limit_bytes,
+        headroom_bytes=_headroom(state, tight_fit, max_batch),
         fixed_bytes=round(line.fixed_bytes),
         bytes_per_sample=round(line.bytes_per_sample),
         phase=line.phase,
-        tightest_rank=tight.rank,
+        tightest_rank=tight_fit.rank,
         confirmation_run_id=confirmation.run_id,
         certainty=_certainty(state, memory_fits, max_batch, too_large),
         too_large=too_large,
@@ -77,20 +77,21 @@ def _certainty(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch:
             tightest(memory_fits, max_batch), max_batch + 1
         )
     text = f"{too_large} ran out of memory"
-    probed = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
-    if probed:
-        text += f"; {_sizes_text(probed)} fitted in a probe and {'was' if len(probed) == 1 else 'were'} not confirmed"
-    untried = [size for size in range(max_batch + 1, too_large) if size not in probed]
-    if untried:
+    probed_sizes = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
+    if probed_sizes:
+        verb = "was" if len(probed_sizes) == 1 else "were"
+        text += f"; {_sizes_text(probed_sizes)} fitted in a probe and {verb} not confirmed"
+    untried_sizes = [size for size in range(max_batch + 1, too_large) if size not in probed_sizes]
+    if untried_sizes:
         reason = _untried_text(state, memory_fits, max_batch, too_large)
-        text += f"; {_sizes_text(untried)}{reason} {'was' if len(untried) == 1 else 'were'} not tried"
+        text += f"; {_sizes_text(untried_sizes)}{reason} {'was' if len(untried_sizes) == 1 else 'were'} not tried"
     return text
 
 
-def _need_by_fit_text(tight: MemoryFit, batch_size: int) -> str:
+def _need_by_fit_text(tight_fit: MemoryFit, batch_size: int) -> str:
     """Return the memory that a batch size needs by the fit, and the fit's error, in words."""
-    error = mebibytes(tight.error_at(batch_size))
-    return f"by the fit {batch_size} needs {tight.need_text(batch_size)}, give or take {error}"
+    error = mebibytes(tight_fit.error_at(batch_size))
+    return f"by the fit {batch_size} needs {tight_fit.need_text(batch_size)}, give or take {error}"
 
 
 def _untried_text(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, too_large: int) -> str:
@@ -102,9 +103,9 @@ def _untried_text(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_bat
     return f", beyond the {MAX_PROBES} sizes that a search tries," if state.counted_probes >= MAX_PROBES else ""
 
 
-def _tolerance_text(tight: MemoryFit, max_batch: int) -> str:
+def _tolerance_text(tight_fit: MemoryFit, max_batch: int) -> str:
     """Name the tolerance in force above the largest batch: a share of its memory, or the least one in bytes."""
-    tolerance = tolerance_bytes(tight.need_bytes(max_batch))
+    tolerance = tolerance_bytes(tight_fit.need_bytes(max_batch))
     share = f" ({100 * TOLERANCE_SHARE:.0f} % of what {max_batch} needs)" if tolerance > TOLERANCE_BYTES else ""
     return f"within the tolerance of {mebibytes(tolerance)}{share}"
 
@@ -121,21 +122,23 @@ def aligned(batch_size: int) -> int | None:
     return batch_size // unit * unit or None
 
 
-def _margins(state: BatchState, tight: MemoryFit, max_batch: int) -> list[Margin]:
+def _margins(state: BatchState, tight_fit: MemoryFit, max_batch: int) -> list[Margin]:
     """Return the parts of the memory that the recommended batch leaves free; parts of 0 bytes are listed too."""
     margins = [
         Margin(
-            margin_bytes=round(SPREAD_SHARE * tight.need_bytes(max_batch)),
+            margin_bytes=round(SPREAD_SHARE * tight_fit.need_bytes(max_batch)),
             why=f"a long run, whose samples and allocations differ ({SPREAD_SHARE:.0%})",
         )
     ]
     if state.device == "cuda":
-        peaks = [rank for probe in state.probes_that_fit[-1:] for rank in probe.ranks if rank.rank == tight.rank]
+        peaks = [rank for probe in state.probes_that_fit[-1:] for rank in probe.ranks if rank.rank == tight_fit.rank]
         fragment_bytes = max(
             ((peak.peak_reserved_bytes or 0) - (peak.peak_allocated_bytes or 0) for peak in peaks), default=0
         )
         margins.append(Margin(margin_bytes=fragment_bytes, why="fragmentation (memory reserved beyond the peak)"))
-        available = [rank.available_bytes for probe in state.probes for rank in probe.ranks if rank.rank == tight.rank]
+        available = [
+            rank.available_bytes for probe in state.probes for rank in probe.ranks if rank.rank == tight_fit.rank
+        ]
         known_bytes = [value for value in available if value is not None]
         change = max(known_bytes) - min(known_bytes) if known_bytes else 0
         margins.append(Margin(margin_bytes=change, why="other users of the GPU, whose share changed while searching"))
@@ -162,15 +165,15 @@ def _smallest_retried(state: BatchState) -> int | None:
 
 
 def _recommended_why(
-    state: BatchState, max_batch: int, recommended: int, tight: MemoryFit, margins: list[Margin]
+    state: BatchState, max_batch: int, recommended: int, tight_fit: MemoryFit, margins: list[Margin]
 ) -> str:
     if recommended == 1 and max_batch == 1:
         return "there is no smaller batch; a long run may still run out of memory"
-    left_bytes = tight.limit_bytes - tight.need_bytes(recommended)
+    left_bytes = tight_fit.limit_bytes - tight_fit.need_bytes(recommended)
     source = " by the fit"
     if recommended == max_batch:
         # The batch was run, and its headroom measured.
-        left_bytes, source = float(_headroom(state, tight, max_batch)), ""
+        left_bytes, source = float(_headroom(state, tight_fit, max_batch)), ""
     reasons = ", and for ".join(margin.why for margin in margins if margin.margin_bytes)
     text = f"leaves {mebibytes(left_bytes)}{source} for {reasons}"
     retried_batch = _smallest_retried(state)
@@ -199,17 +202,17 @@ def _fastest(state: BatchState) -> tuple[int | None, float | None]:
     return size, rate
 
 
-def _headroom(state: BatchState, tight: MemoryFit, max_batch: int) -> int:
+def _headroom(state: BatchState, tight_fit: MemoryFit, max_batch: int) -> int:
     """Return the bytes that the tightest rank's limit had left: as measured at this batch, else by the fit."""
     for probe in state.probes_that_fit:
         if probe.batch_size == max_batch:
             for peaks in probe.ranks:
-                if peaks.rank == tight.rank and peaks.limit_peak_bytes is not None:
-                    return tight.limit_bytes - peaks.limit_peak_bytes
-    measured_bytes = _peak_in_confirmation(state.confirmations[-1], tight.rank)
+                if peaks.rank == tight_fit.rank and peaks.limit_peak_bytes is not None:
+                    return tight_fit.limit_bytes - peaks.limit_peak_bytes
+    measured_bytes = _peak_in_confirmation(state.confirmations[-1], tight_fit.rank)
     if measured_bytes is None:
-        return round(tight.limit_bytes - tight.need_bytes(max_batch))
-    return tight.limit_bytes - measured_bytes - uncounted_bytes(state, tight.rank)
+        return round(tight_fit.limit_bytes - tight_fit.need_bytes(max_batch))
+    return tight_fit.limit_bytes - measured_bytes - uncounted_bytes(state, tight_fit.rank)
 
 
 def _peak_in_confirmation(confirmation: ConfirmationRun, rank: int) -> int | None:

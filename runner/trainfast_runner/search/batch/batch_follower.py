@@ -61,17 +61,17 @@ class BatchSnapshot(BatchJournal, SearchSnapshot):
     @cached_property
     def run_id(self) -> str | None:
         """The search's current run; None between conductors and after the end."""
-        last = next(
+        last_line = next(
             (line for line in reversed(self.lines) if isinstance(line, BatchLaunched | Conducted | BatchEnded)), None
         )
-        return last.run_id if isinstance(last, BatchLaunched) else None
+        return last_line.run_id if isinstance(last_line, BatchLaunched) else None
 
     @cached_property
     def since_ns(self) -> int | None:
         """CLOCK_MONOTONIC when the current step or wait began; before the first step, when the conductor began."""
-        for before, line in reversed([*zip((None, *self.lines), self.lines, strict=False)]):
+        for previous_line, line in reversed([*zip((None, *self.lines), self.lines, strict=False)]):
             # A step that waited for the GPUs to cool begins with the line after the wait.
-            follows_cooling = isinstance(before, CoolingDown) and not isinstance(line, CoolingDown)
+            follows_cooling = isinstance(previous_line, CoolingDown) and not isinstance(line, CoolingDown)
             if follows_cooling or isinstance(line, BatchStep | Conducted | Paused | Waiting | Resumed):
                 return line.t_ns
         return None

@@ -136,11 +136,11 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def _adopt_confirmation(self, plan: RunPlan) -> Path | None:
         """Return the plan's run of a killed conductor, its launch recorded; None without one."""
-        adopted = self._orphans.adopt_measuring_run(plan)
-        launched = {line.run_id for line in self._lines if isinstance(line, BatchLaunched)}
-        if adopted is not None and adopted.name not in launched:
-            self._record_launch(adopted, CONFIRMATION)
-        return adopted
+        adopted_run = self._orphans.adopt_measuring_run(plan)
+        launched_run_ids = {line.run_id for line in self._lines if isinstance(line, BatchLaunched)}
+        if adopted_run is not None and adopted_run.name not in launched_run_ids:
+            self._record_launch(adopted_run, CONFIRMATION)
+        return adopted_run
 
     def _state(self) -> BatchState:
         return state_of_batch_journal(self._lines, no_oom=self._options.no_oom)

@@ -56,12 +56,12 @@ def decide(state: BatchState) -> BatchDecision:
     size = decision.step.batch_size
     if not memory_fits or size is None:
         return decision
-    tight = tightest(memory_fits, size)
+    tight_fit = tightest(memory_fits, size)
     step = msgspec.structs.replace(
         decision.step,
-        needs_bytes=round(tight.need_bytes(size)),
+        needs_bytes=round(tight_fit.need_bytes(size)),
         memory_fits=list(memory_fits),
-        tightest_rank=tight.rank,
+        tightest_rank=tight_fit.rank,
     )
     return dataclasses.replace(decision, step=step)
 
@@ -88,10 +88,10 @@ def _much_smaller_probe(state: BatchState, too_large: int) -> BatchDecision:
     """Before any size fitted: probe a much smaller size than `too_large`, or end the search."""
     if too_large == 1:
         return _end("nothing_fits", "a batch of 1 does not fit")
-    smaller = max(1, too_large // SMALLER_SIZE_DIVISOR)
+    smaller_size = max(1, too_large // SMALLER_SIZE_DIVISOR)
     is_predicted = state.prediction is not None and state.prediction.max_batch
     contrary = ", contrary to the prediction" if is_predicted else ""
-    return _probe(smaller, f"{too_large} does not fit{contrary}: trying a much smaller size")
+    return _probe(smaller_size, f"{too_large} does not fit{contrary}: trying a much smaller size")
 
 
 def _first_probe(state: BatchState) -> BatchDecision:
@@ -100,16 +100,16 @@ def _first_probe(state: BatchState) -> BatchDecision:
     predicted_max = prediction.max_batch if prediction is not None else None
     if prediction is None or not predicted_max or predicted_max < 2:
         start = prediction.start if prediction is not None else 1
-        own = "a batch of 1" if start == 1 else "the script's own batch size"
-        reason = f"no prediction: starting at {own}"
+        start_text = "a batch of 1" if start == 1 else "the script's own batch size"
+        reason = f"no prediction: starting at {start_text}"
         if predicted_max is not None:
-            fitting = "no batch fits" if predicted_max == 0 else "only a batch of 1 fits"
-            reason = f"predicted: {fitting}; trying {start} first"
+            fitting_text = "no batch fits" if predicted_max == 0 else "only a batch of 1 fits"
+            reason = f"predicted: {fitting_text}; trying {start} first"
         return _probe(start, reason)
     predicted_max = min(predicted_max, LARGEST_BATCH)
-    small = max(1, predicted_max // FIRST_SIZE_DIVISOR, min(prediction.linear_from, predicted_max // 2))
+    small_size = max(1, predicted_max // FIRST_SIZE_DIVISOR, min(prediction.linear_from, predicted_max // 2))
     reason = f"predicted: {predicted_max} fits; trying a small size first, to check the prediction"
-    return _probe(small, reason)
+    return _probe(small_size, reason)
 
 
 def _towards_boundary(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> BatchDecision:
@@ -151,16 +151,16 @@ def _at_boundary(
     state: BatchState, memory_fits: tuple[MemoryFit, ...], largest_fitted: int, likely_size: int, next_size: int
 ) -> BatchDecision:
     """Confirm `likely_size`, or probe `next_size`, which shows whether `likely_size` is the largest."""
-    tight = tightest(memory_fits, likely_size + 1)
-    needs = tight.need_text(likely_size + 1)
+    tight_fit = tightest(memory_fits, likely_size + 1)
+    needs = tight_fit.need_text(likely_size + 1)
     if state.no_oom and len(state.probes_that_fit) > 1:
-        error = f"give or take {mebibytes(tight.error_at(likely_size + 1))}"
-        above = f"by the fit {likely_size + 1} would need {needs}, {error}"
-        return _confirm(likely_size, _confirm_reason(memory_fits, largest_fitted, likely_size, above))
-    over = max(fit.need_bytes(next_size) - fit.limit_bytes for fit in memory_fits)
+        error = f"give or take {mebibytes(tight_fit.error_at(likely_size + 1))}"
+        above_text = f"by the fit {likely_size + 1} would need {needs}, {error}"
+        return _confirm(likely_size, _confirm_reason(memory_fits, largest_fitted, likely_size, above_text))
+    excess_bytes = max(fit.need_bytes(next_size) - fit.limit_bytes for fit in memory_fits)
     text = f"{likely_size} should fit; the error of the fit leaves open whether {next_size} does"
-    if over > 0:
-        too_much = f"by the fit {next_size} is {mebibytes(over)} too large"
+    if excess_bytes > 0:
+        too_much = f"by the fit {next_size} is {mebibytes(excess_bytes)} too large"
         text = f"{likely_size} should fit; {too_much}: running it confirms that"
     return _probe(next_size, text)
 
@@ -210,26 +210,30 @@ def _between(
 
 def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -> BatchDecision:
     """End the search if the last confirmation run finished; if memory ran out, confirm or probe a smaller size."""
-    last = state.confirmations[-1]
-    if last.state == "finished":
-        return _end("answered", f"a fresh process finished with {last.batch_size}", last.batch_size)
-    if last.state != "oom":
-        return _end("failed", f"the confirmation run of {last.batch_size} ended {last.state}: {last.reason}")
-    if last.batch_size == 1:
+    last_run = state.confirmations[-1]
+    if last_run.state == "finished":
+        return _end("answered", f"a fresh process finished with {last_run.batch_size}", last_run.batch_size)
+    if last_run.state != "oom":
+        return _end(
+            "failed", f"the confirmation run of {last_run.batch_size} ended {last_run.state}: {last_run.reason}"
+        )
+    if last_run.batch_size == 1:
         return _end("nothing_fits", "a batch of 1 does not fit in a fresh process")
-    failed_size = min(last.batch_size, state.too_large or last.batch_size)
+    failed_size = min(last_run.batch_size, state.too_large or last_run.batch_size)
     if _is_refuted(state, memory_fits, failed_size):
         middle = (state.largest_fitted + failed_size) // 2
         reason = f"{failed_size} ran out of memory, contrary to the fit"
         return _probe(middle, f"{reason}: trying half-way to {state.largest_fitted}, which fits")
-    distance = deciding_size(state, memory_fits, last.batch_size) - last.batch_size
+    distance = deciding_size(state, memory_fits, last_run.batch_size) - last_run.batch_size
     # Sizes that were tried since then may have corrected the fit.
     likely_size = _largest_likely_size(state, memory_fits)
-    smaller = max(1, min(failed_size - 1, last.batch_size - max(1, distance // 2), likely_size))
-    where = "in a fresh process"
-    if any(probe.batch_size == last.batch_size for probe in state.probes_that_fit):
-        where += ", whose data and allocations differ from those of the probe in which it fitted"
-    return _confirm(smaller, f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead")
+    smaller_size = max(1, min(failed_size - 1, last_run.batch_size - max(1, distance // 2), likely_size))
+    process_text = "in a fresh process"
+    if any(probe.batch_size == last_run.batch_size for probe in state.probes_that_fit):
+        process_text += ", whose data and allocations differ from those of the probe in which it fitted"
+    return _confirm(
+        smaller_size, f"{last_run.batch_size} ran out of memory {process_text}: {smaller_size} is confirmed instead"
+    )
 
 
 def _is_refuted(state: BatchState, memory_fits: tuple[MemoryFit, ...], batch_size: int) -> bool:
@@ -252,12 +256,12 @@ def deciding_size(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_bat
     """
     if state.device == "cuda":
         return (max_batch // ALIGNED + 1) * ALIGNED
-    tight = tightest(memory_fits, max_batch)
-    needed_bytes = tight.need_bytes(max_batch) + tolerance_bytes(tight.need_bytes(max_batch))
+    tight_fit = tightest(memory_fits, max_batch)
+    needed_bytes = tight_fit.need_bytes(max_batch) + tolerance_bytes(tight_fit.need_bytes(max_batch))
 
     def is_near(size: int) -> bool:
         """True if a size needs less, even with the steepest growth that the error of the fit allows."""
-        return tight.need_bytes(size) + tight.error_per_sample * max(0, size - max_batch) < needed_bytes
+        return tight_fit.need_bytes(size) + tight_fit.error_per_sample * max(0, size - max_batch) < needed_bytes
 
     return max(max_batch, largest_fitting(is_near, LARGEST_BATCH)) + 1
 
@@ -267,20 +271,21 @@ def tolerance_bytes(need_bytes: float) -> float:
     return max(TOLERANCE_SHARE * need_bytes, TOLERANCE_BYTES)
 
 
-def _confirm_reason(memory_fits: tuple[MemoryFit, ...], largest_fitted: int, size: int, above: str) -> str:
+def _confirm_reason(memory_fits: tuple[MemoryFit, ...], largest_fitted: int, size: int, above_text: str) -> str:
     text = f"{size} fits"
     if size > largest_fitted:
-        tight = tightest(memory_fits, size)
-        needs = tight.need_text(size)
-        text = f"by the fit {size} needs {needs}, give or take {mebibytes(tight.error_at(size))},"
-    return f"{text} and {above}: confirming {size} in a fresh process"
+        tight_fit = tightest(memory_fits, size)
+        needs = tight_fit.need_text(size)
+        text = f"by the fit {size} needs {needs}, give or take {mebibytes(tight_fit.error_at(size))},"
+    return f"{text} and {above_text}: confirming {size} in a fresh process"
 
 
-def _larger_size_reason(state: BatchState, tight: MemoryFit, target: int) -> str:
-    needs = tight.need_text(target)
-    on = f" on rank {tight.rank}" if state.world_size > 1 else ""
+def _larger_size_reason(state: BatchState, tight_fit: MemoryFit, target: int) -> str:
+    needs = tight_fit.need_text(target)
+    rank_text = f" on rank {tight_fit.rank}" if state.world_size > 1 else ""
     if len(state.probes_that_fit) > 1:
-        return f"by the fit {target} needs {needs}{on}, and fits even with {mebibytes(tight.error_at(target))} more"
+        error = mebibytes(tight_fit.error_at(target))
+        return f"by the fit {target} needs {needs}{rank_text}, and fits even with {error} more"
     if state.prediction is not None and state.prediction.bytes_per_sample is not None:
-        return f"with the predicted growth per sample from here {target} fits: it needs {needs}{on}"
-    return f"{target} fits even if all memory grows with the batch: {needs}{on}"
+        return f"with the predicted growth per sample from here {target} fits: it needs {needs}{rank_text}"
+    return f"{target} fits even if all memory grows with the batch: {needs}{rank_text}"

@@ -31,11 +31,11 @@ def void_by_others_reason(
     for rank, line in sorted(replies.items()):
         if line.number == 1 or line.available_bytes is None or line.available_after_bytes is None:
             continue
-        lost = line.available_bytes - line.available_after_bytes
-        if lost > VOIDING_BYTES:
+        lost_bytes = line.available_bytes - line.available_after_bytes
+        if lost_bytes > VOIDING_BYTES:
             return (
-                f"rank {rank}'s GPU lost {mebibytes(lost)} of free memory during the probe: to another process, or to"
-                " kernels that this size was the first to load"
+                f"rank {rank}'s GPU lost {mebibytes(lost_bytes)} of free memory during the probe: to another"
+                " process, or to kernels that this size was the first to load"
             )
     try:
         ticks, _ = read_ticks(directory / TELEMETRY_FILE)
@@ -51,20 +51,20 @@ def others_growth_text(
 
     Also None if none of `own_pids` is listed: the driver's process ids are then not those of this container.
     """
-    before: dict[str, dict[int, int]] = {}
+    first_bytes: dict[str, dict[int, int]] = {}
     for tick in ticks:
         for device in tick.devices:
             if device.uuid not in devices or device.uuid is None or device.processes is None:
                 continue
             listed = {process.pid: process.memory_used_bytes or 0 for process in device.processes}
-            others = {pid: used for pid, used in listed.items() if pid not in own_pids}
-            if tick.t_ns < begin_ns or device.uuid not in before:
-                before[device.uuid] = others
+            other_bytes = {pid: used_bytes for pid, used_bytes in listed.items() if pid not in own_pids}
+            if tick.t_ns < begin_ns or device.uuid not in first_bytes:
+                first_bytes[device.uuid] = other_bytes
                 continue
-            if len(others) == len(listed):
+            if len(other_bytes) == len(listed):
                 continue
-            for pid, used in others.items():
-                growth = used - before[device.uuid].get(pid, 0)
+            for pid, used_bytes in other_bytes.items():
+                growth = used_bytes - first_bytes[device.uuid].get(pid, 0)
                 if growth > VOIDING_BYTES:
                     return f"process {pid} took {mebibytes(growth)} of GPU {device.index} meanwhile"
     return None

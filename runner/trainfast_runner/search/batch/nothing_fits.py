@@ -28,23 +28,25 @@ def explain_nothing_fits(
     plan: RunPlan, home: Home, state: BatchState, reason: str, raise_if_cancelled: Callable[[], None]
 ) -> BatchEnded:
     """Return the end of a search without an answer. `raise_if_cancelled` is called between traces."""
-    failed = _smallest_failure(state)
-    run = read_run_file(home.directory(failed.run_id)) if failed is not None else None
-    if failed is None or run is None:
+    failed_run = _smallest_failure(state)
+    run = read_run_file(home.directory(failed_run.run_id)) if failed_run is not None else None
+    if failed_run is None or run is None:
         return BatchEnded(state="nothing_fits", reason=reason)
-    phase = failed.phase if isinstance(failed, Probe) else None
+    phase = failed_run.phase if isinstance(failed_run, Probe) else None
     # No changes are explained for a probe, so the run has no role here.
     run_of_one = msgspec.structs.replace(run, role=None, knobs={**run.knobs, "batch_size": 1}, predicted=None)
-    result = read_result(home.directory(failed.run_id))
-    rank = failed.rank if isinstance(failed, Probe) else None
-    error = (result.error if result is not None else None) or RunError(rank=rank, phase=phase, message=failed.reason)
-    held_bytes = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
-    if held_bytes is None and failed.batch_size == 1:
-        held_bytes = held_bytes_of(read_records(home.directory(failed.run_id)), error)
-    oom_run = OutOfMemory(run=run_of_one, reason=failed.reason, error=error, held_bytes=held_bytes)
+    result = read_result(home.directory(failed_run.run_id))
+    rank = failed_run.rank if isinstance(failed_run, Probe) else None
+    error = (result.error if result is not None else None) or RunError(
+        rank=rank, phase=phase, message=failed_run.reason
+    )
+    held_bytes = failed_run.peak_allocated_bytes if isinstance(failed_run, Probe) else None
+    if held_bytes is None and failed_run.batch_size == 1:
+        held_bytes = held_bytes_of(read_records(home.directory(failed_run.run_id)), error)
+    oom_run = OutOfMemory(run=run_of_one, reason=failed_run.reason, error=error, held_bytes=held_bytes)
     _trace_changes(oom_run, plan.python, raise_if_cancelled)
     explained = explain_run(oom_run, models_of(run_of_one, plan.python))
-    missing = missing_bytes(explained, failed)
+    missing = missing_bytes(explained, failed_run)
     changes = [
         Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings
     ]
@@ -61,18 +63,18 @@ def _trace_changes(oom_run: OutOfMemory, python: str, raise_if_cancelled: Callab
                 return  # the rest is listed without a prediction
 
 
-def missing_bytes(explained: OomExplanation, failed: Probe | ConfirmationRun) -> int | None:
+def missing_bytes(explained: OomExplanation, failed_run: Probe | ConfirmationRun) -> int | None:
     """Return the missing bytes by the prediction, the peak beyond the limit, or the last request; None if unknown."""
     if explained.missing_bytes is not None:
         return explained.missing_bytes
     excess_bytes = 0
-    if explained.limit_bytes is not None and failed.peak_allocated_bytes is not None:
-        excess_bytes = failed.peak_allocated_bytes - explained.limit_bytes
+    if explained.limit_bytes is not None and failed_run.peak_allocated_bytes is not None:
+        excess_bytes = failed_run.peak_allocated_bytes - explained.limit_bytes
     return excess_bytes if excess_bytes > 0 else explained.asked_bytes
 
 
 def _smallest_failure(state: BatchState) -> Probe | ConfirmationRun | None:
     """Return the smallest size that ran out of memory; None if none did."""
-    failed: list[Probe | ConfirmationRun] = [probe for probe in state.probes if probe.outcome == "oom"]
-    failed += [confirmation for confirmation in state.confirmations if confirmation.state == "oom"]
-    return min(failed, key=lambda probe: probe.batch_size, default=None)
+    failed_runs: list[Probe | ConfirmationRun] = [probe for probe in state.probes if probe.outcome == "oom"]
+    failed_runs += [confirmation for confirmation in state.confirmations if confirmation.state == "oom"]
+    return min(failed_runs, key=lambda probe: probe.batch_size, default=None)

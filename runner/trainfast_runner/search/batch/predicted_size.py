@@ -36,15 +36,15 @@ class SizePrediction:
             return Predicted(reason=f"no prediction ({self.reason}); sizes are found by trying them")
         max_batch = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
         # The growth below the maximum: a correction by an earlier run bends at that run's size.
-        below = self._predict_at(plan, max(1, max_batch - 1))
+        prediction_below = self._predict_at(plan, max(1, max_batch - 1))
         return Predicted(
-            fixed_bytes=below.fixed_bytes,
-            bytes_per_sample=below.bytes_per_sample,
+            fixed_bytes=prediction_below.fixed_bytes,
+            bytes_per_sample=prediction_below.bytes_per_sample,
             max_batch=max_batch,
             linear_from=linear_from(
                 lambda size: self._predict_at(plan, size).traced_bytes[BATCH_PHASE], max(1, max_batch)
             ),
-            basis=below.basis,
+            basis=prediction_below.basis,
         )
 
     def _predict_at(self, plan: RunPlan, batch_size: int) -> Prediction:
@@ -53,16 +53,16 @@ class SizePrediction:
         return self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
 
 
-def linear_from(traced: Callable[[int], float], max_batch: int) -> int:
+def linear_from(traced_peak: Callable[[int], float], max_batch: int) -> int:
     """Return the smallest batch whose traced peak is on the line through that of `max_batch`.
 
     A traced peak is convex in the batch, so the sizes off the line are the smallest ones.
     """
-    highest = traced(max_batch)
-    growth = traced(max_batch + 1) - traced(max_batch)
+    highest_peak = traced_peak(max_batch)
+    growth = traced_peak(max_batch + 1) - traced_peak(max_batch)
 
     def is_bent(size: int) -> bool:
-        return traced(size) > highest - (max_batch - size) * growth + BEND_BYTES
+        return traced_peak(size) > highest_peak - (max_batch - size) * growth + BEND_BYTES
 
     return min(largest_fitting(is_bent, max_batch) + 1, max_batch)
 

@@ -90,14 +90,14 @@ def _at_the_tightest(state: BatchState, probe: Probe) -> Probe:
 
 
 def _rank_peaks(rank: int, line: ProbeLine) -> RankPeaks:
-    before, after = line.available_bytes, line.available_after_bytes
+    bytes_before, bytes_after = line.available_bytes, line.available_after_bytes
     return RankPeaks(
         rank=rank,
         phase_peaks=line.phase_peaks,
         peak_allocated_bytes=line.peak_allocated_bytes,
         peak_reserved_bytes=line.peak_reserved_bytes,
         limit_peak_bytes=line.limit_peak_bytes,
-        available_bytes=before if after is None else after,
+        available_bytes=bytes_before if bytes_after is None else bytes_after,
         alloc_retries=line.alloc_retries,
         step_ms=line.step_ms[-1] if line.step_ms else None,
     )
@@ -107,9 +107,9 @@ def confirmation_record(
     state: BatchState, ranks: list[RankPeaks], result: Result, batch_size: int, seconds: float
 ) -> ConfirmationRun:
     """Return the record of a confirmation run; `batch_size` and `seconds` stand in where its result has none."""
-    recorded = result.knobs.get("batch_size")
-    confirmed_size = recorded if isinstance(recorded, int) else batch_size
-    warm = [probe.batch_size for probe in state.probes_that_fit if probe.batch_size >= confirmed_size]
+    recorded_size = result.knobs.get("batch_size")
+    confirmed_size = recorded_size if isinstance(recorded_size, int) else batch_size
+    warm_sizes = [probe.batch_size for probe in state.probes_that_fit if probe.batch_size >= confirmed_size]
     return ConfirmationRun(
         batch_size=confirmed_size,
         run_id=result.run_id,
@@ -120,7 +120,7 @@ def confirmation_record(
         samples_per_s=result.throughput.samples_per_s.median,
         step_ms=result.step_ms.p50,
         seconds=result.seconds if result.seconds is not None else seconds,
-        refutes=warm if result.state == "oom" else [],
+        refutes=warm_sizes if result.state == "oom" else [],
     )
 
 

@@ -54,11 +54,11 @@ PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "re
 def batch_report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
     journal = BatchJournal(tuple(read_batch_journal(directory)))
-    question, predicted, ended = journal.question, journal.prediction, newest(journal.lines, BatchEnded)
+    question, prediction, end = journal.question, journal.prediction, newest(journal.lines, BatchEnded)
     assert question is not None, "a journal begins with its question"
-    answer = ended.answer if ended is not None else None
+    answer = end.answer if end is not None else None
     return {
-        **first_fields(question, ended),
+        **first_fields(question, end),
         **fields_of(answer, "max_batch", "samples_per_s", "aligned_batch", "recommended_batch"),
         "measured_under": measured_under(question),
         "recommended_reason": answer.recommended_why if answer else None,
@@ -66,7 +66,7 @@ def batch_report(directory: Path) -> dict[str, Any]:
         "fastest": _fastest(answer),
         "probes": [_probe(probe, journal.confirmations) for probe in journal.probes],
         "model": fields_of(answer, "fixed_bytes", "bytes_per_sample", "phase"),
-        "predicted": None if predicted is None else fields_of(predicted, *PREDICTED_FIELDS),
+        "predicted": None if prediction is None else fields_of(prediction, *PREDICTED_FIELDS),
         "limit": question.limit_words,
         "limit_bytes": answer.limit_bytes if answer else question.lowest_limit_bytes,
         "limits_bytes": question.limits_bytes,
@@ -75,8 +75,8 @@ def batch_report(directory: Path) -> dict[str, Any]:
         "proof_run_id": answer.confirmation_run_id if answer else None,
         "proofs": [fields_of(confirmation, *CONFIRMATION_FIELDS) for confirmation in journal.confirmations],
         **fields_of(answer, "headroom_bytes", "certainty", "too_large"),
-        "changes": ended.changes if ended is not None else [],
-        **fields_of(ended, "missing_bytes", "seconds"),
+        "changes": end.changes if end is not None else [],
+        **fields_of(end, "missing_bytes", "seconds"),
     }
 
 
@@ -88,8 +88,8 @@ def measured_under(question: BatchQuestion) -> str | None:
 
 def _probe(probe: Probe, confirmations: Sequence[ConfirmationRun]) -> dict[str, Any]:
     """One probe; `refuted_by` is the confirmation run that ran out of memory although this size had fitted."""
-    by = refuted_by(probe, confirmations)
-    return {**fields_of(probe, *PROBE_FIELDS), "refuted_by": None if by is None else by.run_id}
+    refuting_run = refuted_by(probe, confirmations)
+    return {**fields_of(probe, *PROBE_FIELDS), "refuted_by": None if refuting_run is None else refuting_run.run_id}
 
 
 def _fastest(answer: BatchAnswer | None) -> dict[str, Any] | None:

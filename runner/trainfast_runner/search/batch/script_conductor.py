@@ -85,12 +85,16 @@ class ScriptBatchConductor(BatchConductor):
 
     def _predicted(self, result: Result, probe: Probe) -> Predicted:
         """Return the largest size by the trace of the first probe that fitted, or the reason there is no trace."""
-        traced = result.script.traced_memory if result.script is not None else None
+        traced_memory = result.script.traced_memory if result.script is not None else None
         limit = min(self._plan.memory_limit_bytes or (), default=self._available_bytes())
-        if traced is None or limit is None:
-            reason = untraced_reason(result.script) if traced is None else "the free memory of the GPU is unknown"
+        if traced_memory is None or limit is None:
+            reason = (
+                untraced_reason(result.script) if traced_memory is None else "the free memory of the GPU is unknown"
+            )
             return Predicted(reason=f"memory is predicted from the probes alone: {reason}")
-        peak = TracedPeak(traced=traced, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE])
+        peak = TracedPeak(
+            traced=traced_memory, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE]
+        )
         return predict_script_size(peak, limit, result.run_id)
 
     def confirmed_peaks(self, directory: Path) -> list[RankPeaks]:
@@ -102,12 +106,12 @@ class ScriptBatchConductor(BatchConductor):
 
     def _available_bytes(self) -> int | None:
         """Bytes that the fullest GPU had free before the search, as an estimate; None on a CPU, which has a limit."""
-        free = [
+        free_bytes = [
             gpu.memory_total_bytes - gpu.memory_used_bytes - BARE_CONTEXT_BYTES
             for gpu in self._plan.gpus
             if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
         ]
-        return min(free, default=None)
+        return min(free_bytes, default=None)
 
     def nothing_fits(self, reason: str) -> BatchEnded:
         """Return the end of a search in which a batch of 1 does not fit."""

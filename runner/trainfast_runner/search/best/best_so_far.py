@@ -44,8 +44,8 @@ class BestSoFar(BestJournal):
     @cached_property
     def is_under_way(self) -> bool:
         """True while the newest step has no outcome yet."""
-        last = next((line for line in reversed(self.lines) if isinstance(line, BestStep | Attempt)), None)
-        return isinstance(last, BestStep) and last.candidate_number is not None
+        last_line = next((line for line in reversed(self.lines) if isinstance(line, BestStep | Attempt)), None)
+        return isinstance(last_line, BestStep) and last_line.candidate_number is not None
 
     @cached_property
     def rates(self) -> Mapping[int, Interval]:
@@ -144,7 +144,7 @@ class BestSoFar(BestJournal):
         """Seconds that conductors worked on the search, until the last line or until `now_ns` (CLOCK_MONOTONIC)."""
         if self.ended is not None:
             return self.ended.seconds
-        last = self.lines[-1] if self.lines else None
-        is_working = last is not None and not self.is_paused and not isinstance(last, Waiting)
-        since_last = now_ns - last.t_ns if now_ns is not None and last is not None and is_working else 0
+        last_line = self.lines[-1] if self.lines else None
+        is_working = last_line is not None and not self.is_paused and not isinstance(last_line, Waiting)
+        since_last = now_ns - last_line.t_ns if now_ns is not None and last_line is not None and is_working else 0
         return worked_seconds(self.lines) + max(0, since_last) / 1e9

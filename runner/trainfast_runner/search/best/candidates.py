@@ -33,17 +33,17 @@ def enumerate_space(spec: RunSpec, machine: Machine, vary: Vary, size: int | Non
     if count > MAX_CANDIDATES:
         raise _too_many_error(count, vary)
     base_knobs = global_batch.baseline_knobs()
-    others = [name for name in BATCH_KNOBS if name not in vary]
+    unvaried_batch_knobs = [name for name in BATCH_KNOBS if name not in vary]
     candidate_knob_names = [
         *vary,
-        *(name for name in others if global_batch.derives_knobs or base_knobs[name] != spec.knobs[name]),
+        *(name for name in unvaried_batch_knobs if global_batch.derives_knobs or base_knobs[name] != spec.knobs[name]),
     ]
     combinations: list[KnobValues] = []
-    dropped = 0
+    dropped_count = 0
     for combination in combinations_of(vary):
         complete = global_batch.complete(combination)
         if complete is None:
-            dropped += 1
+            dropped_count += 1
         else:
             combinations.append({name: complete.get(name, base_knobs[name]) for name in candidate_knob_names})
     if not combinations and size is not None:
@@ -52,7 +52,7 @@ def enumerate_space(spec: RunSpec, machine: Machine, vary: Vary, size: int | Non
     if baseline not in combinations:
         combinations.insert(0, baseline)
     candidates = [_candidate(spec, machine, global_batch, knobs, refuse) for knobs in combinations]
-    return Space(candidates=candidates, baseline_number=combinations.index(baseline), dropped=dropped)
+    return Space(candidates=candidates, baseline_number=combinations.index(baseline), dropped=dropped_count)
 
 
 def _candidate(
@@ -93,15 +93,15 @@ def with_predictions(space: Space, bytes_of: Mapping[int, int], limit_of: Callab
     The baseline is never ruled out: its run shows the error of the prediction.
     """
     candidates = list(space.candidates)
-    for number, needed in bytes_of.items():
+    for number, needed_bytes in bytes_of.items():
         candidate = candidates[number]
-        predicted = msgspec.structs.replace(candidate, predicted_bytes=needed)
+        predicted = msgspec.structs.replace(candidate, predicted_bytes=needed_bytes)
         limit_bytes = limit_of(number)
-        if candidate.excluded_as is None and limit_bytes is not None and needed > limit_bytes:
-            excess = needed - limit_bytes
+        if candidate.excluded_as is None and limit_bytes is not None and needed_bytes > limit_bytes:
+            excess = needed_bytes - limit_bytes
             predicted = msgspec.structs.replace(predicted, excess_bytes=excess)
             if number != space.baseline_number:
-                reason = excess_text(needed, limit_bytes)
+                reason = excess_text(needed_bytes, limit_bytes)
                 predicted = msgspec.structs.replace(predicted, excluded_as=TOO_LARGE, reason=reason)
         candidates[number] = predicted
     return msgspec.structs.replace(space, candidates=candidates)
@@ -119,11 +119,11 @@ def changes_training(candidate: Candidate, baseline: Candidate) -> list[str]:
 
 def _too_many_error(count: int, vary: Vary) -> UserError:
     """Return the error about too many candidates: their count, and the fewest knobs to leave out."""
-    dropped, left_count = fewest_to_drop(vary, count, MAX_CANDIDATES)
+    dropped_knobs, left_count = fewest_to_drop(vary, count, MAX_CANDIDATES)
     text = f"{count:,} candidates are more than {MAX_CANDIDATES:,}"
     return UserError(
-        f"{text}; without {' and '.join(dropped)} there are about {left_count:,}",
+        f"{text}; without {' and '.join(dropped_knobs)} there are about {left_count:,}",
         key="--vary",
-        advice=f"leaving out {' and '.join(dropped)}",
-        option="leaving out " + " and ".join(f"--vary {name}" for name in dropped),
+        advice=f"leaving out {' and '.join(dropped_knobs)}",
+        option="leaving out " + " and ".join(f"--vary {name}" for name in dropped_knobs),
     )

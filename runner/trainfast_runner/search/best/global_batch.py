@@ -91,11 +91,11 @@ class GlobalBatch:
 
     def count(self) -> int:
         """Return the number of combinations of this size, without listing them; all of them beyond `MAX_COUNTED`."""
-        others = math.prod(len(values) for name, values in self._vary.items() if name not in self._deciding)
+        other_count = math.prod(len(values) for name, values in self._vary.items() if name not in self._deciding)
         combination_count = math.prod(map(len, self._deciding.values()))
-        if self.size is None or combination_count > MAX_COUNTED or others > MAX_CANDIDATES:
-            return others * combination_count
-        return others * len(self._possible)
+        if self.size is None or combination_count > MAX_COUNTED or other_count > MAX_CANDIDATES:
+            return other_count * combination_count
+        return other_count * len(self._possible)
 
     def occurring_values(self) -> dict[str, list[KnobValue]]:
         """Return the varied values without those that no combination of this size has."""
@@ -115,21 +115,23 @@ class GlobalBatch:
 
     def nearest_error(self) -> UserError:
         """Return the error about a size that no combination has, with the nearest sizes below and above."""
-        wanted = self.size or 0
+        wanted_size = self.size or 0
         attainable: set[int] = set()
         for combination in combinations_of(self._deciding):
             knobs = {**self._spec.knobs, **combination}
             degree, sizes = self.degree(knobs), {name: whole_number(knobs, name) for name in BATCH_KNOBS}
-            varied = [name for name in BATCH_KNOBS if name in self._deciding]
-            if len(varied) == len(BATCH_KNOBS):
+            varied_names = [name for name in BATCH_KNOBS if name in self._deciding]
+            if len(varied_names) == len(BATCH_KNOBS):
                 attainable.add(degree * math.prod(sizes.values()))
                 continue
             # A knob that is not varied makes any multiple of the other one.
-            units = {degree * sizes[name] for name in varied or BATCH_KNOBS}
-            attainable |= {unit * count for unit in units for count in (max(1, wanted // unit), wanted // unit + 1)}
-        below = max((size for size in attainable if size < wanted), default=None)
-        above = min((size for size in attainable if size > wanted), default=None)
-        return self._impossible_error([size for size in (below, above) if size is not None])
+            units = {degree * sizes[name] for name in varied_names or BATCH_KNOBS}
+            attainable |= {
+                unit * count for unit in units for count in (max(1, wanted_size // unit), wanted_size // unit + 1)
+            }
+        size_below = max((size for size in attainable if size < wanted_size), default=None)
+        size_above = min((size for size in attainable if size > wanted_size), default=None)
+        return self._impossible_error([size for size in (size_below, size_above) if size is not None])
 
     def _impossible_error(self, attainable: list[int]) -> UserError:
         nearest = min(attainable, key=lambda size: abs(size - (self.size or 0)), default=None)

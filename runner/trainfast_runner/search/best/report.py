@@ -33,13 +33,13 @@ SCRIPT_MEMORY = "the memory of a script is predicted from its trials of like set
 def best_report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
     lines = read_best_journal(directory)
-    so_far, ended = BestSoFar(tuple(lines)), newest(lines, BestEnded)
+    so_far, end = BestSoFar(tuple(lines)), newest(lines, BestEnded)
     question, space = so_far.question, so_far.space
     assert question is not None, "a search is reported once it has its question"
     return {
-        **first_fields(question, ended),
+        **first_fields(question, end),
         **fields_of(question, "objective", "for_steps", "global_batch", "vary", "left_alone"),
-        **_answer(ended, so_far),
+        **_answer(end, so_far),
         "candidates": len(space.candidates) if space is not None else None,
         "dropped": space.dropped if space is not None else None,
         "unpredicted": SCRIPT_MEMORY if question.is_script else None,
@@ -49,21 +49,21 @@ def best_report(directory: Path) -> dict[str, Any]:
         "disturbed": so_far.disturbed_count,
         "orders": [_instruction(instruction, space) for instruction in so_far.instructions],
         "earlier": [_effect(effect, "search_id") for effect in question.earlier],
-        **fields_of(ended, "missing_bytes", "stopped_because", "seconds"),
+        **fields_of(end, "missing_bytes", "stopped_because", "seconds"),
     }
 
 
-def _answer(ended: BestEnded | None, so_far: BestSoFar) -> dict[str, Any]:
+def _answer(end: BestEnded | None, so_far: BestSoFar) -> dict[str, Any]:
     """Return the fields of the answer; None and empty lists without one. `winner` is None if the noise is too large."""
-    answer, space = ended.answer if ended is not None else None, so_far.space
-    if ended is None or answer is None or space is None:
+    answer, space = end.answer if end is not None else None, so_far.space
+    if end is None or answer is None or space is None:
         names = ("winner", "best", "baseline", "gain", "within_percent", "tried_in_budget")
         lists = ("ties", "effects", "pareto", "changes_training", "notes")
         verdicts = (
             [] if space is None else [_verdict(verdict, space) for verdict in verdicts_without_answer(so_far.lines)]
         )
         return {**dict.fromkeys(names), **{name: [] for name in lists}, "verdicts": verdicts}
-    is_decided = ended.state == "answered" and answer.within_percent is None
+    is_decided = end.state == "answered" and answer.within_percent is None
     best = space.candidates[answer.best_number]
     baseline = space.candidates[space.baseline_number]
     return {

@@ -32,13 +32,13 @@ def cool_down(
     """
     if below_c is None:
         return
-    written: tuple[int, int, bool] | None = None
+    written_look: tuple[int, int, bool] | None = None
 
     def note(poll: Cooling) -> None:
-        nonlocal written
-        now = poll.index, round(poll.temperature_c), poll.stuck_s >= cooling.STUCK_NOTICE_S
-        if now != written:
-            written = now
+        nonlocal written_look
+        look = poll.index, round(poll.temperature_c), poll.stuck_s >= cooling.STUCK_NOTICE_S
+        if look != written_look:
+            written_look = look
             write(
                 CoolingDown(
                     device=poll.index,
@@ -50,8 +50,8 @@ def cool_down(
             )
 
     def wait(seconds: float) -> None:
-        again = time.monotonic() + seconds
-        while (left_s := again - time.monotonic()) > 0:
+        deadline = time.monotonic() + seconds
+        while (left_s := deadline - time.monotonic()) > 0:
             raise_if_cancelled()
             time.sleep(min(left_s, CANCEL_POLL_S))
 

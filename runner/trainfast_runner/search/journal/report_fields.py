@@ -9,9 +9,9 @@ import msgspec
 from trainfast_runner.records.run_file import SCHEMA
 
 
-def first_fields(question: msgspec.Struct, ended: msgspec.Struct | None) -> dict[str, Any]:
-    """Return the first fields of a report, from a journal's first line and its end; `ended` is None before that."""
-    end = {"state": None, "reason": ""} if ended is None else fields_of(ended, "state", "reason")
+def first_fields(question: msgspec.Struct, end_line: msgspec.Struct | None) -> dict[str, Any]:
+    """Return the first fields of a report, from a journal's first line and its end; `end_line` is None before that."""
+    end = {"state": None, "reason": ""} if end_line is None else fields_of(end_line, "state", "reason")
     return {"schema": SCHEMA, **fields_of(question, "search_id"), **end, **fields_of(question, "preset", "variant")}
 
 

@@ -29,13 +29,13 @@ def limits_of(plan: RunPlan) -> Limits:
         if limits_bytes is None:
             return Limits((), "the GPU's free memory, without its context")
         return Limits(limits_bytes, source)
-    free = read_host_free_bytes()
-    if limits_bytes is not None and sum(limits_bytes) <= free:
+    free_bytes = read_host_free_bytes()
+    if limits_bytes is not None and sum(limits_bytes) <= free_bytes:
         return Limits(limits_bytes, source)
-    shared = f", shared by {ranks} ranks" if ranks > 1 else ""
-    less = f", less than {source}" if limits_bytes is not None else ""
-    source = f"{FREE_SHARE:.0%} of the {gibibytes(free)} free{shared}, set as a real limit{less}"
-    return Limits((share_of_free(free, ranks),) * ranks, source)
+    sharing_text = f", shared by {ranks} ranks" if ranks > 1 else ""
+    limit_text = f", less than {source}" if limits_bytes is not None else ""
+    source = f"{FREE_SHARE:.0%} of the {gibibytes(free_bytes)} free{sharing_text}, set as a real limit{limit_text}"
+    return Limits((share_of_free(free_bytes, ranks),) * ranks, source)
 
 
 def share_of_free(free_bytes: int, ranks: int) -> int:

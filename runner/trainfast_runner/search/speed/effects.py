@@ -197,8 +197,10 @@ class Posterior:
         (weight, point), *others = observation.terms
         covariances = [weight * covariance for covariance in self._prior.with_candidates(point)]
         for weight, point in others:
-            added = self._prior.with_candidates(point)
-            covariances = [total + weight * covariance for total, covariance in zip(covariances, added, strict=True)]
+            added_covariances = self._prior.with_candidates(point)
+            covariances = [
+                total + weight * covariance for total, covariance in zip(covariances, added_covariances, strict=True)
+            ]
         return covariances
 
     def covariances(self, number: int) -> list[float]:

@@ -125,7 +125,9 @@ def earlier_observations(levels: Levels, effects: Iterable[EarlierEffect], basel
     observations = []
     for effect in effects:
         try:
-            after, before = (levels.point({**baseline, effect.knob: value}) for value in (effect.value, effect.before))
+            new_point, old_point = (
+                levels.point({**baseline, effect.knob: value}) for value in (effect.value, effect.before)
+            )
         except KeyError:
             continue
         gain = effect.gain_percent
@@ -133,7 +135,7 @@ def earlier_observations(levels: Levels, effects: Iterable[EarlierEffect], basel
             continue
         deviation = (math.log1p(gain.high / 100) - math.log1p(gain.low / 100)) / (2 * NORMAL_95)
         variance = (EARLIER_SPREAD * deviation) ** 2 + EARLIER_ADDED_DEVIATION**2
-        observations.append(Observation(((1.0, after), (-1.0, before)), math.log1p(gain.median / 100), variance))
+        observations.append(Observation(((1.0, new_point), (-1.0, old_point)), math.log1p(gain.median / 100), variance))
     return observations
 
 
@@ -159,12 +161,14 @@ def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:
     reference = reference_of(trials)
     if reference is None:
         return None
-    first = [trial for trial in trials if trial.candidate_number == reference.candidate_number and not trial.repeats]
-    last = [trial for trial in trials if trial.candidate_number == reference.candidate_number and trial.repeats]
-    if not first or not last:
+    first_trials = [
+        trial for trial in trials if trial.candidate_number == reference.candidate_number and not trial.repeats
+    ]
+    last_trials = [trial for trial in trials if trial.candidate_number == reference.candidate_number and trial.repeats]
+    if not first_trials or not last_trials:
         return None
-    begin = [step for trial in first for step in trial.step_ms]
-    end = [step for trial in last for step in trial.step_ms]
+    begin = [step for trial in first_trials for step in trial.step_ms]
+    end = [step for trial in last_trials for step in trial.step_ms]
     size = math.log(statistics.median(begin) / statistics.median(end))
     return size, math.sqrt(MEDIAN_VARIANCE * (1 / len(begin) + 1 / len(end)))
 

@@ -161,8 +161,8 @@ def _encoder_decoder_split(config: Any, seq_len: int) -> EncoderDecoderSplit:
 def _model_tokenizer(model: dict[str, Any]) -> str | None:
     """The model's own tokenizer, from its directory or its Hub id; None when there is none or it cannot be loaded."""
     if "path" in model:
-        here = Path(model["path"])
-        return str(here) if any((here / name).is_file() for name in _TOKENIZER_FILES) else None
+        directory = Path(model["path"])
+        return str(directory) if any((directory / name).is_file() for name in _TOKENIZER_FILES) else None
     if "hub" in model:
         from huggingface_hub import hf_hub_download
 

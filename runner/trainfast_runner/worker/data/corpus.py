@@ -64,21 +64,21 @@ class Corpus:
 def stdlib_files() -> list[Path]:
     """Sources of the running interpreter's standard library without its tests, in a fixed order, up to 8 MB."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    chosen: list[Path] = []
+    chosen_files: list[Path] = []
     total = 0
     for path in sorted(root.rglob("*.py")):
         if _SKIPPED.isdisjoint(path.relative_to(root).parts) and path.is_file():
             total += path.stat().st_size
             if total > TEXT_LIMIT_BYTES:
                 break
-            chosen.append(path)
-    if not chosen:
+            chosen_files.append(path)
+    if not chosen_files:
         raise InvalidInput(
             f"this Python has no sources of its standard library in {root}; use data.kind = 'files' or 'random'",
             key="data.kind",
             allowed=["files", "hub", "random"],
         )
-    return chosen
+    return chosen_files
 
 
 def open_corpus(request: CorpusRequest, cache_dir: Path, build: Callable[[Path], None]) -> Corpus:
@@ -89,14 +89,14 @@ def open_corpus(request: CorpusRequest, cache_dir: Path, build: Callable[[Path],
     return Corpus(folder=folder, **{**meta, "sections": [tuple(section) for section in meta["sections"]]})
 
 
-def make_once(folder: Path, last: str, make: Callable[[Path], None]) -> None:
-    """Have `make` fill the folder unless its file `last` is there. Other processes wait until the folder is whole."""
-    if (folder / last).is_file():
+def make_once(folder: Path, last_file: str, make: Callable[[Path], None]) -> None:
+    """Have `make` fill the folder unless its `last_file` is there. Other processes wait until the folder is whole."""
+    if (folder / last_file).is_file():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (folder / last).is_file():
+        if (folder / last_file).is_file():
             return
         for left_behind in folder.parent.glob(f"{folder.name}.*.tmp"):
             shutil.rmtree(left_behind, ignore_errors=True)

@@ -85,11 +85,11 @@ def crop_box(size: tuple[int, int], random: np.random.Generator) -> tuple[int, i
     for _ in range(CROP_TRIES):
         area = width * height * random.uniform(*CROP_AREA)
         ratio = math.exp(random.uniform(math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])))
-        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < across <= width and 0 < down <= height:
-            left = int(random.integers(width - across + 1))
-            top = int(random.integers(height - down + 1))
-            return left, top, left + across, top + down
+        crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            left = int(random.integers(width - crop_width + 1))
+            top = int(random.integers(height - crop_height + 1))
+            return left, top, left + crop_width, top + crop_height
     return 0, 0, width, height
 
 

@@ -44,12 +44,12 @@ class Masking:
     def __call__(self, ids: NDArray[np.int64], index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs and labels of sample `index`, drawn from (seed, index) alone."""
         random = np.random.default_rng((self.seed, index))
-        chosen = (random.random(ids.shape) < MASKED_FRACTION) & ~np.isin(ids, self.special_ids)
+        is_predicted = (random.random(ids.shape) < MASKED_FRACTION) & ~np.isin(ids, self.special_ids)
         replacement_draw = random.random(ids.shape)
-        inputs = np.where(chosen & (replacement_draw < 0.8), self.mask_id, ids)
-        replaced = chosen & (replacement_draw >= 0.8) & (replacement_draw < 0.9)
-        inputs = np.where(replaced, random.integers(0, self.vocab_size, ids.shape), inputs)
-        return inputs, np.where(chosen, ids, IGNORED)
+        inputs = np.where(is_predicted & (replacement_draw < 0.8), self.mask_id, ids)
+        is_replaced = is_predicted & (replacement_draw >= 0.8) & (replacement_draw < 0.9)
+        inputs = np.where(is_replaced, random.integers(0, self.vocab_size, ids.shape), inputs)
+        return inputs, np.where(is_predicted, ids, IGNORED)
 
 
 @dataclass(frozen=True)

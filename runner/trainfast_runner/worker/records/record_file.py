@@ -63,17 +63,17 @@ class RecordFile:
         """Append the line; return True if all of it is in the file."""
         line = b"\n" + line if self._torn else line
         try:
-            written = os.write(self._fd, line)
+            written_bytes = os.write(self._fd, line)
         except OSError as error:
             self._lose(error.strerror)
             return False
-        self._torn = written < len(line)
+        self._torn = written_bytes < len(line)
         if self._torn:
             self._lose("only part of a line was written")
             return False
         if self._lost and self._complain is not None:
-            lost, self._lost = self._lost, 0
-            self._complain(f"{self._name} can be written again: {lost} lines are missing")
+            lost_count, self._lost = self._lost, 0
+            self._complain(f"{self._name} can be written again: {lost_count} lines are missing")
         return True
 
     def _lose(self, reason: str | None) -> None:

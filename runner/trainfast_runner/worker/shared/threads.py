@@ -23,10 +23,10 @@ def openmp_libraries() -> str | None:
 
 def wait_policy(environment: Mapping[str, str]) -> str:
     """Return `passive`, `default` (the library's own: it spins first), or the settings as NAME=VALUE."""
-    chosen = {name: environment[name] for name in WAIT_SETTINGS if name in environment}
-    if not chosen:
+    settings = {name: environment[name] for name in WAIT_SETTINGS if name in environment}
+    if not settings:
         return DEFAULT
-    upper = {name: value.upper() for name, value in chosen.items()}
-    if "OMP_WAIT_POLICY" in upper and upper.items() <= PASSIVE_SETTINGS.items():
+    upper_settings = {name: value.upper() for name, value in settings.items()}
+    if "OMP_WAIT_POLICY" in upper_settings and upper_settings.items() <= PASSIVE_SETTINGS.items():
         return PASSIVE
-    return ", ".join(f"{name}={value}" for name, value in chosen.items())
+    return ", ".join(f"{name}={value}" for name, value in settings.items())

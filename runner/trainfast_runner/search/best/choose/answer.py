@@ -165,8 +165,8 @@ def _rate(ranking: ColdRanking, number: int) -> Interval | None:
     return None if known_rate is None else _interval(*known_rate)
 
 
-def _interval(middle: float, half: float) -> Interval:
-    return Interval(median=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
+def _interval(middle: float, half_width: float) -> Interval:
+    return Interval(median=math.exp(middle), low=math.exp(middle - half_width), high=math.exp(middle + half_width))
 
 
 def _value(ranking: ColdRanking, number: int) -> Interval | None:
@@ -175,13 +175,13 @@ def _value(ranking: ColdRanking, number: int) -> Interval | None:
     values = ranking.speed_runs.log_objectives.get(number)
     if values:
         middle = statistics.fmean(values)
-        half = ranking.speed_runs.noise.half_width(len(values))
+        half_width = ranking.speed_runs.noise.half_width(len(values))
     elif number in state.counted_trials:
         middle, slope = state.log_objective(number)
-        half = NORMAL_95 * slope * math.sqrt(max(state.posterior.variance[number], 0.0))
+        half_width = NORMAL_95 * slope * math.sqrt(max(state.posterior.variance[number], 0.0))
     else:
         return None
-    return _interval(-middle if state.question.objective == "time" else middle, half)
+    return _interval(-middle if state.question.objective == "time" else middle, half_width)
 
 
 def _run_ids(state: BestState, number: int) -> list[str]:
@@ -198,8 +198,8 @@ def _within_percent(ranking: ColdRanking, gain: Difference | None) -> float | No
 
     None if that gain is below WORTHWHILE_PERCENT or the winner is clear.
     """
-    half = ranking.speed_runs.noise.half_width(1)
-    return 100 * math.expm1(half) if half >= WORTHWHILE_LOG_GAIN and _is_open(ranking, gain) else None
+    half_width = ranking.speed_runs.noise.half_width(1)
+    return 100 * math.expm1(half_width) if half_width >= WORTHWHILE_LOG_GAIN and _is_open(ranking, gain) else None
 
 
 def _is_open(ranking: ColdRanking, gain: Difference | None) -> bool:
@@ -209,8 +209,10 @@ def _is_open(ranking: ColdRanking, gain: Difference | None) -> bool:
         return True
     if best_number != ranking.baseline_number:
         return gain is not None and not gain.is_clear
-    others = [number for number in state.counted_trials if number != best_number and number not in state.ruled_out]
-    return not all(ranking.difference(number, best_number).is_clear for number in others)
+    other_numbers = [
+        number for number in state.counted_trials if number != best_number and number not in state.ruled_out
+    ]
+    return not all(ranking.difference(number, best_number).is_clear for number in other_numbers)
 
 
 def _effects(ranking: ColdRanking) -> Iterator[Effect]:

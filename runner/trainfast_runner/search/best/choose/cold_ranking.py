@@ -107,13 +107,15 @@ class ColdRanking:
         fastest_number = self._fastest_number
         if fastest_number is None:
             return self.finalists[:1]
-        raced = [number for number in self.contenders if number in self.race_runs.log_objectives]
-        return [number for number in raced if number == fastest_number or self._is_equal(number, fastest_number)]
+        raced_numbers = [number for number in self.contenders if number in self.race_runs.log_objectives]
+        return [
+            number for number in raced_numbers if number == fastest_number or self._is_equal(number, fastest_number)
+        ]
 
     @property
     def _fastest_number(self) -> int | None:
-        raced = [number for number in self.finalists if number in self.race_runs.log_objectives]
-        return max(raced, key=self.race_runs.mean, default=None)
+        raced_numbers = [number for number in self.finalists if number in self.race_runs.log_objectives]
+        return max(raced_numbers, key=self.race_runs.mean, default=None)
 
     def _is_slower(self, number: int, fastest_number: int) -> bool:
         difference = self.race_runs.difference(fastest_number, number)
@@ -141,8 +143,8 @@ class ColdRanking:
     def ties(self) -> list[int]:
         """The contenders that the runs cannot tell from the answer."""
         answer_number = self.answer_number
-        others = [number for number in self.contenders if number != answer_number]
-        return [number for number in others if not self.difference(number, answer_number).is_clear]
+        other_numbers = [number for number in self.contenders if number != answer_number]
+        return [number for number in other_numbers if not self.difference(number, answer_number).is_clear]
 
     def _preference(self, number: int) -> tuple[bool, int, float]:
         return self._needs_more_memory(number), len(self.overridden_knobs(number)), self.state.start_s(number)
@@ -150,8 +152,8 @@ class ColdRanking:
     def _needs_more_memory(self, number: int) -> bool:
         """True if a candidate needs more memory than the equally fast one that needs the least."""
         needs = {other_number: self.memory_bytes(other_number) for other_number in self.equally_fast}
-        needed, known_needs = needs[number], [need for need in needs.values() if need is not None]
-        return needed is not None and needed > min(known_needs) * (1 + EQUAL_MEMORY_SHARE)
+        needed_bytes, known_needs = needs[number], [need for need in needs.values() if need is not None]
+        return needed_bytes is not None and needed_bytes > min(known_needs) * (1 + EQUAL_MEMORY_SHARE)
 
     def memory_bytes(self, number: int) -> int | None:
         """Return the measured peak of a candidate, else the predicted one; None without either."""
@@ -178,17 +180,17 @@ class ColdRanking:
     def is_near_limit(self, number: int) -> bool:
         """True if a candidate needs nearly all of memory_limit, or its need is unknown."""
         limits = self.state.untested_limits
-        needed = self.memory_bytes(number)
-        return bool(limits) and (needed is None or needed > NEAR_LIMIT * min(limits))
+        needed_bytes = self.memory_bytes(number)
+        return bool(limits) and (needed_bytes is None or needed_bytes > NEAR_LIMIT * min(limits))
 
     @cached_property
     def unchecked(self) -> list[int]:
         """The measured candidates near memory_limit that had no run under the limit, the fastest first."""
         state = self.state
-        measured = {*state.counted_trials, *self.speed_runs.log_objectives}
+        measured_numbers = {*state.counted_trials, *self.speed_runs.log_objectives}
         unchecked = [
             number
             for number in state.remaining
-            if number in measured and self.is_near_limit(number) and not self.count_runs(number, UNDER_LIMIT)
+            if number in measured_numbers and self.is_near_limit(number) and not self.count_runs(number, UNDER_LIMIT)
         ]
         return sorted(unchecked, key=lambda number: -state.log_objective(number).value)

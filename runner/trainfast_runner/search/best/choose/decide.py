@@ -251,13 +251,13 @@ def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects
     if leader_number is None:
         return decision
     mean = state.posterior.mean[leader_number]
-    half = NORMAL_95 * math.sqrt(max(state.posterior.variance[leader_number], 0.0))
+    half_width = NORMAL_95 * math.sqrt(max(state.posterior.variance[leader_number], 0.0))
     step = msgspec.structs.replace(
         decision.step,
         leader_number=leader_number,
         rate=math.exp(mean),
-        low=math.exp(mean - half),
-        high=math.exp(mean + half),
+        low=math.exp(mean - half_width),
+        high=math.exp(mean + half_width),
         chance=prospects.outlook.chance,
         price_s=prospects.outlook.price_s,
     )

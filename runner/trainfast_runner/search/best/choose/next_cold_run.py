@@ -56,12 +56,14 @@ def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
         contenders = ranking.contenders if turn == 2 else ranking.finalists
         if len(contenders) < 2:
             return None
-        missing = [number for number in order if number in contenders and ranking.count_runs(number, RACE) < turn]
-        if len(missing) == len(contenders) and not costs.are_affordable(missing):
+        missing_numbers = [
+            number for number in order if number in contenders and ranking.count_runs(number, RACE) < turn
+        ]
+        if len(missing_numbers) == len(contenders) and not costs.are_affordable(missing_numbers):
             return None
-        if missing:
+        if missing_numbers:
             reason = f"one of {len(ranking.finalists)} settings within {100 * NEAR_LOG_GAIN:.0f} % of the leader"
-            return best_step(RACE, reason, missing[0])
+            return best_step(RACE, reason, missing_numbers[0])
     return None
 
 

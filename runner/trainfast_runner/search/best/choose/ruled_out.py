@@ -83,15 +83,22 @@ def void_text(void_attempts: Attempts) -> str:
     return f"void in {len(void_attempts)} trials; the last: {void_attempts[-1].reason}"
 
 
-def _too_large(failed: Attempt, candidates: Sequence[Candidate], attempts: Attempts) -> list[CandidateVerdict]:
+def _too_large(failed_attempt: Attempt, candidates: Sequence[Candidate], attempts: Attempts) -> list[CandidateVerdict]:
     """Return verdicts on a candidate that ran out of memory, and on larger batches that did not fit under its limit."""
-    verdict = verdict_of(failed, candidates[failed.candidate_number])
+    verdict = verdict_of(failed_attempt, candidates[failed_attempt.candidate_number])
     # Trials are not under memory_limit: a trial that fitted is no evidence for a run under the limit.
-    comparable = [attempt for attempt in attempts if _is_under_limit(attempt) or not _is_under_limit(failed)]
-    fitted = {attempt.candidate_number for attempt in comparable if attempt.outcome in TIMED_OUTCOMES}
-    larger = [number for number in _larger_batches(failed.candidate_number, candidates) if number not in fitted]
+    comparable = [attempt for attempt in attempts if _is_under_limit(attempt) or not _is_under_limit(failed_attempt)]
+    fitted_numbers = {attempt.candidate_number for attempt in comparable if attempt.outcome in TIMED_OUTCOMES}
+    larger_numbers = [
+        number
+        for number in _larger_batches(failed_attempt.candidate_number, candidates)
+        if number not in fitted_numbers
+    ]
     reason = f"a smaller batch: {verdict.reason}"
-    return [verdict, *(msgspec.structs.replace(verdict, candidate_number=number, reason=reason) for number in larger)]
+    return [
+        verdict,
+        *(msgspec.structs.replace(verdict, candidate_number=number, reason=reason) for number in larger_numbers),
+    ]
 
 
 def _is_under_limit(line: Attempt) -> bool:
@@ -106,8 +113,8 @@ def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
     other_knobs = {name: value for name, value in knobs.items() if name not in BATCH_KNOBS}
     batch_size = candidates[number].batch_size
     return [
-        other
-        for other, candidate in enumerate(candidates)
+        other_number
+        for other_number, candidate in enumerate(candidates)
         if candidate.batch_size > batch_size
         and all(candidate.knobs[name] == value for name, value in other_knobs.items())
     ]

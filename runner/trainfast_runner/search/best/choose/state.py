@@ -182,8 +182,8 @@ class BestState:
         """True if the warm process timed several candidates since its reference trial, and has not repeated that."""
         if self.reference_trial is None:
             return False
-        since = self.warm_trials[self.warm_trials.index(self.reference_trial) :]
-        timed = [trial for trial in since if trial.outcome in TIMED_OUTCOMES]
+        later_trials = self.warm_trials[self.warm_trials.index(self.reference_trial) :]
+        timed = [trial for trial in later_trials if trial.outcome in TIMED_OUTCOMES]
         return len({trial.candidate_number for trial in timed}) > 1 and not any(trial.repeats for trial in timed)
 
     def changes_training(self, number: int) -> list[str]:

@@ -29,25 +29,25 @@ def earlier_effects(home: Home, question: BestQuestion, own_directory: Path) -> 
         if directory == own_directory or first_line(directory).kind != BEST_KIND:
             continue
         lines = read_best_journal(directory)
-        ended = newest(lines, BestEnded)
-        first = lines[0] if lines else None
-        if not isinstance(first, BestQuestion) or not _is_same_training(first, question):
+        end = newest(lines, BestEnded)
+        earlier_question = lines[0] if lines else None
+        if not isinstance(earlier_question, BestQuestion) or not _is_same_training(earlier_question, question):
             continue
-        if ended is None or ended.state != "answered" or ended.answer is None:
+        if end is None or end.state != "answered" or end.answer is None:
             continue
-        for effect in ended.answer.effects:
+        for effect in end.answer.effects:
             # That search only copied the effect from an earlier one.
             if effect.earlier:
                 continue
             if effect.knob != "seq_len" and effect.value in question.vary.get(effect.knob, ()):
-                earlier = EarlierEffect(
+                earlier_effect = EarlierEffect(
                     knob=effect.knob,
                     value=effect.value,
                     before=effect.before,
                     gain_percent=effect.gain_percent,
                     search_id=directory.name,
                 )
-                effects.setdefault((effect.knob, repr(effect.value)), earlier)
+                effects.setdefault((effect.knob, repr(effect.value)), earlier_effect)
     return list(effects.values())
 
 

@@ -49,13 +49,15 @@ def vary_of(
     vary: MutableVary = {}
     left_alone: dict[str, str] = {}
     for entry in entries:
-        now = spec.knobs[entry.name]
+        present_value = spec.knobs[entry.name]
         if not entry.has_equivalent_values:
             left_alone[entry.name] = entry.training
-        elif entry.search_values and not all(entry.keeps_training(now, value) for value in entry.search_values):
-            left_alone[entry.name] = f"{entry.text_of(now)} trains differently from its other values"
+        elif entry.search_values and not all(
+            entry.keeps_training(present_value, value) for value in entry.search_values
+        ):
+            left_alone[entry.name] = f"{entry.text_of(present_value)} trains differently from its other values"
         elif entry.search_values:
-            vary[entry.name] = _values(entry, now, global_batch)
+            vary[entry.name] = _values(entry, present_value, global_batch)
     on_cpu = machine.used_by(spec.knobs["devices"]).device == "cpu"
     if on_cpu and vary.pop("pin_memory", None) is not None:
         left_alone["pin_memory"] = "a run on the CPU copies nothing to a GPU"
@@ -80,15 +82,15 @@ def _requested_values(name: str, values: Iterable[object]) -> list[KnobValue]:
             advice=f"setting {name} for the next run",
             option=f"--set {name}=...",
         )
-    distinct = list(dict.fromkeys(entry.read(value) for value in values))
-    if not distinct:
+    distinct_values = list(dict.fromkeys(entry.read(value) for value in values))
+    if not distinct_values:
         raise UserError(f"--vary {name} names no value", key=name, allowed=[entry.values.describe()])
-    return distinct
+    return distinct_values
 
 
-def _values(entry: Knob, now: KnobValue, global_batch: int) -> list[KnobValue]:
+def _values(entry: Knob, present_value: KnobValue, global_batch: int) -> list[KnobValue]:
     """Return the present value and the values to try; batch sizes only up to the global batch."""
-    values = list(dict.fromkeys((now, *entry.search_values)))
+    values = list(dict.fromkeys((present_value, *entry.search_values)))
     if entry.name == "batch_size":
         sizes = {size for size in (*values, global_batch) if isinstance(size, int)}
         return [size for size in sorted(sizes) if size <= global_batch and global_batch % size == 0]
