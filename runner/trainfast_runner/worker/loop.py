@@ -56,7 +56,7 @@ def forward_backward(
 
     total = torch.zeros((), device=strategy.device)
     for number, batch in enumerate(batches, start=1):
-        with strategy.sync_context(last=number == len(batches)):
+        with strategy.sync_context(is_last=number == len(batches)):
             enter("forward")
             with strategy.precision.autocast():
                 loss = objective.loss_sum(strategy.module, batch) / targets

@@ -27,12 +27,12 @@ def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale
     A PRESET with variants gets these rows for every variant. The baseline is the preset (or its baseline variant, or
     VARIANT) at its own settings, a row of its own unless the grid has it. Raises UserError for too many rows.
     """
-    preset, chosen = presets.load(reference)
+    preset, chosen_variant = presets.load(reference)
     if scale_batch != 1.0 and "batch_size" in vary:
         raise UserError("--scale-batch would change the sizes of --vary batch_size", key="--scale-batch")
-    bases = preset.variants if chosen is None and preset.variants else (chosen,)
+    bases = preset.variants if chosen_variant is None and preset.variants else (chosen_variant,)
     check_count(vary, len(bases))
-    baseline = preset.baseline_variant if chosen is None else chosen
+    baseline = preset.baseline_variant if chosen_variant is None else chosen_variant
     combinations = list(combinations_of(vary))
     planned_rows: list[PlannedRow] = []
     baseline_id = unpublished = ""

@@ -100,22 +100,25 @@ def needs_no_repeat(row_results: Iterable[RowResult]) -> bool:
 
 def tabulate(bench: Bench, results_by_row: Mapping[str, Sequence[RowResult]]) -> Table:
     """Return the table of the runs made so far; their results by row id."""
-    baseline = next(planned for planned in bench.rows if planned.id == bench.baseline_id)
+    baseline = next(row for row in bench.rows if row.id == bench.baseline_id)
     baseline_results = results_by_row.get(bench.baseline_id, ())
-    rows = [_row(planned, results_by_row.get(planned.id, ()), baseline, baseline_results) for planned in bench.rows]
+    rows = [_row(row, results_by_row.get(row.id, ()), baseline, baseline_results) for row in bench.rows]
     return Table(bench.preset, bench.baseline_id, rows, bench.unpublished)
 
 
 def _row(
-    planned: PlannedRow, row_results: Sequence[RowResult], baseline: PlannedRow, baseline_results: Sequence[RowResult]
+    planned_row: PlannedRow,
+    row_results: Sequence[RowResult],
+    baseline: PlannedRow,
+    baseline_results: Sequence[RowResult],
 ) -> Row:
     state, reason = _ending(row_results)
     result, rates = _middle(row_results), _rates(row_results)
     rate = _median(rates)
-    published_rate = _published_rate(planned.published)
-    is_baseline = planned.id == baseline.id
+    published_rate = _published_rate(planned_row.published)
+    is_baseline = planned_row.id == baseline.id
     baseline_published_rate = _published_rate(baseline.published)
-    if not _same_work(planned.spec, baseline.spec):
+    if not _same_work(planned_row.spec, baseline.spec):
         baseline_results, baseline_published_rate = (), None
     baseline_middle = _middle(baseline_results)
     is_comparable = baseline_middle is not None and result is not None and speeds_rank(baseline_middle, result)
@@ -124,18 +127,18 @@ def _row(
         (None, None) if is_baseline else _compared(baseline_middle, result, baseline_results, row_results)
     )
     return Row(
-        id=planned.id,
+        id=planned_row.id,
         state=state,
         reason=reason,
         result=result,
         vs_baseline_percent=0.0 if is_baseline and rate else _percent(rate, baseline_rate),
-        published=planned.published,
+        published=planned_row.published,
         ratio=rate / published_rate if rate and published_rate else None,
         verdict=verdict,
         samples_per_s=rates,
         interval_percent=interval,
         published_vs_baseline_percent=_percent(published_rate, baseline_published_rate),
-        knobs=planned.spec.knobs,
+        knobs=planned_row.spec.knobs,
         warm=None if result is None else result.role == TRIAL,
     )
 

@@ -47,7 +47,7 @@ def prepare_variants(reference: str, settings: Sequence[str] = (), scale_batch: 
 
     `scale_batch` multiplies each row's batch_size, which stays at least 1. Raises UserError.
     """
-    preset, chosen = presets.load(reference)
+    preset, chosen_variant = presets.load(reference)
     baseline = preset.baseline_variant
     if baseline is None:
         tables = [name for name in presets.preset_files() if _has_variants(name)]
@@ -61,7 +61,7 @@ def prepare_variants(reference: str, settings: Sequence[str] = (), scale_batch: 
     planned_rows = []
     unpublished = ""
     for variant in preset.variants:
-        if chosen is None or variant.id in (chosen.id, baseline.id):
+        if chosen_variant is None or variant.id in (chosen_variant.id, baseline.id):
             spec = from_preset(preset, variant, settings)
             published, reason = published_for(preset, variant, spec)
             planned_rows.append(PlannedRow(variant.id, scaled(spec, scale_batch), published))
@@ -78,10 +78,10 @@ def scaled(spec: RunSpec, factor: float) -> RunSpec:
 
 def run_order(bench: Bench, repeat: int, groups: Mapping[str, str]) -> Iterator[PlannedRow]:
     """Yield the row of every run: the baseline first in each repetition, rows of one group after each other."""
-    rows = sorted(bench.rows, key=lambda planned: planned.id != bench.baseline_id)
+    rows = sorted(bench.rows, key=lambda row: row.id != bench.baseline_id)
     # A group stands where its first row stands.
-    order = list(dict.fromkeys(groups.get(planned.id, planned.id) for planned in rows))
-    rows.sort(key=lambda planned: order.index(groups.get(planned.id, planned.id)))
+    order = list(dict.fromkeys(groups.get(row.id, row.id) for row in rows))
+    rows.sort(key=lambda row: order.index(groups.get(row.id, row.id)))
     for _ in range(repeat):
         yield from rows
 

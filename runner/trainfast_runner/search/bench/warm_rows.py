@@ -32,7 +32,7 @@ WARM_KNOBS = tuple(name for name, entry in KNOBS_BY_NAME.items() if entry.change
 
 def warm_groups(bench: Bench) -> dict[str, str]:
     """Return the group of each row that can share a process with another, by row id; the other rows are cold."""
-    keys = {planned.id: key for planned in bench.rows if (key := _process_key(planned.spec)) is not None}
+    keys = {row.id: key for row in bench.rows if (key := _process_key(row.spec)) is not None}
     rows = Counter(keys.values())
     return {id: key for id, key in keys.items() if rows[key] > 1}
 
@@ -43,8 +43,8 @@ def _process_key(spec: RunSpec) -> str | None:
     # Under a limit memory is measured in every step, and the speed is marked.
     if not takes_warm_trials(knobs) or knobs["memory_limit"] is not None:
         return None
-    cold = {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].needs_process(value)}
-    return msgspec.json.encode((spec.model, spec.data, cold), order="deterministic").decode()
+    process_knobs = {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].needs_process(value)}
+    return msgspec.json.encode((spec.model, spec.data, process_knobs), order="deterministic").decode()
 
 
 class WarmRows:

@@ -44,14 +44,14 @@ def ended_run_of(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | 
 
 def adopt_one(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | None:
     """Return the newest usable run of the plan's settings and end all others; None without one."""
-    adopted: Path | None = None
+    adopted_directory: Path | None = None
     for run_id, run in reversed(runs.items()):
         directory = home.directory(run_id)
-        if adopted is None and has_settings(run, plan) and is_usable(directory):
-            adopted = directory
+        if adopted_directory is None and has_settings(run, plan) and is_usable(directory):
+            adopted_directory = directory
         else:
             end_if_live(directory)
-    return adopted
+    return adopted_directory
 
 
 def end_if_live(directory: Path) -> None:
@@ -91,17 +91,17 @@ class OrphanedRuns:
 
     def adopt_trying_run(self, plan: RunPlan) -> Path | None:
         """Return the ended trying run of a script with the plan's settings, if the journal lacks it; else None."""
-        adopted = ended_run_of(self._trying, self._home, plan)
-        if adopted is not None:
-            del self._trying[adopted.name]
-        return adopted
+        directory = ended_run_of(self._trying, self._home, plan)
+        if directory is not None:
+            del self._trying[directory.name]
+        return directory
 
     def adopt_measuring_run(self, plan: RunPlan) -> Path | None:
         """Return the newest usable measuring run of the plan's settings, if the journal lacks its outcome; else None.
 
         All other measuring runs are ended.
         """
-        adopted = adopt_one(self._measuring, self._home, plan)
-        if adopted is not None:
-            del self._measuring[adopted.name]
-        return adopted
+        directory = adopt_one(self._measuring, self._home, plan)
+        if directory is not None:
+            del self._measuring[directory.name]
+        return directory

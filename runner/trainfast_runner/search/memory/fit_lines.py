@@ -28,42 +28,47 @@ def fit_lines(points: Mapping[int, Mapping[str, int]], device: str, predicted_sl
     Each line goes through the largest size; its slope is the secant from the largest size well below. With one size
     the slope is the predicted one; without a prediction all memory is assumed to grow with the batch.
     """
-    *smaller, last = sorted(points)
-    well_below = [size for size in smaller if size <= MAX_SIZE_RATIO * last] or smaller[:1]
-    peaks = points[last]
-    if well_below:
-        base = points[well_below[-1]]
+    *smaller_sizes, largest_size = sorted(points)
+    sizes_below = [size for size in smaller_sizes if size <= MAX_SIZE_RATIO * largest_size] or smaller_sizes[:1]
+    peaks = points[largest_size]
+    if sizes_below:
+        base = points[sizes_below[-1]]
         slopes = {
-            phase: max(0.0, (peak - base.get(phase, peak)) / (last - well_below[-1])) for phase, peak in peaks.items()
+            phase: max(0.0, (peak - base.get(phase, peak)) / (largest_size - sizes_below[-1]))
+            for phase, peak in peaks.items()
         }
         error = _secant_error(
-            device, last - well_below[-1], max(slopes.values()), predicted_slope, is_first=len(points) == 2
+            device, largest_size - sizes_below[-1], max(slopes.values()), predicted_slope, is_first=len(points) == 2
         )
     else:
-        usual = {phase: peak / last if predicted_slope is None else predicted_slope for phase, peak in peaks.items()}
-        slopes = {phase: 0.0 if phase == CONSTANT_PHASE else slope for phase, slope in usual.items()}
+        assumed_slopes = {
+            phase: peak / largest_size if predicted_slope is None else predicted_slope for phase, peak in peaks.items()
+        }
+        slopes = {phase: 0.0 if phase == CONSTANT_PHASE else slope for phase, slope in assumed_slopes.items()}
         error = PREDICTED_SHARE * (predicted_slope or 0.0)
     return SizeFit(
         lines=[
-            PhaseFit(phase=phase, fixed_bytes=peak - slopes[phase] * last, bytes_per_sample=slopes[phase])
+            PhaseFit(phase=phase, fixed_bytes=peak - slopes[phase] * largest_size, bytes_per_sample=slopes[phase])
             for phase, peak in peaks.items()
         ],
         error_bytes=NOISE_BYTES[device],
         error_per_sample=error,
-        anchor=last,
+        anchor=largest_size,
     )
 
 
-def _secant_error(device: str, size_distance: int, slope: float, predicted: float | None, *, is_first: bool) -> float:
+def _secant_error(
+    device: str, size_distance: int, slope: float, predicted_slope: float | None, *, is_first: bool
+) -> float:
     """Error of a slope between sizes `size_distance` apart, in bytes per sample.
 
     On a CPU a prediction that agrees leaves half of the scatter. If the prediction is clearly steeper, the first secant
     may be too flat by the difference: a peak is convex in the batch.
     """
     scatter = NOISE_BYTES[device] / size_distance
-    measured = 2 * scatter + SLOPE_SHARE[device] * slope
-    if predicted is None:
-        return measured
-    if abs(predicted - slope) <= PREDICTED_SHARE * predicted:
-        return scatter / 2 if device == "cpu" else measured
-    return max(measured, predicted - slope) if is_first else measured
+    measured_error = 2 * scatter + SLOPE_SHARE[device] * slope
+    if predicted_slope is None:
+        return measured_error
+    if abs(predicted_slope - slope) <= PREDICTED_SHARE * predicted_slope:
+        return scatter / 2 if device == "cpu" else measured_error
+    return max(measured_error, predicted_slope - slope) if is_first else measured_error

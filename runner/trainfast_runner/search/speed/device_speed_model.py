@@ -70,10 +70,10 @@ def speed_model_on(home: Home, spec: RunSpec, device: SpeedDevice, python: str |
     measured = []
     for speed in measured_speeds(home, spec, device):
         try:
-            traced = model_of(speed.spec)
+            memory_model = model_of(speed.spec)
         except UserError:
             continue  # the model was never traced, or is gone
-        step = None if traced is None else step_time(speed.spec, traced, speed.devices, cores, ceiling)
+        step = None if memory_model is None else step_time(speed.spec, memory_model, speed.devices, cores, ceiling)
         if step is not None:
             measured.append((speed, step))
     return DeviceSpeedModel(ceiling, cores, SpeedModel(spec, measured, calibrated=calibrated))
@@ -95,9 +95,9 @@ def with_predicted_speed(plan: RunPlan, home: Home) -> RunPlan:
     if plan.script is not None:
         return plan
     device = SpeedDevice(plan.device, next(iter(plan.device_names), ""))
-    traced = cached_model(plan.spec, plan.device, plan.python)
-    if traced is None:
+    memory_model = cached_model(plan.spec, plan.device, plan.python)
+    if memory_model is None:
         return plan
     devices = max(plan.world_size, len(plan.gpus))
-    predicted = speed_model_on(home, plan.spec, device, plan.python).predict(plan.spec, devices, traced)
-    return replace(plan, predicted_speed=predicted) if isinstance(predicted, PredictedSpeed) else plan
+    predicted_speed = speed_model_on(home, plan.spec, device, plan.python).predict(plan.spec, devices, memory_model)
+    return replace(plan, predicted_speed=predicted_speed) if isinstance(predicted_speed, PredictedSpeed) else plan

@@ -19,30 +19,29 @@ MAINS, PAIRS, PROCESSES = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.
 
 def fit_effects(
     levels: Levels,
-    earlier: Sequence[Observation],
-    own: Sequence[Observation],
+    earlier_observations: Sequence[Observation],
+    own_observations: Sequence[Observation],
     measurements: Measurements,
     previous_posterior: Posterior | None,
 ) -> Posterior:
-    """Return the posterior after the observations of `earlier` searches and the `own` ones of this search.
+    """Return the posterior after the observations of earlier searches and the own ones of this search.
 
     `previous_posterior` is one of the same search; do not use it afterwards, because it is extended in place if it
     lacks only the last observations.
     """
-    observations = [*earlier, *own]
-    center = own[0].value if own else 0.0
-    milestone = max((number for number in MILESTONES if number <= len(own)), default=None)
+    observations = [*earlier_observations, *own_observations]
+    center = own_observations[0].value if own_observations else 0.0
+    milestone = max((number for number in MILESTONES if number <= len(own_observations)), default=None)
+    posterior = previous_posterior
     if milestone is None:
         scales = Scales()
     else:
-        seen = observations[: len(earlier) + milestone]
-        is_unchanged = previous_posterior is not None and previous_posterior.observations[: len(seen)] == seen
-        scales = (
-            previous_posterior.scales
-            if previous_posterior is not None and is_unchanged
-            else _scales(levels, center, seen, measurements)
-        )
-    posterior = previous_posterior
+        milestone_observations = observations[: len(earlier_observations) + milestone]
+        count = len(milestone_observations)
+        if posterior is not None and posterior.observations[:count] == milestone_observations:
+            scales = posterior.scales
+        else:
+            scales = _scales(levels, center, milestone_observations, measurements)
     if (
         posterior is None
         or posterior.scales != scales
@@ -55,11 +54,11 @@ def fit_effects(
     return posterior
 
 
-def _scales(levels: Levels, center: float, seen: Sequence[Observation], measurements: Measurements) -> Scales:
-    """Return the scales under which the `seen` observations are most likely."""
+def _scales(levels: Levels, center: float, observations: Sequence[Observation], measurements: Measurements) -> Scales:
+    """Return the scales under which the observations are most likely."""
     min_deviation = _drift_deviation(measurements)
     deviations = [deviation for deviation in PROCESSES if deviation >= min_deviation] or [min_deviation]
-    score = cache(Likelihood(levels, seen, center).log_likelihood)
+    score = cache(Likelihood(levels, observations, center).log_likelihood)
     best = Scales(process=min(deviations, key=lambda deviation: abs(deviation - Scales().process)))
     for _ in range(2):
         best = max((replace(best, main=main) for main in MAINS), key=score)

@@ -131,8 +131,10 @@ class SpeedModel:
 
         runs = []
         for number in nearest_numbers:
-            speed, expected = self._measured[number]
-            runs.append(observed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.process))
+            speed, expected_step = self._measured[number]
+            runs.append(
+                observed(self._measured_knobs[number], expected_step, speed.log_rate, speed.variance, speed.process)
+            )
         runs.append(observed(wanted_knobs, step, 0.0, self._noise_variance, ""))
         fixed_covariances = [
             [self._work_covariance(run, other) for other in runs[: index + 1]] for index, run in enumerate(runs)
@@ -161,9 +163,10 @@ class SpeedModel:
         peaks = "the calibrated speeds of this device" if self._calibrated else "the work of a step"
         if not self._measured:
             return peaks
-        others = len(self._measured) - self.own_count
-        runs = [f"{self.own_count} of this model"] * bool(self.own_count) + [f"{others} of others"] * bool(others)
-        return f"{peaks} and measured runs: {', '.join(runs)}"
+        other_count = len(self._measured) - self.own_count
+        own_text = f"{self.own_count} of this model" if self.own_count else ""
+        other_text = f"{other_count} of others" if other_count else ""
+        return f"{peaks} and measured runs: {', '.join(filter(None, (own_text, other_text)))}"
 
     def _speed_knobs(self, spec: RunSpec, devices: int) -> KnobValues:
         """Return the knobs that speed depends on, the number of devices, and the model."""

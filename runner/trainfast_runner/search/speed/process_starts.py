@@ -46,13 +46,13 @@ class ProcessStarts:
         compilation_s = GUESSED_COMPILATION_S if _compiles(key) else 0.0
         if not self._measured_s:
             return GUESSED_START_S + compilation_s
-        similar = [other for other in self._measured_s if _compiles(other) == _compiles(key)]
+        similar_keys = [other_key for other_key in self._measured_s if _compiles(other_key) == _compiles(key)]
         knobs = dict(key)
         _, start_s = max(
-            (sum(knobs.get(name) == value for name, value in other), self._measured_s[other])
-            for other in similar or self._measured_s
+            (sum(knobs.get(name) == value for name, value in other_key), self._measured_s[other_key])
+            for other_key in similar_keys or self._measured_s
         )
-        return start_s if similar else start_s + compilation_s
+        return start_s if similar_keys else start_s + compilation_s
 
 
 def _compiles(key: KnobsKey) -> bool:

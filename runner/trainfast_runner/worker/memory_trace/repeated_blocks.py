@@ -28,14 +28,14 @@ class TracedStack:
 
     def whole_model_names(self, name: str) -> list[str]:
         """Names in the whole model of the parameters that parameter `name` of the shortened model stands for."""
-        inside = name.removeprefix(f"{self.name}.")
-        if inside == name:
+        inner_name = name.removeprefix(f"{self.name}.")
+        if inner_name == name:
             return [name]
-        index, _, rest = inside.partition(".")
-        count, kept = len(self.sizes), len(self.blocks)
-        first = int(index) if int(index) < 2 else int(index) + count - kept
-        last = first + (count - kept if int(index) == 1 else 0)
-        return [f"{self.name}.{position}.{rest}" for position in range(first, last + 1)]
+        index, _, rest = inner_name.partition(".")
+        count, kept_count = len(self.sizes), len(self.blocks)
+        first_index = int(index) if int(index) < 2 else int(index) + count - kept_count
+        last_index = first_index + (count - kept_count if int(index) == 1 else 0)
+        return [f"{self.name}.{position}.{rest}" for position in range(first_index, last_index + 1)]
 
 
 def shorten(model: nn.Module, config: Any, keep: int = KEPT_BLOCKS, *, whole: bool) -> list[TracedStack]:
@@ -52,10 +52,10 @@ def shorten(model: nn.Module, config: Any, keep: int = KEPT_BLOCKS, *, whole: bo
         blocks = list(module)
         sizes = tuple(sum(p.numel() for p in block.parameters()) for block in blocks)
         if not whole and len(blocks) > keep and _all_identical(blocks, config):
-            kept = [*blocks[: keep - 1], blocks[-1]]
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, nn.ModuleList(kept))
-            blocks = kept
+            kept_blocks = [*blocks[: keep - 1], blocks[-1]]
+            parent, _, child_name = name.rpartition(".")
+            setattr(model.get_submodule(parent), child_name, nn.ModuleList(kept_blocks))
+            blocks = kept_blocks
         stacks.append(TracedStack(name, tuple(blocks), sizes))
     return stacks
 

@@ -25,17 +25,17 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     """Return the work of one operation; a view moves no bytes."""
     if func.namespace == "prim":
         return NO_WORK  # a question about a tensor, such as its device
-    name, is_view, written = _traits(func)
+    name, is_view, written_indexes = _traits(func)
     if is_view:
         return 1.0, 0.0, 0.0
-    read = sum(_bytes(tensor) for tensor in _tensors((*args, *kwargs.values())))
+    read_bytes = sum(_bytes(tensor) for tensor in _tensors((*args, *kwargs.values())))
     if name == "aten::embedding":
         # An embedding reads the looked-up rows, not the table.
-        read = _bytes(result)
-    changed = tuple(args[index] for index in written if index < len(args))
+        read_bytes = _bytes(result)
+    changed_arguments = tuple(args[index] for index in written_indexes if index < len(args))
     # An operation that changes its arguments returns one of them.
-    stored = sum(_bytes(tensor) for tensor in _tensors(changed if written else (result,)))
-    return 1.0, _flops(name, args, result), read + stored
+    stored_bytes = sum(_bytes(tensor) for tensor in _tensors(changed_arguments if written_indexes else (result,)))
+    return 1.0, _flops(name, args, result), read_bytes + stored_bytes
 
 
 @cache
@@ -44,12 +44,12 @@ def _traits(func: Any) -> tuple[str, bool, tuple[int, ...]]:
     schema = func._schema
     name = str(schema.name)
     is_view = any(returned.alias_info is not None and not returned.alias_info.is_write for returned in schema.returns)
-    written = [
+    written_indexes = [
         index
         for index, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    return name, is_view or name.partition("::")[2].startswith(UNTOUCHED), tuple(written)
+    return name, is_view or name.partition("::")[2].startswith(UNTOUCHED), tuple(written_indexes)
 
 
 def _flops(name: str, args: tuple[Any, ...], result: Any) -> float:

@@ -58,9 +58,9 @@ class StepLog:
         self._last_scale = initial_scale
         self._lock = threading.Lock()
 
-    def add(self, ended: EndedStep) -> None:
+    def add(self, ended_step: EndedStep) -> None:
         """Take a step that has just ended, and write the step before."""
-        step, times, loss, reduced, scale, fields = ended
+        step, times, loss, reduced, scale, fields = ended_step
         tokens = self._tokens if isinstance(self._tokens, int) else self._tokens()
         counts = {"samples": self._samples, "tokens": tokens}
         record = {"step": step, "warmup": step <= self._timing_warmup, **counts, **fields}
@@ -75,11 +75,11 @@ class StepLog:
         if loss.device.type == "cuda":
             host, reduced = _copy_later(torch.stack(figures))
             figures = list(host)
-        pending = _Pending(record, times, figures, reduced)
+        pending_step = _Pending(record, times, figures, reduced)
         with self._lock:
-            before, self._pending = self._pending, pending
-            if before is not None:
-                self._write(before)
+            previous_step, self._pending = self._pending, pending_step
+            if previous_step is not None:
+                self._write(previous_step)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Write the step still pending, if there is one.
@@ -90,25 +90,25 @@ class StepLog:
         if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
             return
         try:
-            before, self._pending = self._pending, None
-            if before is None:
+            previous_step, self._pending = self._pending, None
+            if previous_step is None:
                 return
             if timeout_s is None:
-                self._write(before)
+                self._write(previous_step)
             else:
                 # A failed device raises its error again, which is on record already.
                 with suppress(RuntimeError):
-                    if _arrives(before.ready, timeout_s):
-                        self._write(before)
+                    if _arrives(previous_step.ready, timeout_s):
+                        self._write(previous_step)
         finally:
             self._lock.release()
 
-    def _write(self, pending: _Pending) -> None:
-        if pending.ready is not None:
-            pending.ready.wait()
-        t_ns, times = pending.times()
-        loss, *scale = (figure.item() for figure in pending.figures)
-        record = {"t_ns": t_ns, **pending.record, "loss": loss, **times}
+    def _write(self, pending_step: _Pending) -> None:
+        if pending_step.ready is not None:
+            pending_step.ready.wait()
+        t_ns, times = pending_step.times()
+        loss, *scale = (figure.item() for figure in pending_step.figures)
+        record = {"t_ns": t_ns, **pending_step.record, "loss": loss, **times}
         if not math.isfinite(loss):
             record["loss_not_finite"] = True
         if scale:

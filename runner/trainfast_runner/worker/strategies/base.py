@@ -69,8 +69,8 @@ class Strategy:
         self.module = compiled(module, self.knobs)
         self.optimizer = build_optimizer(module, self.knobs)
 
-    def sync_context(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Context of one micro-batch's forward and backward; gradients are reduced in the `last` one only."""
+    def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Context of one micro-batch's forward and backward; gradients are reduced in the last one only."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:

@@ -37,9 +37,9 @@ class DistributedDataParallelStrategy(Strategy):
             super().wrap(model), device_ids=[self.device] if self.device.type == "cuda" else None
         )
 
-    def sync_context(self, *, last: bool) -> AbstractContextManager[Any]:
+    def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Reduce the gradients in the last micro-batch only."""
-        if last:
+        if is_last:
             return nullcontext()
         wrapped = unwrap(self.module)
         assert isinstance(wrapped, DistributedDataParallel)

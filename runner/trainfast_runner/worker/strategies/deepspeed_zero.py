@@ -95,9 +95,9 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
         """DeepSpeed's configuration."""
         return {"deepspeed.json": self.config}
 
-    def sync_context(self, *, last: bool) -> AbstractContextManager[Any]:
+    def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Tell the engine which backward ends the step."""
-        self.module.set_gradient_accumulation_boundary(last)
+        self.module.set_gradient_accumulation_boundary(is_last)
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:

@@ -28,9 +28,9 @@ class ShardedDataParallel(DistributedDataParallelStrategy):
         shard_in_turn(model, init_in_turn(model, self.knobs.seed, self.device), mesh, self.knobs)
         return model
 
-    def sync_context(self, *, last: bool) -> AbstractContextManager[Any]:
+    def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Keep the gradients whole and unreduced on each rank until the last micro-batch."""
-        return sync_in_last(self.module, last=last)
+        return sync_in_last(self.module, is_last=is_last)
 
     def clip_gradients(self, max_norm: float) -> None:
         """Clip by the norm over all slices."""
@@ -66,9 +66,9 @@ def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, kno
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
-def sync_in_last(module: Any, *, last: bool) -> AbstractContextManager[Any]:
-    """Tell a sharded model to reduce its gradients in the `last` micro-batch only; return an empty context."""
-    module.set_requires_gradient_sync(last)
+def sync_in_last(module: Any, *, is_last: bool) -> AbstractContextManager[Any]:
+    """Tell a sharded model to reduce its gradients in the last micro-batch only; return an empty context."""
+    module.set_requires_gradient_sync(is_last)
     return nullcontext()
 
 

@@ -89,10 +89,10 @@ class DataTensorParallel(TensorParallel):
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, process_group=self.mesh.get_group("dp"))
 
-    def sync_context(self, *, last: bool) -> AbstractContextManager[Any]:
+    def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Reduce the gradients in the last micro-batch only."""
         assert isinstance(self.module, DistributedDataParallel)
-        return nullcontext() if last else self.module.no_sync()
+        return nullcontext() if is_last else self.module.no_sync()
 
     def optimizer_step(self) -> None:
         """Give the reduced gradients to the DTensors, and free both after the step."""
@@ -129,9 +129,9 @@ class ShardedTensorParallel(TensorParallel):
         shard_in_turn(model, self.cut_in_turn(model), self.mesh["dp"], self.knobs)
         return model
 
-    def sync_context(self, *, last: bool) -> AbstractContextManager[Any]:
+    def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Keep the gradients unreduced on each rank until the last micro-batch."""
-        return sync_in_last(self.module, last=last)
+        return sync_in_last(self.module, is_last=is_last)
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read FSDP's state, and the parameters."""

@@ -108,7 +108,7 @@ class ProbeRunner:
         Raises RuntimeError when no step updated the weights.
         """
         state, precision = self.state, self.state.strategy.precision
-        before, attempted, updates = precision.skipped_steps(), 0, 0
+        skips_before, attempted, updates = precision.skipped_steps(), 0, 0
         max_steps = wanted_updates + MAX_SKIPPED
         while updates < wanted_updates and attempted < max_steps:
             next_steps = min(wanted_updates - updates, max_steps - attempted)
@@ -118,7 +118,7 @@ class ProbeRunner:
             recorder = StepRecorder(make_clock(state.strategy.device), self.memory, steps, self.log, write_actual)
             state.engine.train(knobs, self._longest(knobs), recorder)
             attempted += next_steps
-            updates = attempted - (precision.skipped_steps() - before)
+            updates = attempted - (precision.skipped_steps() - skips_before)
         if updates <= 0:
             raise RuntimeError(f"batch_size={batch_size}: fp16 overflowed in all {attempted} steps: no weight update")
 

@@ -60,8 +60,8 @@ def decide(state: BestState) -> BestDecision:
 
 def _next_trial(state: BestState, prospects: Prospects) -> BestDecision | None:
     """Return the next trial, or the end of a search that measures nothing; None once the trials are over."""
-    first = _baseline_trial(state) or _without_leader(state) or _trial_in_first_process(state, prospects)
-    return first or _most_promising_trial(state, prospects)
+    decision = _baseline_trial(state) or _without_leader(state) or _trial_in_first_process(state, prospects)
+    return decision or _most_promising_trial(state, prospects)
 
 
 def _baseline_trial(state: BestState) -> BestDecision | None:
@@ -104,8 +104,10 @@ def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
     if "batch_size" in levels.names:
         sizes = range(len(levels.values["batch_size"]))
         numbers = [levels.with_level(baseline_number, "batch_size", level) for level in sizes]
-        fitting = [number for number in numbers if number is not None and number in in_process]
-        largest_number = max(fitting, key=lambda number: state.candidates[number].batch_size, default=baseline_number)
+        fitting_numbers = [number for number in numbers if number is not None and number in in_process]
+        largest_number = max(
+            fitting_numbers, key=lambda number: state.candidates[number].batch_size, default=baseline_number
+        )
         if largest_number != baseline_number:
             trials.append((largest_number, "the largest batch that fits"))
             other_knobs = f"at batch_size={state.candidates[largest_number].batch_size}"
@@ -154,8 +156,8 @@ def _price_text(state: BestState, prospects: Prospects) -> str:
     outlook = prospects.outlook
     if round(100 * outlook.chance) > 0:
         chance = chance_text(outlook.chance)
-        more = f"{duration(outlook.price_s)} more would have a {chance} chance"
-        return f"{more} of finding a setting that is {WORTHWHILE_PERCENT} % better"
+        price_text = f"{duration(outlook.price_s)} more would have a {chance} chance"
+        return f"{price_text} of finding a setting that is {WORTHWHILE_PERCENT} % better"
     values = (value for number in prospects.with_unseen_values for value in _unseen_values(state, number))
     return f"never run: {', '.join(dict.fromkeys(values))}"
 

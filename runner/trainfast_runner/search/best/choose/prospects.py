@@ -133,12 +133,12 @@ class Prospects:
         state = self._state
         points = state.posterior.levels.points
         # A value that failed or did not fit was run, too.
-        tried = {
+        tried_numbers = {
             trial.candidate_number
             for trial in state.journal.trials
             if trial.outcome != "void" and trial.run_id not in state.measured.void_run_ids
         }
-        seen_levels = [set(levels) for levels in zip(*(points[number] for number in tried), strict=True)]
+        seen_levels = [set(levels) for levels in zip(*(points[number] for number in tried_numbers), strict=True)]
         columns = state.posterior.levels.columns
         unfinished = [index for index, levels in enumerate(seen_levels) if not levels.issuperset(columns[index])]
         return [
@@ -158,5 +158,5 @@ class Prospects:
             process = self._state.process_keys[number]
             if chance > COUNTED_CHANCE and chance > self.chances.get(best_of_process.get(process, -1), 0.0):
                 best_of_process[process] = number
-        none = math.prod(1 - self.chances[number] for number in best_of_process.values())
-        return Outlook(1 - none, sum(self.cost_s(number) for number in best_of_process.values()))
+        no_gain_chance = math.prod(1 - self.chances[number] for number in best_of_process.values())
+        return Outlook(1 - no_gain_chance, sum(self.cost_s(number) for number in best_of_process.values()))

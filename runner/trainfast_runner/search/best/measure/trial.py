@@ -152,9 +152,9 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
             return _Ending()
 
 
-def _ending_of(failed: TrialLine) -> _Ending:
-    message = failed.message or ""
-    if failed.outcome != "oom":
+def _ending_of(failed_line: TrialLine) -> _Ending:
+    message = failed_line.message or ""
+    if failed_line.outcome != "oom":
         return _Ending("failed", message)
     failure = failure_in(message)
     return _Ending("oom", failure.reason, failure.missing_bytes)
@@ -172,5 +172,5 @@ def override_reason(directory: Path, knobs: KnobValues) -> str | None:
 def steps_to_add(step_ms: Sequence[float], rule: StepRule) -> int:
     """Return the further steps that bring the median's standard error to the rule's, within the rule's maximum."""
     count, error = len(step_ms), relative_error(step_ms)
-    needed = rule.max_steps if math.isinf(error) else math.ceil(count * (error / rule.standard_error) ** 2)
-    return min(rule.max_steps - count, max(MIN_ADDED_STEPS, needed - count))
+    needed_steps = rule.max_steps if math.isinf(error) else math.ceil(count * (error / rule.standard_error) ** 2)
+    return min(rule.max_steps - count, max(MIN_ADDED_STEPS, needed_steps - count))

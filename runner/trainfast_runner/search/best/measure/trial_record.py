@@ -63,5 +63,6 @@ def _timed_steps(directory: Path) -> tuple[list[float], int]:
     """Return the slowest rank's times of timed steps in ms, and the samples of a step on all ranks; 0 if unknown."""
     ranks = [[step for step in steps if not step.warmup] for steps in read_records(directory).steps.values()]
     steps = list(zip(*ranks, strict=False))  # a rank that was killed has fewer
-    samples = [sum(line.samples or 0 for line in same) for same in steps]
-    return [max(line.step_ms for line in same) for same in steps], statistics.median_low(samples) if samples else 0
+    samples = [sum(line.samples or 0 for line in rank_steps) for rank_steps in steps]
+    step_ms = [max(line.step_ms for line in rank_steps) for rank_steps in steps]
+    return step_ms, statistics.median_low(samples) if samples else 0

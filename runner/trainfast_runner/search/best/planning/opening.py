@@ -66,6 +66,6 @@ def best_key(best_plan: BestPlan) -> str:
     question, plan = best_plan.question, best_plan.plan
     visible = [gpu.uuid for gpu in best_plan.survey.machine.gpus]
     knobs = {name: value for name, value in question.knobs.items() if name not in SET_BY_A_SEARCH}
-    varied = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
-    request = (question.model, question.data, knobs, varied, plan.device, visible, plan.python, plan.versions)
+    search_fields = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
+    request = (question.model, question.data, knobs, search_fields, plan.device, visible, plan.python, plan.versions)
     return key_of_question(request, plan)

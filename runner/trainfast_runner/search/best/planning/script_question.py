@@ -68,7 +68,7 @@ def plan_script_best(
     return BestPlan(question, survey, survey.space(question))
 
 
-def _check_answerable(request: BestRequest, named: Sequence[str], preset: ScriptPreset) -> None:
+def _check_answerable(request: BestRequest, named_knobs: Sequence[str], preset: ScriptPreset) -> None:
     """Raise UserError for a question that a script's trials cannot answer."""
     if request.objective == "tokens_per_s":
         raise UserError(
@@ -76,8 +76,8 @@ def _check_answerable(request: BestRequest, named: Sequence[str], preset: Script
             key="--objective",
             nearest="samples_per_s",
         )
-    needed = (*request.vary, *(BATCH_KNOBS if request.global_batch is not None else ()))
-    for name in (name for name in needed if name not in named):
+    needed_knobs = (*request.vary, *(BATCH_KNOBS if request.global_batch is not None else ()))
+    for name in (name for name in needed_knobs if name not in named_knobs):
         if name not in preset.flag_words:
             takes = (*FRAMEWORK_KNOBS, *preset.flag_words)
             if knob(name).name not in takes:
@@ -91,14 +91,16 @@ def _check_answerable(request: BestRequest, named: Sequence[str], preset: Script
         )
 
 
-def _unnamed_knobs(preset: ScriptPreset, named: Sequence[str], *, has_batch: bool) -> dict[str, str]:
+def _unnamed_knobs(preset: ScriptPreset, named_knobs: Sequence[str], *, has_batch: bool) -> dict[str, str]:
     """Return the mapped knobs that are left alone because a present value is missing, with the reasons."""
-    unnamed = {name: UNNAMED for name in preset.flag_words if name not in named and KNOBS_BY_NAME[name].search_values}
+    reasons = {
+        name: UNNAMED for name in preset.flag_words if name not in named_knobs and KNOBS_BY_NAME[name].search_values
+    }
     if not has_batch:
         other_knob = {"batch_size": "grad_accum", "grad_accum": "batch_size"}
-        unnamed |= {
+        reasons |= {
             name: f"without a named {other} another value changes the global batch"
             for name, other in other_knob.items()
-            if name in named
+            if name in named_knobs
         }
-    return unnamed
+    return reasons

@@ -86,13 +86,13 @@ class ModelSurvey(Survey):
     def _predicted(self, space: Space) -> Space:
         """Return the space with the memory that cached models predict, and without the candidates too large for it."""
         model_of = cached_models(self.plan.device, self.plan.python, next(iter(self.plan.device_names), None))
-        needed: dict[int, int] = {}
+        needed_bytes: dict[int, int] = {}
         for number, spec in self.legal_specs(space).items():
             model = model_of(spec) if spec.knobs["strategy"] in PREDICTED else None
             if model is not None:
-                predicted = model.predict(spec, space.candidates[number].world_size)
-                needed[number] = predicted.total_bytes + (predicted.context_bytes or 0)
-        return with_predictions(space, needed, self._limit_of(space))
+                prediction = model.predict(spec, space.candidates[number].world_size)
+                needed_bytes[number] = prediction.total_bytes + (prediction.context_bytes or 0)
+        return with_predictions(space, needed_bytes, self._limit_of(space))
 
     def _limit_of(self, space: Space) -> Callable[[int], int | None]:
         """Return a function from a candidate's number to the bytes that each of its ranks may take, None if unknown.

@@ -30,22 +30,22 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
         candidate = space.candidates[trial.candidate_number]
         if trial.peak_allocated_bytes is not None and "batch_size" in candidate.knobs:
             trials_by_knobs[_knobs_but_batch(candidate)].setdefault(candidate.batch_size, trial)
-    expected: dict[int, int] = {}
+    needed_bytes: dict[int, int] = {}
     limits: dict[int, int] = {}
     for number, candidate in enumerate(space.candidates):
         trials_by_size = trials_by_knobs.get(_knobs_but_batch(candidate), {})
         if candidate.batch_size in trials_by_size or candidate.excluded_as is not None:
             continue
-        predicted = _by_sizes(trials_by_size, candidate.batch_size, device) or _by_trace(
+        prediction = _by_sizes(trials_by_size, candidate.batch_size, device) or _by_trace(
             space, trials_by_size, candidate, device
         )
-        if predicted is None:
+        if prediction is None:
             continue
-        need, error = predicted
-        expected[number] = round(need)
+        need, error = prediction
+        needed_bytes[number] = round(need)
         if limit_bytes is not None and need - error > limit_bytes:
             limits[number] = limit_bytes
-    return with_predictions(space, expected, limits.get)
+    return with_predictions(space, needed_bytes, limits.get)
 
 
 def _by_sizes(trials: Mapping[int, Trial], batch_size: int, device: str) -> tuple[float, float] | None:
@@ -66,10 +66,10 @@ def _by_trace(
     """
     for size, trial in trials.items():
         if trial.traced is not None:
-            measured = trial.peak_allocated_bytes or 0
-            peak = TracedPeak(traced=trial.traced, batch_size=size, measured_bytes=measured)
+            measured_bytes = trial.peak_allocated_bytes or 0
+            peak = TracedPeak(traced=trial.traced, batch_size=size, measured_bytes=measured_bytes)
             need = peak.need_bytes(candidate.batch_size)
-            error = NOISE_BYTES[device] + TRACED_SHARE[device] * abs(need - measured)
+            error = NOISE_BYTES[device] + TRACED_SHARE[device] * abs(need - measured_bytes)
             is_alike = candidate.accumulates == space.candidates[trial.candidate_number].accumulates
             return need, error if is_alike else math.inf
     return None

@@ -30,14 +30,14 @@ class ScriptSurvey(Survey):
     """The survey of a script. Its `spec` has the defaults of knobs that the preset does not name."""
 
     def __init__(self, preset: ScriptPreset, plan: RunPlan, machine: Machine, plan_script_run: ScriptPlanner) -> None:
-        named = {name: value for name, value in plan.spec.knobs.items() if name not in LAUNCH_KNOBS}
+        named_knobs = {name: value for name, value in plan.spec.knobs.items() if name not in LAUNCH_KNOBS}
         # The ranks of a script's launcher share its global batch as those of ddp do.
         ranks: KnobValues = {"strategy": "single", "devices": None}
         if plan.world_size > 1:
             devices: KnobValue = plan.world_size if plan.device != CPU else f"{CPU}:{plan.world_size}"
             ranks = {"strategy": "ddp", "devices": devices}
-        super().__init__(dataclasses.replace(plan.spec, knobs={**defaults(), **named, **ranks}), plan, machine)
-        self.named = tuple(named)
+        super().__init__(dataclasses.replace(plan.spec, knobs={**defaults(), **named_knobs, **ranks}), plan, machine)
+        self.named = tuple(named_knobs)
         """The knobs whose present value the preset or a setting names."""
         self._preset, self._plan_script_run = preset, plan_script_run
 
