@@ -71,13 +71,13 @@ def _silence(module: Any, names: tuple[str, ...], run: ScriptRun) -> None:
     """
     script = vars(sys.modules["__main__"])
     for name in names:
-        *before, last = name.split(".")
-        owner = getattr(module, before[0], None) if before else module
-        function = getattr(owner, last, None)
+        *owner_names, function_name = name.split(".")
+        owner = getattr(module, owner_names[0], None) if owner_names else module
+        function = getattr(owner, function_name, None)
         if function is None or hasattr(function, SILENT):
             continue
         silent = _silenced(function, f"{module.__name__.partition('.')[0]}: {name}", run)
-        setattr(owner, last, silent)
+        setattr(owner, function_name, silent)
         script.update({name: silent for name, member in script.items() if member is function})
 
 

@@ -122,12 +122,12 @@ def _type_of(value: Any) -> str:
     return "str"
 
 
-def _leaves(config: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+def _leaves(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{before}{key}.")
+            yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{before}{key}", value
+            yield f"{prefix}{key}", value
 
 
 def _text(help: Any) -> str:

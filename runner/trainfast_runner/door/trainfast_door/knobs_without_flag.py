@@ -40,11 +40,11 @@ def set_trainer_fields(module: Any, run: ScriptRun) -> None:
                 note(f"TrainingArguments has no field {name} in this version of transformers")
         for name, value in sandbox.items():
             # Versions differ in their fields.
-            given = getattr(self, name, value)
-            if given != value:
+            given_value = getattr(self, name, value)
+            if given_value != value:
                 setattr(self, name, value)
-                if given:
-                    run.suppress(f"{name}={given}")
+                if given_value:
+                    run.suppress(f"{name}={given_value}")
 
     arguments.__post_init__ = with_fields
 

@@ -23,19 +23,19 @@ class LossGraph:
         self.gradient_bytes = 0
         """Bytes of the gradients that the largest node takes and gives."""
         stops = {id(node): index for index, node in enumerate(outputs) if node is not None}
-        waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
+        nodes = [root.grad_fn for root in roots if root.grad_fn is not None]
         # A node is known by its id, which another node may get unless the first is kept.
-        seen: dict[int, Any] = {}
-        while waiting:
-            node = waiting.pop()
-            if id(node) in seen:
+        seen_nodes: dict[int, Any] = {}
+        while nodes:
+            node = nodes.pop()
+            if id(node) in seen_nodes:
                 continue
-            seen[id(node)] = node
+            seen_nodes[id(node)] = node
             if id(node) in stops:
                 self.reached.add(stops[id(node)])
                 continue
             self._add(node)
-            waiting += [following for following, _ in node.next_functions if following is not None]
+            nodes += [next_node for next_node, _ in node.next_functions if next_node is not None]
 
     def _add(self, node: Any) -> None:
         for tensor in _saved_by(node):
@@ -43,8 +43,8 @@ class LossGraph:
             self.saved[storage.data_ptr()] = storage.nbytes()
         taken_bytes = sum(map(_bytes_of, getattr(node, "_input_metadata", ())))
         passed_on_bytes = 0
-        for following, index in node.next_functions:
-            forms = getattr(following, "_input_metadata", ())
+        for next_node, index in node.next_functions:
+            forms = getattr(next_node, "_input_metadata", ())
             passed_on_bytes += _bytes_of(forms[index]) if index < len(forms) else 0
         self.gradient_bytes = max(self.gradient_bytes, taken_bytes + passed_on_bytes)
 

@@ -49,9 +49,9 @@ class MemoryLimit:
             self._limit_gpu(int(local_rank) if local_rank else torch.cuda.current_device())
             return
         with torch.enable_grad():
-            warm = torch.ones(1024, 1024, dtype=torch.float32, device="cpu", requires_grad=True)
-            (warm @ warm).sum().backward()
-        del warm
+            matrix = torch.ones(1024, 1024, dtype=torch.float32, device="cpu", requires_grad=True)
+            (matrix @ matrix).sum().backward()
+        del matrix
         self._sizes_before = status_sizes(*SIZES)
         _set_limit(status_sizes("VmData")[0] + limit_bytes)
 

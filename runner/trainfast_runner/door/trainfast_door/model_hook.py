@@ -79,9 +79,11 @@ def install(run: ScriptRun) -> None:
 def find_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     """Hook the outermost module with most of the optimizer's parameters; a wrapper counts as the module."""
     remove_hooks()
-    wanted = {id(parameter) for parameter in parameters}
+    parameter_ids = {id(parameter) for parameter in parameters}
     outermost = [module for module in _modules if module not in _inner]
-    counts = [(sum(id(parameter) in wanted for parameter in module.parameters()), module) for module in outermost]
+    counts = [
+        (sum(id(parameter) in parameter_ids for parameter in module.parameters()), module) for module in outermost
+    ]
     count, model = max(counts, key=lambda pair: pair[0], default=(0, None))
     if model is None or not count:
         return

@@ -111,11 +111,13 @@ class OptimizerHook:
         """True for one of the first steps, while an optimizer of more parameters may still take its first."""
         if self._live is None:
             # Looked for once: 50 ms for half a million objects.
-            self._live = weakref.WeakSet(live for live in gc.get_objects() if issubclass(type(live), Optimizer))
+            self._live = weakref.WeakSet(
+                optimizer for optimizer in gc.get_objects() if issubclass(type(optimizer), Optimizer)
+            )
         if self._skipped == MAX_SKIPPED:
             return False
         self._skipped += 1
-        return any(_parameter_count(live) > count for live in self._live)
+        return any(_parameter_count(optimizer) > count for optimizer in self._live)
 
 
 def _parameters_of(optimizer: Optimizer) -> list[Any]:

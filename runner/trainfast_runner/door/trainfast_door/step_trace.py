@@ -44,41 +44,41 @@ class TraceState:
     @never_raises
     def trace_memory(self) -> None:
         """Trace the watched step once, in a trial that is asked for a trace; without a trace note the reason."""
-        watched = self.watched_step
+        watched_step = self.watched_step
         if not self.is_asked or self.traced_memory is not None or not self._files.are_ours or self._files.rank:
             return
         self._memory_limit.lift()
         version = str(sys.modules["torch"].__version__)
         if not version.startswith(TRACED_TORCH):
             self.untraced_reason = f"the script's torch is {version}, and steps are traced with {TRACED_TORCH}x"
-        if watched is None or self.untraced_reason is not None:
+        if watched_step is None or self.untraced_reason is not None:
             return
-        watched.remove()
-        reason = watched.untraceable_reason
+        watched_step.remove()
+        reason = watched_step.untraceable_reason
         if reason is None:
             try:
-                self.traced_memory = _traced(watched)
+                self.traced_memory = _traced(watched_step)
             except Exception as error:
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         self.untraced_reason = reason
 
 
-def _traced(watched: Any) -> dict[str, Any]:
+def _traced(watched_step: Any) -> dict[str, Any]:
     """The lines of the step's peak, for each row of the batch, and the rows that the trial had."""
     begun_ns = time.monotonic_ns()
-    model = watched.model()
+    model = watched_step.model()
     runpy.run_path(os.path.join(WORKER, "bootstrap.py"))
     tracer = importlib.import_module("trainfast_worker.memory_trace.script_step")
     step = tracer.ScriptStep(
-        arguments=watched.arguments,
-        keywords=watched.keywords,
-        rows=watched.rows,
-        used=watched.used,
-        kept=watched.kept,
-        loss_bytes=watched.loss_bytes,
-        holds_gradients=watched.holds_gradients,
-        autocast=watched.autocast,
+        arguments=watched_step.arguments,
+        keywords=watched_step.keywords,
+        rows=watched_step.rows,
+        used=watched_step.used,
+        kept=watched_step.kept,
+        loss_bytes=watched_step.loss_bytes,
+        holds_gradients=watched_step.holds_gradients,
+        autocast=watched_step.autocast,
     )
     unwrapped = model.module if type(model).__name__ == "DistributedDataParallel" else model
-    lines = tracer.trace_peaks(unwrapped, watched.optimizer(), step)
-    return {"rows": watched.rows, "lines": lines, "seconds": (time.monotonic_ns() - begun_ns) / 1e9}
+    lines = tracer.trace_peaks(unwrapped, watched_step.optimizer(), step)
+    return {"rows": watched_step.rows, "lines": lines, "seconds": (time.monotonic_ns() - begun_ns) / 1e9}

@@ -38,19 +38,19 @@ class GlobalOrder(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         epoch, order = -1, np.empty(0, dtype=np.int64)
         slices = self.grad_accum * self.dp_degree
-        first = [] if self.lengths is None else longest_indices(self.lengths, slices * self.batch_size)
+        longest = [] if self.lengths is None else longest_indices(self.lengths, slices * self.batch_size)
         for micro in range(len(self)):
             if self.lengths is not None and micro < self.grad_accum:
-                yield first[micro * self.dp_degree + self.dp_rank :: slices]
+                yield longest[micro * self.dp_degree + self.dp_rank :: slices]
                 continue
             start = (micro * self.dp_degree + self.dp_rank) * self.batch_size
-            chosen: list[int] = []
+            numbers: list[int] = []
             for position in range(start, start + self.batch_size):
                 if position // self.samples != epoch:
                     epoch = position // self.samples
                     order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
-                chosen.append(epoch * self.samples + int(order[position % self.samples]))
-            yield chosen
+                numbers.append(epoch * self.samples + int(order[position % self.samples]))
+            yield numbers
 
 
 def longest_indices(lengths: NDArray[np.int64], count: int) -> list[int]:

@@ -23,11 +23,11 @@ class HostLimitGauge:
 
     def peak_bytes(self) -> int | None:
         """Growth since the limit was set; None when unknown."""
-        now, first = _status(), self._first
-        if now["VmPeak"] <= first["VmPeak"]:
+        status, first_status = _status(), self._first
+        if status["VmPeak"] <= first_status["VmPeak"]:
             return None
-        files = (now["VmSize"] - now["VmData"]) - (first["VmSize"] - first["VmData"])
-        return max(0, now["VmPeak"] - first["VmSize"] - max(0, files))
+        files = (status["VmSize"] - status["VmData"]) - (first_status["VmSize"] - first_status["VmData"])
+        return max(0, status["VmPeak"] - first_status["VmSize"] - max(0, files))
 
     def available_bytes(self) -> int | None:
         """Return the limit."""
@@ -51,9 +51,9 @@ class CudaLimitGauge:
 
     def available_bytes(self) -> int | None:
         """Most that the allocator may hold now; less when another process takes memory."""
-        free, _ = torch.cuda.mem_get_info(self._device)
-        available = free + torch.cuda.memory_reserved(self._device)
-        return available if self.limit_bytes is None else min(available, self.limit_bytes)
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        available_bytes = free_bytes + torch.cuda.memory_reserved(self._device)
+        return available_bytes if self.limit_bytes is None else min(available_bytes, self.limit_bytes)
 
 
 LimitGauge = HostLimitGauge | CudaLimitGauge

@@ -119,9 +119,9 @@ def _trace_all(requests: list[TraceRequest]) -> Iterator[tuple[int, dict[str, An
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 task = running.pop(future)
                 traced[task] = future.result()
-                both = [traced.get(Task(task.request, index)) for index in (0, 1)]
-                if both[0] is not None and both[1] is not None:
-                    yield task.request, _join(both[0], both[1])
+                pair = [traced.get(Task(task.request, index)) for index in (0, 1)]
+                if pair[0] is not None and pair[1] is not None:
+                    yield task.request, _join(pair[0], pair[1])
                 if task.size_index > 0:
                     continue
                 for number, request in enumerate(requests):

@@ -25,19 +25,19 @@ def resolve_config(model: dict[str, Any]) -> Any:
     Raises InvalidInput for a family, a directory, a Hub id or a field that does not exist.
     """
     source = next(key for key in SOURCES if key in model)
-    where = str(model[source])
-    base = _from_family(where) if source == "family" else _from_files(source, where)
+    place = str(model[source])
+    base = _from_family(place) if source == "family" else _from_files(source, place)
     overrides = {key: value for key, value in model.items() if key not in SOURCES}
-    allowed = field_names(base)
+    allowed_names = field_names(base)
     for name in overrides:
-        if name not in allowed:
-            raise unknown_name(f"field of {base.model_type}'s configuration", name, f"model.{name}", allowed)
+        if name not in allowed_names:
+            raise unknown_name(f"field of {base.model_type}'s configuration", name, f"model.{name}", allowed_names)
     _check_sizes(base, overrides)
     try:
         if source == "family":
             return type(base)(**overrides)
         # The stored file, not `base`: fields derived from overridden ones (head_dim) must be derived again.
-        stored, _ = type(base).get_config_dict(where)
+        stored, _ = type(base).get_config_dict(place)
         return type(base).from_dict({**stored, **overrides})
     except Exception as error:  # transformers raises its own dataclass errors, ValueError, TypeError, KeyError...
         blamed = next((name for name in overrides if f"'{name}'" in str(error)), None)
@@ -71,17 +71,17 @@ def _from_family(family: str) -> Any:
     return CONFIG_MAPPING[family]()
 
 
-def _from_files(source: str, where: str) -> Any:
+def _from_files(source: str, place: str) -> Any:
     from transformers import AutoConfig
 
-    if source == "path" and not (Path(where) / "config.json").is_file():
-        raise InvalidInput(f"{where} has no config.json", key="model.path")
+    if source == "path" and not (Path(place) / "config.json").is_file():
+        raise InvalidInput(f"{place} has no config.json", key="model.path")
     try:
-        return AutoConfig.from_pretrained(where, trust_remote_code=False)
+        return AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise InvalidInput(
-            f"the configuration of {where} could not be read{offline}: {one_line(error)}", key=f"model.{source}"
+            f"the configuration of {place} could not be read{offline}: {one_line(error)}", key=f"model.{source}"
         ) from error
 
 
@@ -160,12 +160,13 @@ def check_seq_len(config: Any, objective: str, seq_len: int) -> None:
     text = text_part(config)
     positions = getattr(text, "max_position_embeddings", None)
     # -1 stands for XLNet's relative positions, which have no end.
-    needed = positions_needed(objective, seq_len)
-    if isinstance(positions, int) and 0 < positions < needed:
-        longest = longest_seq_len(objective, positions)
+    needed_positions = positions_needed(objective, seq_len)
+    if isinstance(positions, int) and 0 < positions < needed_positions:
+        longest_length = longest_seq_len(objective, positions)
         raise InvalidInput(
-            f"seq_len={seq_len} needs {needed} positions, and the model has {positions} (max_position_embeddings)",
+            f"seq_len={seq_len} needs {needed_positions} positions,"
+            f" and the model has {positions} (max_position_embeddings)",
             key="seq_len",
-            allowed=[f"1 to {longest}"],
-            nearest=str(longest),
+            allowed=[f"1 to {longest_length}"],
+            nearest=str(longest_length),
         )

@@ -25,10 +25,10 @@ def import_optimizer_code(name: str) -> None:
 def optimizer_class(entry: OptimizerEntry) -> Any:
     """The class of an entry. Raises ImportError when its package is missing or too old."""
     module, _, name = entry.path.partition(":")
-    imported = importlib.import_module(module, __package__)
-    if not hasattr(imported, name):
+    optimizer_module = importlib.import_module(module, __package__)
+    if not hasattr(optimizer_module, name):
         raise ImportError(f"{module} has no {name}")
-    return getattr(imported, name)
+    return getattr(optimizer_module, name)
 
 
 def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
@@ -44,7 +44,7 @@ def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
             f"optimizer={entry.name} needs the package {entry.package}: {sys.executable} -m pip install"
             f" {entry.package}",
             key="optimizer",
-            allowed=[name for name, other in OPTIMIZERS.items() if other.package != entry.package],
+            allowed=[name for name, other_entry in OPTIMIZERS.items() if other_entry.package != entry.package],
             nearest=entry.fallback,
         ) from error
     optimizer: Optimizer = make_optimizer(groups, lr=knobs.lr, **dict(entry.arguments))

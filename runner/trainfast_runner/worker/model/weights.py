@@ -92,60 +92,62 @@ def _init_part(model: nn.Module, seed: int, device: torch.device, modules: list[
     named_modules = list(_inner_first(model, "", model, set()))
     # The module that initializes each parameter: a tied weight has one, which may be in another part.
     initializer: dict[int, _NamedModule] = {}
-    for named in named_modules:
-        for parameter in _own(named.module).values():
-            initializer.setdefault(id(parameter), named)
+    for named_module in named_modules:
+        for parameter in _own(named_module.module).values():
+            initializer.setdefault(id(parameter), named_module)
     parameters = {id(parameter): parameter for module in modules for parameter in _own(module).values()}
     initializing = {id(module) for module in modules} | {id(initializer[key].module) for key in parameters}
-    empty = [parameter for parameter in parameters.values() if parameter.is_meta]
-    for parameter in empty:
+    empty_parameters = [parameter for parameter in parameters.values() if parameter.is_meta]
+    for parameter in empty_parameters:
         # NaN marks a value that is not initialized, and would show in the loss.
         values = torch.full_like(parameter, torch.nan, device=device)
         # In place, so that a tied weight stays one parameter.
         torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
             parameter, nn.Parameter(values, requires_grad=parameter.requires_grad)
         )
-    for named in named_modules:
-        if id(named.module) in initializing:
-            with _tied_absent(named, initializer):
-                torch.manual_seed(_seed(seed, named.name))
-                named.owner._init_weights(named.module)
-    for parameter in empty:
+    for named_module in named_modules:
+        if id(named_module.module) in initializing:
+            with _tied_absent(named_module, initializer):
+                torch.manual_seed(_seed(seed, named_module.name))
+                named_module.owner._init_weights(named_module.module)
+    for parameter in empty_parameters:
         if _is_uninitialized(parameter):
             _init_by_module(initializer[id(parameter)], parameter, seed)
 
 
-def _init_by_module(named: _NamedModule, parameter: Tensor, seed: int) -> None:
+def _init_by_module(named_module: _NamedModule, parameter: Tensor, seed: int) -> None:
     """Initialize as the module's own constructor does, or else as transformers does without a rule."""
-    torch.manual_seed(_seed(seed, named.name))
-    reset = getattr(named.module, "reset_parameters", None)
+    torch.manual_seed(_seed(seed, named_module.name))
+    reset = getattr(named_module.module, "reset_parameters", None)
     if callable(reset):
         reset()
     if _is_uninitialized(parameter):
-        parameter.normal_(0.0, getattr(named.owner.config, "initializer_range", USUAL_STD))
+        parameter.normal_(0.0, getattr(named_module.owner.config, "initializer_range", USUAL_STD))
 
 
 @contextmanager
-def _tied_absent(named: _NamedModule, initializer: dict[int, _NamedModule]) -> Iterator[None]:
-    """Take away the weights of `named` that another module initializes (tied ones)."""
-    parameters = named.module._parameters
-    theirs = {key: p for key, p in _own(named.module).items() if initializer[id(p)].module is not named.module}
-    for key, parameter in theirs.items():
+def _tied_absent(named_module: _NamedModule, initializer: dict[int, _NamedModule]) -> Iterator[None]:
+    """Take away the weights of `named_module` that another module initializes (tied ones)."""
+    parameters = named_module.module._parameters
+    tied_parameters = {
+        key: p for key, p in _own(named_module.module).items() if initializer[id(p)].module is not named_module.module
+    }
+    for key, parameter in tied_parameters.items():
         parameters[key] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
     try:
         yield
     finally:
-        parameters.update(theirs)
+        parameters.update(tied_parameters)
 
 
-def _inner_first(module: nn.Module, name: str, owner: Any, seen: set[int]) -> Iterator[_NamedModule]:
+def _inner_first(module: nn.Module, name: str, owner: Any, seen_ids: set[int]) -> Iterator[_NamedModule]:
     """Yield every module once, its children first: transformers' own order of initialization."""
-    if id(module) in seen:
+    if id(module) in seen_ids:
         return
-    seen.add(id(module))
+    seen_ids.add(id(module))
     owner = module if hasattr(module, "_init_weights") else owner
     for key, child in module.named_children():
-        yield from _inner_first(child, f"{name}.{key}", owner, seen)
+        yield from _inner_first(child, f"{name}.{key}", owner, seen_ids)
     yield _NamedModule(name, module, owner)
 
 

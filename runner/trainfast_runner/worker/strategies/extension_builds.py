@@ -18,9 +18,9 @@ def build_failure(builder: str) -> str | None:
     # torch takes an empty CXX as it is.
     compiler = os.environ.get("CXX", "c++").split()
     if not compiler or not shutil.which(compiler[0]) or not shutil.which("ninja"):
-        missing = "no C++ compiler or no ninja on PATH"
-        print(f"deepspeed: {builder}: {missing}", file=sys.stderr)
-        return missing
+        reason = "no C++ compiler or no ninja on PATH"
+        print(f"deepspeed: {builder}: {reason}", file=sys.stderr)
+        return reason
     print(
         f"deepspeed: loading {builder}; the first time in this Python it is compiled, which takes about a minute",
         flush=True,
@@ -31,8 +31,8 @@ def build_failure(builder: str) -> str | None:
             extension.load(verbose=False)
     except Exception as error:
         print(f"deepspeed: {builder}: {error}", file=sys.stderr)
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return f"the build of {builder} failed ({first[:100]}; more in output.log)"
+        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return f"the build of {builder} failed ({first_line[:100]}; more in output.log)"
     return None
 
 

@@ -83,19 +83,19 @@ LAYOUTS: dict[str, Layout] = {
 class StageModule(nn.Module):
     """One stage: takes token ids or hidden states, returns hidden states, or logits on the last."""
 
-    def __init__(self, model: nn.Module, *, first: bool, last: bool) -> None:
+    def __init__(self, model: nn.Module, *, is_first: bool, is_last: bool) -> None:
         super().__init__()
         self.model = model
-        self.first = first
-        self.last = last
+        self.is_first = is_first
+        self.is_last = is_last
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`(batch, seq)` or `(batch, seq, hidden)` to `(batch, seq, hidden)` or logits."""
-        name = "input_ids" if self.first else "inputs_embeds"
+        name = "input_ids" if self.is_first else "inputs_embeds"
         model: Any = self.model
         with self.autocast():
-            if self.last:
+            if self.is_last:
                 logits: Tensor = model(**{name: inputs}).logits
                 return logits
             hidden: Tensor = model.base_model(**{name: inputs}).last_hidden_state
@@ -117,28 +117,28 @@ class Cut:
 
     def tied(self) -> list[nn.Parameter]:
         """Parameters that both the first and the last stage have: tied embeddings."""
-        first = {id(parameter) for parameter in _parameters(self._parts(self.layout.entry))}
-        return [parameter for parameter in _parameters(self._parts(self.layout.exit)) if id(parameter) in first]
+        first_ids = {id(parameter) for parameter in _parameters(self._parts(self.layout.entry))}
+        return [parameter for parameter in _parameters(self._parts(self.layout.exit)) if id(parameter) in first_ids]
 
     def stage(self, index: int) -> StageModule:
         """Make stage `index`, which shares its parameters with the whole model."""
-        first, last = index == 0, index == self.stage_count - 1
+        is_first, is_last = index == 0, index == self.stage_count - 1
         begin, end = self.bounds[index], self.bounds[index + 1]
         layers = _at(self.model, self.layout.layers)
         assert isinstance(layers, nn.ModuleList)
-        shared = [*layers, *self._parts(self.layout.entry), *self._parts(self.layout.exit)]
+        shared_modules = [*layers, *self._parts(self.layout.entry), *self._parts(self.layout.exit)]
         # Modules in the memo are not copied: only the frame around the layers is new.
-        frame = copy.deepcopy(self.model, {id(module): module for module in shared})
+        frame = copy.deepcopy(self.model, {id(module): module for module in shared_modules})
         _put(frame, self.layout.layers, nn.ModuleList(list(layers)[begin:end]))
-        for gone, replacements in ((not first, self.layout.entry), (not last, self.layout.exit)):
-            for path, replacement in replacements.items() if gone else ():
+        for is_left_out, replacements in ((not is_first, self.layout.entry), (not is_last, self.layout.exit)):
+            for path, replacement in replacements.items() if is_left_out else ():
                 if _at(frame, path) is not None:
                     _put(frame, path, replacement() if replacement else None)
         config: Any = frame.config
         if getattr(config, "layer_types", None):
             # Indexed by the position in the layer list; set without the configuration's check of its length.
             config.__dict__["layer_types"] = config.layer_types[begin:end]
-        return StageModule(frame, first=first, last=last)
+        return StageModule(frame, is_first=is_first, is_last=is_last)
 
     def _parts(self, replacements: dict[str, Replacement]) -> list[nn.Module]:
         parts = [_at(self.model, path) for path in replacements]

@@ -59,14 +59,14 @@ def plan_for(model: nn.Module, degree: int) -> TensorPlan:
     plan, modules = TensorPlan(), dict(model.named_modules())
     for name, module in modules.items():
         for parameter in [None, *dict(module.named_parameters(recurse=False))]:
-            full = name if parameter is None else f"{name}.{parameter}"
-            style = next((style for pattern, style in styles.items() if pattern.fullmatch(full)), None)
+            full_name = name if parameter is None else f"{name}.{parameter}"
+            style = next((style for pattern, style in styles.items() if pattern.fullmatch(full_name)), None)
             if style is None:
                 continue
             if parameter is None:
                 _cut_module(plan, model, name, module, style, degree)
             else:
-                _cut_parameter(plan, full, style, config)
+                _cut_parameter(plan, full_name, style, config)
     for name, module in modules.items():
         _norm_of_heads(plan, name, module)
     _cut_vocabulary(plan, model, degree)
@@ -99,9 +99,9 @@ def _styles(model: nn.Module) -> dict[re.Pattern[str], str]:
         )
     prefix = str(getattr(model, "base_model_prefix", ""))
     base = f"{prefix}." if hasattr(model, prefix) else ""
-    named = {f"{base}{pattern}": style for pattern, style in plan.items()}
-    named.update(getattr(type(model), "_tp_plan", None) or {})
-    return {re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in named.items()}
+    styles = {f"{base}{pattern}": style for pattern, style in plan.items()}
+    styles.update(getattr(type(model), "_tp_plan", None) or {})
+    return {re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in styles.items()}
 
 
 def _cut_module(plan: TensorPlan, model: nn.Module, name: str, module: nn.Module, style: str, degree: int) -> None:
@@ -173,7 +173,9 @@ def _cut_vocabulary(plan: TensorPlan, model: nn.Module, degree: int) -> None:
 
 
 def _names_of(model: nn.Module, parameter: nn.Parameter) -> list[str]:
-    return [name for name, other in model.named_parameters(remove_duplicate=False) if other is parameter]
+    return [
+        name for name, named_parameter in model.named_parameters(remove_duplicate=False) if named_parameter is parameter
+    ]
 
 
 def _unknown(name: str, style: str, config: Any) -> InvalidInput:
@@ -188,6 +190,6 @@ def _unknown(name: str, style: str, config: Any) -> InvalidInput:
 
 def _norm_of_heads(plan: TensorPlan, name: str, module: nn.Module) -> None:
     """Sum the gradients of a norm over each head's queries or keys, which sees only this rank's heads."""
-    parent, _, last = name.rpartition(".")
-    if last in ("q_norm", "k_norm") and f"{parent}.q_proj" in plan.enters:
+    parent, _, child_name = name.rpartition(".")
+    if child_name in ("q_norm", "k_norm") and f"{parent}.q_proj" in plan.enters:
         plan.summed |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)}
