@@ -93,19 +93,19 @@ class RankSpec:
 
 def read_spec(run_dir: Path, rank: int) -> RankSpec:
     """Read `run.json`, whose settings the launch has checked."""
-    raw = json.loads((run_dir / "run.json").read_text())
-    role = raw.get("role")
+    record = json.loads((run_dir / "run.json").read_text())
+    role = record.get("role")
     # A trial's speed is measured without the limit: under one, every step has strict malloc thresholds.
-    limits = None if role == TRIAL else raw.get("memory_limit_bytes")
+    limits = None if role == TRIAL else record.get("memory_limit_bytes")
     return RankSpec(
-        model=raw["model"],
-        data=Data(**raw["data"]),
-        knobs=knobs_of(raw["knobs"]),
-        device=raw["device"],
-        cache_dir=Path(raw["cache_dir"]),
+        model=record["model"],
+        data=Data(**record["data"]),
+        knobs=knobs_of(record["knobs"]),
+        device=record["device"],
+        cache_dir=Path(record["cache_dir"]),
         memory_limit_bytes=limit_of_rank(limits, rank),
         role=role,
-        search_id=raw.get("search_id"),
+        search_id=record.get("search_id"),
     )
 
 

@@ -46,11 +46,11 @@ def explain_nothing_fits(
     oom_run = OutOfMemory(run=run_of_one, reason=failed_run.reason, error=error, held_bytes=held_bytes)
     _trace_changes(oom_run, plan.python, raise_if_cancelled)
     explained = explain_run(oom_run, models_of(run_of_one, plan.python))
-    missing = missing_bytes(explained, failed_run)
+    least_missing_bytes = missing_bytes(explained, failed_run)
     changes = [
         Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings
     ]
-    return BatchEnded(state="nothing_fits", reason=reason, missing_bytes=missing, changes=changes)
+    return BatchEnded(state="nothing_fits", reason=reason, missing_bytes=least_missing_bytes, changes=changes)
 
 
 def _trace_changes(oom_run: OutOfMemory, python: str, raise_if_cancelled: Callable[[], None]) -> None:

@@ -89,8 +89,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def open(self) -> None:
         """Take over the runs of an earlier conductor, and list the candidates with their predictions."""
         self._orphans.end_trying_runs()
-        for launched, directory in self._orphans.cold_runs():
-            self._follow(launched, directory)
+        for launch_line, directory in self._orphans.cold_runs():
+            self._follow(launch_line, directory)
         space = newest(self._lines, Space)
         if space is None:
             self.list_candidates()
@@ -116,10 +116,14 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _check_budget(self) -> None:
         """Raise UserError if the baseline's trial took longer than the budget, unless other processes disturbed it."""
-        index, first = next(
+        index, first_trial = next(
             ((index, line) for index, line in enumerate(self._lines) if isinstance(line, Trial)), (0, None)
         )
-        if first is None or first.outcome == "void" or first.candidate_number != self._space.baseline_number:
+        if (
+            first_trial is None
+            or first_trial.outcome == "void"
+            or first_trial.candidate_number != self._space.baseline_number
+        ):
             return
         cost_s = worked_seconds(self._lines[: index + 1])
         if cost_s > self._question.budget_s:
@@ -159,9 +163,9 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _record_launch(self, directory: Path, role: str, number: int, knob: str | None = None) -> BestLaunched:
         """Write that a run was started for a candidate, or taken over, and return the line."""
-        launched = BestLaunched(run_id=directory.name, role=role, candidate_number=number, knob=knob)
-        self._write(launched)
-        return launched
+        launch_line = BestLaunched(run_id=directory.name, role=role, candidate_number=number, knob=knob)
+        self._write(launch_line)
+        return launch_line
 
     def _take_cold_run(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in a cold run, or take the same run of a killed conductor."""
@@ -178,17 +182,19 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _cold_steps(self) -> int | None:
         """Steps of the search's cold runs so far: losses compare after equally many; None before the first."""
-        first = next((line for line in self._lines if isinstance(line, ColdRun) and line.role != UNDER_LIMIT), None)
-        run = None if first is None else read_run_file(self._home.directory(first.run_id))
+        first_run = next((line for line in self._lines if isinstance(line, ColdRun) and line.role != UNDER_LIMIT), None)
+        run = None if first_run is None else read_run_file(self._home.directory(first_run.run_id))
         return None if run is None else int(run.knobs["steps"])
 
-    def _follow(self, launched: BestLaunched, directory: Path) -> None:
+    def _follow(self, launch_line: BestLaunched, directory: Path) -> None:
         """Wait for the end of a cold run and record it."""
         result = self._runs.wait_for_end(directory)
         # A run under memory_limit shows only whether the candidate fits: a disturbed one counts.
-        keep_disturbed = launched.role == UNDER_LIMIT or is_usually_disturbed(self._lines, launched.candidate_number)
-        knobs = self._space.candidates[launched.candidate_number].knobs
-        self._write(cold_run_of(launched, directory, result, knobs, keep_disturbed=keep_disturbed))
+        keep_disturbed = launch_line.role == UNDER_LIMIT or is_usually_disturbed(
+            self._lines, launch_line.candidate_number
+        )
+        knobs = self._space.candidates[launch_line.candidate_number].knobs
+        self._write(cold_run_of(launch_line, directory, result, knobs, keep_disturbed=keep_disturbed))
 
     def _record_failure(
         self, number: int, run_id: str, outcome: AttemptOutcome, failure: Failure, seconds: float = 0.0
@@ -208,12 +214,12 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _record_instructions(self) -> None:
         """Record the instructions that a person gave since the last step."""
-        recorded = sum(isinstance(line, Instruction) for line in self._lines)
-        for instruction in read_instructions(self._directory)[recorded:]:
+        recorded_count = sum(isinstance(line, Instruction) for line in self._lines)
+        for instruction in read_instructions(self._directory)[recorded_count:]:
             self._write(msgspec.structs.replace(instruction, t_ns=time.monotonic_ns()))
 
     def _state(self) -> BestState:
-        warm = None if self._runs.process is None else self._runs.process.directory.name
+        warm_run_id = None if self._runs.process is None else self._runs.process.directory.name
         spent_s = worked_seconds(self._lines)
-        self._previous_state = state_of_best_journal(self._lines, spent_s, warm, self._previous_state)
+        self._previous_state = state_of_best_journal(self._lines, spent_s, warm_run_id, self._previous_state)
         return self._previous_state

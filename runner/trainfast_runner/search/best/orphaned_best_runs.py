@@ -17,8 +17,8 @@ class OrphanedBestRuns(OrphanedRuns):
     """The orphaned runs of a best-fit search: trials, or warm processes, and cold runs."""
 
     def __init__(self, home: Home, search_id: str, lines: Sequence[BestLine]) -> None:
-        recorded = {line.run_id for line in lines if isinstance(line, Attempt)}
-        super().__init__(home, search_id, recorded, TRIAL, COLD, is_new=len(lines) == 1)
+        recorded_run_ids = {line.run_id for line in lines if isinstance(line, Attempt)}
+        super().__init__(home, search_id, recorded_run_ids, TRIAL, COLD, is_new=len(lines) == 1)
         self._launched = {line.run_id: line for line in lines if isinstance(line, BestLaunched)}
 
     def cold_runs(self) -> Iterator[tuple[BestLaunched, Path]]:
@@ -30,9 +30,9 @@ class OrphanedBestRuns(OrphanedRuns):
 
     def adopt_measuring_run(self, plan: RunPlan) -> Path | None:
         """Return the cold run of the plan's settings that was killed before its launch was recorded; end the others."""
-        adopted = super().adopt_measuring_run(plan)
+        directory = super().adopt_measuring_run(plan)
         self._measuring = {}
-        return adopted
+        return directory
 
     def end_cold_runs(self) -> None:
         """End the cold runs that were not adopted."""

@@ -114,9 +114,9 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             self.open()
             while True:
                 self._wait_while_paused()
-                ended = self.step()
-                if ended is not None:
-                    return self._write_end(ended)
+                end = self.step()
+                if end is not None:
+                    return self._write_end(end)
         except Cancelled:
             return self._write_end(self.end_line("cancelled", CANCELLED))
         except UserError as error:
@@ -157,12 +157,12 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         if self._caller.is_cancelled():
             raise Cancelled
 
-    def _write_end(self, ended: EndedT) -> EndedT:
+    def _write_end(self, end: EndedT) -> EndedT:
         """End the live run, append the last line with the search's seconds, and return the line."""
         self._runs.stop()
-        ended = msgspec.structs.replace(ended, seconds=worked_seconds([*self._lines, ended]))
-        self._write(ended)
-        return ended
+        end = msgspec.structs.replace(end, seconds=worked_seconds([*self._lines, end]))
+        self._write(end)
+        return end
 
     def _write(self, line: Line) -> None:
         """Append a line of this kind of journal."""

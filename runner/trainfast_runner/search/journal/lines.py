@@ -112,8 +112,8 @@ EndedT = TypeVar("EndedT", bound=SearchEnded)
 
 def current_end(lines: Sequence[object], kind: type[EndedT]) -> EndedT | None:
     """Return the end of a search of this kind; None while the search goes on or was continued."""
-    last = next((line for line in reversed(lines) if isinstance(line, SearchEnded | Conducted)), None)
-    return last if isinstance(last, kind) else None
+    last_line = next((line for line in reversed(lines) if isinstance(line, SearchEnded | Conducted)), None)
+    return last_line if isinstance(last_line, kind) else None
 
 
 @dataclass(frozen=True)
@@ -129,20 +129,22 @@ class JournalLines:
     @cached_property
     def is_paused(self) -> bool:
         """True if the conductor waits for a pause to end."""
-        last = next((line for line in reversed(self.lines) if isinstance(line, Paused | Resumed | Conducted)), None)
-        return isinstance(last, Paused)
+        last_line = next(
+            (line for line in reversed(self.lines) if isinstance(line, Paused | Resumed | Conducted)), None
+        )
+        return isinstance(last_line, Paused)
 
     @property
     def cooling(self) -> CoolingDown | None:
         """The newest look at the temperature while the next process waits for cooler GPUs, else None."""
-        last = self.lines[-1] if self.lines else None
-        return last if isinstance(last, CoolingDown) else None
+        last_line = self.lines[-1] if self.lines else None
+        return last_line if isinstance(last_line, CoolingDown) else None
 
     @property
     def waits_for(self) -> str | None:
         """The id of the run that the next process waits for to leave the device; None otherwise."""
-        last = self.lines[-1] if self.lines else None
-        return last.run_id if isinstance(last, Waiting) else None
+        last_line = self.lines[-1] if self.lines else None
+        return last_line.run_id if isinstance(last_line, Waiting) else None
 
 
 def worked_seconds(lines: Iterable[Any]) -> float:

@@ -30,5 +30,5 @@ class TracedPeak(msgspec.Struct, frozen=True, kw_only=True):
 
 def untraced_reason(script: ScriptFigures | None) -> str:
     """Return the reason that a run has no trace although it was asked for one."""
-    unknown = {} if script is None else script.unknown
-    return unknown.get(TRACED_MEMORY_FIELD, "the run recorded none")
+    reasons = {} if script is None else script.unknown
+    return reasons.get(TRACED_MEMORY_FIELD, "the run recorded none")

@@ -67,7 +67,7 @@ def speed_model_on(home: Home, spec: RunSpec, device: SpeedDevice, python: str |
     ceiling = calibration.read(home)[name] if calibrated else NOMINAL[device.kind]
     cores = len(os.sched_getaffinity(0))
     model_of = cached_models(device.kind, python, device.gpu or None)
-    measured = []
+    measured_steps = []
     for speed in measured_speeds(home, spec, device):
         try:
             memory_model = model_of(speed.spec)
@@ -75,8 +75,8 @@ def speed_model_on(home: Home, spec: RunSpec, device: SpeedDevice, python: str |
             continue  # the model was never traced, or is gone
         step = None if memory_model is None else step_time(speed.spec, memory_model, speed.devices, cores, ceiling)
         if step is not None:
-            measured.append((speed, step))
-    return DeviceSpeedModel(ceiling, cores, SpeedModel(spec, measured, calibrated=calibrated))
+            measured_steps.append((speed, step))
+    return DeviceSpeedModel(ceiling, cores, SpeedModel(spec, measured_steps, calibrated=calibrated))
 
 
 def predict_speed(

@@ -70,8 +70,8 @@ def draw_image(index: int) -> Any:
     width, height = IMAGE_SIZE
     kind = index % CLASSES
     slopes = random.uniform(-1, 1, (3, 2))
-    across, down = np.meshgrid(np.linspace(-1, 1, width), np.linspace(-1, 1, height))
-    ground = np.stack([a * across + b * down for a, b in slopes], axis=-1) * 50 + random.uniform(70, 180, 3)
+    columns, rows = np.meshgrid(np.linspace(-1, 1, width), np.linspace(-1, 1, height))
+    ground = np.stack([a * columns + b * rows for a, b in slopes], axis=-1) * 50 + random.uniform(70, 180, 3)
     for cells, strength in ((8, 30), (40, 18), (160, 12)):
         # Noise at several scales, like texture.
         coarse = random.integers(0, 256, (max(2, cells * height // width), cells, 3), dtype=np.uint8)

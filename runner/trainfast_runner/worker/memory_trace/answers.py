@@ -106,20 +106,20 @@ def import_for(requests: list[TraceRequest]) -> None:
 def _trace_all(requests: list[TraceRequest]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the answers as they come; earlier requests are traced first."""
     requests = list(requests)
-    ready = [
+    ready_tasks = [
         Task(number, index) for number, request in enumerate(requests) if request.after is None for index in (0, 1)
     ]
-    traced: dict[Task, dict[str, Any]] = {}
-    running: dict[Future[dict[str, Any]], Task] = {}
+    traces: dict[Task, dict[str, Any]] = {}
+    tasks_by_future: dict[Future[dict[str, Any]], Task] = {}
     with _pool_for(requests) as pool:
-        while ready or running:
-            while ready and len(running) < PROCESSES:
-                task = ready.pop(0)
-                running[pool.submit(_trace, requests[task.request], task.size_index)] = task
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                task = running.pop(future)
-                traced[task] = future.result()
-                pair = [traced.get(Task(task.request, index)) for index in (0, 1)]
+        while ready_tasks or tasks_by_future:
+            while ready_tasks and len(tasks_by_future) < PROCESSES:
+                task = ready_tasks.pop(0)
+                tasks_by_future[pool.submit(_trace, requests[task.request], task.size_index)] = task
+            for future in wait(tasks_by_future, return_when=FIRST_COMPLETED).done:
+                task = tasks_by_future.pop(future)
+                traces[task] = future.result()
+                pair = [traces.get(Task(task.request, index)) for index in (0, 1)]
                 if pair[0] is not None and pair[1] is not None:
                     yield task.request, _join(pair[0], pair[1])
                 if task.size_index > 0:
@@ -127,9 +127,9 @@ def _trace_all(requests: list[TraceRequest]) -> Iterator[tuple[int, dict[str, An
                 for number, request in enumerate(requests):
                     if request.after == task.request:
                         # A model that cannot be built has no `unused`; its `optimizer` request fails as well.
-                        requests[number] = replace(request, unused=tuple(traced[task].get("unused", ())))
-                        ready += [Task(number, 0), Task(number, 1)]
-                ready.sort()
+                        requests[number] = replace(request, unused=tuple(traces[task].get("unused", ())))
+                        ready_tasks += [Task(number, 0), Task(number, 1)]
+                ready_tasks.sort()
 
 
 def die_with_parent() -> None:

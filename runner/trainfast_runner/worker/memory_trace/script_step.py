@@ -81,11 +81,11 @@ def _trace(model: nn.Module, optimizer: Any, step: ScriptStep, factor: int, late
     device = next(model.parameters()).device
     with torch.enable_grad(), _restored(model, device), FakeTensorMode(allow_non_fake_inputs=True):
         stand_in = _optimizer_of(optimizer, replace_with_empty(model))
-        live = _TimeLimitedLiveBytes(device.type, latest)
-        live.count_all([*model.parameters(), *model.buffers()], PARAMS)
-        live.count_all(tensors_of(list(stand_in.state.values())), OPTIMIZER)
-        watch = StepWatch(live)
-        with live:
+        live_bytes = _TimeLimitedLiveBytes(device.type, latest)
+        live_bytes.count_all([*model.parameters(), *model.buffers()], PARAMS)
+        live_bytes.count_all(tensors_of(list(stand_in.state.values())), OPTIMIZER)
+        watch = StepWatch(live_bytes)
+        with live_bytes:
             watch.enter("other")
             for parameter in model.parameters():
                 if step.holds_gradients and parameter.requires_grad:
@@ -97,14 +97,16 @@ def _trace(model: nn.Module, optimizer: Any, step: ScriptStep, factor: int, late
             loss = torch.stack([outputs[index].sum().float() for index in step.used]).sum()
             outputs = [outputs[index] for index in step.kept]
             watch.enter("loss")
-            live.segments[-1].points.append((*live.live[:TEMPORARY], live.live[TEMPORARY] + factor * step.loss_bytes))
+            live_bytes.segments[-1].points.append(
+                (*live_bytes.live[:TEMPORARY], live_bytes.live[TEMPORARY] + factor * step.loss_bytes)
+            )
             watch.enter("backward")
             loss.backward()  # type: ignore[no-untyped-call]
             del outputs
             watch.enter("optimizer")
             type(stand_in).step(stand_in)
-            live.end()
-    return live.segments
+            live_bytes.end()
+    return live_bytes.segments
 
 
 def _forward(

@@ -77,9 +77,9 @@ def trace_step(request: TraceRequest, size_index: int) -> dict[str, Any]:
         else:
             stages = stages_of(model, request.stages, knobs.seq_len)
     sizes = [parameter.numel() for parameter in model.parameters()]
-    with _traced_training(request, config, knobs, model) as traced:
+    with _traced_training(request, config, knobs, model) as traced_training:
         stacks = shorten(model, config, whole=request.whole)
-        segments = _forward_backward(traced, stacks, BATCHES[size_index])
+        segments = _forward_backward(traced_training, stacks, BATCHES[size_index])
         return {
             "parameter_sizes": sizes,
             "stacks": [{"kept": len(stack.blocks), "sizes": list(stack.sizes)} for stack in stacks],
@@ -139,13 +139,13 @@ def trace_optimizer(request: TraceRequest, size_index: int) -> dict[str, Any]:
             return {"left_out": 0}
         model, stacks, left_out = _model(request, config, knobs), [], 0
     unused = set(request.unused or ())
-    with _traced_training(request, config, knobs, model) as traced:
+    with _traced_training(request, config, knobs, model) as traced_training:
         updated = [
             parameter
             for name, parameter in model.named_parameters()
             if parameter.requires_grad and _whole_model_names(stacks, [name])[0] not in unused
         ]
-        return {"segment": _optimizer_step(traced, updated), "left_out": left_out}
+        return {"segment": _optimizer_step(traced_training, updated), "left_out": left_out}
 
 
 def _model(request: TraceRequest, config: Any, knobs: Knobs) -> nn.Module:
@@ -169,89 +169,94 @@ def _traced_training(request: TraceRequest, config: Any, knobs: Knobs, model: nn
         yield TracedTraining(config, request.objective, fake, strategy)
 
 
-def _forward_backward(traced: TracedTraining, stacks: list[TracedStack], batch_size: int) -> list[TracedSegment]:
+def _forward_backward(
+    traced_training: TracedTraining, stacks: list[TracedStack], batch_size: int
+) -> list[TracedSegment]:
     """Trace forward and backward of the step's micro-batches, which the loop's own code takes."""
-    model: Any = traced.strategy.module
+    model: Any = traced_training.strategy.module
     model.zero_grad(set_to_none=True)
-    live = LiveBytes(traced.strategy.device.type)
-    live.count_all([*model.parameters(), *model.buffers()], PARAMS)
+    live_bytes = LiveBytes(traced_training.strategy.device.type)
+    live_bytes.count_all([*model.parameters(), *model.buffers()], PARAMS)
     for number, stack in enumerate(stacks):
         if stack.repeats > 1:
-            live.repeats[f"{number}:1"] = stack.repeats
-    watch = StepWatch(live)
+            live_bytes.repeats[f"{number}:1"] = stack.repeats
+    watch = StepWatch(live_bytes)
     hooks = watch.follow(stacks)
-    if traced.strategy.knobs.checkpointing == "full":
+    if traced_training.strategy.knobs.checkpointing == "full":
         model.gradient_checkpointing_enable({**CHECKPOINTING_ARGUMENTS, "context_fn": watch.around_checkpoints})
     for parameter in model.parameters():
-        hooks.append(parameter.register_post_accumulate_grad_hook(_gradient_counter(live)))
-    batches = islice(_batches(traced, batch_size, live), traced.strategy.knobs.grad_accum)
+        hooks.append(parameter.register_post_accumulate_grad_hook(_gradient_counter(live_bytes)))
+    batches = islice(_batches(traced_training, batch_size, live_bytes), traced_training.strategy.knobs.grad_accum)
     try:
-        with live:
+        with live_bytes:
             watch.enter("other")
-            forward_backward(traced.strategy, Objective(traced.objective), batches, watch.enter)
-            live.end()
+            forward_backward(traced_training.strategy, Objective(traced_training.objective), batches, watch.enter)
+            live_bytes.end()
     finally:
         for hook in hooks:
             hook.remove()
-    return live.segments
+    return live_bytes.segments
 
 
-def _gradient_counter(live: LiveBytes) -> Any:
+def _gradient_counter(live_bytes: LiveBytes) -> Any:
     def count_gradient(parameter: Tensor) -> None:
         assert parameter.grad is not None
-        live.set_category(parameter.grad, GRADS)
+        live_bytes.set_category(parameter.grad, GRADS)
 
     return count_gradient
 
 
-def _batches(traced: TracedTraining, batch_size: int, live: LiveBytes) -> Iterator[Batch]:
+def _batches(traced_training: TracedTraining, batch_size: int, live_bytes: LiveBytes) -> Iterator[Batch]:
     """Batches with the shapes and dtypes of the data; live bytes do not depend on their values."""
     while True:
-        batch: Batch = {name: traced.fake.from_tensor(real) for name, real in _samples(traced, batch_size).items()}
+        batch: Batch = {
+            name: traced_training.fake.from_tensor(tensor)
+            for name, tensor in _samples(traced_training, batch_size).items()
+        }
         for values in batch.values():
-            live.count(values, live.category)
+            live_bytes.count(values, live_bytes.category)
         yield batch
 
 
-def _samples(traced: TracedTraining, batch_size: int) -> Batch:
-    config, seq_len = traced.config, traced.strategy.knobs.seq_len
-    if traced.objective == "image-classification":
+def _samples(traced_training: TracedTraining, batch_size: int) -> Batch:
+    config, seq_len = traced_training.config, traced_training.strategy.knobs.seq_len
+    if traced_training.objective == "image-classification":
         channels, size = image_shape(config)
         return {
             "pixel_values": torch.zeros(batch_size, channels, size, size),
             "labels": torch.zeros(batch_size, dtype=torch.int64),
         }
-    split = EncoderDecoderSplit(split_tokens(seq_len)[0], 0) if traced.objective == "seq2seq" else None
-    samples = random_samples(vocab_size(config), traced.objective, seq_len, 0, split, batch_size)
+    split = EncoderDecoderSplit(split_tokens(seq_len)[0], 0) if traced_training.objective == "seq2seq" else None
+    samples = random_samples(vocab_size(config), traced_training.objective, seq_len, 0, split, batch_size)
     return samples.__getitems__(list(range(batch_size)))
 
 
-def _optimizer_step(traced: TracedTraining, updated: list[nn.Parameter]) -> TracedSegment:
+def _optimizer_step(traced_training: TracedTraining, updated: list[nn.Parameter]) -> TracedSegment:
     """Trace the optimizer's second step, which finds its states."""
-    strategy = traced.strategy
+    strategy = traced_training.strategy
     is_cuda = strategy.device.type == "cuda"
     with unset_fake_temporarily():
         # bitsandbytes computes its quantization map, which is data.
-        optimizer = strategy.optimizer = build_optimizer(strategy.module, traced.strategy.knobs)
+        optimizer = strategy.optimizer = build_optimizer(strategy.module, traced_training.strategy.knobs)
         if is_cuda:
             keep_pages_aside(optimizer)
-    live = LiveBytes(strategy.device.type)
-    live.count_all([*strategy.module.parameters(), *strategy.module.buffers()], PARAMS)
-    watch = StepWatch(live)
+    live_bytes = LiveBytes(strategy.device.type)
+    live_bytes.count_all([*strategy.module.parameters(), *strategy.module.buffers()], PARAMS)
+    watch = StepWatch(live_bytes)
     choose_foreach(optimizer, strategy.device.type)
-    with live:
+    with live_bytes:
         watch.enter("other")
         if strategy.precision.scaler is not None:
             strategy.precision.scaler.scale(torch.zeros((), device=strategy.device))
         for _ in range(2):
             for parameter in updated:
                 parameter.grad = torch.empty_like(parameter)
-                live.set_category(parameter.grad, GRADS)
-            live.count_all(tensors_of(list(optimizer.state.values())), OPTIMIZER)
+                live_bytes.set_category(parameter.grad, GRADS)
+            live_bytes.count_all(tensors_of(list(optimizer.state.values())), OPTIMIZER)
             watch.enter("optimizer")
             strategy.optimizer_step()
-        live.end()
-    return live.segments[-1]
+        live_bytes.end()
+    return live_bytes.segments[-1]
 
 
 def keep_pages_aside(optimizer: Any) -> None:

@@ -21,9 +21,11 @@ def replace_with_empty(model: nn.Module, device: torch.device | None = None) -> 
                 if tensor is None:
                     continue
                 if id(tensor) not in replacements:
-                    empty = empty_like(tensor, device)
+                    empty_parameter = empty_like(tensor, device)
                     is_parameter = isinstance(tensor, nn.Parameter)
-                    replacements[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                    replacements[id(tensor)] = (
+                        nn.Parameter(empty_parameter, tensor.requires_grad) if is_parameter else empty_parameter
+                    )
                 # Not the dictionary alone: an LSTM keeps a list of its weights as well.
                 setattr(module, name, replacements[id(tensor)])
     return replacements

@@ -31,7 +31,7 @@ class EndedStep(NamedTuple):
 class StepSink(Protocol):
     """Takes the figures of each step."""
 
-    def add(self, ended: EndedStep) -> None:
+    def add(self, ended_step: EndedStep) -> None:
         """Note a step."""
 
 

@@ -78,10 +78,10 @@ class WorkerLog:
 def exception_chain(error: BaseException) -> list[dict[str, str]]:
     """The error and its causes, outermost first, as `{type, message}`; types outside builtins carry their module."""
     chain: list[dict[str, str]] = []
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
+    while link is not None and id(link) not in seen_ids:
+        seen_ids.add(id(link))
         kind = type(link)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         chain.append({"type": name, "message": str(link)[:MESSAGE_CHARACTERS]})

@@ -16,13 +16,13 @@ def balance(costs: list[float], head: float, stages: int, entry: float = 0.0) ->
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, (0,))}
     for stage in range(1, stages + 1):
         extra = (entry if stage == 1 else 0.0) + (head if stage == stages else 0.0)
-        following: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        next_best: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         for end in range(stage, count - (stages - stage) + 1):
             options = []
             for begin, (highest, squares, bounds) in best.items():
                 if begin < end:
                     cost = cost_before[end] - cost_before[begin] + extra
                     options.append((max(highest, cost), squares + cost * cost, (*bounds, end)))
-            following[end] = min(options)
-        best = following
+            next_best[end] = min(options)
+        best = next_best
     return best[count][2]

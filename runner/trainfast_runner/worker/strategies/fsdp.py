@@ -57,8 +57,12 @@ def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, kno
             nearest="ddp",
         ) from error
     transformer_blocks(model)
-    half = HALF_DTYPE.get(knobs.precision)
-    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
+    half_dtype = HALF_DTYPE.get(knobs.precision)
+    policy = (
+        MixedPrecisionPolicy(param_dtype=half_dtype, reduce_dtype=torch.float32)
+        if half_dtype
+        else MixedPrecisionPolicy()
+    )
     for part in parts:
         if part.block is not None:
             fully_shard(part.block, mesh=mesh, reshard_after_forward=knobs.reshard == "on", mp_policy=policy)

@@ -111,10 +111,10 @@ def _elements(modules: list[nn.Module]) -> int:
     return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())
 
 
-def move_inputs(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+def move_inputs(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, Any]:
     """Move the inputs of `module` to the device of its parameters or buffers."""
     device = next(tensor.device for tensor in chain(module.parameters(), module.buffers()))
-    return _to(inputs, device), _to(named, device)
+    return _to(inputs, device), _to(keywords, device)
 
 
 def _move_own(module: nn.Module, device: torch.device, placed: dict[int, nn.Parameter]) -> None:

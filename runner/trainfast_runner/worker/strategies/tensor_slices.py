@@ -113,8 +113,8 @@ class _Enter:
     def __init__(self, group: Any) -> None:
         self.group = group
 
-    def __call__(self, _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        return tuple(self._copy(value) for value in inputs), {key: self._copy(value) for key, value in named.items()}
+    def __call__(self, _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        return tuple(self._copy(value) for value in inputs), {key: self._copy(value) for key, value in keywords.items()}
 
     def _copy(self, value: Any) -> Any:
         differentiable = isinstance(value, Tensor) and value.is_floating_point()

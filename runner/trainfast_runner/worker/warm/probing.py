@@ -37,11 +37,11 @@ class ProbeSteps:
     def __init__(self) -> None:
         self._steps: list[tuple[StepTimes, dict[str, Any]]] = []
 
-    def add(self, ended: EndedStep) -> None:
+    def add(self, ended_step: EndedStep) -> None:
         """Note a step. Nobody reads its loss, but the loss's sum over ranks must end."""
-        if ended.reduced is not None:
-            ended.reduced.wait()
-        self._steps.append((ended.times, ended.fields))
+        if ended_step.reduced is not None:
+            ended_step.reduced.wait()
+        self._steps.append((ended_step.times, ended_step.fields))
 
     @property
     def reached(self) -> tuple[str, ...]:
@@ -124,10 +124,10 @@ class ProbeRunner:
 
     def _longest(self, knobs: Knobs) -> Iterator[Batch]:
         """Repeat the micro-batches of a run's first step: the longest samples come first in a run."""
-        first = replace(knobs, steps=1, workers=0)
+        first_step_knobs = replace(knobs, steps=1, workers=0)
         strategy = self.state.strategy
         for _ in range(knobs.steps):
-            yield from batches_of(self.samples, first, strategy.dp_rank, strategy.dp_degree)
+            yield from batches_of(self.samples, first_step_knobs, strategy.dp_rank, strategy.dp_degree)
 
     def forget_last_probe(self) -> None:
         """Empty the caches that the last size left, and begin new peaks."""

@@ -303,12 +303,12 @@ def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]
 
     Empty before the end; a cancelled search has not ended, because the same command continues it.
     """
-    ended = newest(lines, BestEnded)
-    if ended is None or ended.state == "cancelled" or not any(isinstance(line, Space) for line in lines):
+    end = newest(lines, BestEnded)
+    if end is None or end.state == "cancelled" or not any(isinstance(line, Space) for line in lines):
         return []
-    state = state_of_best_journal(lines, ended.seconds)
+    state = state_of_best_journal(lines, end.seconds)
     reasons = {
-        number: state.excluded_by_instructions.get(number, ended.reason) for number in range(len(state.candidates))
+        number: state.excluded_by_instructions.get(number, end.reason) for number in range(len(state.candidates))
     }
     return [
         state.ruled_out.get(number, CandidateVerdict(candidate_number=number, verdict="not_tried", reason=reason))

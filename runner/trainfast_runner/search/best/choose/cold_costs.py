@@ -30,12 +30,12 @@ class ColdCosts:
     def steps(self) -> int:
         """Timed steps of each run: enough for `COLD_ERROR`, but confirming takes half of the budget at most."""
         state = self._state
-        needed = steps_for(state.measured.step_deviation, COLD_ERROR, MIN_COLD_STEPS, MAX_COLD_STEPS)
+        needed_steps = steps_for(state.measured.step_deviation, COLD_ERROR, MIN_COLD_STEPS, MAX_COLD_STEPS)
         budget_per_run_s = CONFIRMING_SHARE * state.question.budget_s / CONFIRMING_RUNS
         affordable = min(
             (budget_per_run_s - state.start_s(number)) / state.step_s(number) for number in self._confirmed_numbers
         )
-        return max(MIN_COLD_STEPS, min(needed, int(affordable)))
+        return max(MIN_COLD_STEPS, min(needed_steps, int(affordable)))
 
     def run_s(self, number: int) -> float:
         """Expected seconds of a cold run of a candidate."""

@@ -17,7 +17,7 @@ UNTIMED_COLD_STEPS = 3
 
 
 def cold_run_of(
-    launched: BestLaunched, directory: Path, result: Result, knobs: Collection[str], *, keep_disturbed: bool
+    launch_line: BestLaunched, directory: Path, result: Result, knobs: Collection[str], *, keep_disturbed: bool
 ) -> ColdRun:
     """Return the line of an ended cold run of a candidate with these knobs.
 
@@ -30,11 +30,11 @@ def cold_run_of(
     failure = oom_failure(result) if outcome == "oom" else Failure(reason)
     has_losses = result.script is None
     return ColdRun(
-        candidate_number=launched.candidate_number,
-        role=launched.role,
+        candidate_number=launch_line.candidate_number,
+        role=launch_line.role,
         run_id=result.run_id,
         outcome=outcome,
-        knob=launched.knob,
+        knob=launch_line.knob,
         samples_per_s=rate.median if outcome in ("measured", "void") else None,
         mad=rate.mad if outcome in ("measured", "void") else None,
         samples_per_joule=1 / joules if joules else None,
