@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from recorded import GIB, START_NS, S, a_run, a_tick
 from still import CPU, StillSession, a_live_run, a_snapshot
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import MachineSeen, NextRunChanged, NextRunRefused, Notified, SnapshotTaken
+from trainfast_tui.control.run_control import RunControl
 
 SECOND = "20261121-060000-tiny-llama-0001"
 
@@ -83,3 +85,12 @@ def test_the_prediction_follows_the_free_memory_while_nothing_runs(home: Home, h
     assert see(1.0, live) == [], "the run itself moves it"
     assert see(1.0) == [1.0], "no run is on the screen"
     assert see(4.0) == [4.0]
+
+
+def test_a_run_that_ends_by_itself_before_it_is_stopped_is_no_obstacle(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([True, True, False])
+    monkeypatch.setattr("trainfast_tui.control.run_control.is_alive", lambda directory: next(looks))
+    RunControl(home, lambda message: None).stop_and_wait(a_run(home))
+    assert next(looks, None) is None, "its processes were waited for"

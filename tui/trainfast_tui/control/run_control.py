@@ -120,8 +120,15 @@ class RunControl:
 
     def stop_and_wait(self, directory: Path) -> None:
         """Stop a run and wait until all its processes are gone; not on the event loop. Raises UserError."""
+        from trainfast_runner.running.run_state import run_state
+
         if is_alive(directory):
-            self._stop(directory)
+            try:
+                self._stop(directory)
+            except UserError:
+                # A run that has just ended by itself refuses to be stopped; its processes may take a moment more.
+                if not run_state(directory).ended:
+                    raise
         deadline = time.monotonic() + GIVE_UP_S
         while is_alive(directory):
             if time.monotonic() > deadline:
