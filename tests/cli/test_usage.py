@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,6 +12,7 @@ import pytest
 
 from cli.command import COMMAND, Cli
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_tui.cli.printing.output import print_json
 
 LISTED = ("run", "runs", "logs", "stop", "attach", "presets", "export", "monitor", "topo", "doctor")
 
@@ -109,8 +112,16 @@ def test_the_app_needs_a_terminal(cli: Cli) -> None:
 def test_a_full_disk_behind_stdout_is_printed(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2
+    assert done.returncode == 4
     assert done.stderr.strip() == "trainfast-tui: No space left on device"
+
+
+def test_json_stays_json_on_a_stdout_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="latin-1", write_through=True))
+    value = {"title": "“Ours”", "folder": "/home/用户", "unit": "°C"}
+    print_json(value)
+    assert json.loads(written.getvalue().decode("latin-1")) == value
 
 
 @pytest.mark.parametrize("words", ["presets list", "--help", "run --help", "--version"])

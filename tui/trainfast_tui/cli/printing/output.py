@@ -22,10 +22,11 @@ def print_json(value: Any) -> None:
     """Print one line of JSON; takes dicts, lists, Structs and dataclasses."""
     try:
         line = msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:
-        # A file name that is not UTF-8: json escapes its bytes, msgspec refuses them.
+        line.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        # A stdout or a file name that is not UTF-8: json escapes what msgspec leaves or refuses.
         line = json.dumps(msgspec.to_builtins(value))
-    print_line(line)
+    print(line)
 
 
 def print_line(text: str = "") -> None:
