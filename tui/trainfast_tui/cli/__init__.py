@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trainfast_tui.cli.exit_codes import CUT_OFF, INTERRUPTED, USAGE
+from trainfast_tui.cli.exit_codes import CUT_OFF, FAILED, INTERRUPTED
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         _drop_stdout()
         print(f"trainfast-tui: {error.strerror or error}", file=sys.stderr)
-        return USAGE
+        return FAILED
 
 
 def _run(arguments: list[str]) -> int:

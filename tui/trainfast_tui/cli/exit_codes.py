@@ -1,6 +1,6 @@
-"""Exit codes of signals and of searches; `run_states.exit_code_of` has those of runs."""
+"""Exit codes of failures, signals and searches; `run_states.exit_code_of` has those of runs."""
 
-USAGE, FAILED = 2, 4
+FAILED = 4
 HUNG_UP, INTERRUPTED, CUT_OFF = 129, 130, 141
 """128 and the signal, as shells have it: SIGHUP, SIGINT (Ctrl-C), and SIGPIPE for a reader that has gone."""
 SEARCH_EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": FAILED, "cancelled": INTERRUPTED}
