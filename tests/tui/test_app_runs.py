@@ -13,7 +13,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import RunRow
 from trainfast_tui.control.compared_runs import compared_with_previous
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.screens.runs import RunsListed, RunsScreen
+from trainfast_tui.screens.runs import RunsListed, RunsScreen, list_runs
 from trainfast_tui.widgets.tables import sorted_table
 from trainfast_tui.widgets.tables.run_detail import override_words
 from trainfast_tui.widgets.tables.runs_table import ORDERS, RunsTable, matches
@@ -77,6 +77,23 @@ async def test_two_marked_runs_are_compared_in_figures_and_percent(home: Home) -
         assert f"A  {SECOND}" in screen_text(app)
         await pilot.press("escape")
         await until(pilot, "runs   2")
+
+
+async def test_a_listing_begun_before_a_run_was_deleted_does_not_bring_it_back(home: Home) -> None:
+    two_runs(home)
+    async with running(home, size=(120, 40)) as (app, pilot):
+        await pilot.press("h")
+        await until(pilot, "runs   2")
+        screen = app.screen
+        assert isinstance(screen, RunsScreen)
+        late = list_runs(home, [], screen._request_id)
+        await pilot.press("d")
+        await until(pilot, "y  delete it")
+        await pilot.press("y")
+        await until(pilot, "runs   1")
+        screen.post(late)
+        await pilot.pause()
+        assert "runs   1" in screen_text(app)
 
 
 async def test_c_on_the_main_screen_compares_with_the_run_before(home: Home) -> None:
@@ -226,7 +243,7 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
         screen = app.screen
         assert isinstance(screen, RunsScreen)
         await until(pilot, "No run yet; Esc")
-        screen.post(RunsListed(rows))
+        screen.post(RunsListed(rows, screen._request_id))
         await until(pilot, "runs   10,000")
         drawn: list[int] = []
         sorted_rows: list[int] = []

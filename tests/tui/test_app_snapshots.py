@@ -108,7 +108,7 @@ def test_the_list_of_runs(home: Home, snap_compare: SnapCompare) -> None:
 
     class Listed(RunsScreen):
         def action_reload(self) -> None:
-            self.post(RunsListed(rows))
+            self.post(RunsListed(rows, 0))
 
     async def before(pilot: Any) -> None:
         await pilot.app.push_screen(Listed(pilot.app.session))

@@ -29,12 +29,13 @@ class RunsListed(ScreenMessage, frozen=True):
     """The home's runs, newest first, with the warm processes of searches."""
 
     rows: list[RunRow]
+    request_id: int
 
 
-def list_runs(home: Home, known: list[RunRow]) -> RunsListed:
+def list_runs(home: Home, known: list[RunRow], request_id: int) -> RunsListed:
     """List the home's runs; those in `known` that had ended are not read again."""
     ended = {row.run_id: row for row in known if row.supervised is None and row.seconds is not None}
-    return RunsListed([ended.get(run_id) or row_of(home, run_id) for run_id in reversed(home.run_ids())])
+    return RunsListed([ended.get(run_id) or row_of(home, run_id) for run_id in reversed(home.run_ids())], request_id)
 
 
 class RunsScreen(AppScreen):
@@ -53,6 +54,8 @@ class RunsScreen(AppScreen):
         """The runs that the filter lets through."""
         self._filter = ""
         self._is_listing = False
+        self._request_id = 0
+        """Number of the newest listing."""
 
     def compose(self) -> ComposeResult:
         yield StatusLine(id="head")
@@ -72,11 +75,13 @@ class RunsScreen(AppScreen):
         self.set_interval(REFRESH_S, self._look_again)
 
     def on_posted_message(self, message: PostedMessage) -> None:
-        if not isinstance(message.content, RunsListed):
+        """Take in the newest listing: an earlier one may have runs that were deleted since."""
+        listed = message.content
+        if not isinstance(listed, RunsListed) or listed.request_id != self._request_id:
             return
         self._is_listing = False
-        if message.content.rows != self._known:
-            self._show_runs(message.content.rows)
+        if listed.rows != self._known:
+            self._show_runs(listed.rows)
 
     def action_reload(self) -> None:
         self._list([])
@@ -88,7 +93,8 @@ class RunsScreen(AppScreen):
 
     def _list(self, known: list[RunRow]) -> None:
         self._is_listing = True
-        start_thread("runs", partial(list_runs, self._home, known), self.post, self._not_listed)
+        self._request_id += 1
+        start_thread("runs", partial(list_runs, self._home, known, self._request_id), self.post, self._not_listed)
 
     def _not_listed(self, error: UserError) -> Notified:
         self._is_listing = False
@@ -164,3 +170,4 @@ class RunsScreen(AppScreen):
             return
         self.notify(f"deleted {run_id}")
         self._show_runs([row for row in self._known or () if row.run_id != run_id])
+        self._list(self._known or [])
