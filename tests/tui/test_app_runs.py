@@ -79,6 +79,21 @@ async def test_two_marked_runs_are_compared_in_figures_and_percent(home: Home) -
         await until(pilot, "runs   2")
 
 
+async def test_a_second_and_a_late_comparison_cover_no_other_screen(home: Home) -> None:
+    two_runs(home)
+    compared = compared_with_previous(home, SECOND)
+    async with running(home, size=(120, 40)) as (app, pilot):
+        app.post(compared)
+        app.post(compared)
+        await until(pilot, "compare ─")
+        assert len(app.screen_stack) == 2
+        await pilot.press("escape", "question_mark")
+        await pilot.pause()
+        app.post(compared)
+        await pilot.pause()
+        assert "compare ─" not in screen_text(app)
+
+
 async def test_a_listing_begun_before_a_run_was_deleted_does_not_bring_it_back(home: Home) -> None:
     two_runs(home)
     async with running(home, size=(120, 40)) as (app, pilot):

@@ -137,7 +137,9 @@ class TrainfastApp(TerminalApp):
             case RunsCompared(a, b):
                 from trainfast_tui.screens.compare import CompareScreen
 
-                self.push_screen(CompareScreen(self.session, a, b))
+                # A second or a late answer covers no other screen or dialog.
+                if hasattr(self.screen, "action_compare"):
+                    self.push_screen(CompareScreen(self.session, a, b))
             case ThreadFailed(error):
                 raise error
             case TerminalLost():
