@@ -18,9 +18,8 @@ from trainfast_runner.search.bench.variants import Bench, run_order
 from trainfast_runner.search.bench.warm_rows import warm_groups
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.vary import read_vary
-from trainfast_tui.cli.printing.bench_file import WRITERS
+from trainfast_tui.cli.printing.bench_file import WRITERS, bench_markdown
 from trainfast_tui.cli.printing.output_file import output_path, write_output
-from trainfast_tui.text.bench_table import bench_markdown
 
 
 def grid(reference: str, *vary: str, settings: tuple[str, ...] = ()) -> Bench:
@@ -244,6 +243,14 @@ def test_html_is_one_page_with_all_text_escaped(
     assert "refused: <b>dp</b> needs two | GPUs " in page.texts
     assert "\x1b" not in text
     assert "url(" not in text
+
+
+def test_markdown_has_the_text_of_an_exception_escaped(
+    bench: Bench, results_by_row: dict[str, list[RowResult]], tmp_path: Path
+) -> None:
+    text = written(bench, results_by_row, tmp_path / "table.md")
+    assert "refused: &lt;b&gt;dp&lt;/b&gt; needs two \\| GPUs " in text
+    assert "\x1b" not in text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The table of a bench as text cells and as Markdown: measured and published figures side by side."""
+"""The table of a bench as text cells: measured and published figures side by side."""
 
 from __future__ import annotations
 
@@ -16,21 +16,6 @@ FIGURE_COLUMNS = ("samples/s", "vs baseline", "95 % CI", "step ms", "peak MiB", 
 """Headings of the columns of figures, after those of the settings."""
 BASELINE_SETTINGS = ("batch_size", "seq_len", "precision", "strategy")
 """Settings shown for the baseline; other rows show the settings that differ."""
-
-
-def bench_markdown(bench: Bench, table: Table, command: str) -> str:
-    """Return a heading, the command that makes the table again, the table, and notes for the reader."""
-    header, rows = bench_cells(bench, table)
-    # Text to the left, figures to the right.
-    sides = ["---", "---", *["---:"] * (len(header) - 4), "---", "---"]
-    lines = [_line(header), _line(sides), *map(_line, rows)]
-    return "\n".join([f"# {_escaped(bench.title)}", "", f"`{command}`", "", *lines, "", *table_notes(table), ""])
-
-
-def bench_cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of `bench_columns`."""
-    columns = bench_columns(bench, table)
-    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
 
 
 def bench_columns(bench: Bench, table: Table) -> dict[str, list[str]]:
@@ -72,7 +57,7 @@ def _published_gain(row: Row) -> str:
 
 
 def _figure_cells(row: Row) -> list[str]:
-    """The cells of `FIGURE_COLUMNS`, empty when there is no reading."""
+    """Return the cells of `FIGURE_COLUMNS`, empty when there is no reading."""
     result = row.result
     if result is None or not row.samples_per_s:
         return [""] * len(FIGURE_COLUMNS)
@@ -91,7 +76,7 @@ def _figure_cells(row: Row) -> list[str]:
 
 
 def process_word(row: Row) -> str:
-    """`warm` for a row that shared its process with others, `cold` for one of its own, empty without a run."""
+    """Return `warm` for a row that shared its process with others, `cold` for one of its own, else empty."""
     return {None: "", True: "warm", False: "cold"}[row.warm]
 
 
@@ -120,12 +105,3 @@ def table_notes(table: Table) -> Iterator[str]:
         yield "Warm rows trained one after another in one process; --cold gives every row a process of its own."
     if any(not result.conditions.clean for result in results):
         yield "Some runs started before their device had freed the last run's memory; see `trainfast-tui runs show`."
-
-
-def _line(texts: list[str]) -> str:
-    return "| " + " | ".join(map(_escaped, texts)) + " |"
-
-
-def _escaped(text: str) -> str:
-    """Return text that cannot end a cell or a line of a Markdown table."""
-    return " ".join(text.split()).replace("|", "\\|")

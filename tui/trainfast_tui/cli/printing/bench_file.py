@@ -12,8 +12,9 @@ from trainfast_runner.search.bench.table import Row, Table
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.report.as_html import as_html
-from trainfast_tui.report.blocks import Document, Prose, filled_grid
-from trainfast_tui.text.bench_table import bench_cells, bench_markdown, process_word, table_notes
+from trainfast_tui.report.as_markdown import as_markdown
+from trainfast_tui.report.blocks import Block, Code, Document, Prose, filled_grid
+from trainfast_tui.text.bench_table import bench_columns, process_word, table_notes
 from trainfast_tui.text.format import plain, with_sizes
 
 FIGURES: dict[str, Callable[[Row], float | None]] = {
@@ -50,12 +51,21 @@ def _json(bench: Bench, table: Table, command: str) -> str:
     return msgspec.json.encode(table.fields()).decode() + "\n"
 
 
+def bench_markdown(bench: Bench, table: Table, command: str) -> str:
+    """Return the table as Markdown, with the command that makes it again and notes for the reader."""
+    return as_markdown(_document(bench, table, Code("The command of this table:", command)))
+
+
 def _html(bench: Bench, table: Table, command: str) -> str:
-    """Return the table as one HTML page, which loads nothing and runs no script."""
-    header, rows = bench_cells(bench, table)
+    """Return the same as one HTML page, which loads nothing and runs no script."""
+    return as_html(_document(bench, table, Prose(command)))
+
+
+def _document(bench: Bench, table: Table, command: Block) -> Document:
+    columns = bench_columns(bench, table)
     # Text to the left, figures to the right.
-    shown = filled_grid(header, rows, right=range(2, len(header) - 2))
-    return as_html(Document(bench.title, (Prose(command), shown, *map(Prose, table_notes(table)))))
+    grid = filled_grid(list(columns), zip(*columns.values(), strict=True), right=range(2, len(columns) - 2))
+    return Document(bench.title, (command, grid, *map(Prose, table_notes(table))))
 
 
 WRITERS: dict[str, Callable[[Bench, Table, str], str]] = {
