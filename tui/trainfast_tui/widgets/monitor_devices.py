@@ -14,7 +14,9 @@ from trainfast_runner.units import counted
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.device_details import (
+from trainfast_tui.text.lines import Line, labelled, line_length, moved, paragraph
+from trainfast_tui.text.shades import causes_of, severity_order, shade_of
+from trainfast_tui.widgets.device_details import (
     Item,
     alarm_items,
     device_items,
@@ -23,8 +25,6 @@ from trainfast_tui.text.device_details import (
     is_alarm,
     missing_item,
 )
-from trainfast_tui.text.lines import Line, labelled, line_length, moved, paragraph
-from trainfast_tui.text.shades import causes_of, severity_order, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
 
 INDENT = 6

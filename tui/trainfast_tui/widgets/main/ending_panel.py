@@ -12,8 +12,8 @@ from trainfast_runner.records.result import OomChange
 from trainfast_tui.next_run.same_settings import has_same_model
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import oom_words
-from trainfast_tui.text.ending_words import Ending, ending
 from trainfast_tui.text.lines import Line, paragraph
+from trainfast_tui.widgets.main.ending_words import Ending, ending
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import RunFile
