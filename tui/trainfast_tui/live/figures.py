@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainfast_runner.records.result import LOSSES_IN_A_MEAN, MIN_STEPS_TO_COMPARE
+from trainfast_runner.records.result import LOSSES_IN_A_MEAN
 from trainfast_runner.results.distributions import median_rate
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.live.recent_conditions import RECENT_STEPS
 from trainfast_tui.text.format import count
+from trainfast_tui.text.speed_words import few_steps_note
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Result
@@ -75,7 +76,8 @@ def _basis_words(steps: int, before_number: str) -> str:
     """Return the number of steps behind the medians, in words, with a note when there are few."""
     if steps == 1:
         return "few steps: only 1 measured"
-    return ("few steps: " if steps < MIN_STEPS_TO_COMPARE else "") + f"medians of {before_number}{steps} steps"
+    note = few_steps_note(steps)
+    return (f"{note}: " if note else "") + f"medians of {before_number}{steps} steps"
 
 
 def latest_measured(steps: Sequence[Step]) -> Sequence[Step]:
