@@ -1,1 +1,1 @@
-"""Strip charts and the time axis they share."""
+"""Strip charts with the time axis they share, fit charts and scatter charts."""

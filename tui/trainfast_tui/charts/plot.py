@@ -31,7 +31,7 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def has_title(self) -> bool:
-        """True if there is a row for title and legend."""
+        """True if there is a row for the title and the keys of the series."""
         return self.height >= 2
 
     @property

@@ -104,7 +104,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         return replace(self, run=None, ticks=tuple(self.machine_ticks), xids=(*self.xids, *run_xids))
 
     def lost_s(self) -> dict[int, float]:
-        """Return the seconds since each lost GPU answered last, by its index."""
+        """Return the seconds since the first sample in which each lost GPU did not answer, by its index."""
         newest = self.tick
         lost: dict[int, float] = {}
         for device in newest.devices if newest is not None else ():

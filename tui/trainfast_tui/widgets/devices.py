@@ -125,7 +125,8 @@ def gpu_line(
 ) -> Line:
     """Return the row of a GPU.
 
-    `lost_s` is the time in seconds since its last answer, `missing` the reasons for absent readings (`Tick.missing`).
+    `lost_s` is the time in seconds since the first sample in which it did not answer, `missing` the reasons for absent
+    readings (`Tick.missing`).
     """
     long_words = width >= LONG_DEVICE_WORDS_FROM
     line: Line = [("▸" if is_used else " ", "primary"), (f"GPU {device.index} ", "cursor" if is_chosen else "title")]

@@ -159,7 +159,7 @@ class _MachineView:
 
     @cached_property
     def _lost_s(self) -> Mapping[int, float]:
-        """Seconds since each lost GPU answered last, by its index."""
+        """Seconds since the first sample in which each lost GPU did not answer, by its index."""
         return self.snapshot.lost_s()
 
     def head(self, index: int, *, is_chosen: bool = False) -> Line:
