@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from trainfast_runner.search.best.person_instructions import (
     PIN,
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
 
 
-class InstructionChoice(NamedTuple):
+@dataclass(frozen=True)
+class InstructionChoice:
     """An instruction that a person can choose."""
 
     effect: str

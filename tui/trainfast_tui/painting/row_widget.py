@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import msgspec
 from rich.segment import Segment
 from rich.style import Style
 from textual.filter import LineFilter
@@ -17,7 +17,7 @@ from trainfast_tui.painting.palettes import Palette, forget_palettes, tone_style
 SegmentRows = list[list[Segment]]
 
 
-class Canvas(NamedTuple):
+class Canvas(msgspec.Struct, frozen=True):
     """The size and colours of the drawn rows."""
 
     width: int = 0

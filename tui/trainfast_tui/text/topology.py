@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 from trainfast_runner.machine.link_advice import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, Topology, TopologyDevice
@@ -14,7 +15,8 @@ SectionKind = Literal["table", "text", "errors", "prose"]
 """The first line of a table names its columns; errors and prose are sentences of any length."""
 
 
-class TopologySection(NamedTuple):
+@dataclass(frozen=True)
+class TopologySection:
     """A part of the topology: its title and its lines."""
 
     title: str

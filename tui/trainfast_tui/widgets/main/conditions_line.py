@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from trainfast_tui.live.recent_conditions import counted_steps, known_mean, silent_gpus, worst_gpu
 from trainfast_tui.text import format as fmt
@@ -62,7 +64,7 @@ def _joined(parts: Iterable[Line], gap: str) -> Line:
     return line
 
 
-class Steadiness(NamedTuple):
+class Steadiness(msgspec.Struct, frozen=True):
     """A drift of temperature and step time, or its absence, in words."""
 
     words: str
