@@ -68,8 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         if code:
             return code
         exported = export(run_file, directory, arguments.to)
-    written = [] if folder is None else _write(exported, folder)
-    _print_exported(exported, written, arguments.json)
+    paths = [] if folder is None else _write(exported, folder)
+    _print_exported(exported, paths, arguments.json)
     return 0
 
 
@@ -86,13 +86,13 @@ def _refuse_options(arguments: argparse.Namespace) -> None:
             raise UserError("--onto only prints a diff", key=option, advice=f"without {option}")
 
 
-def _print_exported(exported: Exported, written: Sequence[Path], as_json: bool) -> None:
+def _print_exported(exported: Exported, paths: Sequence[Path], as_json: bool) -> None:
     """Print the files written, else the text of the export."""
     if as_json:
         print_json(exported)
         return
-    if written:
-        print_line("\n".join(map(str, written)))
+    if paths:
+        print_line("\n".join(map(str, paths)))
     else:
         print_exact(exported.text + "\n")
     if exported.to == "deepspeed":

@@ -32,9 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     path = output_path(arguments.output, FORMS)
     document, run_ids = report_document(Home(), arguments.references)
     text = as_html(document) if path.suffix.lower() == ".html" else as_markdown(document)
-    written = write_output(path, text)
+    size_bytes = write_output(path, text)
     if arguments.json:
-        print_json({"file": str(path), "runs": run_ids, "bytes": written})
+        print_json({"file": str(path), "runs": run_ids, "bytes": size_bytes})
         return 0
-    print_line(plain(f"{path}: {counted(len(run_ids), 'run')}, {size(written)}"))
+    print_line(plain(f"{path}: {counted(len(run_ids), 'run')}, {size(size_bytes)}"))
     return 0

@@ -143,9 +143,9 @@ def _report(directory: Path, as_json: bool, record: Path | None) -> None:
 
 def _print_estimate(best_plan: BestPlan, home: Home, options: SearchOptions, as_json: bool) -> None:
     """Print the number of candidates and the time that a search of them takes."""
-    expected = estimate(best_plan, home, options)
+    best_estimate = estimate(best_plan, home, options)
     if as_json:
-        print_json(dataclasses.asdict(expected))
+        print_json(dataclasses.asdict(best_estimate))
     else:
-        question = question_lines(expected.vary, expected.left_alone, expected.global_batch)
-        print_lines(plain(line) for line in [*question, *estimate_lines(expected)])
+        question = question_lines(best_estimate.vary, best_estimate.left_alone, best_estimate.global_batch)
+        print_lines(plain(line) for line in [*question, *estimate_lines(best_estimate)])

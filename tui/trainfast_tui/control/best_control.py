@@ -95,12 +95,12 @@ class BestControl(SearchControl["BestSnapshot"]):
 
         search_options = SearchOptions(fresh=options.is_fresh)
         plan = plan_spec_best(spec, options.request or BestRequest(), search_options, self._python)
-        expected = estimate(plan, self._home, search_options)
-        lines = [varied_line(expected.vary, expected.global_batch), *estimate_lines(expected)]
+        best_estimate = estimate(plan, self._home, search_options)
+        lines = [varied_line(best_estimate.vary, best_estimate.global_batch), *estimate_lines(best_estimate)]
         texts: list[Piece] = [(plain(line), "text") for line in lines]
         # The smallest screen may have no room for the knobs left alone: they come last.
-        texts += [(plain(line), "muted") for line in left_alone_lines(expected.left_alone, to_name=BY_KEYS)]
-        return BestPlanned(plan_id, texts, expected.vary, expected.global_batch)
+        texts += [(plain(line), "muted") for line in left_alone_lines(best_estimate.left_alone, to_name=BY_KEYS)]
+        return BestPlanned(plan_id, texts, best_estimate.vary, best_estimate.global_batch)
 
 
 def request_of(question: BestQuestion) -> BestRequest:

@@ -152,15 +152,15 @@ def _script_preset(run: RunFile) -> ScriptPreset | None:
 
 def next_run_from_search(record: RecordedSpec) -> NextRun:
     """Return the next run with the settings of a search of its preset. Raises UserError if the preset is gone."""
-    own = next_run_from_preset(record.name)
-    spec = spec_to_continue(record, own.spec)
+    preset_next_run = next_run_from_preset(record.name)
+    spec = spec_to_continue(record, preset_next_run.spec)
     if spec.script is not None:
         # The steps of a trial are the search's, not the person's.
         searched = {name: value for name, value in spec.knobs.items() if name not in SET_BY_A_SEARCH}
-        own_steps = {name: value for name, value in own.spec.knobs.items() if name in SET_BY_A_SEARCH}
+        own_steps = {name: value for name, value in preset_next_run.spec.knobs.items() if name in SET_BY_A_SEARCH}
         overrides = tuple(name for name in spec.overrides if name not in SET_BY_A_SEARCH)
         spec = replace(spec, knobs={**searched, **own_steps}, overrides=overrides)
-    return replace(own, spec=spec)
+    return replace(preset_next_run, spec=spec)
 
 
 def spec_to_continue(record: RecordedSpec, spec: RunSpec) -> RunSpec:

@@ -121,8 +121,8 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if self._shows_new_question:
             return None
         question, next_run = current.so_far.question, self.session.next_run
-        is_about = question is not None and next_run is not None and has_same_model(question, next_run.spec)
-        return current if is_about or self._search is not None else None
+        is_same_model = question is not None and next_run is not None and has_same_model(question, next_run.spec)
+        return current if is_same_model or self._search is not None else None
 
     def _show_plan(self) -> None:
         next_run, control = self.session.next_run, self.search_control
@@ -190,8 +190,8 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         next_run = session.next_run
         assert question is not None
         assert next_run is not None
-        is_other = not has_same_model(question, next_run.spec)
-        if is_other:
+        is_other_model = not has_same_model(question, next_run.spec)
+        if is_other_model:
             try:
                 next_run = session.set_next_run(next_run_from_search(question))
             except UserError as error:
@@ -206,7 +206,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         elif not session.set_knobs(settings):
             self.dismiss()
             return
-        if is_other:
+        if is_other_model:
             words = f"The next run is now {question.name} with its search's best setting; r runs it"
             session.post(Notified(words))
         elif len(settings) > MAX_NAMED:

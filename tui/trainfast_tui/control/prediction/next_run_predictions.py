@@ -64,8 +64,8 @@ class NextRunPredictions:
         While the device is used, free memory moves with the run or search that uses it, and starts no prediction.
         """
         inputs, free_bytes = (next_run, machine, may_trace, speed_key), free_memory_bytes(machine, snapshot)
-        is_held = is_device_used and bool(self._free_bytes)
-        if inputs == self._requested_for and (is_held or not has_moved(self._free_bytes, free_bytes)):
+        keeps_free_memory = is_device_used and bool(self._free_bytes)
+        if inputs == self._requested_for and (keeps_free_memory or not has_moved(self._free_bytes, free_bytes)):
             return
         self._requested_for, self._free_bytes = inputs, free_bytes
         request = request_for(next_run, machine, snapshot, may_trace=may_trace, speed_key=speed_key)

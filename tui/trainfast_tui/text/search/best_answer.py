@@ -11,13 +11,13 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.search.best_figures import (
     best_label,
     budget_words,
-    count_words,
     gain_words,
     is_final,
     noise_words,
     objective_words,
     rate_words,
     typed_knobs,
+    verdict_counts,
 )
 from trainfast_tui.text.tables import pairs, table
 
@@ -123,7 +123,7 @@ def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Itera
     """Yield the number of each verdict, the settings not tried or disturbed, why the search stopped, and its time."""
     dropped = so_far.space.dropped if so_far.space is not None else 0
     others = f"; another global batch: {counted(dropped, 'combination')}" if dropped else ""
-    yield "settings", f"{len(so_far.candidates):,}: {count_words(verdict.verdict for verdict in verdicts)}{others}"
+    yield "settings", f"{len(so_far.candidates):,}: {verdict_counts(verdict.verdict for verdict in verdicts)}{others}"
     not_tried = [verdict for verdict in verdicts if verdict.verdict == "not_tried"]
     named = [
         f"{typed_knobs(so_far.candidate(verdict.candidate_number).knobs)}: {verdict.reason}" for verdict in not_tried
@@ -150,5 +150,5 @@ def _without_answer(so_far: BestSoFar, search_id: str) -> Iterator[str]:
     elif ended is not None:
         missing = ended.missing_bytes
         yield f"{ended.reason}{'' if missing is None else f': the smallest setting is {fmt.size(missing)} too large'}"
-        if counts := count_words(verdict.verdict for verdict in verdicts_without_answer(so_far.lines)):
+        if counts := verdict_counts(verdict.verdict for verdict in verdicts_without_answer(so_far.lines)):
             yield f"{counted(len(so_far.candidates), 'setting')}: {counts}"

@@ -97,8 +97,8 @@ def budget_words(tried: int, candidates: int) -> str:
     return f"{tried:,} of {candidates:,} tried when the budget ended"
 
 
-def count_words(verdicts: Iterable[str]) -> str:
-    """Return the number of each verdict: `12 measured, 17 beaten`."""
+def verdict_counts(verdicts: Iterable[str]) -> str:
+    """Return the number of each verdict in words: `12 measured, 17 beaten`."""
     counts = Counter(verdicts)
     return ", ".join(f"{counts[name]:,} {name.replace('_', ' ')}" for name in VERDICTS if counts[name])
 

@@ -13,7 +13,7 @@ from trainfast_tui.next_run.same_settings import has_same_model
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import oom_words
 from trainfast_tui.text.lines import Line, paragraph
-from trainfast_tui.widgets.main.ending_words import Ending, ending
+from trainfast_tui.widgets.main.ending_words import Ending, ending_of
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import RunFile
@@ -53,7 +53,7 @@ class EndingPanel(GrowingPanel):
         """Show how this run ended; nothing while it is live."""
         new_ending = None
         if run is not None:
-            new_ending = ending(run, *self._session.background.oom_explainer.explanation_of(run))
+            new_ending = ending_of(run, *self._session.background.oom_explainer.explanation_of(run))
             if new_ending is not None and self._ending is not None and run.run_id == self._run_id:
                 new_ending = replace(new_ending, changes=with_same_keys(new_ending.changes, self._ending.changes))
             self._run_id, self._run = run.run_id, run.run_file
@@ -86,20 +86,20 @@ class EndingPanel(GrowingPanel):
         return next_run
 
     def lines(self, width: int, height: int) -> list[Line]:
-        shown = self._ending
-        if shown is None:
+        ending = self._ending
+        if ending is None:
             return []
-        alarm = shown.tone == "error"
-        head = f" {shown.headline.upper()} " if alarm else shown.headline
-        line: Line = [(head, "alarm" if alarm else shown.tone)]
-        if shown.tone == "success":
-            return [[*line, (f"  {shown.advice}", "muted")]]
-        lines: list[Line] = [line, *paragraph(shown.reason, width, "text", MAX_REASON_LINES)]
-        for fact in shown.facts:
+        alarm = ending.tone == "error"
+        head = f" {ending.headline.upper()} " if alarm else ending.headline
+        line: Line = [(head, "alarm" if alarm else ending.tone)]
+        if ending.tone == "success":
+            return [[*line, (f"  {ending.advice}", "muted")]]
+        lines: list[Line] = [line, *paragraph(ending.reason, width, "text", MAX_REASON_LINES)]
+        for fact in ending.facts:
             lines += paragraph(fact, width, "text", 2)
-        lines += _change_lines(shown.changes, width)
-        lines += [[("│ ", "muted"), (text, "text")] for text in shown.log]
-        return [*lines, *paragraph(shown.advice, width, "muted", 2)]
+        lines += _change_lines(ending.changes, width)
+        lines += [[("│ ", "muted"), (text, "text")] for text in ending.log]
+        return [*lines, *paragraph(ending.advice, width, "muted", 2)]
 
 
 def with_same_keys(changes: Sequence[OomChange], shown: Sequence[OomChange]) -> tuple[OomChange, ...]:

@@ -37,7 +37,7 @@ class Ending(msgspec.Struct, frozen=True):
     """Sentences about an out-of-memory error."""
 
 
-def ending(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int) -> Ending | None:
+def ending_of(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int) -> Ending | None:
     """Return the run's ending, or None while it is running and supervised.
 
     `explanation` explains an out-of-memory error; `traces_left` traces of its changes remain.

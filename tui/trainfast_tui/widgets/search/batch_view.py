@@ -182,7 +182,7 @@ def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> PeakPoint 
         needed = max(int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * 1.03))
         return PeakPoint(probe.batch_size, needed, sign, tone) if needed else None
     rank = fit.rank if fit is not None else probe.rank
-    own = next((peaks for peaks in probe.ranks if peaks.rank == rank), None)
-    peak = (own.limit_peak_bytes or own.peak_allocated_bytes) if own is not None else None
+    rank_peaks = next((peaks for peaks in probe.ranks if peaks.rank == rank), None)
+    peak = (rank_peaks.limit_peak_bytes or rank_peaks.peak_allocated_bytes) if rank_peaks is not None else None
     peak = peak or probe.peak_allocated_bytes
     return None if peak is None else PeakPoint(probe.batch_size, peak, sign, tone)

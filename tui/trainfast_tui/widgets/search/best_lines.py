@@ -8,7 +8,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, Tone, labelled
 from trainfast_tui.text.search.best_answer import precision_words
-from trainfast_tui.text.search.best_figures import count_words, figure_words, gain_words, unit_of
+from trainfast_tui.text.search.best_figures import figure_words, gain_words, unit_of, verdict_counts
 from trainfast_tui.text.search.best_state import candidate_words
 from trainfast_tui.text.search.outcomes import outcome_of, role_of
 from trainfast_tui.widgets.bar import bar
@@ -133,7 +133,7 @@ def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, max_ties: 
         rows.append([("within the noise  ", "muted"), (candidate_words(so_far.space, number), "text")])
     if len(answer.tied_numbers) > max_ties:
         rows.append([("within the noise  ", "muted"), (f"and {len(answer.tied_numbers) - max_ties} more", "text")])
-    counts = count_words(verdict.verdict for verdict in answer.verdicts)
+    counts = verdict_counts(verdict.verdict for verdict in answer.verdicts)
     rows += labelled(("settings          ", "muted"), f"{len(answer.verdicts):,}: {counts}", width)
     if so_far.ended is not None:
         rows += labelled(("stopped because   ", "muted"), so_far.ended.stopped_because, width)
