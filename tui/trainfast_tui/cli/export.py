@@ -114,8 +114,8 @@ def _print_diff(change: OntoFile, as_json: bool) -> None:
         print_json(change)
         return
     print_exact(change.diff)
-    already = [] if change.diff or change.notes else [f"{change.file} has these settings already"]
-    for note in (*already, *change.notes):
+    unchanged_notes = [] if change.diff or change.notes else [f"{change.file} has these settings already"]
+    for note in (*unchanged_notes, *change.notes):
         print_notice(plain(note))
 
 

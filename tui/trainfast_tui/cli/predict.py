@@ -85,18 +85,18 @@ def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTabl
 
     def show_tracing(tracing: TraceProgress) -> None:
         if tracing.importing:
-            slow.update(plain(importing_words(tracing.importing)))
+            progress.update(plain(importing_words(tracing.importing)))
         elif tracing.next_trace:
             words = TRACING
             if len(runs) > 1:
                 words = f"tracing {plain(runs[tracing.index].id)}, {tracing.index + 1} of {len(runs)}"
-            slow.update(f"{words}: {tracing.next_trace}", tracing.done / tracing.total)
+            progress.update(f"{words}: {tracing.next_trace}", tracing.done / tracing.total)
 
-    with progress_when_slow(f"{TRACING}…", on_any_stream=len(runs) > 1) as slow:
+    with progress_when_slow(f"{TRACING}…", on_any_stream=len(runs) > 1) as progress:
         for index, row in predict_rows(runs, python, show_tracing):
             rows[index] = row
             if table is not None and table.is_next(index):
-                slow.print_above(lambda: table.print_ready(rows))
+                progress.print_above(lambda: table.print_ready(rows))
     return [rows[index] for index in range(len(runs))]
 
 

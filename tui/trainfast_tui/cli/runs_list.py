@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
             allowed=STATES,
             nearest=nearest(arguments.state, STATES),
         )
-    wanted = (row for row in iter_rows(Home(), warm_processes=arguments.probes) if _matches(row, arguments))
-    rows = list(itertools.islice(wanted, arguments.n))
+    matching_rows = (row for row in iter_rows(Home(), warm_processes=arguments.probes) if _matches(row, arguments))
+    rows = list(itertools.islice(matching_rows, arguments.n))
     if not rows and arguments.preset is not None:
         _refuse_unknown(arguments.preset, Home())
     if arguments.json:

@@ -20,12 +20,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Delete the runs and print their ids."""
     home = Home()
     ids = list(dict.fromkeys(home.find(reference) for reference in arguments.references))
-    live = [run_id for run_id in ids if is_alive_after_grace(home.directory(run_id))]
-    if live:
+    live_ids = [run_id for run_id in ids if is_alive_after_grace(home.directory(run_id))]
+    if live_ids:
         raise UserError(
-            f"{', '.join(live)} {'is' if len(live) == 1 else 'are'} still running; nothing was deleted",
-            key=live[0],
-            advice=f"trainfast-tui stop {live[0]}",
+            f"{', '.join(live_ids)} {'is' if len(live_ids) == 1 else 'are'} still running; nothing was deleted",
+            key=live_ids[0],
+            advice=f"trainfast-tui stop {live_ids[0]}",
         )
     for run_id in ids:
         home.remove(run_id)

@@ -97,8 +97,8 @@ def _print_steps(directory: Path, as_json: bool) -> None:
         return
     print_steps(steps)
     if result is not None and thinning is not None:
-        taken = result.steps.measured + result.steps.warmup
-        print_line(f"note: a long run: these are {count(len(steps))} of its {count(taken)} steps")
+        step_count = result.steps.measured + result.steps.warmup
+        print_line(f"note: a long run: these are {count(len(steps))} of its {count(step_count)} steps")
 
 
 def _settings_line(result: Result, run: RunFile | None) -> str:

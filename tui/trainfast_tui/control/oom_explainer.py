@@ -114,14 +114,14 @@ def _out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
 
     if run.run_file is None:
         return None
-    held = run.error.held_bytes if isinstance(run.error, ExceptionLine) else None
-    available = highest(tick.host.memory_available_bytes for tick in run.ticks)
+    held_bytes = run.error.held_bytes if isinstance(run.error, ExceptionLine) else None
+    available_bytes = highest(tick.host.memory_available_bytes for tick in run.ticks)
     return OutOfMemory(
         run=run.run_file,
         reason=run.reason,
         error=_error_of(run),
-        held_bytes=held,
-        host_bytes=available,
+        held_bytes=held_bytes,
+        host_bytes=available_bytes,
         events=run.events,
         tried=run.tried,
         in_first_step=not run.steps,

@@ -54,20 +54,20 @@ def run_figures(run: RunSnapshot) -> Figures:
 
 
 def _figures_of_steps(run: RunSnapshot) -> Figures:
-    last = latest_measured(run.steps)
-    warming_up = bool(last) and last[-1].warmup
-    numbers = {step.step for step in last}
+    latest_steps = latest_measured(run.steps)
+    warming_up = bool(latest_steps) and latest_steps[-1].warmup
+    numbers = {step.step for step in latest_steps}
     # A step has no rate before all ranks have written it.
-    rated = run.rates.steps
-    recent_indexes = range(max(0, len(rated) - 2 * RECENT_STEPS), len(rated))
-    rate_indexes = [index for index in recent_indexes if rated[index] in numbers]
-    words = "warming up" if warming_up else _basis_words(len(last), "the last ")
+    rated_steps = run.rates.steps
+    recent_indexes = range(max(0, len(rated_steps) - 2 * RECENT_STEPS), len(rated_steps))
+    rate_indexes = [index for index in recent_indexes if rated_steps[index] in numbers]
+    words = "warming up" if warming_up else _basis_words(len(latest_steps), "the last ")
     return Figures(
         _median([run.rates.samples_per_s[index] for index in rate_indexes], median_rate),
         _median([run.rates.tokens_per_s[index] for index in rate_indexes], median_rate),
-        _median([step.step_ms for step in last]),
-        {name: _median([getattr(step, f"{name}_ms") for step in last]) for name in STEP_PHASES},
-        words if last else "",
+        _median([step.step_ms for step in latest_steps]),
+        {name: _median([getattr(step, f"{name}_ms") for step in latest_steps]) for name in STEP_PHASES},
+        words if latest_steps else "",
         warming_up=warming_up,
     )
 
@@ -82,13 +82,13 @@ def _basis_words(steps: int, before_number: str) -> str:
 
 def latest_measured(steps: Sequence[Step]) -> Sequence[Step]:
     """Return the latest measured steps; those of the timing warm-up while there are no others."""
-    last = steps[-RECENT_STEPS:]
-    return [step for step in last if not step.warmup] or last
+    latest_steps = steps[-RECENT_STEPS:]
+    return [step for step in latest_steps if not step.warmup] or latest_steps
 
 
 def _median(values: Sequence[float | None], median_of: Callable[[Sequence[float]], float] = median) -> float | None:
-    known = [value for value in values if value is not None]
-    return median_of(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return median_of(known_values) if known_values else None
 
 
 def peak_allocated_bytes(run: RunSnapshot) -> int | None:
@@ -111,10 +111,10 @@ def first_and_last_loss(run: RunSnapshot) -> tuple[float | None, float | None]:
 
 
 def _last_loss(steps: Sequence[Step]) -> float | None:
-    logged = (step.loss for step in reversed(steps) if step.loss is not None or step.loss_not_finite)
-    last = list(islice(logged, LOSSES_IN_A_MEAN))
-    finite = [loss for loss in last if loss is not None]
-    return fmean(finite) if finite and len(finite) == len(last) else None
+    logged_losses = (step.loss for step in reversed(steps) if step.loss is not None or step.loss_not_finite)
+    last_losses = list(islice(logged_losses, LOSSES_IN_A_MEAN))
+    finite_losses = [loss for loss in last_losses if loss is not None]
+    return fmean(finite_losses) if finite_losses and len(finite_losses) == len(last_losses) else None
 
 
 def planned_steps(run: RunSnapshot) -> int | None:

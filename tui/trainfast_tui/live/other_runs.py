@@ -27,24 +27,24 @@ class OtherRuns:
     def look(self, shown: Path | None) -> None:
         """Look for live runs other than `shown`."""
         self._look_for_new()
-        unended: list[str] = []
-        live: list[str] = []
+        unended_ids: list[str] = []
+        live_ids: list[str] = []
         for run_id in self._unended:
             directory = self._home.directory(run_id)
             if directory == shown:
                 self._new.discard(run_id)
-                unended.append(run_id)
+                unended_ids.append(run_id)
                 continue
             # Looked for before the lock is tried: a launch takes the lock before it writes `run.json`.
             is_launched = (directory / RUN_FILE).exists()
             if is_unfinished(directory):
-                live.append(run_id)
-                unended.append(run_id)
+                live_ids.append(run_id)
+                unended_ids.append(run_id)
             elif not is_launched:
-                unended.append(run_id)
-        self._unended = unended
-        self.live = next(iter(live), None)
-        self.started_elsewhere = next((run_id for run_id in live if self._is_started_elsewhere(run_id)), None)
+                unended_ids.append(run_id)
+        self._unended = unended_ids
+        self.live = next(iter(live_ids), None)
+        self.started_elsewhere = next((run_id for run_id in live_ids if self._is_started_elsewhere(run_id)), None)
 
     def _is_started_elsewhere(self, run_id: str) -> bool:
         if run_id not in self._new:
@@ -59,11 +59,11 @@ class OtherRuns:
             changed_ns = 0  # there is no run yet
         if changed_ns == self._changed_ns:
             return
-        every = self._home.run_ids()
+        run_ids = self._home.run_ids()
         # Set after the look, so that an unreadable home is reported each time.
         self._changed_ns = changed_ns
-        added = set(every) - (self._known or frozenset())
+        new_ids = set(run_ids) - (self._known or frozenset())
         if self._known is not None:
-            self._new |= added
-        self._unended = [run_id for run_id in reversed(every) if run_id in added or run_id in self._unended]
-        self._known = frozenset(every)
+            self._new |= new_ids
+        self._unended = [run_id for run_id in reversed(run_ids) if run_id in new_ids or run_id in self._unended]
+        self._known = frozenset(run_ids)

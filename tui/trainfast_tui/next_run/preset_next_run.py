@@ -42,22 +42,22 @@ class PresetNextRun(NextRun):
 
     def with_value(self, name: str, text: str) -> Self:
         """Return a copy with a typed value of the knob; a new strategy resets knobs without use. Raises UserError."""
-        turned = replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
-        return turned._with_useful_knobs() if name == "strategy" else turned
+        next_run = replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
+        return next_run._with_useful_knobs() if name == "strategy" else next_run
 
     def reset(self, name: str) -> Self:
         """Return a copy with the knob at its preset's value; that of the strategy resets knobs without use."""
-        kept = super().reset(name)
-        return kept._with_useful_knobs() if name == "strategy" else kept
+        next_run = super().reset(name)
+        return next_run._with_useful_knobs() if name == "strategy" else next_run
 
     def _with_useful_knobs(self) -> Self:
         """Return a copy in which every override that does nothing with this strategy is reset."""
-        useful = self
+        next_run = self
         for override in self.spec.overrides:
             entry = KNOBS_BY_NAME.get(override)
             if entry is not None and entry.only_with and not entry.applies(self.spec.knobs):
-                useful = useful.reset(override)
-        return useful
+                next_run = next_run.reset(override)
+        return next_run
 
     def save(self, name: str) -> Path:
         from trainfast_runner.settings.saving import save_preset

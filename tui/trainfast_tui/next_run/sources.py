@@ -80,11 +80,11 @@ def repeat_preset_run(run: RunFile, home: Home, *, is_opened: bool = False) -> P
     """
     preset_knobs = _preset_knobs(run)
     is_of_search = run.role == CONFIRMATION or (run.role == COLD and not is_opened)
-    searched = _searched_settings(run, home) if is_of_search else None
-    spec = spec_of_record(searched or run)
-    if is_of_search and searched is None:
+    searched_settings = _searched_settings(run, home) if is_of_search else None
+    spec = spec_of_record(searched_settings or run)
+    if is_of_search and searched_settings is None:
         spec = replace(spec, knobs={**spec.knobs, **{name: preset_knobs[name] for name in SET_BY_A_SEARCH}})
-    if "devices" not in (searched or run).overrides:
+    if "devices" not in (searched_settings or run).overrides:
         # The launcher wrote down how many it chose; the next run chooses again.
         spec = replace(spec, knobs={**spec.knobs, "devices": preset_knobs.get("devices")})
     return PresetNextRun(spec, preset_knobs, shown_run_knobs=run.knobs)
@@ -118,13 +118,13 @@ def _repeat_script_run(run: RunFile) -> ScriptNextRun | None:
     The script's preset is taken if its file is still there, else the recorded command with its flags. None for a trial,
     a run with `--steps-from-log` or `--samples-per-step`, and a knob value unknown to this version.
     """
-    recorded = run.script
-    if recorded is None or recorded.trial or recorded.steps_from_log or recorded.samples_per_step:
+    record = run.script
+    if record is None or record.trial or record.steps_from_log or record.samples_per_step:
         return None
     script = _script_preset(run)
     if script is None:
-        recorded_knobs = {name: value for name, value in run.knobs.items() if name not in recorded.flagged}
-        script = ScriptPreset(command=tuple(recorded.command), name=run.preset, title=run.title, cwd=run.cwd)
+        recorded_knobs = {name: value for name, value in run.knobs.items() if name not in record.flagged}
+        script = ScriptPreset(command=tuple(record.command), name=run.preset, title=run.title, cwd=run.cwd)
     else:
         recorded_knobs = {
             name: value for name, value in run.knobs.items() if reach_of(name, script).way is not Way.NONE
@@ -156,10 +156,10 @@ def next_run_from_search(record: RecordedSpec) -> NextRun:
     spec = spec_to_continue(record, preset_next_run.spec)
     if spec.script is not None:
         # The steps of a trial are the search's, not the person's.
-        searched = {name: value for name, value in spec.knobs.items() if name not in SET_BY_A_SEARCH}
+        searched_knobs = {name: value for name, value in spec.knobs.items() if name not in SET_BY_A_SEARCH}
         own_steps = {name: value for name, value in preset_next_run.spec.knobs.items() if name in SET_BY_A_SEARCH}
         overrides = tuple(name for name in spec.overrides if name not in SET_BY_A_SEARCH)
-        spec = replace(spec, knobs={**searched, **own_steps}, overrides=overrides)
+        spec = replace(spec, knobs={**searched_knobs, **own_steps}, overrides=overrides)
     return replace(preset_next_run, spec=spec)
 
 

@@ -20,13 +20,13 @@ def _exports(run: ReportedRun) -> Iterator[Block]:
         yield Prose(f"{run.result.run_id} has no readable run.json, so there are no settings to export.")
         return
     yield Heading(f"Run {run.label}: {run.result.run_id}", 3)
-    refused = []
+    refusals = []
     for form in FORMS:
         try:
             exported = export(run.run_file, run.directory, form)
         except UserError as error:
-            refused.append(f"Not as {form}: {error.message}.")
+            refusals.append(f"Not as {form}: {error.message}.")
             continue
         left_out = f" (cannot be expressed: {', '.join(exported.left_out)})" if exported.left_out else ""
         yield Code(f"{form}{left_out}", exported.text)
-    yield from map(Prose, refused)
+    yield from map(Prose, refusals)

@@ -125,8 +125,8 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
             self.start_search()
         elif offer is not None:
             next_run = session.next_run
-            same = search is not None and next_run is not None and has_same_settings(search, next_run.spec)
-            if session.set_knobs(offer.settings) and not same:
+            is_same_question = search is not None and next_run is not None and has_same_settings(search, next_run.spec)
+            if session.set_knobs(offer.settings) and not is_same_question:
                 words = "Applied, but the search had other knobs: this may not fit with these."
                 session.post(Notified(words, "warning"))
             self.dismiss()

@@ -75,11 +75,11 @@ class HelpScreen(PageScreen):
 
 def matching_sections(sections: list[Section], words: str) -> list[Section]:
     """Return the entries that contain all of these words, in their sections; a section without one is left out."""
-    wanted = words.lower().split()
+    filter_words = words.lower().split()
     matching = []
     for title, entries in sections:
-        if kept := [entry for entry in entries if all(word in _entry_text(entry) for word in wanted)]:
-            matching.append(Section(title, kept))
+        if kept_entries := [entry for entry in entries if all(word in _entry_text(entry) for word in filter_words)]:
+            matching.append(Section(title, kept_entries))
     return matching
 
 

@@ -173,9 +173,9 @@ class MonitorScreen(AppScreen):
 
 
 def _described(row: ProcessRow) -> str:
-    held = f", {fmt.size(row.device_memory_bytes)} on GPU {'+'.join(str(index) for index, _ in row.devices)}"
+    device_words = f", {fmt.size(row.device_memory_bytes)} on GPU {'+'.join(str(index) for index, _ in row.devices)}"
     return (
         f"{fmt.plain(row.command, 200)}\n"
         f"of {row.owner}, for {fmt.duration(row.age_s)}, {fmt.size(row.memory_rss_bytes)} of memory"
-        f"{held if row.devices else ''}"
+        f"{device_words if row.devices else ''}"
     )

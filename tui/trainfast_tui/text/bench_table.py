@@ -40,9 +40,9 @@ def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[st
     """Yield the settings of a row that differ from the baseline's, as `name=value`, without those of its id."""
     yield from (f"model.{name}={value}" for name, value in row_spec.model.items() if baseline.model.get(name) != value)
     # A script's row has only the knobs that were asked for.
-    named = [name for name in KNOBS_BY_NAME if name in row_spec.knobs]
-    differing = [name for name in named if row_spec.knobs[name] != baseline.knobs.get(name)]
-    names = BASELINE_SETTINGS if row_spec is baseline else differing
+    set_knobs = [name for name in KNOBS_BY_NAME if name in row_spec.knobs]
+    differing_knobs = [name for name in set_knobs if row_spec.knobs[name] != baseline.knobs.get(name)]
+    names = BASELINE_SETTINGS if row_spec is baseline else differing_knobs
     yield from (
         f"{name}={KNOBS_BY_NAME[name].text_of(row_spec.knobs[name])}"
         for name in names

@@ -45,11 +45,11 @@ def worst_bottleneck_line(run: RunSnapshot) -> Line:
     """Return the worst bottleneck in one line, or that none was found."""
     if not run.diagnosis:
         return [(no_bottleneck_in_run(run), "muted")]
-    worst, others = run.diagnosis[0], len(run.diagnosis) - 1
+    worst, other_count = run.diagnosis[0], len(run.diagnosis) - 1
     return [
         ("d ", "key"),
         (worst.line, SEVERITY_TONES.get(worst.severity, "text")),
-        (f"  and {others} more" if others else "", "muted"),
+        (f"  and {other_count} more" if other_count else "", "muted"),
     ]
 
 

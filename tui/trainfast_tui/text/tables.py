@@ -37,16 +37,16 @@ def without_empty_columns(
 ) -> tuple[list[str], list[list[str]], list[int]]:
     """Return header, rows and `right` without the columns in which each cell is `empty`; the first column stays."""
     all_rows, right_columns = list(rows), set(right)
-    filled = [column for column in range(len(header)) if column == 0 or any(row[column] != empty for row in all_rows)]
+    columns = [column for column in range(len(header)) if column == 0 or any(row[column] != empty for row in all_rows)]
     return (
-        [header[column] for column in filled],
-        [[row[column] for column in filled] for row in all_rows],
-        [index for index, column in enumerate(filled) if column in right_columns],
+        [header[column] for column in columns],
+        [[row[column] for column in columns] for row in all_rows],
+        [index for index, column in enumerate(columns) if column in right_columns],
     )
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
     """Return `label  value` lines with the values aligned."""
-    listed = list(rows)
-    width = max((cell_len(label) for label, _ in listed), default=0)
-    return [f"{to_width(label, width)}  {value}".rstrip() for label, value in listed]
+    listed_rows = list(rows)
+    width = max((cell_len(label) for label, _ in listed_rows), default=0)
+    return [f"{to_width(label, width)}  {value}".rstrip() for label, value in listed_rows]

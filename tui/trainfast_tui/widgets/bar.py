@@ -13,9 +13,9 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 def bar(share: float | None, width: int, tone: Tone = "primary") -> Line:
     """Return a bar of `width` cells, filled to a share that is clamped to 0..1; None fills none."""
-    full, rest = divmod(round(min(max(share or 0.0, 0.0), 1.0) * width * 8), 8)
-    filled = "█" * full + (_EIGHTHS[rest] if rest else "")
-    return [(filled, tone), ("·" * (width - len(filled)), "muted")]
+    full, eighths = divmod(round(min(max(share or 0.0, 0.0), 1.0) * width * 8), 8)
+    filled_cells = "█" * full + (_EIGHTHS[eighths] if eighths else "")
+    return [(filled_cells, tone), ("·" * (width - len(filled_cells)), "muted")]
 
 
 def stacked_cells(values: Sequence[float], width: int) -> list[int]:
@@ -26,12 +26,12 @@ def stacked_cells(values: Sequence[float], width: int) -> list[int]:
     total = sum(values)
     if not total:
         return [0] * len(values)
-    exact = [value / total * width for value in values]
-    cells = [max(1, int(part)) if part > 0 else 0 for part in exact]
-    by_rest = sorted(range(len(values)), key=lambda i: exact[i] - cells[i], reverse=True)
+    exact_cells = [value / total * width for value in values]
+    cells = [max(1, int(part)) if part > 0 else 0 for part in exact_cells]
+    by_rest = sorted(range(len(values)), key=lambda i: exact_cells[i] - cells[i], reverse=True)
     while sum(cells) < width:
         for index in by_rest:
-            if exact[index] > 0 and sum(cells) < width:
+            if exact_cells[index] > 0 and sum(cells) < width:
                 cells[index] += 1
     while sum(cells) > width:
         cells[cells.index(max(cells))] -= 1

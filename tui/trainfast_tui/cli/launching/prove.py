@@ -23,7 +23,7 @@ from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.format import plain, with_sizes
 
 
-def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str], *, wait: bool = False) -> int:
+def prove(run: RunFile, directory: Path, exported: Exported, command: Sequence[str], *, wait: bool = False) -> int:
     """Run the export, follow it to its end, and keep the proof; 0, or 129 if the terminal went away.
 
     With `wait` the run is started once no other run uses the devices. Raises UserError for a device in use, and, with
@@ -33,7 +33,7 @@ def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str
         for name, text in exported.files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         with progress_when_slow("checking…"):
-            plan = plan_exported(run, exported, typed, Path(folder))
+            plan = plan_exported(run, exported, command, Path(folder))
         with run_started_when_free(plan, Home(), wait=wait) as (started, signals):
             print_notice(f"{started.name} runs the export")
             result = follow(started, signals, interrupt_stops=True)

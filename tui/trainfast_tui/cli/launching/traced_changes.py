@@ -31,9 +31,9 @@ def with_traced_changes(directory: Path, result: Result, python: str | None) -> 
     timer.daemon = True
     timer.start()
     try:
-        with progress_when_slow("tracing which changes would make it fit…") as slow:
+        with progress_when_slow("tracing which changes would make it fit…") as progress:
             for left in trace_changes(oom_run, python, cancelled):
-                slow.update(f"tracing which changes would make it fit, {left} to go…")
+                progress.update(f"tracing which changes would make it fit, {left} to go…")
     except (UserError, OSError, KeyboardInterrupt):
         pass  # changes without a trace stay estimates
     finally:

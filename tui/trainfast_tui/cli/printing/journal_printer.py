@@ -131,5 +131,5 @@ def print_earlier_search(progress: Progress, home: Home, directory: Path, tried:
     """
     if tried:
         progress.print_line(f"continuing {directory.name}, {tried}; --fresh starts over")
-    elif (edited := search_before_edit(home, directory)) is not None:
-        progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")
+    elif (search_before := search_before_edit(home, directory)) is not None:
+        progress.print_line(f"a file of the command was edited since {search_before.name}: a new search begins")

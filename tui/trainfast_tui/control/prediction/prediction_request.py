@@ -90,8 +90,8 @@ def _host_free_bytes(tick: Tick, live_run: RunSnapshot | None) -> int | None:
     host = tick.host
     if host.memory_available_bytes is None:
         return None
-    held = host.run.memory_rss_bytes if live_run is not None and host.run is not None else None
-    return host.memory_available_bytes + (held or 0)
+    run_bytes = host.run.memory_rss_bytes if live_run is not None and host.run is not None else None
+    return host.memory_available_bytes + (run_bytes or 0)
 
 
 def _with_free_memory(machine: Machine, tick: Tick, live_run: RunSnapshot | None) -> Machine:
@@ -103,7 +103,7 @@ def _with_free_memory(machine: Machine, tick: Tick, live_run: RunSnapshot | None
         reading = readings.get(gpu.uuid or "")
         if reading is not None and reading.memory_free_bytes is not None:
             used, used_before = reading.memory_used_bytes, before.get(gpu.uuid or "")
-            held = max(0, used - used_before) if used is not None and used_before is not None else 0
-            gpu = msgspec.structs.replace(gpu, memory_free_bytes=reading.memory_free_bytes + held)
+            run_bytes = max(0, used - used_before) if used is not None and used_before is not None else 0
+            gpu = msgspec.structs.replace(gpu, memory_free_bytes=reading.memory_free_bytes + run_bytes)
         gpus.append(gpu)
     return dataclasses.replace(machine, gpus=tuple(gpus))

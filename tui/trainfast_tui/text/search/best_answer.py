@@ -83,8 +83,10 @@ def precision_words(so_far: BestSoFar, answer: BestAnswer) -> str:
     """Return words for a best setting in another precision than the baseline's; empty for the same precision."""
     assert so_far.space is not None
     numbers = so_far.space.baseline_number, answer.best_number
-    own, best = (so_far.candidate(number).knobs.get("precision") for number in numbers)
-    return f"counting precision={best} as the same as {own}" if best != own else ""
+    baseline_precision, precision = (so_far.candidate(number).knobs.get("precision") for number in numbers)
+    if precision == baseline_precision:
+        return ""
+    return f"counting precision={precision} as the same as {baseline_precision}"
 
 
 def _side_words(
@@ -97,11 +99,11 @@ def _side_words(
     return f"{words}, runs {' and '.join(run_ids)}" if run_ids else f"{words}, not confirmed"
 
 
-def _shortened(label: str, listed: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for words in listed[:MAX_LISTED]:
+def _shortened(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for words in texts[:MAX_LISTED]:
         yield label, words
-    if len(listed) > MAX_LISTED:
-        yield label, f"and {len(listed) - MAX_LISTED} more"
+    if len(texts) > MAX_LISTED:
+        yield label, f"and {len(texts) - MAX_LISTED} more"
 
 
 def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
@@ -121,14 +123,14 @@ def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, .
 
 def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[tuple[str, str]]:
     """Yield the number of each verdict, the settings not tried or disturbed, why the search stopped, and its time."""
-    dropped = so_far.space.dropped if so_far.space is not None else 0
-    others = f"; another global batch: {counted(dropped, 'combination')}" if dropped else ""
-    yield "settings", f"{len(so_far.candidates):,}: {verdict_counts(verdict.verdict for verdict in verdicts)}{others}"
+    dropped_count = so_far.space.dropped if so_far.space is not None else 0
+    note = f"; another global batch: {counted(dropped_count, 'combination')}" if dropped_count else ""
+    yield "settings", f"{len(so_far.candidates):,}: {verdict_counts(verdict.verdict for verdict in verdicts)}{note}"
     not_tried = [verdict for verdict in verdicts if verdict.verdict == "not_tried"]
-    named = [
+    not_tried_words = [
         f"{typed_knobs(so_far.candidate(verdict.candidate_number).knobs)}: {verdict.reason}" for verdict in not_tried
     ]
-    yield from _shortened("not tried", named)
+    yield from _shortened("not tried", not_tried_words)
     if so_far.disturbed_count:
         yield "disturbed", f"{counted(so_far.disturbed_count, 'measurement')}, by other processes or a throttled GPU"
     if so_far.ended is not None:

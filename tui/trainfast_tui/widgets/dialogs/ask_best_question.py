@@ -72,8 +72,8 @@ class QuestionDialogs:
         ask_choice(self.app, "Search for", hints, on_objective, current=self.request.objective)
 
     def _ask_budget(self) -> None:
-        whole, rest = divmod(self.request.budget_s, 60)
-        current = f"{self.request.budget_s:g}s" if rest else f"{whole:g}m"
+        minutes, seconds = divmod(self.request.budget_s, 60)
+        current = f"{self.request.budget_s:g}s" if seconds else f"{minutes:g}m"
         self._ask_part("Time budget", "Time for finding the best: 90s, 10m, 1.5h.", current, _read_budget)
 
     def _ask_part(self, title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:

@@ -108,10 +108,10 @@ def with_same_keys(changes: Sequence[OomChange], shown: Sequence[OomChange]) -> 
     The key of a change that is gone goes to a new change, else to the last one: the keys have no gap.
     """
     by_settings = {tuple(sorted(change.settings.items())): change for change in changes}
-    kept = [by_settings.pop(tuple(sorted(change.settings.items())), None) for change in shown]
-    added = iter(by_settings.values())
-    by_key = [next(added, None) if change is None else change for change in kept]
-    by_key += added
+    kept_changes = [by_settings.pop(tuple(sorted(change.settings.items())), None) for change in shown]
+    added_changes = iter(by_settings.values())
+    by_key = [next(added_changes, None) if change is None else change for change in kept_changes]
+    by_key += added_changes
     while None in by_key:
         last = by_key.pop()
         if last is not None:
