@@ -83,11 +83,11 @@ class ChartColumn(Vertical):
         """True if redrawing would change less than one column."""
         if now.run is not None and not now.run.is_live:
             return before.run is now.run  # an ended run has one last snapshot, again and again
-        drawn, axis, width = self._drawn_axis, time_axis(now, self._window), self.size.width
-        if drawn is None or before.taken_ns == now.taken_ns or _run_directory(before) != _run_directory(now):
+        drawn_axis, axis, width = self._drawn_axis, time_axis(now, self._window), self.size.width
+        if drawn_axis is None or before.taken_ns == now.taken_ns or _run_directory(before) != _run_directory(now):
             return False
-        is_recent = axis.end_ns - drawn.end_ns < REDRAW_AFTER_NS
-        return is_recent and cell_axis(width, GUTTER, axis) == cell_axis(width, GUTTER, drawn)
+        is_recent = axis.end_ns - drawn_axis.end_ns < REDRAW_AFTER_NS
+        return is_recent and cell_axis(width, GUTTER, axis) == cell_axis(width, GUTTER, drawn_axis)
 
     def repaint(self) -> None:
         """Draw as many charts as fit."""

@@ -32,18 +32,18 @@ def device_charts(
     """Return charts of `count` readings from number `first` on, starting over after the last."""
     ticks = charted_ticks(snapshot)
     names = reading_names(snapshot)
-    wanted = [(first + number) % len(names) for number in range(count)]
+    indexes = [(first + number) % len(names) for number in range(count)]
     recent = ticks_on(axis, ticks)
     if not has_gpu_samples(snapshot):
         charts = cpu_charts(recent, axis, snapshot.run is not None)
-        return [charts[number] for number in wanted]
+        return [charts[number] for number in indexes]
     uuids = charted_uuids(snapshot.run, ticks[-1])
     tick_values = (cache or TickValuesCache()).values_of(recent, uuids)
     by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
     newest = [by_uuid.get(uuid) for uuid in uuids] if recent else []
     times = [tick.t_ns for tick in recent]
     spans = throttled_spans(tick_values)
-    return [_gpu_chart(number, times, tick_values, newest, spans, axis) for number in wanted]
+    return [_gpu_chart(number, times, tick_values, newest, spans, axis) for number in indexes]
 
 
 def _gpu_chart(

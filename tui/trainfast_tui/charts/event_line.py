@@ -45,12 +45,12 @@ class EventLine(Painted):
         if not events:
             return "No events in this time."
         index = len(events) - 1 if self._chosen is None else events.index(self._chosen)
-        wanted = index + by if self._chosen is not None or by > 0 else index
-        if wanted >= len(events):
+        index_after = index + by if self._chosen is not None or by > 0 else index
+        if index_after >= len(events):
             self._chosen = None
             words = "The newest event is shown as it comes."
         else:
-            self._chosen = events[max(0, wanted)]
+            self._chosen = events[max(0, index_after)]
             words = self._chosen.words
         self.repaint()
         return words

@@ -94,12 +94,12 @@ def _throttled_cells(axis: CellAxis, data: ChartData) -> list[Shade | None]:
     return shades_by_cell
 
 
-def _title_row(width: int, data: ChartData, drawn: list[SeriesColumns], styles: ChartStyles) -> list[Segment]:
+def _title_row(width: int, data: ChartData, series_columns: list[SeriesColumns], styles: ChartStyles) -> list[Segment]:
     """Return the title, and at the right the key and newest value of as many series as fit."""
     title = plain(data.title)
     keys: list[Segment] = []
     used = 0
-    for index, (series, columns) in enumerate(zip(data.series, drawn, strict=True)):
+    for index, (series, columns) in enumerate(zip(data.series, series_columns, strict=True)):
         value = plain(data.format_value(_newest(series, data)))
         name = plain(series.name)
         named = len(data.series) > 1 or (name not in ("", title))
@@ -162,11 +162,11 @@ def _time_row(frame: Frame, data: ChartData, shades_by_cell: list[Shade | None],
     left = truncate("-" + duration((data.axis.end_ns - data.axis.start_ns) / 1e9), room - cell_len(right) - 1)
     between = room - cell_len(left) - cell_len(right)
     legend: list[Segment] = []
-    drawn = {shade for shade in shades_by_cell if shade is not None}
+    shades = {shade for shade in shades_by_cell if shade is not None}
     spans = (span for span in data.spans if span.start_ns <= data.axis.end_ns and span.end_ns >= data.axis.start_ns)
-    covered = {shade_of(span.cause) for span in spans} - drawn
-    for shade in [*sorted(drawn, key=severity_order), *sorted(covered, key=severity_order)]:
-        sign = shade.glyph * 2 if shade in drawn else "+"
+    covered = {shade_of(span.cause) for span in spans} - shades
+    for shade in [*sorted(shades, key=severity_order), *sorted(covered, key=severity_order)]:
+        sign = shade.glyph * 2 if shade in shades else "+"
         swatch = f"  {sign} {shade.letter} "
         if between < cell_len(swatch) + cell_len(shade.words) + 2:
             break

@@ -12,14 +12,14 @@ LARGEST = 10**9
 """The largest whole number that an option takes; records hold 64 bits."""
 
 
-def whole(text: str, least: int = 0) -> int:
-    """Return a whole number from `least` on. Raises ArgumentTypeError."""
+def whole(text: str, minimum: int = 0) -> int:
+    """Return a whole number from `minimum` on. Raises ArgumentTypeError."""
     try:
         value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
-    if value < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number from {least} on, not {text!r}")
+    if value < minimum:
+        raise argparse.ArgumentTypeError(f"must be a whole number from {minimum} on, not {text!r}")
     if value > LARGEST:
         raise argparse.ArgumentTypeError(f"must be at most {LARGEST}, not {text!r}")
     return value
@@ -27,7 +27,7 @@ def whole(text: str, least: int = 0) -> int:
 
 def positive(text: str) -> int:
     """Return a whole number from 1 on. Raises ArgumentTypeError."""
-    return whole(text, least=1)
+    return whole(text, minimum=1)
 
 
 def finite(text: str) -> float:

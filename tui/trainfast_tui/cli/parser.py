@@ -138,9 +138,9 @@ def _build() -> Parser:
         if group not in subparsers:
             names = [sibling.words[1] for sibling in COMMANDS if sibling.words[0] == group]
             about = f"{GROUP_HELP[group]}: {', '.join(names)}"
-            added = subparsers[""].add_parser(group, help=about, description=_sentence(about))
-            added.set_defaults(run=partial(_refuse_group, group, names), leaf=added)
-            subparsers[group] = added.add_subparsers(title="commands", metavar="COMMAND")
+            group_parser = subparsers[""].add_parser(group, help=about, description=_sentence(about))
+            group_parser.set_defaults(run=partial(_refuse_group, group, names), leaf=group_parser)
+            subparsers[group] = group_parser.add_subparsers(title="commands", metavar="COMMAND")
         subparsers[group].add_parser(name, help=command.help, description=_sentence(command.help), command=command)
     return parser
 

@@ -81,9 +81,9 @@ def _flag_lines(discovered: Discovered, mapping: list[FlagMapping], shows_all: b
     words = {word for flag_mapping in mapping for word in flag_tokens(flag_mapping.flag_words)}
     flags = sorted(discovered.flags, key=lambda flag: words.isdisjoint(flag.names))
     hidden = [] if shows_all or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]
-    shown = flags[: len(flags) - len(hidden)]
-    if shown:
-        yield from table(["  FLAG", "TYPE", "DEFAULT"], [_cells(flag) for flag in shown])
+    shown_flags = flags[: len(flags) - len(hidden)]
+    if shown_flags:
+        yield from table(["  FLAG", "TYPE", "DEFAULT"], [_cells(flag) for flag in shown_flags])
     if hidden:
         yield f"  and {counted(len(hidden), 'flag')} without a knob; --all lists them"
 

@@ -123,8 +123,8 @@ def _conduct(
     progress = Progress()
     lines = read_best_journal(directory)
     measured = sum(isinstance(line, Trial | ColdRun) for line in lines)
-    tried = f"with {counted(measured, 'measurement')}" if measured else ""
-    print_earlier_search(progress, home, directory, tried)
+    trial_words = f"with {counted(measured, 'measurement')}" if measured else ""
+    print_earlier_search(progress, home, directory, trial_words)
     printer = BestPrinter(progress, home, lines)
     printer.print_question(best_plan.question)
     return printer.watch(partial(conduct_best, directory, best_plan, home, options), signals, began_ns)

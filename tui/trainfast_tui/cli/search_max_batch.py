@@ -106,8 +106,8 @@ def _conduct(
         if setting.partition("=")[0] in SET_BY_A_BATCH_SEARCH:
             progress.print_line(f"{plain(setting)} is not used: a search sets it itself")
     sizes = ", ".join(str(line.batch_size) for line in read_batch_journal(directory) if isinstance(line, Probe))
-    tried = f"which has tried {sizes}" if sizes else ""
-    print_earlier_search(progress, home, directory, tried)
+    trial_words = f"which has tried {sizes}" if sizes else ""
+    print_earlier_search(progress, home, directory, trial_words)
     return BatchPrinter(progress, home).watch(conducting, signals, began_ns)
 
 

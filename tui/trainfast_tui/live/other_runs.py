@@ -24,14 +24,14 @@ class OtherRuns:
         self._new: set[str] = set()
         """Ids of runs that came after the first look and were not shown yet."""
 
-    def look(self, shown: Path | None) -> None:
-        """Look for live runs other than `shown`."""
+    def look(self, shown_run: Path | None) -> None:
+        """Look for live runs other than `shown_run`."""
         self._look_for_new()
         unended_ids: list[str] = []
         live_ids: list[str] = []
         for run_id in self._unended:
             directory = self._home.directory(run_id)
-            if directory == shown:
+            if directory == shown_run:
                 self._new.discard(run_id)
                 unended_ids.append(run_id)
                 continue

@@ -46,10 +46,10 @@ def _grid(block: Grid) -> str:
 
 def _fenced(lines: list[str]) -> str:
     """Return a code block whose fence is longer than any in the text."""
-    shown = [plain(line) for line in lines]
-    longest = max((len(ticks) for line in shown for ticks in re.findall("`+", line)), default=0)
+    plain_lines = [plain(line) for line in lines]
+    longest = max((len(ticks) for line in plain_lines for ticks in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
-    return "\n".join([f"{fence}text", *shown, fence])
+    return "\n".join([f"{fence}text", *plain_lines, fence])
 
 
 def _text(text: str) -> str:

@@ -45,8 +45,8 @@ def _comparable(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, int, float]]
 
 def _sample_work(run: ReportedRun) -> tuple[object, ...]:
     """Return the settings that decide a sample's work: model, data and length; for a script its name and folder."""
-    recorded = run.run_file
+    run_file = run.run_file
     model: tuple[object, object] = (run.result.name, "")
-    if recorded is not None:
-        model = (recorded.name, recorded.cwd) if recorded.script is not None else (recorded.model, recorded.data)
+    if run_file is not None:
+        model = (run_file.name, run_file.cwd) if run_file.script is not None else (run_file.model, run_file.data)
     return *model, run.result.knobs.get("seq_len")

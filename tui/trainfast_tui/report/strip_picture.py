@@ -149,9 +149,9 @@ def _legend(data: ChartData) -> list[tuple[str, str]]:
     return entries
 
 
-def _sentences(data: ChartData, drawn: list[ColumnRanges], origin_ns: int) -> Iterator[str]:
+def _sentences(data: ChartData, series_ranges: list[ColumnRanges], origin_ns: int) -> Iterator[str]:
     """Yield the picture in words, for readers who cannot see it."""
-    for series, columns in zip(data.series, drawn, strict=True):
+    for series, columns in zip(data.series, series_ranges, strict=True):
         if (ends := extremes(columns)) is not None:
             yield f"{series.name}: from {data.format_value(ends[0])} to {data.format_value(ends[1])}."
     for span in sorted(_spans(data), key=lambda span: span.start_ns):

@@ -63,11 +63,11 @@ class Scale:
 
 def round_ticks(low: float, high: float, *, binary: bool = False) -> list[float]:
     """Return round values from `low` to `high`, at most six; of bytes they are multiples of a power of two."""
-    least = max((high - low) / 5, sys.float_info.min)
+    min_step = max((high - low) / 5, sys.float_info.min)
     base = 2.0 if binary else 10.0
-    unit = base ** math.floor(math.log(least, base))
+    unit = base ** math.floor(math.log(min_step, base))
     step = next(
-        unit * factor for factor in ((1, 2) if binary else (1, 2, 5, 10)) if unit * factor >= least * (1 - 1e-9)
+        unit * factor for factor in ((1, 2) if binary else (1, 2, 5, 10)) if unit * factor >= min_step * (1 - 1e-9)
     )
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [multiple * step for multiple in range(first, last + 1)]

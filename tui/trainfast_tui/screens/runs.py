@@ -104,8 +104,8 @@ class RunsScreen(AppScreen):
         self._known = known
         self._rows = [row for row in known if row.role not in WARM_ROLES]
         self._matching = [row for row in self._rows if matches(row, self._filter)] if self._filter else self._rows
-        listed = {row.run_id for row in self._rows}
-        self.table.marked = [run_id for run_id in self.table.marked if run_id in listed]
+        listed_ids = {row.run_id for row in self._rows}
+        self.table.marked = [run_id for run_id in self.table.marked if run_id in listed_ids]
         self.table.show_rows(self._matching, is_filtered=bool(self._filter))
 
     @property

@@ -135,8 +135,8 @@ class ScriptScreen(AppScreen):
         if session.is_device_used:
             run_id = session.live_run.run_id if session.live_run is not None else session.other_live_run
             is_searching = session.searches.running_kind is not None
-            busy = "a search" if is_searching or run_id is None else run_id
-            self._refusal = f"{busy} is being measured, and starting the script would slow it; look again when it ends"
+            user = "a search" if is_searching or run_id is None else run_id
+            self._refusal = f"{user} is being measured, and starting the script would slow it; look again when it ends"
         else:
             self._since_ns = time.monotonic_ns()
             session.script_control.discover(command, self.post)

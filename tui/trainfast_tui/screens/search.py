@@ -105,8 +105,8 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
 
     def start_search(self) -> None:
         """Start or continue the search; a live run is stopped first if the person agrees."""
-        run, kind, running = self.session.live_run, self.search_control.KIND, self.session.searches.running_kind
-        if running is not None and running is not kind:
+        run, kind, running_kind = self.session.live_run, self.search_control.KIND, self.session.searches.running_kind
+        if running_kind is not None and running_kind is not kind:
             self.notify("Another search is using the device.", severity="warning")
         elif self.search_control.is_active:
             self.notify("The search is starting.", severity="warning")

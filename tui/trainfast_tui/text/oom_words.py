@@ -19,8 +19,8 @@ ESTIMATED = "the cheapest knobs that free memory, by estimate:"
 def oom_sentences(explanation: OomExplanation) -> Iterator[str]:
     """Yield a sentence on each known fact: the category that grew, the missing bytes, the others on the device."""
     if explanation.batch_size is not None:
-        tried = f"batch_size {explanation.batch_size:,}"
-        yield f"A search was trying {tried} to see whether it fits: no knob needs a change."
+        batch_words = f"batch_size {explanation.batch_size:,}"
+        yield f"A search was trying {batch_words} to see whether it fits: no knob needs a change."
     if explanation.grown is not None:
         words = category_words(explanation.grown)
         grown = f" (predicted to peak at {size(explanation.grown_bytes)})" if explanation.grown_bytes else ""

@@ -88,11 +88,11 @@ def topology_sections(topology: Topology) -> list[TopologySection]:
     advice = TopologySection("for training", "prose", link_advice(topology))
     if not topology.devices:
         return [advice]
-    silent = silent_lines(topology)
+    silent_gpus = silent_lines(topology)
     return [
         TopologySection("links between GPUs", "table", matrix_lines(topology)),
         TopologySection("GPUs", "table", device_lines(topology)),
-        *([TopologySection("GPUs without an answer", "errors", silent)] if silent else []),
+        *([TopologySection("GPUs without an answer", "errors", silent_gpus)] if silent_gpus else []),
         *([TopologySection("peer access", "text", peer_lines(topology))] if len(topology.devices) > 1 else []),
         TopologySection("legend", "text", pairs(LEGEND.items())),
         advice,

@@ -98,12 +98,12 @@ def missing_item(tick: Tick, index: int, width: int) -> Item | None:
     if not why:
         return None
     names = [name.replace("_", " ") for name in why]
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    list_words = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     label, reason = "no reading of", next(iter(why.values()))
     has_one_reason = all(text == reason for text in why.values())
-    if has_one_reason and cell_len(f"{label} {shown}: {reason}") <= width:
-        return Item(label, f"{shown}: {reason}", "muted")
-    return Item(label, f"{shown} (doctor says why)", "muted")
+    if has_one_reason and cell_len(f"{label} {list_words}: {reason}") <= width:
+        return Item(label, f"{list_words}: {reason}", "muted")
+    return Item(label, f"{list_words} (doctor says why)", "muted")
 
 
 def is_alarm(item: Item) -> bool:

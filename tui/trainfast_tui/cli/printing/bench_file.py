@@ -39,11 +39,11 @@ def _csv(bench: Bench, table: Table, command: str) -> str:
     writer.writerow(["id", "baseline", "state", "reason", "run_id", "process", *FIGURES, *knobs])
     for row in table.rows:
         figures = ["" if (value := figure(row)) is None else value for figure in FIGURES.values()]
-        shown = [KNOBS_BY_NAME[name].text_of(row.knobs[name]) if name in row.knobs else "" for name in knobs]
+        knob_texts = [KNOBS_BY_NAME[name].text_of(row.knobs[name]) if name in row.knobs else "" for name in knobs]
         run_id = row.result.run_id if row.result is not None else ""
         is_baseline = int(row.id == table.baseline_id)
         words = [plain(row.id), is_baseline, row.state, plain(with_sizes(row.reason)), run_id, process_word(row)]
-        writer.writerow([*words, *figures, *shown])
+        writer.writerow([*words, *figures, *knob_texts])
     return lines.getvalue()
 
 

@@ -86,8 +86,8 @@ class BestPrinter(JournalPrinter[BestLine]):
         excluded_as = [candidate.excluded_as for candidate in space.candidates]
         counts = {name: excluded_as.count(name) for name in ("incompatible", "too_large")}
         ruled_out = "".join(f", {count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
-        dropped = f"; another global batch: {counted(space.dropped, 'combination')}" if space.dropped else ""
-        return f"{counted(len(space.candidates), 'setting')}{ruled_out}{dropped}"
+        dropped_words = f"; another global batch: {counted(space.dropped, 'combination')}" if space.dropped else ""
+        return f"{counted(len(space.candidates), 'setting')}{ruled_out}{dropped_words}"
 
     def _outcome(self, line: Trial | ColdRun) -> str:
         """Return the outcome of the newest trial or run in words."""

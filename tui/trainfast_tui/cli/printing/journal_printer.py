@@ -124,12 +124,12 @@ class JournalPrinter(ABC, Generic[LineT]):
         self._steps, self._step = None, 0
 
 
-def print_earlier_search(progress: Progress, home: Home, directory: Path, tried: str) -> None:
+def print_earlier_search(progress: Progress, home: Home, directory: Path, trial_words: str) -> None:
     """Print that a search continues, or that a new one begins because a file of its command was edited.
 
-    `tried` names the trials that the search continues with; empty for a new search.
+    `trial_words` names the trials that the search continues with; empty for a new search.
     """
-    if tried:
-        progress.print_line(f"continuing {directory.name}, {tried}; --fresh starts over")
+    if trial_words:
+        progress.print_line(f"continuing {directory.name}, {trial_words}; --fresh starts over")
     elif (search_before := search_before_edit(home, directory)) is not None:
         progress.print_line(f"a file of the command was edited since {search_before.name}: a new search begins")

@@ -28,8 +28,8 @@ def status_line(snapshot: RunSnapshot, *, with_bar: bool = False) -> str:
     total = planned_steps(snapshot)
     if snapshot.steps:
         done = snapshot.steps[-1].step
-        drawn = f" {progress_bar(done / total)}" if with_bar and total else ""
-        parts[0] += f" {done:,}/{total:,}{drawn}" if total else f" step {done:,}"
+        bar = f" {progress_bar(done / total)}" if with_bar and total else ""
+        parts[0] += f" {done:,}/{total:,}{bar}" if total else f" step {done:,}"
         parts += _figures(snapshot)
     elif snapshot.phase and snapshot.stop_deadline_ns is None:
         parts.append(start_words(snapshot.phase, snapshot.detail))
@@ -64,8 +64,8 @@ def live_record(snapshot: RunSnapshot) -> dict[str, Any]:
 
 
 def _state_words(snapshot: RunSnapshot) -> str:
-    alone = not snapshot.supervised and snapshot.state != "starting"
-    words = state_text(snapshot.state) + (" (unsupervised)" if alone else "")
+    is_unsupervised = not snapshot.supervised and snapshot.state != "starting"
+    words = state_text(snapshot.state) + (" (unsupervised)" if is_unsupervised else "")
     if snapshot.stop_deadline_ns is not None:
         left_s = max(0.0, (snapshot.stop_deadline_ns - time.monotonic_ns()) / 1e9)
         words += f", SIGKILL in {left_s:.0f} s"

@@ -139,8 +139,8 @@ def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFi
     from trainfast_runner.settings.device_counts import world_size
 
     spec, machine = request.spec, request.machine
-    free = None if request.free_bytes is None else free_within_limits(request.free_bytes)
-    return predict_headroom(model, spec, machine, world_size(spec, machine), free)
+    free_bytes = None if request.free_bytes is None else free_within_limits(request.free_bytes)
+    return predict_headroom(model, spec, machine, world_size(spec, machine), free_bytes)
 
 
 def _peak_bytes(traced: TracedSettings, machine: Machine) -> int | None:

@@ -51,12 +51,12 @@ def batch_answer_rows(search: BatchSnapshot, answer: BatchAnswer) -> Iterator[tu
 def _took(search: BatchSnapshot) -> str:
     """Return the time of an ended search, the sizes tried, and how often memory ran out."""
     assert search.ended is not None
-    tried = [probe for probe in search.probes if probe.outcome != "void"]
-    oom_probes = sum(probe.outcome == "oom" for probe in tried)
+    tried_probes = [probe for probe in search.probes if probe.outcome != "void"]
+    oom_probes = sum(probe.outcome == "oom" for probe in tried_probes)
     oom_confirmations = sum(confirmation.state == "oom" for confirmation in search.confirmations)
     confirming = f", and {_times(oom_confirmations)} in a confirmation run" if oom_confirmations else ""
     took = duration(search.ended.seconds)
-    return f"{took}, {counted(len(tried), 'size')} tried, memory ran out {_times(oom_probes)}{confirming}"
+    return f"{took}, {counted(len(tried_probes), 'size')} tried, memory ran out {_times(oom_probes)}{confirming}"
 
 
 def _times(number: int) -> str:

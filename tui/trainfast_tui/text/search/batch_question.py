@@ -88,7 +88,7 @@ def _time_words(earlier: BatchSnapshot | None) -> str:
     """Return the time that an earlier search took, or the sizes that it has tried."""
     if earlier is None or not earlier.probes:
         return "not known before the first sizes have run"
-    tried = ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)
+    sizes = ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)
     if earlier.ended is None or _can_be_continued(earlier):
-        return f"continues the search that has tried {tried}"
-    return f"the search before took {fmt.duration(earlier.ended.seconds)} for the sizes {tried}"
+        return f"continues the search that has tried {sizes}"
+    return f"the search before took {fmt.duration(earlier.ended.seconds)} for the sizes {sizes}"

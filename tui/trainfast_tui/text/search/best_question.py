@@ -99,8 +99,8 @@ def _left_alone(names: str, reason: str) -> str:
 
 def estimate_lines(estimate: Estimate) -> list[str]:
     """Return the number of candidates, the processes and the expected time of a search."""
-    dropped = f", {estimate.dropped:,} with another global batch left out" if estimate.dropped else ""
-    legal = f"{estimate.candidates:,}, {estimate.legal:,} of them can run here{dropped}; the baseline is one"
+    dropped_words = f", {estimate.dropped:,} with another global batch left out" if estimate.dropped else ""
+    legal = f"{estimate.candidates:,}, {estimate.legal:,} of them can run here{dropped_words}; the baseline is one"
     start = f"{fmt.duration(estimate.start_s)} a process, {estimate.basis}"
     rows = [
         ("settings", legal),

@@ -80,13 +80,13 @@ def _answer_words(so_far: BestSoFar) -> str:
     answer = so_far.ended.answer if so_far.ended is not None else None
     assert answer is not None
     assert so_far.space is not None
-    tried = answer.tried_in_budget
-    budget = "" if tried is None else f"{budget_words(tried, len(so_far.candidates))}; "
+    tried_count = answer.tried_in_budget
+    budget = "" if tried_count is None else f"{budget_words(tried_count, len(so_far.candidates))}; "
     if answer.within_percent is not None:
         return f"{budget}no winner: {noise_words(answer.within_percent)}"
-    if answer.best_number == so_far.space.baseline_number and tried is None:
+    if answer.best_number == so_far.space.baseline_number and tried_count is None:
         return "the baseline itself is the fastest"
-    if tried is not None:
+    if tried_count is not None:
         budget += "best so far: "
     words = candidate_words(so_far.space, answer.best_number)
     if (gain := answer.gain_percent) is not None:

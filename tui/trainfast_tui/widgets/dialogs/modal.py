@@ -87,8 +87,8 @@ class Dialog(ModalScreen[AnswerT]):
 
     def text(self, content: str, classes: str = "") -> Static:
         """Return a widget with this text, whose markup is not interpreted."""
-        shown = "\n".join(plain(line) for line in content.split("\n"))
-        return Static(Text(shown), classes=classes, markup=False)
+        plain_text = "\n".join(plain(line) for line in content.split("\n"))
+        return Static(Text(plain_text), classes=classes, markup=False)
 
     def action_leave(self) -> None:
         """Close without an answer."""
@@ -209,9 +209,9 @@ class ChoiceDialog(Dialog[str]):
         highlighted = picker.highlighted
         current = self._current if highlighted is None else self._matching[highlighted][0]
         self.words = words
-        wanted = words.lower().split()
+        filter_words = words.lower().split()
         self._matching = [
-            choice for choice in self._choices if all(word in " ".join(choice).lower() for word in wanted)
+            choice for choice in self._choices if all(word in " ".join(choice).lower() for word in filter_words)
         ]
         value_width = max((len(value) for value, _ in self._choices), default=0)
         picker.clear_options()

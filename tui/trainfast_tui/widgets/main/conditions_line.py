@@ -31,19 +31,19 @@ def has_conditions(run: RunSnapshot) -> bool:
 
 def conditions_line(run: RunSnapshot, width: int) -> Line:
     """Return the line under a run's figures; the least important parts are left out where `width` is too small."""
-    counted, long_words = counted_steps(run), width >= LONG_STEP_WORDS_FROM
+    conditions, long_words = counted_steps(run), width >= LONG_STEP_WORDS_FROM
     mark = steadiness(run)
     warming: Line = [(mark.words if long_words else mark.short_words, mark.tone)] if mark is not None else []
-    if not counted:
+    if not conditions:
         return warming
-    silent = silent_gpus(run.conditions) if run.is_live else []
-    if silent and len(silent) == len(counted[-1].devices):
-        return [*_no_reading_line(silent), *([("   " if long_words else "  ", "text"), *warming] if warming else [])]
-    gpu_words = _watched_gpus(run, counted)
-    throttled, names_gpus = _throttled(counted, long_words, gpu_words)
-    each_step, each_sample = _energy(counted, "" if names_gpus else gpu_words)
-    throttled = [*_no_reading_line(silent), ("  ", "text"), *throttled] if silent else throttled
-    clock, degrees = _clock(counted), _temperature(run, counted, long_words)
+    indexes = silent_gpus(run.conditions) if run.is_live else []
+    if indexes and len(indexes) == len(conditions[-1].devices):
+        return [*_no_reading_line(indexes), *([("   " if long_words else "  ", "text"), *warming] if warming else [])]
+    gpu_words = _watched_gpus(run, conditions)
+    throttled, names_gpus = _throttled(conditions, long_words, gpu_words)
+    each_step, each_sample = _energy(conditions, "" if names_gpus else gpu_words)
+    throttled = [*_no_reading_line(indexes), ("  ", "text"), *throttled] if indexes else throttled
+    clock, degrees = _clock(conditions), _temperature(run, conditions, long_words)
     energy = [*each_step, *each_sample] if long_words else each_sample
     layouts = (
         (throttled, clock, energy, degrees, warming),
@@ -93,7 +93,7 @@ def _no_reading_line(indexes: Sequence[int | None]) -> Line:
     return [(f"no reading of GPU {', '.join(map(str, indexes))}", "warning")]
 
 
-def _throttled(counted: Sequence[StepConditions], long_words: bool, gpu_words: str) -> tuple[Line, bool]:
+def _throttled(conditions: Sequence[StepConditions], long_words: bool, gpu_words: str) -> tuple[Line, bool]:
     """Return the throttled milliseconds of a step by cause, and True if the line names the GPUs as `gpu_words`.
 
     If there are several devices, it names the most throttled of each cause.
@@ -101,7 +101,7 @@ def _throttled(counted: Sequence[StepConditions], long_words: bool, gpu_words: s
     known = [
         (shade, ms)
         for shade in SHADES
-        if (ms := known_mean(step.throttled_ms.get(shade.cause) for step in counted)) is not None
+        if (ms := known_mean(step.throttled_ms.get(shade.cause) for step in conditions)) is not None
     ]
     if not known:
         return [("throttling unknown", "muted")], False
@@ -112,25 +112,25 @@ def _throttled(counted: Sequence[StepConditions], long_words: bool, gpu_words: s
     line: Line = []
     for index, (shade, ms) in enumerate(throttled):
         line += [(f"{'  ' if index else ''}{shade.letter} ", shade.tone), (fmt.milliseconds(ms), "text")]
-        worst = worst_gpu(counted, shade.cause)
+        worst = worst_gpu(conditions, shade.cause)
         line += [("" if worst is None else f" (GPU {worst})", "muted")]
     if not long_words:
         return line, False
     return [*(begin or [("throttled ", "muted")]), *line, (" a step", "muted")], bool(begin)
 
 
-def _clock(counted: Sequence[StepConditions]) -> Line:
-    loss = known_mean(step.clock_loss_fraction for step in counted)
+def _clock(conditions: Sequence[StepConditions]) -> Line:
+    loss = known_mean(step.clock_loss_fraction for step in conditions)
     if loss is None:
         return []
     return [("clock at maximum" if loss < MIN_CLOCK_LOSS else f"clock -{fmt.fraction(loss)}", "text")]
 
 
-def _energy(counted: Sequence[StepConditions], gpu_words: str) -> tuple[Line, Line]:
+def _energy(conditions: Sequence[StepConditions], gpu_words: str) -> tuple[Line, Line]:
     """Return joules per step and per sample; the second names the GPUs if nothing else does."""
     per_step, per_sample = (
-        known_mean(step.energy_joules for step in counted),
-        known_mean(step.joules_per_sample for step in counted),
+        known_mean(step.energy_joules for step in conditions),
+        known_mean(step.joules_per_sample for step in conditions),
     )
     if per_step is None:
         return [], []
@@ -138,19 +138,19 @@ def _energy(counted: Sequence[StepConditions], gpu_words: str) -> tuple[Line, Li
     return [(f"{fmt.joules(per_step)}/step, ", "text")], [(f"{fmt.joules(per_sample)}/sample", "text"), *mark]
 
 
-def _watched_gpus(run: RunSnapshot, counted: Sequence[StepConditions]) -> str:
+def _watched_gpus(run: RunSnapshot, conditions: Sequence[StepConditions]) -> str:
     """Name the GPUs that a CPU run only watches: their energy did not train its samples."""
     if run.run_file is None or run.run_file.device_uuids:
         return ""
     from trainfast_runner.results.bottleneck.doubts import watched_gpus
 
-    return watched_gpus([device.index for device in counted[-1].devices])
+    return watched_gpus([device.index for device in conditions[-1].devices])
 
 
-def _temperature(run: RunSnapshot, counted: Sequence[StepConditions], long_words: bool) -> Line:
+def _temperature(run: RunSnapshot, conditions: Sequence[StepConditions], long_words: bool) -> Line:
     """Return the temperature at the newest step of a live run, or at the start of an ended one."""
     if run.result is None:
-        degrees, when = counted[-1].temperature_c, " now"
+        degrees, when = conditions[-1].temperature_c, " now"
     else:
         degrees, when = run.result.conditions.start_temperature_c, " at start"
     return [] if degrees is None else [(fmt.celsius(degrees) + (when if long_words else ""), "text")]

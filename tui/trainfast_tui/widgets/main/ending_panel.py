@@ -102,13 +102,13 @@ class EndingPanel(GrowingPanel):
         return [*lines, *paragraph(ending.advice, width, "muted", 2)]
 
 
-def with_same_keys(changes: Sequence[OomChange], shown: Sequence[OomChange]) -> tuple[OomChange, ...]:
-    """Return the changes in the order of their keys; a change in `shown` keeps its key.
+def with_same_keys(changes: Sequence[OomChange], shown_changes: Sequence[OomChange]) -> tuple[OomChange, ...]:
+    """Return the changes in the order of their keys; a change in `shown_changes` keeps its key.
 
     The key of a change that is gone goes to a new change, else to the last one: the keys have no gap.
     """
     by_settings = {tuple(sorted(change.settings.items())): change for change in changes}
-    kept_changes = [by_settings.pop(tuple(sorted(change.settings.items())), None) for change in shown]
+    kept_changes = [by_settings.pop(tuple(sorted(change.settings.items())), None) for change in shown_changes]
     added_changes = iter(by_settings.values())
     by_key = [next(added_changes, None) if change is None else change for change in kept_changes]
     by_key += added_changes

@@ -203,9 +203,9 @@ class KnobPanel(Painted, can_focus=True):
         self._top = max(clamp_scroll(min(self._top, cursor - 1), len(rows), room), cursor - room + 1)
         above = sum(row < self._top for row in row_of_knob)
         below = sum(row >= self._top + room for row in row_of_knob)
-        shown = rows[self._top : self._top + room]
-        shown += [[] for _ in range(room - len(shown))]
-        return [rule("next run", width, hidden_words(above, below)), *head, *shown, *text]
+        visible_rows = rows[self._top : self._top + room]
+        visible_rows += [[] for _ in range(room - len(visible_rows))]
+        return [rule("next run", width, hidden_words(above, below)), *head, *visible_rows, *text]
 
     def _head(self, next_run: NextRun, width: int) -> list[Line]:
         name = to_width(plain(next_run.spec.name), width - 7).rstrip()

@@ -49,9 +49,9 @@ class LogPane(Painted):
         room = height - 1
         self._lines_back = clamp_scroll(self._lines_back, len(self._output), room)
         end = len(self._output) - self._lines_back
-        shown = self._output[max(0, end - room) : end]
+        visible_lines = self._output[max(0, end - room) : end]
         title = "log" if not self._lines_back else f"log, {self._lines_back} lines back"
-        body: list[Line] = [[(line, "text")] for line in shown]
+        body: list[Line] = [[(line, "text")] for line in visible_lines]
         nothing = "The training printed nothing." if self._has_ended else "Nothing printed yet."
         return [rule(title, width), *(body or [[(nothing, "muted")]])]
 

@@ -148,14 +148,14 @@ def _bar_line(fit: PredictedFit, measured: MeasuredMemory | None, width: int) ->
     # On a large device a small model would be one cell: each category keeps its own.
     used = min(width, max(len(parts), round(fit.needed_bytes / scale * width)))
     cells = stacked_cells([float(size) for _, size in parts], used)
-    painted: Line = []
+    line: Line = []
     for (key, _), count in zip(parts, cells, strict=True):
-        painted += [PART_SIGNS[key]] * count
-    painted += [("·", "muted")] * (width - len(painted))
+        line += [PART_SIGNS[key]] * count
+    line += [("·", "muted")] * (width - len(line))
     if fit.available is not None:
         limit_cell = min(width - 1, int(fit.available.size_bytes / scale * width))
-        painted[limit_cell] = (LIMIT_SIGN, "error")
-    return joined(painted)
+        line[limit_cell] = (LIMIT_SIGN, "error")
+    return joined(line)
 
 
 def _scale_bytes(fit: PredictedFit | None, measured: MeasuredMemory | None) -> float:
@@ -195,13 +195,13 @@ def _measured_lines(memory: NextRunMemory, measured: MeasuredMemory, width: int)
     if predicted is None and measured.has_same_knobs and memory.fit is not None:
         predicted = memory.fit.predicted.total_bytes
     peak: Piece = (fmt.size(measured.peak_bytes), "title")
-    alone: Line = [("measured ", "muted"), peak]
+    start: Line = [("measured ", "muted"), peak]
     if not predicted:
         knobs_piece: Piece = ("" if measured.has_same_knobs else " with other knobs", "muted")
-        return [bar, first_fitting([[*alone, knobs_piece], alone], width)]
+        return [bar, first_fitting([[*start, knobs_piece], start], width)]
     predicted_piece: Piece = (f" (predicted {fmt.size(predicted)})", "text")
     difference_piece: Piece = (f" ({against_predicted_memory(measured.peak_bytes, predicted)})", "text")
-    figures = first_fitting([[*alone, difference_piece], [*alone, predicted_piece], [peak, predicted_piece]], width)
+    figures = first_fitting([[*start, difference_piece], [*start, predicted_piece], [peak, predicted_piece]], width)
     if memory.fit is None or fmt.size(memory.fit.predicted.total_bytes) == fmt.size(predicted):
         return [bar, figures]
     reasons = CORRECTED if measured.has_same_knobs else OTHER_KNOBS

@@ -66,21 +66,21 @@ def _predicted_lines(speed: NextRunSpeed, predicted: PredictedSpeed, width: int,
     tone: Tone = "success" if change_percent >= 0 else "warning"
     if long_form:
         return [interval, [("change: ", "muted"), (f"{change} samples/s", tone)]]
-    alone: Line = [(f"{fmt.number(predicted.median)}/s, ", "title")]
+    start: Line = [(f"{fmt.number(predicted.median)}/s, ", "title")]
     short = fmt.signed_percent(change_percent)
-    return [first_fitting([[*alone, (f"{change}/s", tone)], [*alone, (change, tone)], [*alone, (short, tone)]], width)]
+    return [first_fitting([[*start, (f"{change}/s", tone)], [*start, (change, tone)], [*start, (short, tone)]], width)]
 
 
 def _bar_line(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Line:
     """Return the interval on the scale of all figures shown; a sign marks the prediction before knobs were turned."""
     scale = width / _full_width_samples_per_s(speed)
     low, high = max(1, round(predicted.low * scale)), round(predicted.high * scale)
-    painted: Line = [(BELOW_INTERVAL, "primary") for _ in range(low)]
-    painted += [(INSIDE_INTERVAL, "primary") for _ in range(high - low)]
-    painted += [("·", "muted")] * (width - len(painted))
+    line: Line = [(BELOW_INTERVAL, "primary") for _ in range(low)]
+    line += [(INSIDE_INTERVAL, "primary") for _ in range(high - low)]
+    line += [("·", "muted")] * (width - len(line))
     if speed.reference_samples_per_s is not None:
-        painted[min(width - 1, round(speed.reference_samples_per_s * scale))] = ("┃", "accent")
-    return joined(painted[:width])
+        line[min(width - 1, round(speed.reference_samples_per_s * scale))] = ("┃", "accent")
+    return joined(line[:width])
 
 
 def _full_width_samples_per_s(speed: NextRunSpeed) -> float:
@@ -98,17 +98,17 @@ def _measured_lines(speed: NextRunSpeed, measured: MeasuredSpeed, width: int) ->
 
 def _measured_line(measured: MeasuredSpeed, width: int) -> Line:
     rate, predicted = fmt.number(measured.samples_per_s), measured.predicted
-    alone: Line = [("measured ", "muted"), (f"{rate} samples/s", "title")]
+    start: Line = [("measured ", "muted"), (f"{rate} samples/s", "title")]
     if predicted is None or not predicted.median:
-        return alone
-    expected = fmt.number(predicted.median)
+        return start
+    predicted_rate = fmt.number(predicted.median)
     difference = fmt.signed_percent(fmt.percent_change(measured.samples_per_s, predicted.median))
     return first_fitting(
         [
-            [*alone, (f" (predicted {expected}, {difference})", "text")],
-            [*alone[:1], (f"{rate}/s", "title"), (f" (predicted {expected}/s, {difference})", "text")],
-            [("ran ", "muted"), (f"{rate}/s", "title"), (f", predicted {expected}/s", "text")],
-            [(f"{rate}/s", "title"), (f", predicted {expected}/s", "text")],
+            [*start, (f" (predicted {predicted_rate}, {difference})", "text")],
+            [*start[:1], (f"{rate}/s", "title"), (f" (predicted {predicted_rate}/s, {difference})", "text")],
+            [("ran ", "muted"), (f"{rate}/s", "title"), (f", predicted {predicted_rate}/s", "text")],
+            [(f"{rate}/s", "title"), (f", predicted {predicted_rate}/s", "text")],
         ],
         width,
     )

@@ -77,14 +77,14 @@ def _time_words(search: BatchSnapshot, now_ns: int) -> str:
         return f"took {fmt.duration(search.ended.seconds)}"
     if not search.is_live or search.state == "paused":
         return ""
-    elapsed, expected = fmt.elapsed(search.since_ns, now_ns), _expected_s(search)
-    if expected is None or expected < 1 or search.state == "starting" or search.cooling or search.waits_for:
+    elapsed, expected_s = fmt.elapsed(search.since_ns, now_ns), _expected_s(search)
+    if expected_s is None or expected_s < 1 or search.state == "starting" or search.cooling or search.waits_for:
         return elapsed
-    about = f"about {fmt.duration(expected)}"
+    about = f"about {fmt.duration(expected_s)}"
     if search.newest_step is not None and search.newest_step.action == CONFIRM_STEP:
         # Its process starts first, which takes an unknown time.
         return f"{elapsed}, its steps take {about}"
-    is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > 1.5 * expected
+    is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > 1.5 * expected_s
     return f"{elapsed}, expected {about}" if is_late else f"{elapsed} of {about}"
 
 
@@ -163,13 +163,13 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     question = search.question
     limit = fit.limit_bytes if fit is not None else question.lowest_limit_bytes if question else None
     step = search.newest_step
-    wanted = step.batch_size if step is not None and search.is_live else None
+    next_size = step.batch_size if step is not None and search.is_live else None
     points = [point for probe in search.probes if (point := _point(probe, fit, limit)) is not None]
     if fit is None and all(probe.outcome == "oom" for probe in search.probes):
         return []
-    largest = max([point.batch_size for point in points] + [wanted or 0, 1])
-    if wanted is not None and fit is not None:
-        points.append(PeakPoint(wanted, int(fit.need_bytes(wanted)), "○", "accent"))
+    largest = max([point.batch_size for point in points] + [next_size or 0, 1])
+    if next_size is not None and fit is not None:
+        points.append(PeakPoint(next_size, int(fit.need_bytes(next_size)), "○", "accent"))
     across = max(largest + max(1, largest // 8), 2)
     return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height)
 

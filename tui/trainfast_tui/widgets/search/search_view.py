@@ -73,12 +73,12 @@ class SearchView(PaintedWithNotice, Generic[SearchSnapshotT]):
 
     def scrolled_text(self, text: list[Line], height: int) -> list[Line]:
         """Return the lines of the text that are visible in `height`."""
-        shown, self._top = scrolled(text, self._top, height)
-        return shown
+        visible_lines, self._top = scrolled(text, self._top, height)
+        return visible_lines
 
     def scrolled_table(self, table: list[Line], room: int) -> tuple[list[Line], Line]:
         """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""
         title, *rows = table
         self._visible_rows = max(1, min(len(rows), room - 1))
-        shown, self._rows_below, hidden = newest_rows(rows, self._rows_below, self._visible_rows)
-        return [title, *shown], hidden
+        visible_rows, self._rows_below, hidden_count = newest_rows(rows, self._rows_below, self._visible_rows)
+        return [title, *visible_rows], hidden_count

@@ -36,9 +36,9 @@ def ordered(rows: Iterable[RowT], order: SortOrder[RowT], reverse: bool) -> list
 
     Groups follow each other in the order of their first rows.
     """
-    listed = list(rows)
-    known = [row for row in listed if order.key(row) is not None]
-    unknown = [row for row in listed if order.key(row) is None]
+    listed_rows = list(rows)
+    known = [row for row in listed_rows if order.key(row) is not None]
+    unknown = [row for row in listed_rows if order.key(row) is None]
     known.sort(key=order.key, reverse=order.largest_first != reverse)  # type: ignore[arg-type]
     if order.group_by is not None:
         groups: dict[object, list[RowT]] = {}
