@@ -177,7 +177,7 @@ def _attempt_blocks(so_far: BestSoFar) -> Iterator[Block]:
 def _attempt_row(so_far: BestSoFar, attempt: Trial | ColdRun) -> list[str]:
     if isinstance(attempt, Trial):
         # Each trial of a script is a process of its own.
-        is_alone = so_far.question is not None and so_far.question.limits_trials
+        is_alone = so_far.question is not None and so_far.question.is_script
         role = "trial" if is_alone else "warm trial" if attempt.warm else "first trial of a process"
         role += ", repeated" if attempt.repeats else ""
         step_ms = median(attempt.step_ms) if attempt.step_ms else None
