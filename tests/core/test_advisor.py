@@ -82,6 +82,8 @@ def test_what_was_measured_goes_before_the_tree() -> None:
     without_zero = (measured[0], measured[2])
     alike = advice_on(gpus(2), Situation(size=SMALL, measured=without_zero))["strategy"]
     assert alike.text == "ddp: the fastest of ddp and single measured here, 40 samples/s (run-ddp)."
+    failed = EndedRun("run-zero2", {"strategy": "zero2", "batch_size": 8}, "oom", 90.0)
+    assert advice_on(gpus(2), Situation(size=SMALL, measured=(*without_zero, failed)))["strategy"].text == alike.text
 
 
 def test_only_runs_that_did_the_same_work_are_compared() -> None:

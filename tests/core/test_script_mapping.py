@@ -37,6 +37,12 @@ def test_a_corrected_mapping_keeps_the_present_value(given: bool, typed: str, va
     assert mapping_typed("precision", typed, flags, "given by you").value == value
 
 
+def test_of_two_flags_of_a_precision_the_surest_is_taken() -> None:
+    flags = [Flag(names=[name], type="switch", value=False) for name in ("--use_bf16", "--bf16")]
+    (found,) = propose(flags)
+    assert found.flag_words == {"bf16": "--bf16", "fp32": ""}
+
+
 @pytest.mark.parametrize(("dtype", "value"), [("float32", "fp32"), ("bfloat16", "bf16"), ("float64", None)])
 def test_the_present_value_is_read_from_a_flag_with_words(dtype: str, value: str | None) -> None:
     flags = [Flag(names=["--dtype"], value=dtype), Flag(names=["--fast"], type="bool", value=True)]

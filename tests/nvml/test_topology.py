@@ -87,6 +87,14 @@ def test_a_lost_gpu_and_an_old_driver_lose_only_their_own_answers() -> None:
     assert old.devices[0].cpu_affinity is None
 
 
+def test_a_binding_without_the_ends_of_links_counts_them_alone() -> None:
+    one, other = two()
+    one.links, other.links = (1, 1), (0, 0)
+    absent = frozenset({"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo"})
+    topology = seen(Machine([one, other], absent=absent))
+    assert [device.nvlinks for device in topology.devices] == [2, 2]
+
+
 def test_examples_count_gpus_as_the_devices_knob_does() -> None:
     ends = {0: 1, 1: 0, 2: 3, 3: 2}
     machine = Machine([Gpu(uuid=f"GPU-{index}", bus=index, links=(ends[index],) * 4) for index in range(4)])

@@ -191,6 +191,17 @@ def test_processes_that_drifted_count_once_the_budget_leaves_no_time_to_repeat_t
     assert decide(late).step.action == "confirm", "by fresh processes"
 
 
+def test_a_search_whose_processes_all_drifted_ends_with_its_budget(space: Synthetic) -> None:
+    base = space.space.baseline_number
+    other = next(number for number in sorted(space.truth) if number != base)
+    lines = [*process_ready(space, base), trial(base, warm=False), trial(other), trial(base, ms=105.0, repeats=True)]
+    early = state_of(space, *lines, spent_s=50.0)
+    assert decide(early).step.action == "trial"
+    late = state_of(space, *lines, spent_s=2 * early.question.budget_s)
+    assert decide(late).step.action != "trial"
+    assert answer_of(late) is not None
+
+
 def test_void_trials_count_for_nothing(space: Synthetic) -> None:
     base = space.space.baseline_number
     void = trial(base, outcome="void", step_ms=[], reason="another run took the machine")

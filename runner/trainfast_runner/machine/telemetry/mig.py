@@ -49,10 +49,14 @@ def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
     instances = []
     for slot in range(slot_count):
         # A slot without an instance answers NotFound.
-        handle = answer_or_none(nv, partial(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot))
+        handle = answer_or_none(nv, partial(_handle_of_slot, nv, gpu, slot))
         if handle is not None and (instance := _instance(nv, handle, index, gpu_uuid)) is not None:
             instances.append(instance)
     return instances
+
+
+def _handle_of_slot(nv: ModuleType, gpu: Handle, slot: int) -> Handle:
+    return nv.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
 
 
 def _instance(nv: ModuleType, handle: Handle, gpu_index: int, gpu_uuid: str) -> Instance | None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -209,10 +208,15 @@ class _Links:
                 # Not supported, or past the last link.
                 return
             self.up = (self.up or 0) + bool(is_up)
-            if is_up and answer_or_none(nv, partial(nv.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)) == _SWITCH:
+            if is_up and _answer_of_link(nv, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == _SWITCH:
                 self.switched += 1
-            elif is_up and (end := answer_or_none(nv, partial(nv.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))):
+            elif is_up and (end := _answer_of_link(nv, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)):
                 self.ends.append(_bus_id(as_text(end.busId)))
+
+
+def _answer_of_link(nv: ModuleType, function: str, handle: Handle, link: int) -> Any:
+    """The answer about one NVLink; None also where the binding lacks the function, as 11.450 does."""
+    return answer_or_none(nv, lambda: getattr(nv, function)(handle, link))
 
 
 def _link(nv: ModuleType, handles: list[Handle], links: list[_Links], buses: list[str | None], a: int, b: int) -> str:

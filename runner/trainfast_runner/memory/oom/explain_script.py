@@ -54,7 +54,7 @@ def _preset_of(run: RunFile, script: ScriptAsked) -> ScriptPreset:
             return script_preset.load(path)
     except UserError:
         pass  # edited since, and damaged
-    return ScriptPreset(flag_words=dict.fromkeys(script.flagged, "{}"))
+    return ScriptPreset(flag_words=script.flag_words or dict.fromkeys(script.flagged, "{}"))
 
 
 def _takes(preset: ScriptPreset, change: KnobChange) -> bool:

@@ -119,8 +119,8 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset, steps: int | None, tri
     Raises UserError for a knob that no script takes without a flag, for a `memory_limit` that is not a trial's, and for
     contradictory numbers of steps.
     """
-    knobs: KnobValues = dict(preset.knobs)
-    knobs |= dict(setting_of(setting) for setting in settings)
+    typed = dict(setting_of(setting) for setting in settings)
+    knobs: KnobValues = {**preset.knobs, **typed}
     takes = dict.fromkeys((*LAUNCH_KNOBS, *FRAMEWORK_KNOBS, *preset.flag_words))
     for name in knobs:
         if name not in takes:
@@ -134,8 +134,8 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset, steps: int | None, tri
             advice="trainfast-tui search max-batch",
         )
     if steps is not None:
-        if knobs.get("steps", steps) != steps:
-            raise UserError(f"--steps {steps} and --set steps={knobs['steps']} differ", key="--steps")
+        if typed.get("steps", steps) != steps:
+            raise UserError(f"--steps {steps} and --set steps={typed['steps']} differ", key="--steps")
         knobs["steps"] = steps
     knobs.setdefault("timing_warmup", knob("timing_warmup").default)
     return knobs

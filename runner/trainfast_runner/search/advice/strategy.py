@@ -3,7 +3,7 @@ multi-GPU guide, on estimated memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import cast
 
 from trainfast_runner.machine.devices import Machine
@@ -26,11 +26,15 @@ SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
 def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Advice:
     """Return the fastest strategy measured here, else the choice of the decision tree on estimated memory."""
     value, reason = _by_decision_tree(spec, machine, situation)
-    measured_runs = [run for run in situation.measured if _same_work(run, spec, machine)]
-    fastest_run = _fastest(measured_runs)
+    measured_runs = [
+        run
+        for run in situation.measured
+        if run.state == "finished" and run.samples_per_s and _same_work(run, spec, machine)
+    ]
+    fastest_run = max(measured_runs, key=lambda run: run.samples_per_s or 0.0, default=None)
     if fastest_run is not None:
         fastest_strategy = str(fastest_run.knobs.get("strategy"))
-        compared = {str(run.knobs.get("strategy")) for run in measured_runs if run.samples_per_s}
+        compared = {str(run.knobs.get("strategy")) for run in measured_runs}
         if len(compared) > 1:
             guide = "" if fastest_strategy == value else f" Hugging Face's guide would take {value}: {reason}"
             return Advice(
@@ -125,11 +129,6 @@ def _same_work(run: EndedRun, spec: RunSpec, machine: Machine) -> bool:
     same_rank = all(knobs[name] == spec.knobs[name] for name in ("batch_size", "grad_accum"))
     same_total = total_batch(spec, knobs, machine) == total_batch(spec, spec.knobs, machine)
     return has_same(run, spec, SAME_SPEED) and (same_rank or same_total)
-
-
-def _fastest(measured_runs: Iterable[EndedRun]) -> EndedRun | None:
-    finished = [run for run in measured_runs if run.samples_per_s and run.state == "finished"]
-    return max(finished, key=lambda run: run.samples_per_s or 0.0, default=None)
 
 
 def _joined_names(names: list[str]) -> str:

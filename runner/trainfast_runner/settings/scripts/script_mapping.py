@@ -137,12 +137,13 @@ def _precision_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
 
 def _half_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
     """Flags that turn a precision on."""
-    by_precision = {
-        precision: (flag, word)
-        for precision, names in HALF_FLAGS.items()
-        for flag, word in _flags_named((*names, EITHER_HALF_FLAG), flags)
-        if flag.type in ("switch", "bool") and (_bare_name(word) != EITHER_HALF_FLAG or _half_meant(flag) == precision)
-    }
+    by_precision: dict[str, tuple[Flag, str]] = {}
+    for precision, names in HALF_FLAGS.items():
+        for flag, word in _flags_named((*names, EITHER_HALF_FLAG), flags):
+            is_meant = _bare_name(word) != EITHER_HALF_FLAG or _half_meant(flag) == precision
+            if flag.type in ("switch", "bool") and is_meant:
+                # The surest flag comes first.
+                by_precision.setdefault(precision, (flag, word))
     if not by_precision:
         return None
     off = " ".join(words for settings in by_precision.values() if (words := _switch_words(*settings, on=False)))

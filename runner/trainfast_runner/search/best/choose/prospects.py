@@ -138,6 +138,8 @@ class Prospects:
             for trial in state.journal.trials
             if trial.outcome != "void" and trial.run_id not in state.measured.void_run_ids
         }
+        if not tried_numbers:
+            return self.open_candidates
         seen_levels = [set(levels) for levels in zip(*(points[number] for number in tried_numbers), strict=True)]
         columns = state.posterior.levels.columns
         unfinished = [index for index, levels in enumerate(seen_levels) if not levels.issuperset(columns[index])]
