@@ -12,7 +12,7 @@ from trainfast_runner.export.call_fields import CallFields
 from trainfast_runner.export.shell_words import Word, flags_of, script_commands, script_of
 
 BLANKS_AT_END = re.compile(r"(?:[ \t]|\\\n)*\Z")
-"""Blanks and continued lines before a word, which go with a word that is removed."""
+"""Blanks and line continuations before a word; they are removed together with it."""
 ShellEdit = tuple[int, int, str]
 """Characters from, characters to, and the text that replaces them."""
 

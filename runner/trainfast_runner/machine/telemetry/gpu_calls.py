@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _SHORTEST_REST_NS = 1_000_000_000
 _LONGEST_REST_NS = 60_000_000_000
-"""The first and the longest time for which a GPU is left alone after a call that hung."""
+"""Shortest and longest pause in the calls to a GPU after one has hung."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ _MAX_LINKS = 36
 _NODE_SCOPE = 0
 """NVML_AFFINITY_SCOPE_NODE of nvml.h."""
 _WORD = 64
-"""Bits in a word of NVML's affinity masks."""
+"""Bits of each integer in an affinity mask of NVML."""
 SYSFS = Path("/sys/bus/pci/devices")
 
 

@@ -20,9 +20,9 @@ from trainfast_runner.records.run_lines import Step
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, NORMAL_95
 
 BLOCKS = 12
-"""Chosen, not measured: most blocks, by which the end of the warm-up is known to a twelfth of the run."""
+"""Chosen, not measured: most blocks of a run; the end of the warm-up is known to a twelfth of the run."""
 MIN_BLOCKS = 4
-"""Chosen, not measured: fewest blocks of a run whose warm-up can be told from its steady steps."""
+"""Chosen, not measured: a shorter run shows no difference between warm-up and steady steps."""
 STEPS_IN_A_BLOCK = 2
 DRIFT_OF_STEP = 0.02
 """Chosen, not measured: share of a step that is no drift: two runs of the same settings differ by it."""

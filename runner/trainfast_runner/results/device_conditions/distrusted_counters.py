@@ -17,10 +17,9 @@ from trainfast_runner.results.device_conditions.readings import ENERGY_FIELD, Re
 SAMPLES_SHOWN = 2
 """Samples with a reason that refute a still counter: after one, the driver may update it past the record's end."""
 SIGHTINGS_MISSED = 7.0
-"""Samples for which a counter may run with none showing its reason: the chance of that is e^-7, one in a thousand."""
+"""A counter is distrusted if this many samples should have shown its reason and none did: chance e^-7, 1 in 1,000."""
 BEYOND_POLICY = 2.0
-"""Intervals by which a counter may outgrow its policy's counter while no sample shows its reason: the driver updates
-late."""
+"""Intervals that a counter may lead its policy's counter without a sample that shows its reason: the driver is late."""
 
 
 def distrusted_counters(samples: TimedReadings) -> frozenset[str]:
