@@ -253,6 +253,23 @@ def test_time_worked_leaves_waits_for_other_runs_out(tmp_path: Path) -> None:
     assert worked_seconds(lines) == 2 + 3 + 1
 
 
+def test_time_worked_leaves_waits_for_cooler_gpus_out(tmp_path: Path) -> None:
+    def cooling(at_s: int) -> CoolingDown:
+        return CoolingDown(t_ns=at_s * SECOND, device=0, temperature_c=70, below_c=50, waited_s=0)
+
+    lines = [
+        asked(tmp_path),
+        conducted(10 * SECOND),
+        *(cooling(at_s) for at_s in (12, 20, 40)),
+        BatchLaunched(t_ns=50 * SECOND, run_id="r", role="probe"),
+        cooling(53),
+        Paused(t_ns=60 * SECOND),
+        Resumed(t_ns=80 * SECOND),
+        BatchEnded(t_ns=81 * SECOND, state="answered"),
+    ]
+    assert worked_seconds(lines) == 2 + 3 + 1
+
+
 def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, free = Home(tmp_path), [8 << 30]
     for module in (limits, opening):

@@ -15,6 +15,7 @@ from trainfast_runner.settings.compatibility import zero_rules
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
+from trainfast_runner.settings.strategy_of_run import offload_folder
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
 INSTALLED = {"deepspeed": "0.19.8", "bitsandbytes": "0.50"}
@@ -85,6 +86,14 @@ def test_an_offload_path_too_small_for_the_states_is_refused(
         zero_rules.refuse_small_disk(knobs, count)
     assert f"has {10 * bytes_per_parameter - 1} MiB free" in refused.value.line()
     assert refused.value.exit_code == 2
+
+
+def test_an_offload_path_that_the_strategy_does_not_read_is_ignored(tmp_path: Path) -> None:
+    knobs = resolve("tiny-llama", ["strategy=zero3-offload", f"offload_path={tmp_path / 'gone'}"]).knobs
+    assert offload_folder(knobs) == tmp_path / "gone"
+    inherited = {**knobs, "strategy": "single"}
+    assert offload_folder(inherited) is None
+    zero_rules.refuse_small_disk(inherited, 10 << 20)
 
 
 def test_deepspeed_is_named_with_the_command_that_installs_it() -> None:

@@ -19,6 +19,8 @@ from .conftest import Run
 from .test_real_worker import real
 
 TRAINING = "begin(); train(5); wait_for('go'); say('finished')"
+OFFLOADED = "begin(); train(5, wrapper='DeepSpeedEngine'); say('finished')"
+"""A training of zero3-offload."""
 
 
 def test_full_disk_under_the_supervisors_own_files(run: Run) -> None:
@@ -119,7 +121,7 @@ def test_a_lock_on_offload_path_does_not_keep_the_result_back(run: Run, tmp_path
     disk.mkdir()
     held = os.open(disk, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
-    result = run.result_of("begin(); train(5); say('finished')", knobs={"offload_path": str(disk)})
+    result = run.result_of(OFFLOADED, knobs={"strategy": "zero3-offload", "offload_path": str(disk)})
     assert (result.state, result.throughput.samples_per_s.median) == ("finished", 400)
     assert [event.detail for event in run.events("trouble")] == [
         f"offload_path={disk} is locked: the next run frees its disk"
@@ -133,7 +135,8 @@ def test_an_offload_path_that_never_answers_does_not_keep_the_verdict_back(run: 
         "import os, threading\nright = os.statvfs\n"
         f"os.statvfs = lambda path: threading.Event().wait() if str(path) == '{tmp_path}/disk' else right(path)\n"
     )
-    run.prepare("begin(); train(5); say('finished')", knobs={"offload_path": f"{tmp_path}/disk"})
+    knobs = {"strategy": "zero3-offload", "offload_path": f"{tmp_path}/disk"}
+    run.prepare(OFFLOADED, knobs=knobs)
     run.supervise(env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert run.end().state == "finished"
 

@@ -23,7 +23,7 @@ from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.knob_values import bytes_of_ranks
 from trainfast_runner.settings.spec import RunSpec, expand_paths
-from trainfast_runner.settings.strategy_of_run import strategy_of
+from trainfast_runner.settings.strategy_of_run import offload_folder, strategy_of
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _check_settings(
         # Only the model's class has the answer, which takes an import of torch.
         inspected = training_python.inspect(python, spec.model, training_objective, attention=True)
         check(replace(facts, attentions=inspected.attentions))
-    if knobs["offload_path"] is not None:
+    if offload_folder(knobs) is not None:
         # Counting imports torch, so only settings that work are counted.
         inspection = training_python.inspect(python, spec.model, training_objective, count=True)
         zero_rules.refuse_small_disk(knobs, inspection.parameters)

@@ -1,8 +1,10 @@
-"""The catalog's entry for the strategy of a run."""
+"""The strategy of a run: its entry of the catalog, and the directory that it offloads states to."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError
@@ -22,3 +24,11 @@ def strategy_of(knobs: Mapping[str, Any]) -> StrategyEntry:
 def strategy_or_single(knobs: Mapping[str, Any]) -> StrategyEntry:
     """The catalog's entry; a strategy of a newer version counts as one device."""
     return STRATEGIES.get(str(knobs.get("strategy")), STRATEGIES["single"])
+
+
+def offload_folder(knobs: Mapping[str, Any]) -> Path | None:
+    """The directory of states offloaded to a disk; None without `offload_path`, or if the strategy does not read it."""
+    path = knobs.get("offload_path")
+    if path is None or "offload_path" not in strategy_or_single(knobs).knobs:
+        return None
+    return Path(os.path.expanduser(str(path)))

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import suppress
 from pathlib import Path
 
-from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.shared.offload_scratch import DISK_FULL_BELOW_BYTES, free_bytes, remove_leftovers
 
 DISK_ANSWERS_S = 5.0
 """Time for `offload_path` to answer with its free space."""
-
-
-def offload_path(run: RunFile) -> Path | None:
-    """The directory of the offloaded states; None when the run offloads none to disk."""
-    path = run.knobs.get("offload_path")
-    return None if path is None else Path(os.path.expanduser(str(path)))
 
 
 def full_disk_text(path: Path | None) -> str | None:

@@ -33,13 +33,14 @@ from trainfast_runner.running.scripts.sandbox import remove_sandbox
 from trainfast_runner.running.stopping import STOP_GRACE_S
 from trainfast_runner.running.supervision.capped_records import CappedRecords
 from trainfast_runner.running.supervision.event_log import EventLog
-from trainfast_runner.running.supervision.offload import offload_path, remove_offloaded
+from trainfast_runner.running.supervision.offload import remove_offloaded
 from trainfast_runner.running.supervision.ranks import Ranks
 from trainfast_runner.running.supervision.script_watch import NO_STEP_S, ScriptWatch
 from trainfast_runner.running.supervision.stop_ladder import StopLadder
 from trainfast_runner.running.supervision.stop_requests import StopRequests
 from trainfast_runner.running.supervision.telemetry_log import TelemetryLog
 from trainfast_runner.running.supervision.training_end import TrainingEnd
+from trainfast_runner.settings.strategy_of_run import offload_folder
 from trainfast_runner.units import counted
 
 LOST_RANK_GRACE_S = 5.0
@@ -312,7 +313,7 @@ class Supervisor:
         return True
 
     def _remove_offloaded(self) -> None:
-        trouble = remove_offloaded(offload_path(self._run_file))
+        trouble = remove_offloaded(offload_folder(self._run_file.knobs))
         if trouble is not None:
             self._events.record_trouble(trouble)
 

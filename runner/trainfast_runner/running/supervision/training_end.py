@@ -16,9 +16,10 @@ from trainfast_runner.results.ended_result import add_trouble
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge
 from trainfast_runner.running.recovery import lost_verdict
 from trainfast_runner.running.supervision.event_log import EventLog
-from trainfast_runner.running.supervision.offload import full_disk_text, offload_path
+from trainfast_runner.running.supervision.offload import full_disk_text
 from trainfast_runner.running.supervision.ranks import LostRank
 from trainfast_runner.running.supervision.stop_ladder import StopLadder
+from trainfast_runner.settings.strategy_of_run import offload_folder
 
 TAIL_LINES = 400
 """Lines at the end of the output that the verdict looks through."""
@@ -82,7 +83,7 @@ class TrainingEnd:
             sigkill=ladder.killing,
             grace_s=ladder.granted_s,
             torn_down_reason=self.torn_down_reason,
-            full_disk_text=full_disk_text(offload_path(run)),
+            full_disk_text=full_disk_text(offload_folder(run.knobs)),
             no_step_reason=self.no_step_reason,
         )
 

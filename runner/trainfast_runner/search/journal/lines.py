@@ -150,16 +150,19 @@ class JournalLines:
 def worked_seconds(lines: Iterable[Any]) -> float:
     """Return the seconds that conductors worked on a search.
 
-    Pauses, waits for other runs and gaps between conductors do not count.
+    Pauses, waits for other runs or cooler GPUs, and gaps between conductors do not count.
     """
     total_ns, since_ns, last_ns = 0, None, 0
+    is_cooling = False
     for line in lines:
-        if isinstance(line, (Conducted, Paused, Waiting)) and since_ns is not None:
+        if isinstance(line, (Conducted, Paused, Waiting, CoolingDown)) and since_ns is not None:
             total_ns += (last_ns if isinstance(line, Conducted) else line.t_ns) - since_ns
             since_ns = None
-        if isinstance(line, (Conducted, Resumed)):
+        # No line ends the wait for cooler GPUs: the next line of another kind does.
+        is_cooled = is_cooling and not isinstance(line, (CoolingDown, Paused, Waiting))
+        if is_cooled or isinstance(line, (Conducted, Resumed)):
             since_ns = line.t_ns
-        last_ns = line.t_ns
+        is_cooling, last_ns = isinstance(line, CoolingDown), line.t_ns
     if since_ns is not None:
         total_ns += last_ns - since_ns
     return total_ns / 1e9

@@ -13,7 +13,7 @@ from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_directory import read_run_file, read_written_result
-from trainfast_runner.records.run_file import RecordedSpec, RunFile
+from trainfast_runner.records.run_file import SCHEMA, RecordedSpec, RunFile
 from trainfast_runner.records.search_directories import newest_search_directories
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 from trainfast_runner.search.candidate_spec import candidate_spec
@@ -121,7 +121,9 @@ def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
 def _speeds_of_trials(home: Home, spec: RunSpec, device: SpeedDevice) -> Iterator[EarlierSpeed]:
     """Yield the newest trial of each candidate in best-fit searches of the same training, the newest first."""
     for directory in newest_search_directories(home, SEARCHES_READ_FOR_SPEEDS):
-        if first_line(directory).kind != BEST_KIND:
+        question_line = first_line(directory)
+        # A newer version's lines may mean something else.
+        if question_line.kind != BEST_KIND or question_line.schema > SCHEMA:
             continue
         lines = read_best_journal(directory)
         question = newest(lines, BestQuestion)

@@ -16,6 +16,7 @@ from trainfast_runner.machine.processes.listing import user_name
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.precisions import PRECISIONS
+from trainfast_runner.settings.strategy_of_run import offload_folder
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import OPTIMIZERS, strategies_obeying
 from trainfast_runner.worker.shared.offload_scratch import DISK_FULL_BELOW_BYTES, free_bytes
@@ -83,16 +84,16 @@ def refuse_small_disk(knobs: KnobValues, parameters: int | None) -> None:
     The weights in the states' precision and the optimizer's states: with AdamW in fp32 12 bytes a parameter. A real
     run of 3,344,064 parameters wrote 14.
     """
-    path = knobs["offload_path"]
-    if path is None or parameters is None:
+    folder = offload_folder(knobs)
+    if folder is None or parameters is None:
         return
     width = PRECISIONS[str(knobs["precision"])].weight_bytes
     needed = parameters * width * (1 + OPTIMIZERS[str(knobs["optimizer"])].state_tensors)
-    free = free_bytes(Path(os.path.expanduser(str(path))))
+    free = free_bytes(folder)
     if free < needed:
         raise UserError(
-            f"offload_path={path} has {mebibytes(free)} free; the states of {parameters:,} parameters take"
-            f" {mebibytes(needed)}",
+            f"offload_path={knobs['offload_path']} has {mebibytes(free)} free;"
+            f" the states of {parameters:,} parameters take {mebibytes(needed)}",
             key="offload_path",
             advice="a directory on a disk with free space",
         )
