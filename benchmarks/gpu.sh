@@ -109,14 +109,15 @@ group_precision() {
 }
 
 group_optimizer() {
-    local optimizer needs
+    local optimizers optimizer needs
+    optimizers=$(PYTHONPATH="runner${PYTHONPATH:+:$PYTHONPATH}" "$python" -c '
+from trainfast_runner.worker.catalog.optimizers import OPTIMIZERS
+for optimizer in OPTIMIZERS.values():
+    print(optimizer.name, optimizer.package or "")') || { echo "$python cannot list the optimizers" >&2; failed=1; return; }
     while read -r optimizer needs; do
         needs=$needs check "optimizer-$optimizer" 0 \
             run bert-large --set "optimizer=$optimizer" --set precision=bf16 --set steps=15 </dev/null
-    done < <(PYTHONPATH=runner "$python" -c '
-from trainfast_runner.worker.catalog.optimizers import OPTIMIZERS
-for optimizer in OPTIMIZERS.values():
-    print(optimizer.name, optimizer.package or "")')
+    done <<<"$optimizers"
 }
 
 group_technique() {

@@ -11,6 +11,10 @@ MAX_SHOWN = 60
 """The most allowed values that an error lists."""
 
 
+_ARGUMENTS = ("message", "key", "allowed", "nearest", "advice", "option", "where", "exit_code")
+"""The arguments of `UserError`, which are also its attributes; a subclass may have more of these."""
+
+
 class UserError(Exception):
     """Input that cannot be used. The command line prints it and exits with `exit_code`.
 
@@ -71,7 +75,7 @@ class UserError(Exception):
 
     def parts(self) -> dict[str, Any]:
         """The arguments that make this error again, in another process."""
-        return dict(vars(self))
+        return {name: getattr(self, name) for name in _ARGUMENTS}
 
     def as_json(self) -> dict[str, object]:
         """The object behind `error` in what `--json` prints for exit code 2."""

@@ -220,7 +220,7 @@ def test_processes_devices_and_the_global_batch_are_distinguished(
     [
         (["engine=trainer", "strategy=fsdp"], "engine", "not strategy=fsdp"),
         (["engine=accelerate", "strategy=fsdp"], "engine", "not strategy=fsdp"),
-        (["engine=accelerate", "precision=fp16"], "precision", "in fp32 and reports nothing"),
+        (["engine=accelerate", "precision=fp16"], "precision", "silently trains in fp32"),
         (["engine=trainer", "compile=default"], "compile", "compile=default with engine=native"),
         (["compile=default", "strategy=fsdp", "devices=2"], "compile", "compile=default with strategy=ddp"),
         (["optimizer=paged-adamw-8bit"], "optimizer", "optimizer=adamw-8bit"),

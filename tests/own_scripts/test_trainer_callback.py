@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -10,6 +11,7 @@ import pytest
 from transformers import TrainerCallback, TrainingArguments
 
 from trainfast_runner.door.trainfast_door import trainer_callback
+from trainfast_runner.door.trainfast_door.import_hooks import hook_modules
 
 if TYPE_CHECKING:
     from trainfast_runner.door.trainfast_door.script_run import ScriptRun
@@ -34,3 +36,18 @@ def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path: Path, gpus: 
     callback.on_step_end(arguments, None, None)
     assert run.ran["batch_size"] == 8
     assert recorded == [samples]
+
+
+def test_each_hook_of_a_module_under_way_gets_the_whole_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "under_way.py").write_text("import installs_hooks\nwhole = True\n")
+    (tmp_path / "installs_hooks.py").write_text("import builtins\nbuiltins.install_hooks()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[tuple[str, bool]] = []
+
+    def install_hooks() -> None:
+        for name in ("first", "second"):
+            hook_modules({"under_way": lambda module, name=name: seen.append((name, hasattr(module, "whole")))})
+
+    monkeypatch.setattr("builtins.install_hooks", install_hooks, raising=False)
+    importlib.import_module("under_way")
+    assert seen == [("first", True), ("second", True)]

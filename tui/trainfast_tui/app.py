@@ -138,7 +138,7 @@ class TrainfastApp(TerminalApp):
                 from trainfast_tui.screens.compare import CompareScreen
 
                 # A second or a late answer covers no other screen or dialog.
-                if hasattr(self.screen, "action_compare"):
+                if isinstance(self.screen, AppScreen) and self.screen.OPENS_COMPARISONS:
                     self.push_screen(CompareScreen(self.session, a, b))
             case ThreadFailed(error):
                 raise error

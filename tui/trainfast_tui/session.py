@@ -121,7 +121,7 @@ class Session:
 
     @property
     def other_live_run(self) -> str | None:
-        """Id of a live run that is not on the screen; None while a run that was started here comes onto it."""
+        """Id of a live run that is not on the screen; None while a run started here is not shown yet."""
         is_own = self.run_control.pending.is_pending
         return None if self.snapshot is None or is_own else self.snapshot.other_live_run
 

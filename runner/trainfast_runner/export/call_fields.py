@@ -51,9 +51,6 @@ def trainer_call(knobs: KnobValues) -> CallFields:
         fields["torch_compile"] = False
     if knobs.get("workers") == 0:
         fields["dataloader_prefetch_factor"] = None
-    if "precision" in knobs:
-        # The fields of the other precisions leave a `tf32=True` that stands in the script.
-        fields.setdefault("tf32", False)
     defaults: dict[str, object] = {
         "gradient_accumulation_steps": 1,
         "bf16": False,

@@ -97,7 +97,9 @@ def _joined_paths(paths: Sequence[object]) -> str:
     text = "+".join(map(str, paths))
     if text.split("+") != list(map(str, paths)):
         raise UserError(
-            "a path of data.paths has a +, at which a command would cut it", key="data.paths", advice="--to preset"
+            "a path in data.paths contains +, which separates paths",
+            key="data.paths",
+            advice="--to preset",
         )
     if len(os.fsencode(f"data.paths={text}")) > MAX_WORD_BYTES:
         raise UserError(

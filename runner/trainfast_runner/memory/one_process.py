@@ -22,11 +22,12 @@ UNCONFIRMED = (DATA_PARALLEL, LAYERS_SPREAD)
 
 
 def devices_of(knobs: Mapping[str, Any]) -> int:
-    """Number of GPUs of the `devices` knob. Raises UserError if it is unset."""
+    """Number of GPUs of the `devices` knob, 1 on a CPU. Raises UserError if it is unset."""
     devices = knobs["devices"]
     if devices is None:
         raise UserError(f"the memory of strategy={knobs['strategy']} depends on the number of devices", key="devices")
-    return devices if isinstance(devices, int) else len(gpu_indexes(devices) or ())
+    indexes = gpu_indexes(devices)
+    return devices if isinstance(devices, int) else 1 if indexes is None else len(indexes)
 
 
 def gathered(segments: list[Segment], devices: int) -> list[Segment]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -21,6 +23,12 @@ class StepCount(msgspec.Struct, frozen=True, kw_only=True):
 
 LOSSES_IN_A_MEAN = 5
 """Losses in the mean of the first and in that of the last ones."""
+
+
+def mean_loss(losses: Sequence[float | None]) -> float | None:
+    """The mean of some losses; None without any, or if one of them is None: not finite."""
+    finite_losses = [loss for loss in losses if loss is not None]
+    return fmean(finite_losses) if finite_losses and len(finite_losses) == len(losses) else None
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):

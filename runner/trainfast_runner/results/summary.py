@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from trainfast_runner.records.result import (
     StepCount,
     StepTime,
     Throughput,
+    mean_loss,
 )
 from trainfast_runner.records.result_conditions import RecordedOutage, RunConditions, XidError
 from trainfast_runner.records.roles import WARM_ROLES
@@ -213,13 +213,9 @@ def _losses(steps: list[Step], not_finite: int) -> Losses:
     """The first and last losses of `steps`, a share of a rank's steps of which `not_finite` had no finite loss."""
     losses = [step.loss for step in steps if step.loss is not None or step.loss_not_finite]
 
-    def mean(few: list[float | None]) -> float | None:
-        finite = [loss for loss in few if loss is not None]
-        return statistics.fmean(finite) if finite and len(finite) == len(few) else None
-
     return Losses(
-        first=mean(losses[:LOSSES_IN_A_MEAN]),
-        last=mean(losses[-LOSSES_IN_A_MEAN:]),
+        first=mean_loss(losses[:LOSSES_IN_A_MEAN]),
+        last=mean_loss(losses[-LOSSES_IN_A_MEAN:]),
         not_finite=not_finite,
         recorded=min(len(losses), 2 * LOSSES_IN_A_MEAN),
     )

@@ -130,10 +130,9 @@ def _finished(facts: EndFacts) -> Verdict | None:
     if difference := first_difference(facts.run, facts.worker_lines):
         return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
     steps = max(facts.last_step.values(), default=0)
-    return Verdict(
-        "finished",
-        f"took {'all ' if steps > 1 else ''}{counted(steps, 'step')}" if steps else "finished without a recorded step",
-    )
+    if not steps:
+        return Verdict("finished", "finished without a recorded step")
+    return Verdict("finished", f"took {'all ' if steps > 1 else ''}{counted(steps, 'step')}")
 
 
 def _script_finished(facts: EndFacts) -> Verdict | None:

@@ -76,7 +76,7 @@ def _plan_typed(run: RunFile, exported: Exported, typed: Sequence[str], folder: 
     plan = plan_script(words, settings, steps=run.knobs.get("steps"), python=command.interpreter, variables=variables)
     # Threads that spin between their turns take much of a busy machine's speed: both runs wait alike.
     threads = {name: value for name, value in run.env.items() if name.startswith(("OMP_", "KMP_"))}
-    return replace(plan, env={**plan.env, **threads, **malloc_variables(run)})
+    return replace(plan, env={**threads, **malloc_variables(run), **plan.env})
 
 
 def _exported_command(exported: Exported, command: ScriptCommand, folder: Path) -> tuple[dict[str, str], list[str]]:

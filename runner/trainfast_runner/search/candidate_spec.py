@@ -38,7 +38,7 @@ def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
 
 
 def value_text(name: str, value: KnobValue) -> str:
-    """Return the value of a knob as it is typed after `--set name=`; of a knob that this version lacks, as recorded."""
+    """Return a knob's value as typed after `--set name=`; for a knob unknown to this version, as recorded."""
     return KNOBS_BY_NAME[name].text_of(value) if name in KNOBS_BY_NAME else str(value)
 
 

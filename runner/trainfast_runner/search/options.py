@@ -14,7 +14,7 @@ class SearchOptions:
     wait: bool = False
     """True to queue after a run on the same device."""
     cool_to_c: float | None = None
-    """The temperature below which each process starts; None to wait for none."""
+    """The temperature below which each process starts; None to start at once."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Choice(msgspec.Struct, frozen=True):
         if isinstance(raw, bool) and {"on", "off"} <= set(self.options):
             raw = "on" if raw else "off"
         if not isinstance(raw, str):
-            raise UserError(f"{raw!r} is not a word", allowed=self.options)
+            raise UserError(f"must be a name, not {raw!r}", allowed=self.options)
         word = raw.strip()
         if word not in self.options:
             parts = word.split("+")
@@ -187,7 +187,7 @@ def _cpu(text: str) -> str:
         return CPU
     asked = cpu_processes(text)
     if asked is None:
-        raise UserError(f"{text[:40]!r} is not a way to name the CPU", allowed=allowed, nearest=CPU)
+        raise UserError(f"{text[:40]!r} is not cpu or cpu:N", allowed=allowed, nearest=CPU)
     count = min(max(1, asked), MAX_CPU_PROCESSES)
     if count != asked:
         raise UserError(f"{text} asks for {asked} processes on the CPU", allowed=allowed, nearest=f"{CPU}:{count}")

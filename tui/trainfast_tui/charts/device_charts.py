@@ -42,13 +42,15 @@ def device_charts(
     by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
     newest = [by_uuid.get(uuid) for uuid in uuids] if recent else []
     times = [tick.t_ns for tick in recent]
-    spans = throttled_spans(tick_values)
-    return [_gpu_chart(number, times, tick_values, newest, spans, axis) for number in indexes]
+    gap_ns = gap_between(times)
+    spans = throttled_spans(tick_values, gap_ns)
+    return [_gpu_chart(number, times, gap_ns, tick_values, newest, spans, axis) for number in indexes]
 
 
 def _gpu_chart(
     number: int,
     times: list[int],
+    gap_ns: int,
     tick_values: list[TickValues],
     newest: list[DeviceReading | None],
     spans: tuple[ThrottledSpan, ...],
@@ -70,7 +72,7 @@ def _gpu_chart(
         title=reading.name,
         series=series,
         axis=axis,
-        gap_ns=gap_between(times),
+        gap_ns=gap_ns,
         format_value=reading.format_value,
         spans=spans,
         limit=limit,

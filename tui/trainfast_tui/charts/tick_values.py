@@ -9,7 +9,6 @@ import msgspec
 
 from trainfast_tui.charts.chart_data import ThrottledSpan
 from trainfast_tui.charts.readings import GPU_READINGS
-from trainfast_tui.charts.time_axis import gap_between
 from trainfast_tui.text.shades import causes_of
 
 if TYPE_CHECKING:
@@ -65,9 +64,8 @@ def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
     return TickValues(tick, tuple(values), causes)
 
 
-def throttled_spans(tick_values: Sequence[TickValues]) -> tuple[ThrottledSpan, ...]:
-    """Return the spans in which a charted GPU was throttled, by cause; a span ends where ticks are missing."""
-    gap_ns = gap_between([values.tick.t_ns for values in tick_values])
+def throttled_spans(tick_values: Sequence[TickValues], gap_ns: int) -> tuple[ThrottledSpan, ...]:
+    """Return the spans in which a charted GPU was throttled, by cause; a span ends at a gap of over `gap_ns`."""
     spans: list[ThrottledSpan] = []
     begun_ns: dict[str, int] = {}
     last_ns: int | None = None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainfast_runner.records.result import LOSSES_IN_A_MEAN
+from trainfast_runner.records.result import LOSSES_IN_A_MEAN, mean_loss
 from trainfast_runner.results.distributions import median_rate
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.live.recent_conditions import RECENT_STEPS
@@ -112,9 +112,7 @@ def first_and_last_loss(run: RunSnapshot) -> tuple[float | None, float | None]:
 
 def _last_loss(steps: Sequence[Step]) -> float | None:
     logged_losses = (step.loss for step in reversed(steps) if step.loss is not None or step.loss_not_finite)
-    last_losses = list(islice(logged_losses, LOSSES_IN_A_MEAN))
-    finite_losses = [loss for loss in last_losses if loss is not None]
-    return fmean(finite_losses) if finite_losses and len(finite_losses) == len(last_losses) else None
+    return mean_loss(list(islice(logged_losses, LOSSES_IN_A_MEAN)))
 
 
 def planned_steps(run: RunSnapshot) -> int | None:

@@ -9,13 +9,13 @@ from trainfast_runner.records.run_directory import RUN_FILE, is_unfinished, read
 
 
 class OtherRuns:
-    """Finds them; while no run comes or goes, a look is one `stat` and the lock of each live run."""
+    """Find the live runs that are not shown. After the first, a look is a `stat` and the lock of each."""
 
     def __init__(self, home: Home) -> None:
         self.live: str | None = None
         """Id of the newest live run that is not shown, as of the last look; None if there is none."""
         self.started_elsewhere: str | None = None
-        """The same of the runs that came after the first look, were never shown and belong to no search."""
+        """Id of the newest live run that began after the first look, was never shown and is not a search's; or None."""
         self._home = home
         self._changed_ns: int | None = None
         self._known: frozenset[str] | None = None

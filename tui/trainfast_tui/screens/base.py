@@ -56,6 +56,8 @@ class AppScreen(Screen[None]):
     """A screen of the app. `SCOPE` names its actions in `text.keys`, which give it its bindings."""
 
     SCOPE: ClassVar[str]
+    OPENS_COMPARISONS: ClassVar[bool] = False
+    """True if the screen asks for comparisons, which open above it."""
     DEFAULT_CSS = "AppScreen { layout: vertical; overflow: hidden; }"
 
     def __init_subclass__(cls, **keywords: Any) -> None:

@@ -59,6 +59,7 @@ class MainScreen(AppScreen):
     """Shows the newest snapshot and the next run's knobs; starts and stops runs, and opens the other screens."""
 
     SCOPE = "main"
+    OPENS_COMPARISONS = True
     AUTO_FOCUS = "KnobPanel"
     DEFAULT_CSS = """
     #body { height: 1fr; }

@@ -42,6 +42,7 @@ class RunsScreen(AppScreen):
     """Lists the runs in a thread: ten thousand take a while."""
 
     SCOPE = "runs"
+    OPENS_COMPARISONS = True
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)

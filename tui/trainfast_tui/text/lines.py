@@ -89,18 +89,6 @@ def scrolled(lines: list[Line], top: int, height: int) -> tuple[list[Line], int]
     return [*lines[top : top + room], [(words, "key")]], top
 
 
-def newest_rows(rows: list[Line], below: int, room: int) -> tuple[list[Line], int, Line]:
-    """Return the rows of a table that fit in `room`, the newest unless `below` rows are scrolled away.
-
-    Also `below`, clamped to the table, and a line that counts the hidden rows and names the keys; empty if none is.
-    """
-    below = clamp_scroll(below, len(rows), room)
-    end = len(rows) - below
-    first = max(0, end - room)
-    words = hidden_words(first, below)
-    return rows[first:end], below, [(f"more rows: {words}  PgUp PgDn", "key")] if words else []
-
-
 def clamp_scroll(first: int, count: int, room: int) -> int:
     """Return `first` clamped so that `room` of `count` lines can be shown.
 

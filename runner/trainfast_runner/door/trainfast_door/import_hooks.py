@@ -26,9 +26,11 @@ def hook_modules(hooks: Mapping[str, Callable[[Any], None]]) -> None:
 @never_raises
 def _hook_loaded(module: Any, hook: Callable[[Any], None]) -> None:
     spec = module.__spec__
-    if getattr(spec, "_initializing", False):
+    if isinstance(spec, _ExecutedSpec):
+        spec.hooks.append(hook)
+    elif getattr(spec, "_initializing", False):
         spec.__class__ = _ExecutedSpec
-        spec.hook = hook
+        spec.hooks = [hook]
     else:
         never_raises(hook)(module)
 
@@ -36,16 +38,17 @@ def _hook_loaded(module: Any, hook: Callable[[Any], None]) -> None:
 class _ExecutedSpec(ModuleSpec):
     """The spec of a module under execution; importlib sets its `_initializing` to False at the end."""
 
-    hook: Callable[[Any], None]
+    hooks: list[Callable[[Any], None]]
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "_initializing" and not value:
             self.__class__ = ModuleSpec  # type: ignore[assignment]
-            hook = self.__dict__.pop("hook")
+            hooks = self.__dict__.pop("hooks")
             # A failed execution has removed the module.
             if self.name in sys.modules:
-                never_raises(hook)(sys.modules[self.name])
+                for hook in hooks:
+                    never_raises(hook)(sys.modules[self.name])
 
 
 class _AwaitedModules:

@@ -1,7 +1,7 @@
 """Set the knobs that the script has no flag for.
 
-Fields of TrainingArguments, also those that the script sets; defaults of DataLoader, where an argument of the script
-wins.
+Overwrite fields of TrainingArguments, even those that the script sets, and change DataLoader's defaults, which the
+script's own arguments override.
 """
 
 from __future__ import annotations

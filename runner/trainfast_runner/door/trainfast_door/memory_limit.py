@@ -29,7 +29,7 @@ class MemoryLimit:
 
     @property
     def is_on_gpus(self) -> bool:
-        """True if the limit is one of GPUs; False for a CPU, and without a limit."""
+        """True if GPU memory is limited."""
         return bool(self._limits_bytes) and self._device == "cuda"
 
     @never_raises

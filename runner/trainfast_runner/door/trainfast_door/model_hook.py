@@ -39,7 +39,7 @@ _handles: list[Any] = []
 def install(run: ScriptRun) -> None:
     """Watch modules being built until the first step. Global forward hooks would slow down every module's call.
 
-    The only one limits the model's GPU before the first forward pass, and is then removed.
+    The one global hook limits the model's GPU before the first forward pass, then removes itself.
     """
 
     @never_raises

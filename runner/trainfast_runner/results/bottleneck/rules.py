@@ -136,7 +136,7 @@ RULES: tuple[BottleneckRule, ...] = (
         "cheaper loading (images resized once, text tokenized ahead) or faster storage: more than {workers} loader"
         " processes do not help on {cores} cores"
     ),
-    # With an unknown figure in its advice no rule above has a finding.
+    # Used where the number of workers or cores is unknown.
     _data_bound(
         "cheaper loading (images resized once, text tokenized ahead), faster storage, or more loader processes"
     ),

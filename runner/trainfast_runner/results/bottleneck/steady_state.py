@@ -25,7 +25,7 @@ MIN_BLOCKS = 4
 """Chosen, not measured: a shorter run shows no difference between warm-up and steady steps."""
 STEPS_IN_A_BLOCK = 2
 DRIFT_OF_STEP = 0.02
-"""Chosen, not measured: share of a step that is no drift: two runs of the same settings differ by it."""
+"""Chosen, not measured: largest change of step time, as a share, that is no drift: two equal runs differ by it."""
 DRIFT_C = 2.0
 """Chosen, not measured: degrees C within which a temperature is steady: NVML gives whole degrees."""
 SIGMAS = 3.0

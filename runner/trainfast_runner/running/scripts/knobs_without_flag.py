@@ -27,9 +27,7 @@ def framework_environment(knobs: KnobValues) -> dict[str, str]:
 
 def hook_trainer_fields(knobs: KnobValues) -> dict[str, object]:
     """Fields of TrainingArguments, which the hooks set before its `__post_init__`."""
-    fields = trainer_fields({name: value for name, value in knobs.items() if name in FRAMEWORK_KNOBS})
-    # A script may set tf32 itself, and fp32 is a precision of its own here.
-    return {**fields, "tf32": False} if knobs.get("precision") == "fp32" else fields
+    return trainer_fields({name: value for name, value in knobs.items() if name in FRAMEWORK_KNOBS})
 
 
 def loader_defaults(knobs: KnobValues) -> dict[str, object]:

@@ -43,7 +43,6 @@ from trainfast_runner.search.journal.lines import EndState, worked_seconds
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.speed.device_speed_model import with_predicted_speed
 from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.units import duration
 
 LIMIT_STEPS = 4
 """Steps of a run under the real `memory_limit`: the optimizer's states exist from the second on."""
@@ -127,7 +126,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             return
         cost_s = worked_seconds(self._lines[: index + 1])
         if cost_s > self._question.budget_s:
-            raise budget_error(self._question.budget_s, cost_s, f", which took {duration(cost_s)}")
+            raise budget_error(self._question.budget_s, cost_s, f", which took {cost_s:.1f} s")
 
     def _decided_end(self, decision: BestDecision) -> BestEnded:
         """Return the end: the answer, or the smallest excess if nothing fits."""

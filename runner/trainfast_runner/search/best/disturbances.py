@@ -16,7 +16,7 @@ from trainfast_runner.search.journal.best import Attempt, BestJournal, BestLine
 VOIDING_OTHERS_SHARE = 0.15
 """A measurement is void if other processes took more than this share of the cores, as in the diagnosis of a run."""
 VOIDING_THROTTLED_SHARE = 0.02
-"""A measurement is void if a GPU was throttled for more of the time: a search looks for a gain of as much."""
+"""A measurement is void if a GPU was throttled for more than this share of the time: a search looks for that gain."""
 VOIDING_FRACTIONS = {"thermal": "thermal_fraction", "brake": "brake_fraction"}
 """Causes of throttling that void a measurement, with their fields in a run's `Throttle`."""
 USUALLY_DISTURBED, AMONG_LAST = 2, 8

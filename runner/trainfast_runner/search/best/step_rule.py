@@ -27,7 +27,7 @@ class StepRule:
     standard_error: float = ENOUGH_ERROR
     """The standard error of the median that is enough, as a share of the median."""
     give_up_ms: float | None = None
-    """A trial whose best step is slower ends; None to end none."""
+    """A trial whose best step is slower than this ends; None for no bound."""
 
     def judge(self, step_ms: Sequence[float]) -> Judgement:
         """Judge a trial by the times of its steps so far, in ms."""

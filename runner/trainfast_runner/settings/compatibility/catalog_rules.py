@@ -120,7 +120,7 @@ def _engine_has_fp16_on_a_cpu(facts: Facts) -> None:
     engine = facts.engine
     if facts.knobs["precision"] == "fp16" and facts.machine.device == "cpu" and not engine.fp16_on_cpu:
         raise UserError(
-            f"engine={engine.name} with precision=fp16 on a CPU trains in fp32 and reports nothing",
+            f"engine={engine.name} with precision=fp16 on a CPU silently trains in fp32",
             key="precision",
             advice=f"precision=bf16, or engine={engine.fallback}",
         )

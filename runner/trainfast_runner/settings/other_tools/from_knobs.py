@@ -57,7 +57,7 @@ def _trainer_precision(precision: str) -> dict[str, object]:
     return {
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
-        **({"tf32": True} if precision == "tf32" else {}),
+        "tf32": precision == "tf32",
     }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 LOW_BYTES = 1 << 30
-"""Less memory is low: cuBLAS's handles and most workspaces of cuDNN take less."""
+"""Memory below this is low: cuBLAS's handles and most workspaces of cuDNN take less."""
 LOW_SHARE = 0.05
 """Less than this share of a device's memory is low too."""
 

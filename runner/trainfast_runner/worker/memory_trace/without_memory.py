@@ -21,10 +21,10 @@ def replace_with_empty(model: nn.Module, device: torch.device | None = None) -> 
                 if tensor is None:
                     continue
                 if id(tensor) not in replacements:
-                    empty_parameter = empty_like(tensor, device)
+                    empty_tensor = empty_like(tensor, device)
                     is_parameter = isinstance(tensor, nn.Parameter)
                     replacements[id(tensor)] = (
-                        nn.Parameter(empty_parameter, tensor.requires_grad) if is_parameter else empty_parameter
+                        nn.Parameter(empty_tensor, tensor.requires_grad) if is_parameter else empty_tensor
                     )
                 # Not the dictionary alone: an LSTM keeps a list of its weights as well.
                 setattr(module, name, replacements[id(tensor)])

@@ -93,9 +93,9 @@ class CudaClock:
 
     def settle(self, marks: list[tuple[str, Any]], queued_ns: int) -> tuple[int, dict[str, float | None]]:
         """Turn one step's marks into times; wait for its last mark only, which was queued at `queued_ns`."""
-        last_phase = marks[-1][1]
-        waits = not last_phase.query()
-        last_phase.synchronize()
+        last_event = marks[-1][1]
+        waits = not last_event.query()
+        last_event.synchronize()
         found_ns = time.monotonic_ns()
         phases_ms: dict[str, float] = {}
         for (phase, begin), (_, end) in itertools.pairwise(marks):

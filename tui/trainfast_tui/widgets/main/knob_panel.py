@@ -49,8 +49,8 @@ class KnobPanel(Painted, can_focus=True):
         self._global_batch: tuple[int, int] | None = None
         self._advice: Mapping[str, str] = {}
         self._auto_choices: Mapping[str, str] = {}
-        self._refusal: UserError | None = None
-        self._cannot_run: UserError | None = None
+        self._value_refusal: UserError | None = None
+        self._machine_refusal: UserError | None = None
         self._headings: Mapping[str, str] = dict.fromkeys(KNOBS_IN_ORDER, "")
         """The heading over each listed knob, in the order of the list."""
         self._cursor = 0
@@ -70,10 +70,10 @@ class KnobPanel(Painted, can_focus=True):
         """Paint the knobs that matter to the next run, with the cursor on `knob` where one is named."""
         next_run, machine = self._session.next_run, self._session.machine
         if next_run is not self._shown_next_run or knob:
-            self._refusal = None
+            self._value_refusal = None
         self._shown_next_run, self._advice = next_run, self._session.advice()
         self._global_batch = None if next_run is None else next_run.global_batch(machine)
-        self._cannot_run = _cannot_run_here(next_run, machine)
+        self._machine_refusal = _refusal_of_machine(next_run, machine)
         if next_run is not None:
             above = self.listed[: self._cursor + 1]
             self._headings = next_run.headings(KNOBS_IN_ORDER)
@@ -91,9 +91,10 @@ class KnobPanel(Painted, can_focus=True):
     @property
     def _shown_refusal(self) -> UserError | None:
         """The refusal of a value, else that of the run on this machine by the knob under the cursor."""
-        if self._refusal is not None or self._cannot_run is None or self._cannot_run.key != self.current:
-            return self._refusal
-        return self._cannot_run
+        machine_refusal = self._machine_refusal
+        if self._value_refusal is not None or machine_refusal is None or machine_refusal.key != self.current:
+            return self._value_refusal
+        return machine_refusal
 
     def _auto_choice(self, next_run: NextRun, name: str) -> str:
         """Return the value that `auto` chose for this knob; empty for another value, and before the choice is known."""
@@ -105,7 +106,7 @@ class KnobPanel(Painted, can_focus=True):
 
     def show_refusal(self, error: UserError) -> None:
         """Show why a value was refused, at its knob and on the status line."""
-        self._refusal = error
+        self._value_refusal = error
         self._put_cursor_on(error.key)
         self.repaint()
         self.screen.notify(error.line_without_option(), severity="error")
@@ -113,7 +114,7 @@ class KnobPanel(Painted, can_focus=True):
     def move_to(self, name: str) -> None:
         """Move the cursor to this knob, where it is listed."""
         self._put_cursor_on(name)
-        self._refusal = None
+        self._value_refusal = None
         self.repaint()
 
     def action_move(self, by: int) -> None:
@@ -244,7 +245,7 @@ class KnobPanel(Painted, can_focus=True):
         return KnobText(name, next_run.script, self._advice.get(name, ""), self._auto_choice(next_run, name))
 
 
-def _cannot_run_here(next_run: NextRun | None, machine: Machine | None) -> UserError | None:
+def _refusal_of_machine(next_run: NextRun | None, machine: Machine | None) -> UserError | None:
     """Return the refusal of a preset's run for which this machine lacks the devices; None for a script."""
     if next_run is None or next_run.script is not None or machine is None:
         return None

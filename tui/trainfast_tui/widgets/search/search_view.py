@@ -6,7 +6,7 @@ from typing import ClassVar, Generic
 
 from trainfast_tui.live.snapshot import SearchSnapshotT
 from trainfast_tui.painting.painted import PaintedWithNotice
-from trainfast_tui.text.lines import LabelledText, Line, labelled_lines, newest_rows, rule, scrolled
+from trainfast_tui.text.lines import LabelledText, Line, clamp_scroll, hidden_words, labelled_lines, rule, scrolled
 
 
 class SearchView(PaintedWithNotice, Generic[SearchSnapshotT]):
@@ -29,6 +29,7 @@ class SearchView(PaintedWithNotice, Generic[SearchSnapshotT]):
         self._rows_below = 0
         """Rows of the table that are hidden below."""
         self._visible_rows = 1
+        """Lines of the text, or rows of the table, that a page has."""
 
     def show_search(self, search: SearchSnapshotT, now_ns: int) -> None:
         """Show this search as of `now_ns` (CLOCK_MONOTONIC)."""
@@ -48,7 +49,7 @@ class SearchView(PaintedWithNotice, Generic[SearchSnapshotT]):
         self.scroll_lines(by)
 
     def action_page(self, by: int) -> None:
-        self.scroll_lines(by * (max(1, self.size.height - 2) if self._search is None else self._visible_rows))
+        self.scroll_lines(by * self._visible_rows)
 
     def scroll_lines(self, by: int) -> None:
         """Scroll down by lines of a text that is longer than the screen, and by rows of the table."""
@@ -73,6 +74,7 @@ class SearchView(PaintedWithNotice, Generic[SearchSnapshotT]):
 
     def scrolled_text(self, text: list[Line], height: int) -> list[Line]:
         """Return the lines of the text that are visible in `height`."""
+        self._visible_rows, self._rows_below = max(1, height - 1), 0
         visible_lines, self._top = scrolled(text, self._top, height)
         return visible_lines
 
@@ -80,5 +82,9 @@ class SearchView(PaintedWithNotice, Generic[SearchSnapshotT]):
         """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""
         title, *rows = table
         self._visible_rows = max(1, min(len(rows), room - 1))
-        visible_rows, self._rows_below, hidden_count = newest_rows(rows, self._rows_below, self._visible_rows)
-        return [title, *visible_rows], hidden_count
+        self._rows_below = clamp_scroll(self._rows_below, len(rows), self._visible_rows)
+        end = len(rows) - self._rows_below
+        first = max(0, end - self._visible_rows)
+        words = hidden_words(first, self._rows_below)
+        hidden_line: Line = [(f"more rows: {words}  PgUp PgDn", "key")] if words else []
+        return [title, *rows[first:end]], hidden_line

@@ -1,1 +1,1 @@
-"""Tables with a cursor and orders, and the details of one row."""
+"""Sortable tables with a cursor, and the details of one row."""

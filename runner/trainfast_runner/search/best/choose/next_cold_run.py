@@ -94,7 +94,8 @@ def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     for knob in overridden:
         number = ranking.without_override(answer_number, knob)
         if number is not None and not ranking.count_runs(number, *ROLES):
-            gains.append((state.log_gain(answer_number, number).mean, knob, number))
+            log_gain = state.log_objective(answer_number).value - state.log_objective(number).value
+            gains.append((log_gain, knob, number))
     for _, knob, number in sorted(gains, reverse=True):
         if costs.are_affordable([number]):
             reason = f"the winner with {knob} back at the baseline's value, to measure the gain of {knob}"
