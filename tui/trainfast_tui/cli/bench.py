@@ -18,10 +18,10 @@ from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, a
 from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
 from trainfast_tui.cli.launching.bench_rows import BenchOptions, BenchRows
 from trainfast_tui.cli.printing.bench_file import WRITERS, bench_markdown
+from trainfast_tui.cli.printing.bench_table import bench_columns, table_notes
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, print_table
 from trainfast_tui.cli.printing.output_file import output_path, write_output
 from trainfast_tui.cli.signals import caught_signals
-from trainfast_tui.text.bench_table import bench_columns, table_notes
 from trainfast_tui.text.format import plain, with_sizes
 from trainfast_tui.text.tables import without_empty_columns
 

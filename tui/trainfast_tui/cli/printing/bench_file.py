@@ -11,13 +11,13 @@ import msgspec
 from trainfast_runner.search.bench.table import Row, Table
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_tui.cli.printing.bench_table import bench_columns, process_word, table_notes
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.as_markdown import as_markdown
 from trainfast_tui.report.blocks import Block, Code, Document, Prose, filled_grid
-from trainfast_tui.text.bench_table import bench_columns, process_word, table_notes
 from trainfast_tui.text.format import plain, with_sizes
 
-FIGURES: dict[str, Callable[[Row], float | None]] = {
+CSV_FIGURES: dict[str, Callable[[Row], float | None]] = {
     "samples_per_s": lambda row: row.rate,
     "vs_baseline_percent": lambda row: row.vs_baseline_percent,
     "ci_low_percent": lambda row: row.interval_percent[0] if row.interval_percent is not None else None,
@@ -36,9 +36,9 @@ def _csv(bench: Bench, table: Table, command: str) -> str:
     knobs = [name for name in KNOBS_BY_NAME if len({row.knobs.get(name) for row in table.rows}) > 1]
     lines = io.StringIO()
     writer = csv.writer(lines)
-    writer.writerow(["id", "baseline", "state", "reason", "run_id", "process", *FIGURES, *knobs])
+    writer.writerow(["id", "baseline", "state", "reason", "run_id", "process", *CSV_FIGURES, *knobs])
     for row in table.rows:
-        figures = ["" if (value := figure(row)) is None else value for figure in FIGURES.values()]
+        figures = ["" if (value := figure(row)) is None else value for figure in CSV_FIGURES.values()]
         knob_texts = [KNOBS_BY_NAME[name].text_of(row.knobs[name]) if name in row.knobs else "" for name in knobs]
         run_id = row.result.run_id if row.result is not None else ""
         is_baseline = int(row.id == table.baseline_id)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_states import state_text
 from trainfast_runner.results.bottleneck.doubts import doubt_marks
 from trainfast_runner.results.comparison.difference import NOISE
@@ -12,25 +13,22 @@ from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 
-FIGURE_COLUMNS = ("samples/s", "vs baseline", "95 % CI", "step ms", "peak MiB", "TFLOP/s", "notebook's TFLOP/s")
-"""Headings of the columns of figures, after those of the settings."""
 BASELINE_SETTINGS = ("batch_size", "seq_len", "precision", "strategy")
 """Settings shown for the baseline; other rows show the settings that differ."""
 
 
 def bench_columns(bench: Bench, table: Table) -> dict[str, list[str]]:
-    """Return the columns as text by heading; no figure's column is empty."""
+    """Return the columns as text by heading; the column of a figure that no row has is empty."""
     specs = {planned.id: planned.spec for planned in bench.rows}
     rows = table.rows
-    figures = {name: [_figure_cells(row)[index] for row in rows] for index, name in enumerate(FIGURE_COLUMNS)}
-    for key in dict.fromkeys(key for row in rows for key in row.published):
-        figures[f"published {key}"] = [str(row.published.get(key, "")) for row in rows]
-    figures["published vs baseline"] = [_published_gain(row) for row in rows]
-    figures["ours / published"] = ["" if row.ratio is None else f"{row.ratio:.3g}" for row in rows]
+    published_names = dict.fromkeys(name for row in rows for name in row.published)
     return {
         "variant": [row.id + (" (baseline)" if row.id == bench.baseline_id else "") for row in rows],
         "settings": [" ".join(_settings(bench, specs[row.id], specs[bench.baseline_id])) for row in rows],
-        **{heading: cells for heading, cells in figures.items() if any(cells)},
+        **{heading: [_figure_cell(row, cell_of) for row in rows] for heading, cell_of in FIGURE_CELLS.items()},
+        **{f"published {name}": [str(row.published.get(name, "")) for row in rows] for name in published_names},
+        "published vs baseline": [_published_gain(row) for row in rows],
+        "ours / published": [_figure(row.ratio) for row in rows],
         "process": [process_word(row) for row in rows],
         "state": [_state(row) for row in rows],
     }
@@ -56,23 +54,13 @@ def _published_gain(row: Row) -> str:
     return "" if gain is None else f"{gain:+.1f} %"
 
 
-def _figure_cells(row: Row) -> list[str]:
-    """Return the cells of `FIGURE_COLUMNS`, empty when there is no reading."""
-    result = row.result
-    if result is None or not row.samples_per_s:
-        return [""] * len(FIGURE_COLUMNS)
-    percent = "" if row.vs_baseline_percent is None else f"{row.vs_baseline_percent:+.1f} %"
-    if row.verdict == NOISE:
-        percent += " (noise)"
-    return [
-        _figure(row.rate, 4),
-        percent,
-        "" if row.interval_percent is None else "{:+.1f} to {:+.1f} %".format(*row.interval_percent),
-        _figure(result.step_ms.p50, 4),
-        "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.0f}",
-        _figure(result.flops.model_tflops_per_device),
-        _figure(result.flops.notebook_tflops_per_device),
-    ]
+def _figure_cell(row: Row, cell_of: Callable[[Row, Result], str]) -> str:
+    return "" if row.result is None or not row.samples_per_s else cell_of(row, row.result)
+
+
+def _measured_gain(row: Row) -> str:
+    gain = "" if row.vs_baseline_percent is None else f"{row.vs_baseline_percent:+.1f} %"
+    return f"{gain} (noise)" if row.verdict == NOISE else gain
 
 
 def process_word(row: Row) -> str:
@@ -82,6 +70,20 @@ def process_word(row: Row) -> str:
 
 def _figure(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}g}"
+
+
+FIGURE_CELLS: dict[str, Callable[[Row, Result], str]] = {
+    "samples/s": lambda row, result: _figure(row.rate, 4),
+    "vs baseline": lambda row, result: _measured_gain(row),
+    "95 % CI": lambda row, result: (
+        "" if row.interval_percent is None else "{:+.1f} to {:+.1f} %".format(*row.interval_percent)
+    ),
+    "step ms": lambda row, result: _figure(result.step_ms.p50, 4),
+    "peak MiB": lambda row, result: "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.0f}",
+    "TFLOP/s": lambda row, result: _figure(result.flops.model_tflops_per_device),
+    "notebook's TFLOP/s": lambda row, result: _figure(result.flops.notebook_tflops_per_device),
+}
+"""The cell of each measured figure by its heading; empty for an absent reading."""
 
 
 def _state(row: Row) -> str:
