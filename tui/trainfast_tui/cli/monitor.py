@@ -115,7 +115,12 @@ def _lines(tick: Tick) -> list[str]:
     rows = [_row(gpu, tick.missing) for gpu in tick.devices]
     # A sentence with its cure does not fit in a cell.
     silent = [f"GPU {gpu.index}: {gpu.error}" for gpu in tick.devices if gpu.error]
-    return [*lines, *table(header, rows, right=(2, 3, 4, 5, 6, 7, 8), widest=48), *silent, *lines_below(tick.devices)]
+    return [
+        *lines,
+        *table(header, rows, right=(2, 3, 4, 5, 6, 7, 8), max_cells=48),
+        *silent,
+        *lines_below(tick.devices),
+    ]
 
 
 def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from rich.cells import cell_len
 
 from trainfast_tui.text.format import to_width
 
-GAP = 2
+GAP_CELLS = 2
 """Cells between two columns."""
-WIDEST = 120
-"""The most cells of a column."""
+MAX_COLUMN_CELLS = 120
 
 
 def table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), widest: int = WIDEST
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    right: Container[int] = (),
+    max_cells: int = MAX_COLUMN_CELLS,
 ) -> list[str]:
-    """Return aligned lines, the header first; columns in `right` are right-aligned, none is over `widest` cells."""
-    lines = [list(header), *([*row] for row in rows)]
-    widths = [min(widest, max(cell_len(line[index]) for line in lines)) for index in range(len(header))]
-    to_the_right = set(right)
-    return [
-        (" " * GAP)
-        .join(
-            to_width(cell, widths[index], "right" if index in to_the_right else "left")
-            for index, cell in enumerate(line)
-        )
-        .rstrip()
-        for line in lines
+    """Return aligned lines, the header first; columns in `right` are right-aligned, none is over `max_cells` wide."""
+    lines = [header, *rows]
+    widths = [min(max_cells, max(map(cell_len, column))) for column in zip(*lines, strict=True)]
+    return [aligned_line(line, widths, right) for line in lines]
+
+
+def aligned_line(cells: Iterable[str], widths: Iterable[int], right: Container[int]) -> str:
+    """Return one line of a table, each cell as wide as its column; columns in `right` are right-aligned."""
+    padded = [
+        to_width(cell, width, "right" if column in right else "left")
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
+    return (" " * GAP_CELLS).join(padded).rstrip()
 
 
 def without_empty_columns(

@@ -48,7 +48,7 @@ def device_lines(topology: Topology) -> list[str]:
         ]
         for device in topology.devices
     ]
-    return table(["", "NAME", "MEMORY", "BUS", "PCIE", "NVLINKS"], rows, right=(2, 5), widest=48)
+    return table(["", "NAME", "MEMORY", "BUS", "PCIE", "NVLINKS"], rows, right=(2, 5), max_cells=48)
 
 
 def silent_lines(topology: Topology) -> list[str]:

@@ -26,7 +26,7 @@ def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
     processes = [row for gpu in answering for row in _processes(gpu)]
     lines = []
     if processes:
-        lines = ["", *table(("GPU", "PID", "OWNER", "MEMORY", "COMMAND"), processes, right=(3,), widest=48)]
+        lines = ["", *table(("GPU", "PID", "OWNER", "MEMORY", "COMMAND"), processes, right=(3,), max_cells=48)]
     wrong = [f"GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}" for gpu in answering for defect in defects(gpu)]
     return [*lines, *([""] if lines and wrong else []), *wrong]
 

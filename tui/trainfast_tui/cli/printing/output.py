@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.text.format import to_width, truncate
-from trainfast_tui.text.tables import GAP, WIDEST
+from trainfast_tui.text.tables import GAP_CELLS, MAX_COLUMN_CELLS, aligned_line
 
 BAR_CELLS = 20
 
@@ -84,10 +84,10 @@ def progress_bar(fraction: float) -> str:
 
 
 def print_table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), drop: Sequence[str] = ()
+    header: Sequence[str], rows: Iterable[Sequence[str]], right: Container[int] = (), drop: Sequence[str] = ()
 ) -> None:
     """Print a table with its widest cells cut; `right` and `drop` as in `GrowingTable`."""
-    cells = [[truncate(cell, WIDEST) for cell in row] for row in rows]
+    cells = [[truncate(cell, MAX_COLUMN_CELLS) for cell in row] for row in rows]
     table = GrowingTable(
         header, [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)], right, drop
     )
@@ -102,7 +102,7 @@ class GrowingTable:
         self,
         header: Sequence[str],
         widths: Sequence[int],
-        right: Iterable[int] = (),
+        right: Container[int] = (),
         drop: Sequence[str] = (),
         without: Sequence[str] = (),
     ) -> None:
@@ -112,25 +112,25 @@ class GrowingTable:
         those in `without` are always left out.
         """
         self._width = terminal_width()
-        self._widths = [max(cell_len(name), cells) for name, cells in zip(header, widths, strict=True)]
-        self._columns, self._right = [column for column, name in enumerate(header) if name not in without], set(right)
+        all_widths = [max(cell_len(name), cells) for name, cells in zip(header, widths, strict=True)]
+        self._columns = [column for column, name in enumerate(header) if name not in without]
         for dropped in drop:
-            if self._width is None or sum(self._widths[column] + GAP for column in self._columns) - GAP <= self._width:
+            needed = sum(all_widths[column] + GAP_CELLS for column in self._columns) - GAP_CELLS
+            if self._width is None or needed <= self._width:
                 break
             self._columns = [column for column in self._columns if header[column] != dropped]
+        self._widths = [all_widths[column] for column in self._columns]
+        self._right = {place for place, column in enumerate(self._columns) if column in right}
         self.add(header)
 
     def add(self, row: Sequence[str]) -> None:
         """Print a row; a cell wider than its column moves the rest of its row."""
-        cells = []
-        for column in self._columns:
-            width = max(self._widths[column], cell_len(row[column]))
-            cells.append(to_width(row[column], width, "right" if column in self._right else "left"))
-        self._print_cut((" " * GAP).join(cells).rstrip())
+        cells = [row[column] for column in self._columns]
+        self._print_cut(aligned_line(cells, map(max, self._widths, map(cell_len, cells)), self._right))
 
     def add_note(self, name: str, text: str) -> None:
         """Print a row with words instead of figures."""
-        self._print_cut(f"{to_width(name, max(self._widths[0], cell_len(name)))}{' ' * GAP}{text}")
+        self._print_cut(f"{to_width(name, max(self._widths[0], cell_len(name)))}{' ' * GAP_CELLS}{text}")
 
     def _print_cut(self, line: str) -> None:
         print_line(line if self._width is None else truncate(line, self._width))
