@@ -39,10 +39,10 @@ def test_no_facts_are_gathered_while_a_search_measures(home: Home, monkeypatch: 
     work = BackgroundWork(home, posted.put, None)
     next_run = next_run_from_preset("tiny-llama")
     snapshot = a_snapshot(a_run(home))
-    work.update(next_run, CPU, snapshot, SearchKind.BATCH, is_device_used=True, other_live_run=None)
+    work.update(next_run, CPU, snapshot, SearchKind.BATCH, is_device_used=True, has_other_live_run=False)
     assert "trainfast-advice" not in [thread.name for thread in threading.enumerate()]
     go.set()
-    work.update(next_run, CPU, snapshot, None, is_device_used=False, other_live_run=None)
+    work.update(next_run, CPU, snapshot, None, is_device_used=False, has_other_live_run=False)
     while not isinstance(posted.get(timeout=60), SituationGathered):
         pass
 
@@ -62,12 +62,12 @@ def test_a_trace_that_begins_ends_the_calibration(home: Home, monkeypatch: pytes
     work = BackgroundWork(home, lambda message: None, None)
     known = next_run_from_preset("tiny-llama").with_value("seq_len", "128")
     for second in (0.0, IDLE_S):
-        work.update(known, CPU, seen(second, 1.0), None, is_device_used=False, other_live_run=None)
+        work.update(known, CPU, seen(second, 1.0), None, is_device_used=False, has_other_live_run=False)
     assert begun.wait(60)
     unknown = known.with_value("seq_len", "64")
 
     def is_ended_after_the_next_snapshot() -> bool:
-        work.update(unknown, CPU, seen(IDLE_S + 1, 1.0), None, is_device_used=False, other_live_run=None)
+        work.update(unknown, CPU, seen(IDLE_S + 1, 1.0), None, is_device_used=False, has_other_live_run=False)
         return ended.is_set()
 
     wait_for(is_ended_after_the_next_snapshot)

@@ -285,7 +285,7 @@ class Session:
             self.snapshot,
             self.searches.running_kind,
             is_device_used=self.is_device_used,
-            other_live_run=self.other_live_run,
+            has_other_live_run=self.other_live_run is not None,
         )
 
     @property

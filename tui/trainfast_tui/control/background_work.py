@@ -54,7 +54,7 @@ class BackgroundWork:
         running_search: SearchKind | None,
         *,
         is_device_used: bool,
-        other_live_run: str | None,
+        has_other_live_run: bool,
     ) -> None:
         """Begin or give up work after a change of any of these."""
         run = snapshot.run if snapshot is not None else None
@@ -67,7 +67,7 @@ class BackgroundWork:
                 # The trace has memory of its own on the GPU, which a run would take for another process's.
                 may_trace = not is_device_used
             else:
-                may_trace = running_search is None and other_live_run is None and not _is_measured(run)
+                may_trace = running_search is None and not has_other_live_run and not _is_measured(run)
             speed_key = self._speed_key(run, running_search)
             self.predictions.request(
                 next_run,
