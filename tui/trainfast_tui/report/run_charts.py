@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec.structs import replace
 
 from trainfast_tui.charts.chart_data import ChartData
@@ -22,15 +20,14 @@ def charts_of(run: ReportedRun) -> list[ChartData]:
     snapshot = Snapshot(taken_ns=axis.end_ns, run=run.snapshot, ticks=(), has_read_home=True)
     names = reading_names(snapshot)
     throughput = throughput_chart(snapshot, axis, "samples", sorted(used_uuids(run.snapshot)))
-    charts = [throughput, *device_charts(snapshot, axis, 0, len(names))]
+    # The steps of a long run are thinned: they lie further apart than the screen's.
+    step_gap_ns = gap_between(run.snapshot.rates.times_ns, throughput.gap_ns)
+    charts = [replace(throughput, gap_ns=step_gap_ns), *device_charts(snapshot, axis, 0, len(names))]
     if has_gpu_samples(snapshot) and run.run_file is not None and run.run_file.device == "cpu":
         # On the screen the charts of watched GPUs replace those of the CPU; a report has both.
         charts += cpu_charts(run.snapshot.ticks, axis, has_run=True)
     measured_from_ns = _measured_from_ns(run)
-    return [
-        replace(chart, gap_ns=gap_between(_times_of(chart), chart.gap_ns), cursor_ns=measured_from_ns)
-        for chart in charts
-    ]
+    return [replace(chart, cursor_ns=measured_from_ns) for chart in charts]
 
 
 def _measured_from_ns(run: ReportedRun) -> int | None:
@@ -48,7 +45,3 @@ def _axis(run: ReportedRun) -> TimeAxis:
     rates, ticks = run.snapshot.rates, run.snapshot.ticks
     ends = [*rates.times_ns[-1:], *(tick.t_ns for tick in ticks[-1:])]
     return TimeAxis(run.origin_ns, max(ends, default=run.origin_ns + 1), is_live=False)
-
-
-def _times_of(chart: ChartData) -> Sequence[int]:
-    return chart.series[0].times_ns if chart.series else ()
