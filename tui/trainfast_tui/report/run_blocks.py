@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import OomChange, Result
+from trainfast_runner.records.run_states import notable_reason, state_text
 from trainfast_runner.results.asked_and_ran import mismatches
+from trainfast_runner.results.bottleneck.doubts import doubt_marks
 from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.results.comparison.ranking import DIFFERENT_SAMPLE_VERDICTS
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
@@ -33,9 +35,10 @@ from trainfast_tui.text.format import (
     number,
     signed_percent,
     size,
+    with_sizes,
 )
 from trainfast_tui.text.overrides import typed_overrides, without_search_settings
-from trainfast_tui.text.result_figures import end_words, figure_rows, result_notes, throttled_words
+from trainfast_tui.text.result_figures import figure_rows, result_notes
 from trainfast_tui.text.speed_words import few_steps_note
 
 ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
@@ -95,9 +98,25 @@ def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
         size(result.memory.peak_allocated_bytes),
         size(result.memory.predicted_bytes),
         joules(result.energy.joules_per_sample),
-        throttled_words(result),
-        end_words(result),
+        _throttled_words(result),
+        _end_words(result),
     ]
+
+
+def _throttled_words(result: Result) -> str:
+    """Return the throttled share of the measured time by cause, of the worst device; ABSENT if no cause was read."""
+    shares = [(cause.text, getattr(result.throttle, f"{cause.name}_fraction")) for cause in CAUSES]
+    read_shares = [(words, share) for words, share in shares if share is not None]
+    throttled = [f"{fraction(share, 1)} by {words}" for words, share in read_shares if share]
+    return ", ".join(throttled) or ("not throttled" if read_shares else ABSENT)
+
+
+def _end_words(result: Result) -> str:
+    """Return the end state, its reason, and the doubts about the figures."""
+    under = [f"measured under {result.measured_under}"] if result.measured_under else []
+    words = ", ".join([state_text(result.state), *doubt_marks(result), *under])
+    reason = with_sizes(notable_reason(result.state, result.reason))
+    return f"{words}: {reason}" if reason else words
 
 
 def _against(first: Result, result: Result) -> str:
@@ -168,7 +187,7 @@ def _energy_grid(runs: Sequence[ReportedRun]) -> Grid:
 def _one_run(run: ReportedRun) -> Iterator[Block]:
     result = run.result
     yield Heading(f"Run {run.label}: {result.run_id}")
-    yield Prose(f"{result.name}, {end_words(result)}, after {duration(result.seconds)}.")
+    yield Prose(f"{result.name}, {_end_words(result)}, after {duration(result.seconds)}.")
     yield pairs_grid("figure", figure_rows(result))
     if remarks := tuple(result_notes(result)):
         yield Listing(remarks)

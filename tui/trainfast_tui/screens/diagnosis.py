@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainfast_tui.screens.base import PageScreen
-from trainfast_tui.text.diagnosis_words import diagnosis_lines
-from trainfast_tui.text.lines import Line, rule
+from trainfast_tui.text.diagnosis_words import diagnosis_section, no_bottleneck_in_run, overlap_words
+from trainfast_tui.text.lines import Line, paragraph, rule
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -32,4 +32,15 @@ class DiagnosisScreen(PageScreen):
 
     def body(self, width: int) -> list[Line]:
         when = "now" if self._run.is_live else "in all"
-        return [rule(f"bottlenecks of {self._run.run_id}, {when}", width), [], *diagnosis_lines(self._run, width)]
+        return [rule(f"bottlenecks of {self._run.run_id}, {when}", width), [], *_diagnosis_lines(self._run, width)]
+
+
+def _diagnosis_lines(run: RunSnapshot, width: int) -> list[Line]:
+    """Return every diagnosis with its figures, in lines of `width` cells."""
+    if not run.diagnosis:
+        return [[(no_bottleneck_in_run(run), "text")]]
+    lines = paragraph(overlap_words(run.diagnosis), width, "muted")
+    for index, diagnosis in enumerate(run.diagnosis):
+        title, section = diagnosis_section(diagnosis, width)
+        lines += [*([[]] if index else []), rule(title, width), *section]
+    return lines

@@ -1,4 +1,4 @@
-"""A diagnosis in words: one line, or its figures with units, thresholds and advice.
+"""A diagnosis in words: its figures with units, thresholds and advice, or why there is none.
 
 A figure carries its unit at the end of its name.
 """
@@ -13,14 +13,13 @@ from rich.cells import cell_len
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Tone, labelled, paragraph, rule
+from trainfast_tui.text.lines import Line, labelled, paragraph
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Diagnosis, Result
     from trainfast_runner.results.bottleneck.rules import FigureCondition
     from trainfast_runner.running.follower import RunSnapshot
 
-SEVERITY_TONES: dict[str, Tone] = {"warning": "warning", "info": "secondary"}
 FORMATTERS: dict[str, Callable[[float], str]] = {
     "_fraction": lambda value: fmt.fraction(value, 1),
     "_share": lambda value: fmt.fraction(value, 1),
@@ -39,29 +38,6 @@ FORMATTERS: dict[str, Callable[[float], str]] = {
     "_bytes_per_s": fmt.bytes_per_second,
 }
 """The formatter of each unit at the end of a name; the longest suffix that matches counts."""
-
-
-def worst_bottleneck_line(run: RunSnapshot) -> Line:
-    """Return the worst bottleneck in one line, or that none was found."""
-    if not run.diagnosis:
-        return [(no_bottleneck_in_run(run), "muted")]
-    worst, other_count = run.diagnosis[0], len(run.diagnosis) - 1
-    return [
-        ("d ", "key"),
-        (worst.line, SEVERITY_TONES.get(worst.severity, "text")),
-        (f"  and {other_count} more" if other_count else "", "muted"),
-    ]
-
-
-def diagnosis_lines(run: RunSnapshot, width: int) -> list[Line]:
-    """Return every diagnosis with its figures, in lines of `width` cells."""
-    if not run.diagnosis:
-        return [[(no_bottleneck_in_run(run), "text")]]
-    lines = paragraph(overlap_words(run.diagnosis), width, "muted")
-    for index, diagnosis in enumerate(run.diagnosis):
-        title, section = diagnosis_section(diagnosis, width)
-        lines += [*([[]] if index else []), rule(title, width), *section]
-    return lines
 
 
 def diagnosis_section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:

@@ -76,19 +76,6 @@ def with_more(line: str, width: int) -> str:
     return f"{set_cell_size(line, width - 2).rstrip()} …"
 
 
-def scrolled(lines: list[Line], top: int, height: int) -> tuple[list[Line], int]:
-    """Return the visible lines from line `top` on, and the number of the first one; `top` is clamped to the text.
-
-    If not all fit in `height`, the last line counts the hidden ones and names the keys.
-    """
-    if len(lines) <= height:
-        return lines, 0
-    room = max(0, height - 1)
-    top = clamp_scroll(top, len(lines), room)
-    words = f"more lines: {hidden_words(top, len(lines) - top - room)}  ↑ ↓"
-    return [*lines[top : top + room], [(words, "key")]], top
-
-
 def clamp_scroll(first: int, count: int, room: int) -> int:
     """Return `first` clamped so that `room` of `count` lines can be shown.
 
@@ -112,11 +99,6 @@ def labelled(label: Piece, text: str, width: int, tone: Tone = "text") -> list[L
     indent = cell_len(label[0])
     first, *rest = wrap(text, max(8, width - indent)) or [""]
     return [[label, (first, tone)], *([(" " * indent + line, tone)] for line in rest)] if text else []
-
-
-def labelled_lines(rows: Iterable[LabelledText], width: int) -> list[Line]:
-    """Return each text beside its label, in lines of `width` cells."""
-    return [line for label, text, tone in rows for line in labelled((label, "accent"), text, width, tone)]
 
 
 def joined(cells: Iterable[Piece]) -> Line:

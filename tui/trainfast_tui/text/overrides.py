@@ -16,11 +16,6 @@ def typed_overrides(overrides: Mapping[str, Any]) -> list[str]:
     return [f"{key}={_typed_value(key, value)}" for key, value in overrides.items()]
 
 
-def field_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return only the model and data overrides."""
-    return {key: value for key, value in overrides.items() if "." in key}
-
-
 def without_search_settings(overrides: Mapping[str, Any], role: str | None) -> dict[str, Any]:
     """Return the overrides without those that a search sets in each of its runs; all of a run without a `role`."""
     if role is None:

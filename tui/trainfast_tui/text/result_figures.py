@@ -1,4 +1,4 @@
-"""The figures of a result with units, and the words beside them: headline, notes, end, throttling.
+"""The figures of a result with units, and the words beside them: headline and notes.
 
 `runs show` prints them as lines, a report as tables.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Cpu, Flops, Losses, Result, Thinning
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_file import SCHEMA
@@ -71,22 +70,6 @@ def _thinning_notes(thinning: Thinning, steps: int) -> Iterator[str]:
         yield f"a long run: medians use {count(thinning.steps_looked_at)} of its {count(steps)} steps"
     if thinning.ticks_looked_at < thinning.ticks:
         yield f"a long run: device figures use {count(thinning.ticks_looked_at)} of {count(thinning.ticks)} samples"
-
-
-def end_words(result: Result) -> str:
-    """Return the end state, its reason, and the doubts about the figures."""
-    under = [f"measured under {result.measured_under}"] if result.measured_under else []
-    words = ", ".join([state_text(result.state), *doubt_marks(result), *under])
-    reason = with_sizes(notable_reason(result.state, result.reason))
-    return f"{words}: {reason}" if reason else words
-
-
-def throttled_words(result: Result) -> str:
-    """Return the throttled share of the measured time by cause, of the worst device; ABSENT if no cause was read."""
-    shares = [(cause.text, getattr(result.throttle, f"{cause.name}_fraction")) for cause in CAUSES]
-    known = [(words, share) for words, share in shares if share is not None]
-    throttled = [f"{fraction(share, 1)} by {words}" for words, share in known if share]
-    return ", ".join(throttled) or ("not throttled" if known else ABSENT)
 
 
 def figure_rows(result: Result) -> Iterator[tuple[str, str]]:

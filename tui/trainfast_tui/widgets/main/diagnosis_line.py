@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainfast_tui.painting.painted import PaintedRun
-from trainfast_tui.text.diagnosis_words import worst_bottleneck_line
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.diagnosis_words import no_bottleneck_in_run
+from trainfast_tui.text.lines import Line, Tone
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
+
+SEVERITY_TONES: dict[str, Tone] = {"warning": "warning", "info": "secondary"}
 
 
 class DiagnosisLine(PaintedRun):
@@ -26,4 +28,16 @@ class DiagnosisLine(PaintedRun):
         super().show_run(run)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        return [] if self._run is None else [worst_bottleneck_line(self._run)]
+        return [] if self._run is None else [_worst_bottleneck(self._run)]
+
+
+def _worst_bottleneck(run: RunSnapshot) -> Line:
+    """Return the worst bottleneck in one line, or that none was found."""
+    if not run.diagnosis:
+        return [(no_bottleneck_in_run(run), "muted")]
+    worst, other_count = run.diagnosis[0], len(run.diagnosis) - 1
+    return [
+        ("d ", "key"),
+        (worst.line, SEVERITY_TONES.get(worst.severity, "text")),
+        (f"  and {other_count} more" if other_count else "", "muted"),
+    ]

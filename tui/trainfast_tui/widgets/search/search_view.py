@@ -6,7 +6,7 @@ from typing import ClassVar, Generic
 
 from trainfast_tui.live.snapshot import SearchSnapshotT
 from trainfast_tui.painting.painted import PaintedWithNotice
-from trainfast_tui.text.lines import LabelledText, Line, clamp_scroll, hidden_words, labelled_lines, rule, scrolled
+from trainfast_tui.text.lines import LabelledText, Line, clamp_scroll, hidden_words, labelled, rule
 
 
 class SearchView(PaintedWithNotice, Generic[SearchSnapshotT]):
@@ -61,7 +61,9 @@ class SearchView(PaintedWithNotice, Generic[SearchSnapshotT]):
         notice = self.notice_lines(width)
         if self._search is not None:
             return self.search_lines(self._search, notice, width, height)
-        question = [self.title_line(self._spec_name, width), *labelled_lines(self._question, width)]
+        question = [self.title_line(self._spec_name, width)]
+        for label, text, tone in self._question:
+            question += labelled((label, "accent"), text, width, tone)
         return [*self.scrolled_text(question, height - len(notice)), *notice]
 
     def search_lines(self, search: SearchSnapshotT, notice: list[Line], width: int, height: int) -> list[Line]:
@@ -73,10 +75,18 @@ class SearchView(PaintedWithNotice, Generic[SearchSnapshotT]):
         return rule(f"{self.TITLE}: {spec_name}", width)
 
     def scrolled_text(self, text: list[Line], height: int) -> list[Line]:
-        """Return the lines of the text that are visible in `height`."""
+        """Return the lines of the text that are visible in `height`.
+
+        If not all fit, the last line counts the hidden ones and names the keys.
+        """
         self._visible_rows, self._rows_below = max(1, height - 1), 0
-        visible_lines, self._top = scrolled(text, self._top, height)
-        return visible_lines
+        if len(text) <= height:
+            self._top = 0
+            return text
+        room = max(0, height - 1)
+        top = self._top = clamp_scroll(self._top, len(text), room)
+        words = f"more lines: {hidden_words(top, len(text) - top - room)}  ↑ ↓"
+        return [*text[top : top + room], [(words, "key")]]
 
     def scrolled_table(self, table: list[Line], room: int) -> tuple[list[Line], Line]:
         """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""

@@ -8,7 +8,7 @@ from trainfast_runner.records.run_states import notable_reason, state_text
 from trainfast_runner.running.history import RunRow
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, line_length
-from trainfast_tui.text.overrides import field_overrides, short_overrides, typed_overrides, without_search_settings
+from trainfast_tui.text.overrides import short_overrides, typed_overrides, without_search_settings
 from trainfast_tui.text.signs import SYNTHETIC, run_sign
 from trainfast_tui.text.speed_words import few_steps_note
 from trainfast_tui.widgets.tables.sorted_table import Columns, SortedTable, SortOrder
@@ -36,11 +36,12 @@ ORDERS: tuple[SortOrder[RunRow], ...] = (
 
 
 def matches(row: RunRow, words: str) -> bool:
-    """True if every word stands in the row: its id, preset, state, reason or a `knob=value`."""
+    """True if every word stands in the row: its id, preset, state, reason, a `knob=value` or a `model.FIELD=value`."""
+    field_overrides = {key: value for key, value in row.overrides.items() if "." in key}
     text = " ".join(
         [row.run_id, row.name, row.state, state_text(row.state), row.reason]
         + typed_overrides(row.knobs)
-        + typed_overrides(field_overrides(row.overrides))
+        + typed_overrides(field_overrides)
         + ([SYNTHETIC] if row.synthetic_data else [])
     ).lower()
     return all(word in text for word in words.lower().split())
