@@ -36,7 +36,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.best_control import BestControl, BestOptions, BestPlanned
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.lines import Piece
-from trainfast_tui.text.search.best_question import BY_KEYS, question_lines, varied_line
+from trainfast_tui.text.search.best_question import NAMED_BY_KEYS, question_lines, varied_line
 
 PLAN = "candidates 12, 11 of them can run here"
 Started = tuple[RunSpec, BestRequest, bool]
@@ -384,5 +384,5 @@ def test_a_knob_without_a_named_value_says_how_to_name_it_here() -> None:
     reason = "left alone: precision: no present value is named"
     assert varied_line({}, 4096) == "varying nothing at a global batch of 4,096"
     assert question_lines({}, left_alone, None)[1] == f"{reason}; --set precision=VALUE names it"
-    assert question_lines({}, left_alone, None, to_name=BY_KEYS)[1] == f"{reason}; {BY_KEYS}"
-    assert "Enter" in BY_KEYS
+    assert question_lines({}, left_alone, None, to_name=NAMED_BY_KEYS)[1] == f"{reason}; {NAMED_BY_KEYS}"
+    assert "Enter" in NAMED_BY_KEYS

@@ -23,7 +23,7 @@ from trainfast_tui.control.messages import SnapshotTaken, TerminalLost
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import PostedMessage
-from trainfast_tui.terminal.pacing import BESIDE_A_TRAINING_S, FASTEST_S, SLOWEST_S, Pacer
+from trainfast_tui.terminal.pacing import LONGEST_PERIOD_S, PERIOD_BESIDE_TRAINING_S, SHORTEST_PERIOD_S, Pacer
 
 
 def append(path: Path, *records: msgspec.Struct) -> None:
@@ -209,26 +209,26 @@ def test_only_the_newest_snapshot_counts() -> None:
 
 def test_a_slow_terminal_halves_the_pace_until_it_keeps_up() -> None:
     pacer = Pacer()
-    assert pacer.note(0.01) == FASTEST_S
+    assert pacer.note(0.01) == SHORTEST_PERIOD_S
     assert pacer.words == ""
-    assert pacer.note(0.9) == 2 * FASTEST_S
+    assert pacer.note(0.9) == 2 * SHORTEST_PERIOD_S
     assert pacer.words == "the screen is behind: repainting every 1 s"
     for _ in range(5):
         pacer.note(0.0, backlog=9)
-    assert pacer.period_s == SLOWEST_S
+    assert pacer.period_s == LONGEST_PERIOD_S
     for _ in range(40):
         pacer.note(0.0)
-    assert pacer.period_s == FASTEST_S
+    assert pacer.period_s == SHORTEST_PERIOD_S
     assert pacer.words == ""
 
 
 def test_beside_a_training_on_the_cpu_it_is_repainted_half_as_often() -> None:
     pacer = Pacer()
-    assert pacer.note(0.01, trains_on_cpu=True) == BESIDE_A_TRAINING_S > FASTEST_S
+    assert pacer.note(0.01, trains_on_cpu=True) == PERIOD_BESIDE_TRAINING_S > SHORTEST_PERIOD_S
     assert pacer.words == "", "nothing is late"
-    assert pacer.note(0.9, trains_on_cpu=True) == BESIDE_A_TRAINING_S
+    assert pacer.note(0.9, trains_on_cpu=True) == PERIOD_BESIDE_TRAINING_S
     assert pacer.note(0.9, trains_on_cpu=True) == 2.0
-    assert Pacer().note(0.01) == FASTEST_S
+    assert Pacer().note(0.01) == SHORTEST_PERIOD_S
 
 
 def test_a_terminal_that_hung_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running.scripts import discovery
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.batch import BatchScreen
-from trainfast_tui.screens.best import PLANNING
+from trainfast_tui.screens.best import PLANNING_NOTICE
 from trainfast_tui.widgets.dialogs.modal import YesDialog
 from trainfast_tui.widgets.main.knob_panel import KnobPanel
 from trainfast_tui.widgets.script_view import ScriptView
@@ -245,7 +245,7 @@ async def test_both_searches_ask_first_about_a_script(home: Home, work: Path) ->
         assert "Enter starts the search; Esc goes back." in text
         await pilot.press("escape")
         await pilot.press("B")
-        await until_true(pilot, lambda: PLANNING not in screen_text(app), "the plan of a best-fit search")
+        await until_true(pilot, lambda: PLANNING_NOTICE not in screen_text(app), "the plan of a best-fit search")
         text = screen_text(app)
         assert "best fit: mine" in text
         assert "Refused" not in text

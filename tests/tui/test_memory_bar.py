@@ -19,7 +19,7 @@ from trainfast_runner.records.run_lines import Event
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.next_run.memory_and_speed import MeasuredMemory, NextRunMemory
 from trainfast_tui.text.ascii import to_ascii
-from trainfast_tui.widgets.bar import MEASURED
+from trainfast_tui.widgets.bar import MEASURED_SIGN
 from trainfast_tui.widgets.main.memory_bar import LIMIT_SIGN, PART_SIGNS, MemoryBar, memory_lines
 
 FULL, SMALL = (160, 48), (80, 24)
@@ -167,7 +167,7 @@ def test_in_ascii_every_category_has_its_own_sign() -> None:
     assert lines[1].startswith("#####%%%%+++++++++:::")
     assert "# parameters 200 MiB" in lines[2]
     assert lines[1].endswith("|")
-    signs = [sign for sign, _ in PART_SIGNS.values()] + ["·", LIMIT_SIGN, MEASURED]
+    signs = [sign for sign, _ in PART_SIGNS.values()] + ["·", LIMIT_SIGN, MEASURED_SIGN]
     assert len({to_ascii(sign) for sign in signs}) == len(signs)
 
 

@@ -26,7 +26,7 @@ from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
 from trainfast_tui.control.prediction.prediction_request import PredictionRequest, request_for
-from trainfast_tui.control.prediction.predictor import NOT_NOW, Predictor
+from trainfast_tui.control.prediction.predictor import NO_TRACE_NOW, Predictor
 from trainfast_tui.control.prediction.shared_tracer import SharedTracer
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.next_run.sources import next_run_from_preset
@@ -121,7 +121,7 @@ def test_a_run_that_starts_ends_the_trace(home: Home, tracer: Tracer) -> None:
     answers.next()
     wait_for(lambda: tracer.traced == [64])
     answers.ask("seq_len=64", may_trace=False)
-    assert answers.next() == NextRunMemory(reason=NOT_NOW)
+    assert answers.next() == NextRunMemory(reason=NO_TRACE_NOW)
     wait_for(lambda: tracer.cancelled == [64])
     answers.ask("seq_len=64")
     assert answers.next().since_ns is not None, "after the run it is traced"
@@ -144,7 +144,7 @@ def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(home: 
 def test_nothing_is_traced_while_a_run_is_measured(home: Home, tracer: Tracer) -> None:
     answers = Answers(home)
     answers.ask("seq_len=64", may_trace=False)
-    assert answers.next() == NextRunMemory(reason=NOT_NOW)
+    assert answers.next() == NextRunMemory(reason=NO_TRACE_NOW)
     answers.ask("seq_len=128", may_trace=False)
     assert answers.next().fit is not None, "what is known costs nothing"
     assert tracer.traced == []

@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from trainfast_tui.terminal.cells import CLEAR, MIN_GAP, SentCells, cells_of, changed_ranges
+from trainfast_tui.terminal.cells import CLEAR_SCREEN, MIN_GAP, SentCells, cells_of, changed_ranges
 
 WIDTH = 40
 CONSOLE = Console(file=StringIO(), force_terminal=True, color_system="truecolor")
@@ -115,7 +115,7 @@ def test_after_forgetting_everything_is_sent_to_an_empty_terminal() -> None:
     whole = sent.draw_all(rows, CONSOLE)
     assert sent.draw([(0, 0, rows[0][0])], CONSOLE) == ""
     sent.forget()
-    assert sent.draw_all(rows, CONSOLE) == CLEAR + whole
+    assert sent.draw_all(rows, CONSOLE) == CLEAR_SCREEN + whole
     assert sent.draw_all(rows, CONSOLE) == whole, "it is cleared once"
 
 

@@ -79,12 +79,14 @@ class ChartColumn(Vertical):
         if before is None or not self._is_up_to_date(before, snapshot):
             self.repaint()
 
-    def _is_up_to_date(self, before: Snapshot, now: Snapshot) -> bool:
+    def _is_up_to_date(self, before: Snapshot, snapshot: Snapshot) -> bool:
         """True if redrawing would change less than one column."""
-        if now.run is not None and not now.run.is_live:
-            return before.run is now.run  # an ended run has one last snapshot, again and again
-        drawn_axis, axis, width = self._drawn_axis, time_axis(now, self._window), self.size.width
-        if drawn_axis is None or before.taken_ns == now.taken_ns or _run_directory(before) != _run_directory(now):
+        if snapshot.run is not None and not snapshot.run.is_live:
+            return before.run is snapshot.run  # an ended run has one last snapshot, again and again
+        drawn_axis, axis, width = self._drawn_axis, time_axis(snapshot, self._window), self.size.width
+        if drawn_axis is None or before.taken_ns == snapshot.taken_ns:
+            return False
+        if _run_directory(before) != _run_directory(snapshot):
             return False
         is_recent = axis.end_ns - drawn_axis.end_ns < REDRAW_AFTER_NS
         return is_recent and cell_axis(width, GUTTER, axis) == cell_axis(width, GUTTER, drawn_axis)

@@ -33,10 +33,10 @@ def cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[Cha
 
 def _series(name: str, ticks: Sequence[Tick], value_of: Callable[[Tick], float | None], tone: Tone) -> Series:
     """Return a reading over time up to its last known value."""
-    known = len(ticks)
-    while known and value_of(ticks[known - 1]) is None:
-        known -= 1
-    shown = ticks[:known]
+    count = len(ticks)
+    while count and value_of(ticks[count - 1]) is None:
+        count -= 1
+    shown = ticks[:count]
     return Series(name, [tick.t_ns for tick in shown], [value_of(tick) for tick in shown], tone)
 
 

@@ -11,7 +11,7 @@ from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, gap_between, tic
 from trainfast_tui.live.recent_conditions import RECENT_STEPS
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.signs import SYNTHETIC
+from trainfast_tui.text.signs import SYNTHETIC_MARK
 from trainfast_tui.text.wait_words import start_words
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def throughput_chart(
         values = rates.samples_per_s if unit == "samples" else rates.tokens_per_s
         if values and all(value is None for value in values):
             values, empty = (), f"This model has no {unit}; t shows {next_throughput_unit(unit)}/s."
-    synthetic = f" ({SYNTHETIC})" if run is not None and run.synthetic else ""
+    synthetic = f" ({SYNTHETIC_MARK})" if run is not None and run.synthetic else ""
     ticks = ticks_on(axis, run.ticks) if run is not None else ()
     return ChartData(
         title=f"throughput{synthetic}",

@@ -33,17 +33,18 @@ class TickValuesCache:
 
     def __init__(self) -> None:
         self._uuids: Sequence[str] = ()
-        self._known: dict[int, TickValues] = {}
+        self._by_time: dict[int, TickValues] = {}
+        """The values of the newest ticks, by `t_ns`."""
 
     def values_of(self, ticks: Sequence[Tick], uuids: Sequence[str]) -> list[TickValues]:
         """Return the values of these ticks for the GPUs `uuids`, and forget those of other ticks."""
         if uuids != self._uuids:
-            self._uuids, self._known = uuids, {}
+            self._uuids, self._by_time = uuids, {}
         values = []
         for tick in ticks:
-            known = self._known.get(tick.t_ns)
-            values.append(known if known is not None and known.tick is tick else _values_of(tick, uuids))
-        self._known = {tick_values.tick.t_ns: tick_values for tick_values in values}
+            kept = self._by_time.get(tick.t_ns)
+            values.append(kept if kept is not None and kept.tick is tick else _values_of(tick, uuids))
+        self._by_time = {tick_values.tick.t_ns: tick_values for tick_values in values}
         return values
 
 
@@ -54,8 +55,8 @@ def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
     for reading in GPU_READINGS:
         drawn = tuple(None if device is None else reading.value_of(device) for device in devices)
         if len(devices) > MAX_LINES:
-            known = [value for value in drawn if value is not None]
-            drawn = max(known, default=None), min(known, default=None)
+            readings = [value for value in drawn if value is not None]
+            drawn = max(readings, default=None), min(readings, default=None)
         values.append(drawn)
     causes: frozenset[str] = frozenset()
     for device in tick.devices:

@@ -12,7 +12,7 @@ SHRINK_AFTER_NS = 20_000_000_000
 """Chosen, not measured: time of the data after which a range that is too large shrinks."""
 _DECIMAL_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _BINARY_STEPS = (1.0, 1.25, 1.5, 1.75, 2.0)
-_LARGEST = 1e300
+_MAX_VALUE = 1e300
 """Values are clamped to this, so that no length of a range is infinite."""
 
 
@@ -56,7 +56,7 @@ class YRange:
 
         `y_min` and `y_max` are the ends of the range while the data stays inside; None follows the data.
         """
-        low, high = max(-_LARGEST, min(low, _LARGEST)), max(-_LARGEST, min(high, _LARGEST))
+        low, high = max(-_MAX_VALUE, min(low, _MAX_VALUE)), max(-_MAX_VALUE, min(high, _MAX_VALUE))
         fitting, current = _round_range(low, high, y_min, y_max, binary), self._range
         if current is None or low < current[0] or high > current[1]:
             if current is not None:

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trainfast_tui.cli.exit_codes import CUT_OFF, FAILED, INTERRUPTED
+from trainfast_tui.cli.exit_codes import EXIT_CUT_OFF, EXIT_FAILED, EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError
@@ -24,15 +24,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _finish(_run(arguments))
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (`runs list | head`).
         _drop_stdout()
-        return CUT_OFF
+        return EXIT_CUT_OFF
     except OSError as error:
         _drop_stdout()
         print(f"trainfast-tui: {error.strerror or error}", file=sys.stderr)
-        return FAILED
+        return EXIT_FAILED
 
 
 def _run(arguments: list[str]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainfast_runner.records.home import Home
 
-LARGEST = 10**9
+MAX_WHOLE_NUMBER = 10**9
 """The largest whole number that an option takes; records hold 64 bits."""
 
 
@@ -20,8 +20,8 @@ def whole(text: str, minimum: int = 0) -> int:
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
     if value < minimum:
         raise argparse.ArgumentTypeError(f"must be a whole number from {minimum} on, not {text!r}")
-    if value > LARGEST:
-        raise argparse.ArgumentTypeError(f"must be at most {LARGEST}, not {text!r}")
+    if value > MAX_WHOLE_NUMBER:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_WHOLE_NUMBER}, not {text!r}")
     return value
 
 

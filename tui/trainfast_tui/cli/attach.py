@@ -8,7 +8,7 @@ from trainfast_runner.memory.oom.explain_run import with_newer_explanation
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.arguments import add_run, directory_of
-from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
+from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching.follow_run import follow
 from trainfast_tui.cli.printing.output import print_json, print_notice
 from trainfast_tui.cli.printing.run_status import live_record
@@ -33,8 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     if result is not None:
         return print_result(with_newer_explanation(directory, result), arguments.json)
     if signals.must_leave:
-        return HUNG_UP
+        return EXIT_HUNG_UP
     print_notice(f"left {directory.name} running")
     if arguments.json:
         print_json(live_record(Follower(directory).poll()))
-    return INTERRUPTED
+    return EXIT_INTERRUPTED

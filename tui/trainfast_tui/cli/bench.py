@@ -15,7 +15,7 @@ from trainfast_runner.search.bench.variants import Bench, prepare_variants
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, finite, positive
-from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
+from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching.bench_rows import BenchOptions, BenchRows
 from trainfast_tui.cli.printing.bench_file import WRITERS, bench_markdown
 from trainfast_tui.cli.printing.bench_table import bench_columns, table_notes
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     with caught_signals() as signals:
         is_complete = BenchRows(Home().create(), signals, options).run(bench, results_by_row)
     if signals.must_leave:
-        return HUNG_UP
+        return EXIT_HUNG_UP
     table = tabulate(bench, results_by_row)
     if arguments.json:
         print_json(table.fields())
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_line(bench_markdown(bench, table, _command(arguments)).rstrip())
     if output is not None:
         write_output(output, WRITERS[output.suffix.lower()](bench, table, _command(arguments)))
-    return exit_code_of(table.baseline_state) if is_complete else INTERRUPTED
+    return exit_code_of(table.baseline_state) if is_complete else EXIT_INTERRUPTED
 
 
 def _prepared(arguments: argparse.Namespace) -> Bench:

@@ -14,6 +14,9 @@ from trainfast_tui.cli.arguments import add_run, directory_of, whole
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines
 from trainfast_tui.text.format import plain
 
+LOG_POLL_S = 0.2
+"""Seconds between two looks for new output."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -49,7 +52,7 @@ def _follow(directory: Path, last_lines: int | None) -> int:
                 print_lines(map(plain, lines))
                 sys.stdout.flush()
             elif alive:
-                time.sleep(0.2)
+                time.sleep(LOG_POLL_S)
             else:
                 break
     finally:

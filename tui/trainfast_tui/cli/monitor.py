@@ -35,7 +35,11 @@ from trainfast_tui.text.memory_words import no_memory_words
 from trainfast_tui.text.tables import table
 from trainfast_tui.text.topology import pcie_link
 
-SHORTEST_S, LONGEST_S = 0.1, 3600.0
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0
+FIRST_INTERVAL_S = 0.2
+"""Seconds until the first reading is printed: enough for its rates."""
+OPEN_DRIVER_S = 1.0
+"""Seconds that a slow driver may delay the first reading."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print readings until Ctrl-C, which `main` turns into exit code 130."""
-    if not SHORTEST_S <= arguments.interval <= LONGEST_S:
+    if not MIN_INTERVAL_S <= arguments.interval <= MAX_INTERVAL_S:
         raise UserError(
             f"--interval {arguments.interval:g} is out of range",
             key="--interval",
-            allowed=[f"{SHORTEST_S:g} to {LONGEST_S:g} seconds"],
+            allowed=[f"{MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} seconds"],
         )
     if arguments.once:
         _print(take_tick(), arguments.json)
@@ -63,11 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _stream(interval_s: float, as_json: bool) -> None:
     """Print a tick every `interval_s` seconds until Ctrl-C; readers stay open, so rates cover the whole interval."""
     # A slow driver does not delay the host's readings; later ticks have its GPUs.
-    nvml, host, cadence = Nvml(opening_s=1.0), HostReader(), Cadence(interval_s)
+    nvml, host, cadence = Nvml(opening_s=OPEN_DRIVER_S), HostReader(), Cadence(interval_s)
     redraw = sys.stdout.isatty() and not as_json
     try:
         read_tick(nvml, host)
-        due = time.monotonic() + min(0.2, interval_s)
+        due = time.monotonic() + min(FIRST_INTERVAL_S, interval_s)
         while True:
             time.sleep(max(0.0, due - time.monotonic()))
             tick = read_tick(nvml, host)

@@ -15,7 +15,7 @@ from trainfast_runner.errors import UserError, nearest
 from trainfast_tui.cli.commands import COMMANDS, GROUP_HELP, Command
 
 PROGRAM = "trainfast-tui"
-Run = Callable[[argparse.Namespace], int]
+RunCommand = Callable[[argparse.Namespace], int]
 
 
 class Parser(argparse.ArgumentParser):
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(words, key=value, allowed=names, nearest=f"{group} {close}".strip() if close else None)
 
 
-def parse(arguments: list[str]) -> tuple[Run, argparse.Namespace]:
+def parse(arguments: list[str]) -> tuple[RunCommand, argparse.Namespace]:
     """Return the function to run and its arguments; raises UserError, exits after `--help` and `--version`."""
     parser = _build()
     for word in itertools.takewhile(lambda word: word.startswith("-"), arguments):

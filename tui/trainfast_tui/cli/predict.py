@@ -33,7 +33,7 @@ from trainfast_tui.text.speed_words import speed_words
 from trainfast_tui.text.tables import pairs
 from trainfast_tui.text.wait_words import importing_words
 
-TRACING = "tracing a step without memory"
+TRACING_WORDS = "tracing a step without memory"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,12 +87,12 @@ def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTabl
         if tracing.importing:
             progress.update(plain(importing_words(tracing.importing)))
         elif tracing.next_trace:
-            words = TRACING
+            words = TRACING_WORDS
             if len(runs) > 1:
                 words = f"tracing {plain(runs[tracing.index].id)}, {tracing.index + 1} of {len(runs)}"
             progress.update(f"{words}: {tracing.next_trace}", tracing.done / tracing.total)
 
-    with progress_when_slow(f"{TRACING}…", on_any_stream=len(runs) > 1) as progress:
+    with progress_when_slow(f"{TRACING_WORDS}…", on_any_stream=len(runs) > 1) as progress:
         for index, row in predict_rows(runs, python, show_tracing):
             rows[index] = row
             if table is not None and table.is_next(index):
@@ -173,7 +173,7 @@ def _fit_words(fit: PredictedFit) -> str:
     assert fit.left_bytes is not None
     limit = f"the {size(fit.available.size_bytes)} {fit.available.source}"
     if fit.left_bytes >= 0:
-        left = f"yes, {size(fit.left_bytes)} left of {limit}"
-        return left if fit.max_batch is None else f"{left}; up to batch_size {count(fit.max_batch)}"
+        words = f"yes, {size(fit.left_bytes)} left of {limit}"
+        return words if fit.max_batch is None else f"{words}; up to batch_size {count(fit.max_batch)}"
     batches = f"up to batch_size {count(fit.max_batch)} fits" if fit.max_batch else "not even batch_size 1 fits"
     return f"no, {size(-fit.left_bytes)} too much for {limit}; {batches}"

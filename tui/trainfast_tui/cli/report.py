@@ -13,7 +13,7 @@ from trainfast_tui.report.as_markdown import as_markdown
 from trainfast_tui.report.report_document import report_document
 from trainfast_tui.text.format import plain, size
 
-FORMS = (".html", ".md")
+REPORT_SUFFIXES = (".html", ".md")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report; a file of that name is replaced, as `bench -o` does."""
-    path = output_path(arguments.output, FORMS)
+    path = output_path(arguments.output, REPORT_SUFFIXES)
     document, run_ids = report_document(Home(), arguments.references)
     text = as_html(document) if path.suffix.lower() == ".html" else as_markdown(document)
     size_bytes = write_output(path, text)

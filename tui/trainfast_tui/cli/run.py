@@ -19,7 +19,7 @@ from trainfast_runner.settings.presets import preset_files
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, positive
-from trainfast_tui.cli.exit_codes import HUNG_UP
+from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP
 from trainfast_tui.cli.launching.follow_run import follow
 from trainfast_tui.cli.launching.start_run import predict_memory, run_started_when_free
 from trainfast_tui.cli.launching.waits import await_cooling
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_notice(f"{directory.name} is starting{why}")
         result = follow(directory, signals, interrupt_stops=True, printed="starting")
     if result is None:
-        return HUNG_UP
+        return EXIT_HUNG_UP
     from trainfast_tui.cli.printing.summary import print_result
 
     if result.state == "oom":

@@ -20,14 +20,14 @@ from trainfast_tui.cli.arguments import positive
 from trainfast_tui.cli.printing.output import print_json, print_line, print_table, terminal_width
 from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size, with_sizes
 from trainfast_tui.text.overrides import short_overrides, without_search_settings
-from trainfast_tui.text.signs import SYNTHETIC
+from trainfast_tui.text.signs import SYNTHETIC_MARK
 from trainfast_tui.text.speed_words import few_steps_note
 
 HEADER = ("RUN", "STATE", "OVERRIDES", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
-DROPPED = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
+DROPPED_COLUMNS = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
 """The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
-OVERRIDES_CELLS = 48
-NOTE_CELLS = 40
+MAX_OVERRIDES_CELLS = 48
+MAX_NOTE_CELLS = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         is_filtered = arguments.state or arguments.preset
         print_line("no matching runs" if is_filtered else f"no run yet: trainfast-tui run {presets.PLAIN_PRESET}")
     else:
-        print_table(HEADER, map(_cells, rows), right=(3, 4, 5, 6), drop=DROPPED)
+        print_table(HEADER, map(_cells, rows), right=(3, 4, 5, 6), drop=DROPPED_COLUMNS)
     return 0
 
 
@@ -77,12 +77,12 @@ def _matches(row: RunRow, arguments: argparse.Namespace) -> bool:
 def _cells_for_overrides() -> int:
     """Return the cells beside id, state and rate on a terminal of 80 columns."""
     width = terminal_width()
-    return OVERRIDES_CELLS if width is None else min(OVERRIDES_CELLS, width * 2 // 7)
+    return MAX_OVERRIDES_CELLS if width is None else min(MAX_OVERRIDES_CELLS, width * 2 // 7)
 
 
 def _cut_note(note: str) -> str:
     """Return the note, on a terminal cut to words that leave room for the figures."""
-    return textwrap.shorten(note, NOTE_CELLS, placeholder=" …") if sys.stdout.isatty() else note
+    return textwrap.shorten(note, MAX_NOTE_CELLS, placeholder=" …") if sys.stdout.isatty() else note
 
 
 def _cells(row: RunRow) -> list[str]:
@@ -93,7 +93,7 @@ def _cells(row: RunRow) -> list[str]:
         {PROBE: "a search's probe", TRIAL: "a search's trials"}.get(row.role or "", ""),
         few_steps_note(row.steps.measured),
         "unsupervised" if row.supervised is False else "",
-        SYNTHETIC if row.synthetic_data else "",
+        SYNTHETIC_MARK if row.synthetic_data else "",
         "speed under strict malloc thresholds" if row.measured_under else "",
         "" if row.clean else "conditions not clean",
         with_sizes(notable_reason(row.state, row.reason)) if row.state != "running" else "",

@@ -13,11 +13,11 @@ from trainfast_runner.running import pruning
 from trainfast_runner.running.pruning import PrunePlan
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import whole
-from trainfast_tui.cli.exit_codes import FAILED
+from trainfast_tui.cli.exit_codes import EXIT_FAILED
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines
 from trainfast_tui.text.format import count, size
 
-SHOWN = 12
+MAX_NAMED = 12
 """Name at most this many runs and searches; count the rest."""
 
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_line(f"freed {size(_freed_bytes(plan, left_bytes))}")
         if left_bytes:
             print_line(f"not deleted, in use again or no permission: {', '.join(left_bytes)}")
-    return FAILED if left_bytes else 0
+    return EXIT_FAILED if left_bytes else 0
 
 
 def _freed_bytes(plan: PrunePlan, left_bytes: dict[str, int]) -> int:
@@ -74,10 +74,10 @@ def _agreed(plan: PrunePlan) -> bool:
 
 def _lines(plan: PrunePlan) -> Iterator[str]:
     for noun, entries in (("run", plan.runs), ("search", plan.searches)):
-        for name, size_bytes in list(entries.items())[:SHOWN]:
+        for name, size_bytes in list(entries.items())[:MAX_NAMED]:
             yield f"{noun} {name}  {size(size_bytes)}"
-        if len(entries) > SHOWN:
-            yield f"and {count(len(entries) - SHOWN)} more"
+        if len(entries) > MAX_NAMED:
+            yield f"and {count(len(entries) - MAX_NAMED)} more"
     yield from (f"{name} is live and stays" for name in plan.live)
     parts = [
         f"{counted(len(sizes), noun, plural)}, {size(sum(sizes))}"

@@ -29,7 +29,7 @@ from trainfast_tui.text.format import count, plain
 from trainfast_tui.text.lines import line_text
 from trainfast_tui.text.overrides import typed_overrides, without_search_settings
 
-UNCUT = 10_000
+PIPE_WIDTH = 10_000
 """The width of lines for a pipe, which gets each one whole."""
 
 
@@ -80,7 +80,7 @@ def explained_bottlenecks(diagnoses: Sequence[Diagnosis], nothing: str) -> list[
     if not diagnoses:
         return [nothing]
     lines: list[str] = []
-    width = terminal_width() or UNCUT
+    width = terminal_width() or PIPE_WIDTH
     for diagnosis in diagnoses:
         title, section = diagnosis_section(diagnosis, width)
         lines += ["", plain(title), *(plain(line_text(line)) for line in section)]

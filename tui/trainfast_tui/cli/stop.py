@@ -13,7 +13,7 @@ from trainfast_runner.records.search_directories import conducted_search_of, has
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.arguments import add_run
-from trainfast_tui.cli.exit_codes import INTERRUPTED
+from trainfast_tui.cli.exit_codes import EXIT_INTERRUPTED
 from trainfast_tui.cli.launching.follow_run import stop
 from trainfast_tui.cli.printing.output import print_json, print_line, print_notice
 from trainfast_tui.cli.printing.run_status import live_record
@@ -37,12 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
     if (notice := search_notice(directory)) is not None:
         print_notice(notice)
     with caught_signals() as signals:
-        result = stop(directory, signals, now=arguments.now)
+        result = stop(directory, signals, kills=arguments.now)
     if result is None:
         print_notice(f"{directory.name} was asked to stop and has not ended yet")
         if arguments.json:
             print_json(live_record(Follower(directory).poll()))
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     if arguments.json:
         print_json(result)
     else:

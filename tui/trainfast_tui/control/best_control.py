@@ -91,7 +91,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         from trainfast_runner.search.best.planning.question import plan_spec_best
         from trainfast_runner.search.best.planning.request import BestRequest
         from trainfast_runner.search.options import SearchOptions
-        from trainfast_tui.text.search.best_question import BY_KEYS, estimate_lines, left_alone_lines, varied_line
+        from trainfast_tui.text.search.best_question import NAMED_BY_KEYS, estimate_lines, left_alone_lines, varied_line
 
         search_options = SearchOptions(fresh=options.is_fresh)
         plan = plan_spec_best(spec, options.request or BestRequest(), search_options, self._python)
@@ -99,7 +99,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         lines = [varied_line(best_estimate.vary, best_estimate.global_batch), *estimate_lines(best_estimate)]
         texts: list[Piece] = [(plain(line), "text") for line in lines]
         # The smallest screen may have no room for the knobs left alone: they come last.
-        texts += [(plain(line), "muted") for line in left_alone_lines(best_estimate.left_alone, to_name=BY_KEYS)]
+        texts += [(plain(line), "muted") for line in left_alone_lines(best_estimate.left_alone, to_name=NAMED_BY_KEYS)]
         return BestPlanned(plan_id, texts, best_estimate.vary, best_estimate.global_batch)
 
 

@@ -40,7 +40,9 @@ InstructionChoices = dict[str, InstructionChoice]
 
 def pin_choices(search: BestSnapshot) -> InstructionChoices:
     """Return the instructions to unpin a knob, and those to pin one to a value."""
-    pinned_knobs = [given.knob for given in instructions_in_force(search.so_far.instructions) if given.do == PIN]
+    pinned_knobs = [
+        instruction.knob for instruction in instructions_in_force(search.so_far.instructions) if instruction.do == PIN
+    ]
     unpin = partial(give_instruction, search.directory, UNPIN)
     choices: InstructionChoices = {
         f"unpin {name}": InstructionChoice("try all its values again", partial(unpin, name)) for name in pinned_knobs

@@ -31,7 +31,7 @@ class OomExplainer:
         self._tracer = tracer
         self._python = python
         self._explained_run_id: str | None = None
-        self._newest: OomExplained | None = None
+        self._newest_message: OomExplained | None = None
         self._work = CancellableWork("explain")
 
     @property
@@ -47,7 +47,7 @@ class OomExplainer:
         if run.state != "oom":
             return None, 0
         explanation = _recorded_explanation(run)
-        traced = self._newest
+        traced = self._newest_message
         if traced is None or traced.run_id != run.run_id:
             return explanation, 0
         if explanation is None or explanation.needed_bytes is None or traced.explanation.needed_bytes is not None:
@@ -76,7 +76,7 @@ class OomExplainer:
 
     def note(self, message: OomExplained) -> None:
         """Keep the newest explanation."""
-        self._newest = message
+        self._newest_message = message
 
     def _explain(self, run: RunSnapshot, cancelled: threading.Event) -> OomExplained:
         from trainfast_runner.memory.oom.trace_changes import trace_changes
@@ -85,8 +85,8 @@ class OomExplainer:
         assert oom_run is not None
         python = self._python or oom_run.run.python or None
         try:
-            for left in trace_changes(oom_run, python, cancelled, self._tracer()):
-                self._post(OomExplained(run.run_id, _explanation(oom_run, python), left))
+            for traces_left in trace_changes(oom_run, python, cancelled, self._tracer()):
+                self._post(OomExplained(run.run_id, _explanation(oom_run, python), traces_left))
         except (UserError, OSError):
             pass  # a change that cannot be traced stays an estimate
         return OomExplained(run.run_id, _explanation(oom_run, python), 0)

@@ -21,8 +21,8 @@ from trainfast_tui.text.script_notices import script_notices
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
 
-LOOK_EVERY_S = 0.1
-GIVE_UP_S = 60.0
+GONE_POLL_S = 0.1
+GONE_WITHIN_S = 60.0
 """Seconds that a stopped run has to be gone; its supervisor sends SIGKILL after `STOP_GRACE_S`."""
 
 
@@ -108,14 +108,14 @@ class RunControl:
 
         if request_stop(directory):
             return Notified("The run was asked to stop.")
-        stop_unsupervised(directory, STOP_GRACE_S, lambda left: None)
+        stop_unsupervised(directory, STOP_GRACE_S, lambda left_s: None)
         return Notified("The run was stopped and cleaned up.")
 
     def _kill(self, directory: Path) -> Notified:
         from trainfast_runner.running.stopping import kill_now, stop_unsupervised
 
         if not kill_now(directory):
-            stop_unsupervised(directory, 0.0, lambda left: None)
+            stop_unsupervised(directory, 0.0, lambda left_s: None)
         return Notified("The run was killed.")
 
     def stop_and_wait(self, directory: Path) -> None:
@@ -129,8 +129,8 @@ class RunControl:
                 # A run that has just ended by itself refuses to be stopped; its processes may take a moment more.
                 if not run_state(directory).ended:
                     raise
-        deadline = time.monotonic() + GIVE_UP_S
+        deadline = time.monotonic() + GONE_WITHIN_S
         while is_alive(directory):
             if time.monotonic() > deadline:
                 raise UserError(f"{directory.name} is still there: s again kills it", key=directory.name)
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(GONE_POLL_S)

@@ -11,6 +11,8 @@ from trainfast_runner.results.device_conditions.step_conditions import StepJoin
 MINUTE_NS = 60_000_000_000
 JOIN_EVERY_NS = 900_000_000
 """Shares of a minute in whole percent need no more than a sample a second."""
+TICKS_KEPT = 300
+"""More than the joined ticks of two minutes."""
 
 
 class LastMinute:
@@ -29,7 +31,7 @@ class LastMinute:
             return {}
         uuids = tuple(device.uuid for device in ticks[-1].devices if device.uuid)
         if self._join is None or not set(uuids) <= set(self._uuids):
-            self._join, self._uuids, self._joined_ns = StepJoin(uuids, keep=300), uuids, 0
+            self._join, self._uuids, self._joined_ns = StepJoin(uuids, keep=TICKS_KEPT), uuids, 0
         if ticks[-1].t_ns - self._joined_ns < JOIN_EVERY_NS:
             return self._conditions
         for tick in reversed([*self._unjoined(ticks)]):

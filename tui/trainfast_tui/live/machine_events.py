@@ -19,22 +19,23 @@ class MachineEvents:
     """Finds and describes the changes between ticks; each tick is looked at once."""
 
     def __init__(self) -> None:
-        self._seen_ns = 0
+        self._seen_until_ns = 0
+        """Time of the newest tick that was looked at."""
         self._processes: dict[int, dict[int, DeviceProcess]] = {}
         self._describer = EventDescriber()
         self._events: deque[DescribedEvent] = deque(maxlen=EVENTS_KEPT)
 
     def update(self, ticks: Sequence[Tick], xids: Sequence[Event] = ()) -> list[DescribedEvent]:
         """Return all events up to the last of these ticks, and the Xid errors, in order of time."""
-        new: list[Tick] = []
+        new_ticks: list[Tick] = []
         for tick in reversed(ticks):
-            if tick.t_ns <= self._seen_ns:
+            if tick.t_ns <= self._seen_until_ns:
                 break
-            new.append(tick)
-        for tick in reversed(new):
+            new_ticks.append(tick)
+        for tick in reversed(new_ticks):
             self._events += self._describer.describe(self._changes(tick))
         if ticks:
-            self._seen_ns = max(self._seen_ns, ticks[-1].t_ns)
+            self._seen_until_ns = max(self._seen_until_ns, ticks[-1].t_ns)
         events = [*self._events, *EventDescriber().describe(xids)]
         return sorted(events, key=lambda event: event.t_ns)
 
@@ -55,11 +56,11 @@ class MachineEvents:
 
         if device.processes is None:
             return
-        now = {process.pid: process for process in device.processes}
+        after = {process.pid: process for process in device.processes}
         before = self._processes.get(device.index)
-        self._processes[device.index] = now
+        self._processes[device.index] = after
         if before is None:
             return  # processes of the first look did not just appear
-        for state, processes, others in (("left", before, now), ("appeared", now, before)):
+        for state, processes, others in (("left", before, after), ("appeared", after, before)):
             for pid in sorted(processes.keys() - others.keys()):
                 yield process_event(device.index, t_ns, state, processes[pid], kind="process")

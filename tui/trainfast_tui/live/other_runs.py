@@ -18,10 +18,12 @@ class OtherRuns:
         """Id of the newest live run that began after the first look, was never shown and is not a search's; or None."""
         self._home = home
         self._changed_ns: int | None = None
-        self._known: frozenset[str] | None = None
-        self._unended: list[str] = []
+        """The time at which the folder of runs had changed last; None before the first look."""
+        self._listed_ids: frozenset[str] | None = None
+        """Ids of all runs at the last look; None before the first."""
+        self._unended_ids: list[str] = []
         """Ids of the runs that have not ended as far as is known, newest first."""
-        self._new: set[str] = set()
+        self._new_ids: set[str] = set()
         """Ids of runs that came after the first look and were not shown yet."""
 
     def look(self, shown_run: Path | None) -> None:
@@ -29,10 +31,10 @@ class OtherRuns:
         self._look_for_new()
         unended_ids: list[str] = []
         live_ids: list[str] = []
-        for run_id in self._unended:
+        for run_id in self._unended_ids:
             directory = self._home.directory(run_id)
             if directory == shown_run:
-                self._new.discard(run_id)
+                self._new_ids.discard(run_id)
                 unended_ids.append(run_id)
                 continue
             # Looked for before the lock is tried: a launch takes the lock before it writes `run.json`.
@@ -42,12 +44,12 @@ class OtherRuns:
                 unended_ids.append(run_id)
             elif not is_launched:
                 unended_ids.append(run_id)
-        self._unended = unended_ids
+        self._unended_ids = unended_ids
         self.live = next(iter(live_ids), None)
         self.started_elsewhere = next((run_id for run_id in live_ids if self._is_started_elsewhere(run_id)), None)
 
     def _is_started_elsewhere(self, run_id: str) -> bool:
-        if run_id not in self._new:
+        if run_id not in self._new_ids:
             return False
         run = read_run_file(self._home.directory(run_id))
         return run is not None and run.role is None
@@ -62,8 +64,8 @@ class OtherRuns:
         run_ids = self._home.run_ids()
         # Set after the look, so that an unreadable home is reported each time.
         self._changed_ns = changed_ns
-        new_ids = set(run_ids) - (self._known or frozenset())
-        if self._known is not None:
-            self._new |= new_ids
-        self._unended = [run_id for run_id in reversed(run_ids) if run_id in new_ids or run_id in self._unended]
-        self._known = frozenset(run_ids)
+        new_ids = set(run_ids) - (self._listed_ids or frozenset())
+        if self._listed_ids is not None:
+            self._new_ids |= new_ids
+        self._unended_ids = [run_id for run_id in reversed(run_ids) if run_id in new_ids or run_id in self._unended_ids]
+        self._listed_ids = frozenset(run_ids)

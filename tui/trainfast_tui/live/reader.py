@@ -25,16 +25,20 @@ if TYPE_CHECKING:
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
 
-T = TypeVar("T")
-PERIOD_S = 0.5
+ReadT = TypeVar("ReadT")
+SNAPSHOT_PERIOD_S = 0.5
 """Seconds between two snapshots."""
 SAMPLE_PERIOD_S = 1.0
 """Seconds between two samples of the machine while no run samples it."""
 WATCHED_PERIOD_S = 0.5
 """Seconds between two samples of the machine while a screen shows the processes."""
+MIN_PAUSE_S = 0.05
+"""Seconds that the thread rests between two snapshots, however long one took."""
+STOP_SAMPLER_S = 0.2
+"""Seconds that the sampler has to end."""
 TICKS_KEPT = 3600
 XIDS_KEPT = 100
-FRESH_NS = 4_000_000_000
+MAX_TICK_AGE_NS = 4_000_000_000
 """Chosen, not measured: the machine is not sampled here while a live run's own samples are at most this old."""
 
 
@@ -49,7 +53,7 @@ class Reader(threading.Thread):
     ) -> None:
         """`on_failure` gets the error that ends the thread."""
         super().__init__(name="trainfast-reader", daemon=True)
-        self.period_s = PERIOD_S
+        self.period_s = SNAPSHOT_PERIOD_S
         """Seconds between two snapshots; may be changed at any time."""
         self._home = home
         self._post = post
@@ -106,13 +110,13 @@ class Reader(threading.Thread):
             self._on_failure(error)
         finally:
             if self._sampler is not None:
-                self._sampler.stop(timeout_s=0.2)
+                self._sampler.stop(timeout_s=STOP_SAMPLER_S)
 
     def _read_loop(self) -> None:
         while not self._stopping:
             began = time.monotonic()
             self._post(self._snapshot())
-            self._wake.wait(max(0.05, self.period_s - (time.monotonic() - began)))
+            self._wake.wait(max(MIN_PAUSE_S, self.period_s - (time.monotonic() - began)))
             self._wake.clear()
 
     def _snapshot(self) -> Snapshot:
@@ -147,7 +151,7 @@ class Reader(threading.Thread):
         self._last_snapshot = snapshot
         return replace(snapshot, processes=self._read_processes(snapshot)) if self._looks_at_processes else snapshot
 
-    def _read(self, subject: str, read: Callable[[], T], instead: T) -> T:
+    def _read(self, subject: str, read: Callable[[], ReadT], instead: ReadT) -> ReadT:
         """Return the result of `read`; if it fails, `instead`, with the reason in `_trouble`."""
         try:
             return read()
@@ -180,11 +184,11 @@ class Reader(threading.Thread):
     def _sample(self, run: RunSnapshot | None) -> None:
         """Sample the machine here unless the run's supervisor does."""
         newest_ns = run.ticks[-1].t_ns if run is not None and run.is_live and run.ticks else 0
-        supplied = 0 <= time.monotonic_ns() - newest_ns < FRESH_NS
-        if supplied and self._sampler is not None:
-            self._sampler.stop(timeout_s=0.2)
+        run_samples = 0 <= time.monotonic_ns() - newest_ns < MAX_TICK_AGE_NS
+        if run_samples and self._sampler is not None:
+            self._sampler.stop(timeout_s=STOP_SAMPLER_S)
             self._sampler = None
-        elif not supplied and self._sampler is None:
+        elif not run_samples and self._sampler is None:
             from trainfast_runner.machine.telemetry.sampler import Sampler
 
             self._sampler = Sampler(self._add_tick, on_xid=self._add_xid)

@@ -29,8 +29,8 @@ def silent_gpus(steps: Sequence[StepConditions]) -> list[int | None]:
 
 
 def _has_no_reading(device: DeviceConditions) -> bool:
-    known = (device.sm_clock_mhz, device.energy_joules, *device.throttled_ms.values())
-    return all(value is None for value in known)
+    readings = (device.sm_clock_mhz, device.energy_joules, *device.throttled_ms.values())
+    return all(reading is None for reading in readings)
 
 
 def worst_gpu(steps: Sequence[StepConditions], cause: str) -> int | None:
@@ -44,5 +44,5 @@ def worst_gpu(steps: Sequence[StepConditions], cause: str) -> int | None:
 
 def known_mean(values: Iterable[float | None]) -> float | None:
     """Return the mean of the known values; None if none is known."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return fmean(known_values) if known_values else None

@@ -15,7 +15,7 @@ from trainfast_tui.text.lines import Tone
 
 TONES: tuple[Tone, ...] = get_args(Tone)
 """Every tone."""
-FILLED: tuple[Tone, ...] = ("cursor", "badge", "alarm")
+FILLED_TONES: tuple[Tone, ...] = ("cursor", "badge", "alarm")
 """Tones with a background of their own."""
 Palette = Mapping[str, Style]
 """The style of every tone, by name."""
@@ -33,7 +33,7 @@ def tone_styles(widget: Widget) -> Palette:
     if key not in styles:
         # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
         whole = {tone: part_style(widget, f"tone--{tone}") for tone in TONES}
-        filled = {tone: Style(bgcolor=whole[tone].bgcolor, reverse=whole[tone].reverse) for tone in FILLED}
+        filled = {tone: Style(bgcolor=whole[tone].bgcolor, reverse=whole[tone].reverse) for tone in FILLED_TONES}
         styles[key] = {
             tone: _without_background(style) + filled.get(tone, Style.null()) for tone, style in whole.items()
         }

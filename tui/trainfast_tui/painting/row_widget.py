@@ -98,10 +98,10 @@ class RowWidget(Widget):
         strips = []
         for y in crop.line_range:
             row = rows[y] if y < len(rows) else None
-            known = self._strips.get(y)
-            if known is None or known[0] is not row:
-                known = self._strips[y] = row, self._strip(row, width, background, filters)
-            strips.append(known[1])
+            kept = self._strips.get(y)
+            if kept is None or kept[0] is not row:
+                kept = self._strips[y] = row, self._strip(row, width, background, filters)
+            strips.append(kept[1])
         first, last = crop.column_span
         return strips if (first, last) == (0, width) else [strip.crop(first, last) for strip in strips]
 

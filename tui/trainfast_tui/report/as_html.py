@@ -5,10 +5,10 @@ from __future__ import annotations
 from html import escape
 
 from trainfast_tui.report.blocks import Block, Code, Document, Grid, Heading, Listing, Picture, Prose
-from trainfast_tui.report.page_style import STYLE
+from trainfast_tui.report.page_style import STYLE_SHEET
 from trainfast_tui.text.format import plain
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """The content security policy: a browser runs no script of the page and fetches nothing for it."""
 
 
@@ -21,10 +21,10 @@ def as_html(document: Document) -> str:
             '<html lang="en">',
             "<head>",
             '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(SECURITY_POLICY)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{_text(document.title)}</title>",
-            f"<style>{STYLE}</style>",
+            f"<style>{STYLE_SHEET}</style>",
             "</head>",
             "<body>",
             f"<h1>{_text(document.title)}</h1>",

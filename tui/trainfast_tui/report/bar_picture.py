@@ -9,7 +9,7 @@ from trainfast_tui.charts.y_range import nice_ceiling
 from trainfast_tui.report.blocks import Picture
 from trainfast_tui.report.svg import (
     BOTTOM,
-    LETTER,
+    LETTER_WIDTH,
     RIGHT,
     TOP,
     WIDTH,
@@ -109,7 +109,7 @@ def _part(part: StackedPart, x: Scale, begin: float, top: float, format_value: F
         class_=f"fill {part.tone}",
     )
     # The name stands inside where it fits: no part is known by its colour alone.
-    fits = LETTER * len(part.name) + 6 <= right - left
+    fits = LETTER_WIDTH * len(part.name) + 6 <= right - left
     return box + (label(part.name, (left + right) / 2, top + BAR_HEIGHT - 6, "middle") if fits else "")
 
 

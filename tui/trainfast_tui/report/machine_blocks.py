@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from trainfast_runner.results.comparison.conditions import compared_conditions
 from trainfast_runner.units import counted
@@ -13,21 +14,20 @@ from trainfast_tui.text.format import percent, size
 
 def machine_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the table; a value that every run shares stands alone."""
-    # The labels of the runs by fact and value.
-    labels: dict[str, dict[str, list[str]]] = {}
+    labels_by_fact: dict[str, dict[str, list[str]]] = {}
     for run in runs:
         for name, value in _facts(run):
-            labels.setdefault(name, {}).setdefault(value, []).append(run.label)
-    rows = [(name, _value_with_runs(values, len(runs))) for name, values in labels.items()]
+            labels_by_fact.setdefault(name, {}).setdefault(value, []).append(run.label)
+    rows = [(name, _value_with_runs(labels_by_value, len(runs))) for name, labels_by_value in labels_by_fact.items()]
     table: Block = pairs_grid("", rows) if rows else Prose("Nothing about the machine is on record.")
     return [Heading("Machine"), table]
 
 
-def _value_with_runs(values: dict[str, list[str]], runs: int) -> str:
-    """Return the value that all runs share, or each value with the runs that have it."""
-    if len(values) == 1 and sum(map(len, values.values())) == runs:
-        return next(iter(values))
-    return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in values.items())
+def _value_with_runs(labels_by_value: dict[str, list[str]], run_count: int) -> str:
+    """Return the value that all runs share, or each value with the labels of the runs that have it."""
+    if len(labels_by_value) == 1 and sum(map(len, labels_by_value.values())) == run_count:
+        return next(iter(labels_by_value))
+    return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in labels_by_value.items())
 
 
 def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
@@ -58,6 +58,6 @@ def _host(run: ReportedRun) -> Iterator[tuple[str, str]]:
     yield "CPU cores", str(host.cpu_count)
     if host.memory_total_bytes is not None:
         yield "host memory", size(host.memory_total_bytes)
-    known = [tick.host.cpu_percent for tick in run.snapshot.ticks if tick.host.cpu_percent is not None]
-    if known:
-        yield "CPU in use, of all cores", f"{percent(sum(known) / len(known))} on average"
+    percents = [tick.host.cpu_percent for tick in run.snapshot.ticks if tick.host.cpu_percent is not None]
+    if percents:
+        yield "CPU in use, of all cores", f"{percent(fmean(percents))} on average"

@@ -14,7 +14,7 @@ from trainfast_tui.text.memory_words import category_words, phase_words, short_c
 
 # A picture has no signs beside its tones, as the screen has: each category needs a tone of its own.
 TONE_OF_CATEGORY = dict(zip(CATEGORIES, ("primary", "secondary", "accent", "success", "warning", "error"), strict=True))
-WHOLE = "whole step"
+WHOLE_STEP = "whole step"
 ONE_FIGURE = (
     "A prediction has categories; an allocator's peak is one figure, measured as a whole for each phase of a step"
     " where the run recorded that, else for the whole step."
@@ -55,7 +55,7 @@ def _peaks(run: ReportedRun) -> Iterator[tuple[str, dict[str, int], int | None]]
     whole = run.result.memory
     if not measured and (whole.peak_allocated_bytes is not None or (whole.predicted_bytes and not by_phase)):
         parts = {name: predicted[f"{name}_bytes"] for name in CATEGORIES if f"{name}_bytes" in predicted}
-        yield WHOLE, parts, whole.peak_allocated_bytes
+        yield WHOLE_STEP, parts, whole.peak_allocated_bytes
 
 
 def _measured(run: ReportedRun) -> dict[str, int]:

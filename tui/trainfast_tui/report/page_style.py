@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-LIGHT = {
+LIGHT_COLOURS = {
     "paper": "#ffffff",
     "ink": "#1b1f24",
     "muted": "#59636e",
@@ -14,7 +14,7 @@ LIGHT = {
     "warning": "#9a5b00",
     "error": "#c0232c",
 }
-DARK = {
+DARK_COLOURS = {
     "paper": "#14171c",
     "ink": "#e6e9ee",
     "muted": "#9aa4b0",
@@ -33,10 +33,10 @@ def _colours(colours: dict[str, str]) -> str:
     return "".join(f"--{name}:{value};" for name, value in colours.items())
 
 
-STYLE = "\n".join(
+STYLE_SHEET = "\n".join(
     [
-        f":root{{color-scheme:light dark;{_colours(LIGHT)}}}",
-        f"@media (prefers-color-scheme:dark){{:root{{{_colours(DARK)}}}}}",
+        f":root{{color-scheme:light dark;{_colours(LIGHT_COLOURS)}}}",
+        f"@media (prefers-color-scheme:dark){{:root{{{_colours(DARK_COLOURS)}}}}}",
         "body{max-width:62rem;margin:2rem auto;padding:0 1rem;background:var(--paper);color:var(--ink);"
         "font:16px/1.5 system-ui,sans-serif}",
         "h1{font-size:1.6rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid var(--rule)}"

@@ -8,7 +8,7 @@ from trainfast_runner.results.comparison.ranking import speeds_rank
 from trainfast_runner.results.pareto import pareto_front
 from trainfast_tui.report.blocks import Block, Heading, as_blocks
 from trainfast_tui.report.reported_run import ReportedRun
-from trainfast_tui.report.scatter_picture import BEHIND, ON_FRONT, Axis, PicturePoint, scatter_picture
+from trainfast_tui.report.scatter_picture import BEHIND_FRONT, ON_FRONT, Axis, PicturePoint, scatter_picture
 from trainfast_tui.text.format import number, size
 
 
@@ -23,7 +23,7 @@ def runs_pareto_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
         PicturePoint(
             peak,
             rate,
-            ON_FRONT if (peak, rate) in front else BEHIND,
+            ON_FRONT if (peak, rate) in front else BEHIND_FRONT,
             f"run {label}: {number(rate)} samples/s with {size(peak)}",
         )
         for label, peak, rate in comparable

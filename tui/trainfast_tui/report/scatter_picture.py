@@ -22,7 +22,7 @@ from trainfast_tui.report.svg import (
 )
 from trainfast_tui.text.format import Formatter, number
 
-HEIGHT = 340
+PICTURE_HEIGHT = 340
 SIGN_PATHS = {
     "dot": "M-4 0A4 4 0 1 1 4 0A4 4 0 1 1 -4 0Z",
     "ring": "M-6 0A6 6 0 1 1 6 0A6 6 0 1 1 -6 0Z",
@@ -46,7 +46,7 @@ class PointKind:
 
 
 ON_FRONT = PointKind("on the front", "dot", "primary")
-BEHIND = PointKind("behind the front", "ring", "muted")
+BEHIND_FRONT = PointKind("behind the front", "ring", "muted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def scatter_picture(
     ends = [(point.x, point.y) for point in points] + [end for line in lines for end in line.points]
     right = nice_ceiling(1.05 * max(max(x for x, _ in ends), 1e-9), binary=x_axis.binary)
     top = nice_ceiling(1.05 * max(max(y for _, y in ends), 1e-9), binary=y_axis.binary)
-    x, y = Scale(0, right, LEFT, WIDTH - RIGHT - 24), Scale(0, top, HEIGHT - BOTTOM, TOP)
+    x, y = Scale(0, right, LEFT, WIDTH - RIGHT - 24), Scale(0, top, PICTURE_HEIGHT - BOTTOM, TOP)
     axes = Axes(
         x,
         y,
@@ -111,7 +111,7 @@ def scatter_picture(
     entries += [(element("path", d="M0 0H18", class_=f"line {line.class_}"), line.words) for line in lines]
     words = " ".join(f"{point.words}." for point in points)
     markup, legend_height = with_legend("".join(body), entries)
-    return Picture(title, words, markup, WIDTH, HEIGHT + legend_height)
+    return Picture(title, words, markup, WIDTH, PICTURE_HEIGHT + legend_height)
 
 
 def _sign(kind: PointKind, words: str, x: float, y: float) -> str:

@@ -9,7 +9,7 @@ from trainfast_runner.search.journal.best import BestAnswer
 from trainfast_tui.charts.scatter_chart import drawn_limit
 from trainfast_tui.report.blocks import Block, Heading, Prose, filled_grid
 from trainfast_tui.report.scatter_picture import (
-    BEHIND,
+    BEHIND_FRONT,
     ON_FRONT,
     Axis,
     PicturePoint,
@@ -76,7 +76,7 @@ def _kind(candidate: int, so_far: BestSoFar, answer: BestAnswer) -> PointKind:
         return BEST
     if so_far.space is not None and candidate == so_far.space.baseline_number:
         return BASELINE
-    return ON_FRONT if candidate in answer.pareto_numbers else BEHIND
+    return ON_FRONT if candidate in answer.pareto_numbers else BEHIND_FRONT
 
 
 def _knobs(so_far: BestSoFar, candidate: int) -> str:

@@ -7,19 +7,21 @@ from trainfast_tui.charts.time_columns import extremes, time_columns
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.shades import severity_order, shade_of
 
-COLUMNS = 64
-BLOCKS = "▁▂▃▄▅▆▇█"
+SPARKLINE_COLUMNS = 64
+BLOCK_GLYPHS = "▁▂▃▄▅▆▇█"
 
 
 def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
     """Return a line for each series with values, its ends in the unit, then throttled time and the time axis."""
     # One more than the quotient, so that a sample at the end falls in the last column.
-    column_ns = (data.axis.end_ns - data.axis.start_ns) // COLUMNS + 1
+    column_ns = (data.axis.end_ns - data.axis.start_ns) // SPARKLINE_COLUMNS + 1
     names = [series.name for series in data.series]
     name_width = max(map(len, [*names, "throttled"]))
     lines = []
     for series in data.series:
-        columns = time_columns(series.times_ns, series.values, data.axis.start_ns, column_ns, COLUMNS, data.gap_ns)
+        columns = time_columns(
+            series.times_ns, series.values, data.axis.start_ns, column_ns, SPARKLINE_COLUMNS, data.gap_ns
+        )
         ends = extremes(columns)
         if ends is None:
             continue
@@ -34,7 +36,7 @@ def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
         words = ", ".join(f"{shade_of(cause).letter} {shade_of(cause).words}" for cause in causes)
         lines.append(f"{'throttled'.ljust(name_width)}  {_letters(data, column_ns)}  {words}")
     begin, end = (duration((t_ns - origin_ns) / 1e9) for t_ns in (data.axis.start_ns, data.axis.end_ns))
-    lines.append(f"{'time'.ljust(name_width)}  {begin}{end.rjust(COLUMNS - len(begin))}")
+    lines.append(f"{'time'.ljust(name_width)}  {begin}{end.rjust(SPARKLINE_COLUMNS - len(begin))}")
     if data.cursor_ns is not None:
         measured_from = duration((data.cursor_ns - origin_ns) / 1e9)
         lines.append(f"{''.ljust(name_width)}  measured from {measured_from}")
@@ -45,14 +47,14 @@ def _block(value: float, ends: tuple[float, float], y_min: float | None) -> str:
     """Return the block of a value between zero, or the lowest value, and the highest."""
     low = ends[0] if y_min is None else min(y_min, ends[0])
     share = (value - low) / (ends[1] - low) if ends[1] > low else 0.0
-    return BLOCKS[min(len(BLOCKS) - 1, int(share * len(BLOCKS)))]
+    return BLOCK_GLYPHS[min(len(BLOCK_GLYPHS) - 1, int(share * len(BLOCK_GLYPHS)))]
 
 
 def _letters(data: ChartData, column_ns: int) -> str:
-    letters = [" "] * COLUMNS
+    letters = [" "] * SPARKLINE_COLUMNS
     for span in worst_last(data.spans):
         first = max(0, (span.start_ns - data.axis.start_ns) // column_ns)
-        last = min(COLUMNS - 1, (span.end_ns - data.axis.start_ns) // column_ns)
+        last = min(SPARKLINE_COLUMNS - 1, (span.end_ns - data.axis.start_ns) // column_ns)
         for column in range(first, last + 1):
             letters[column] = shade_of(span.cause).letter
     return "".join(letters)

@@ -27,12 +27,12 @@ from trainfast_tui.report.svg import (
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.shades import shade_of
 
-HEIGHT = 240
+PICTURE_HEIGHT = 240
 COLUMN_WIDTH = 2
 """The width of a column of a line, which keeps its lowest and highest value."""
-DASHES = ("", "6 3")
+SERIES_DASHES = ("", "6 3")
 """The two lines of a chart differ by their dashes too."""
-STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
+TICK_STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 MAX_TIME_TICKS = 8
 MIN_SPAN_WIDTH = 2.0
 """A span shorter than this is drawn this wide."""
@@ -52,7 +52,7 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
     if not ends:
         return Prose(f"{data.title}: {data.empty}")
     low, high = update_y_range(YRange(), data, ends)
-    y = Scale(low, high, HEIGHT - BOTTOM, TOP)
+    y = Scale(low, high, PICTURE_HEIGHT - BOTTOM, TOP)
     names = [series.name for series in data.series]
     axes = Axes(
         x,
@@ -63,7 +63,7 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
         names[0] if len(names) == 1 and "/" in names[0] else data.title,
     )
     body = [*(_span(span, data, origin_ns, x) for span in _spans(data)), axes.markup()]
-    for columns, series, dashes in zip(drawn, data.series, DASHES, strict=False):
+    for columns, series, dashes in zip(drawn, data.series, SERIES_DASHES, strict=False):
         path = "".join(_path(columns, y))
         body.append(element("path", tip(series.name), d=path, class_=f"line {series.tone}", stroke_dasharray=dashes))
     if data.limit is not None:
@@ -74,13 +74,13 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
         body.append(label("measured from here", at + 4, TOP + 12, "note"))
     markup, legend_height = with_legend("".join(body), _legend(data))
     words = " ".join(_sentences(data, drawn, origin_ns))
-    return Picture(data.title, words, markup, WIDTH, HEIGHT + legend_height, sparklines(data, origin_ns))
+    return Picture(data.title, words, markup, WIDTH, PICTURE_HEIGHT + legend_height, sparklines(data, origin_ns))
 
 
 def time_ticks(low_s: float, high_s: float) -> list[float]:
     """Return round seconds on an axis, at most `MAX_TIME_TICKS`."""
     step = next(
-        (step for step in STEPS_S if (high_s - low_s) / step <= MAX_TIME_TICKS), (high_s - low_s) / MAX_TIME_TICKS
+        (step for step in TICK_STEPS_S if (high_s - low_s) / step <= MAX_TIME_TICKS), (high_s - low_s) / MAX_TIME_TICKS
     )
     first = math.ceil(low_s / step - 1e-9)
     return [multiple * step for multiple in range(first, int(high_s / step + 1e-9) + 1)]
@@ -116,10 +116,10 @@ def _span(span: ThrottledSpan, data: ChartData, origin_ns: int, x: Scale) -> str
         x=begin,
         y=TOP,
         width=width,
-        height=HEIGHT - BOTTOM - TOP,
+        height=PICTURE_HEIGHT - BOTTOM - TOP,
         class_=f"shade {shade.tone}",
     )
-    return box + label(shade.letter, begin + width / 2, HEIGHT - BOTTOM - 5, "middle")
+    return box + label(shade.letter, begin + width / 2, PICTURE_HEIGHT - BOTTOM - 5, "middle")
 
 
 def _when(span: ThrottledSpan, data: ChartData, origin_ns: int) -> str:
@@ -138,7 +138,7 @@ def _legend(data: ChartData) -> list[tuple[str, str]]:
     """Return the signs of lines and their names where there are several, and the causes of throttled time."""
     entries = []
     if len(data.series) > 1:
-        for series, dashes in zip(data.series, DASHES, strict=False):
+        for series, dashes in zip(data.series, SERIES_DASHES, strict=False):
             line = element("path", d="M0 0H18", class_=f"line {series.tone}", stroke_dasharray=dashes)
             entries.append((line, series.name))
     for cause in dict.fromkeys(span.cause for span in reversed(_spans(data))):

@@ -13,9 +13,9 @@ from trainfast_tui.text.format import plain
 WIDTH = 720
 LEFT, RIGHT, TOP, BOTTOM = 92, 16, 30, 46
 """The margins around a plot: left for the labels of the y axis, top for the legend, bottom for those of the x axis."""
-SIGN, LEGEND_ROW = 23, 20
+SIGN_WIDTH, LEGEND_ROW_HEIGHT = 23, 20
 """The width of a sign of the legend with its gap, and the height of a row of the legend."""
-LETTER = 6.6
+LETTER_WIDTH = 6.6
 """The mean width of a letter at 12 px."""
 
 
@@ -113,9 +113,11 @@ def with_legend(body: str, entries: Iterable[tuple[str, str]]) -> tuple[str, int
     """
     parts, x, y = [], float(LEFT), 0
     for sign, words in entries:
-        entry_width = SIGN + LETTER * len(words) + 18
+        entry_width = SIGN_WIDTH + LETTER_WIDTH * len(words) + 18
         if x > LEFT and x + entry_width > WIDTH:
-            x, y = float(LEFT), y + LEGEND_ROW
-        parts.append(element("g", sign, transform=f"translate({x:.1f} {y + 14})") + label(words, x + SIGN, y + 18))
+            x, y = float(LEFT), y + LEGEND_ROW_HEIGHT
+        parts.append(
+            element("g", sign, transform=f"translate({x:.1f} {y + 14})") + label(words, x + SIGN_WIDTH, y + 18)
+        )
         x += entry_width
     return "".join(parts) + element("g", body, transform=f"translate(0 {y})"), y

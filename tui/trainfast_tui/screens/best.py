@@ -24,7 +24,7 @@ from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY
 from trainfast_tui.text.search.batch_question import ENTER_STARTS
-from trainfast_tui.text.search.best_question import ABOUT, ABOUT_SCRIPT, best_question_rows
+from trainfast_tui.text.search.best_question import ABOUT_SCRIPT_SEARCH, ABOUT_SEARCH, best_question_rows
 from trainfast_tui.text.search.best_state import candidate_settings
 from trainfast_tui.widgets.dialogs.ask import ask_choice
 from trainfast_tui.widgets.dialogs.ask_best_question import QuestionDialogs
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 NO_PLAN = 0
 """The `plan_id` while no plan was asked for."""
-PLANNING = "Listing the settings that can run here…"
+PLANNING_NOTICE = "Listing the settings that can run here…"
 MAX_NAMED = 3
 """The status line names at most this many knobs."""
 QUESTION_ACTIONS = (ASK_VARY, ASK_BATCH, ASK_OBJECTIVE, ASK_BUDGET, "fresh")
@@ -87,7 +87,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             )
         else:
             plan_id = self.search_control.plan(next_run.spec, self.post)
-            self._planned = BestPlanned(plan_id, [(PLANNING, "muted")])
+            self._planned = BestPlanned(plan_id, [(PLANNING_NOTICE, "muted")])
         self._show_search_or_plan()
 
     def on_posted_message(self, message: PostedMessage) -> None:
@@ -130,7 +130,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if not control.is_active:
             question = best_question_rows(control.request, self._planned.global_batch, fresh=control.options.is_fresh)
             of_script = next_run is not None and next_run.script is not None
-            rows = [("", ABOUT_SCRIPT if of_script else ABOUT, "muted"), ("", ENTER_STARTS, "title")]
+            rows = [("", ABOUT_SCRIPT_SEARCH if of_script else ABOUT_SEARCH, "muted"), ("", ENTER_STARTS, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
             rows += [("", text, tone) for text, tone in self._planned.texts]
         self.view.show_question(next_run.spec.name if next_run is not None else "", rows)

@@ -83,8 +83,8 @@ class MainScreen(AppScreen):
         self._trouble: str | None = None
         """The reading error that was shown last; None without one."""
         self._question: _LiveRunQuestion | None = None
-        self._search_wanted: SearchKind | None = None
-        """The search to open once a snapshot tells whether one is live; None without such a wish."""
+        self._search_to_open: SearchKind | None = None
+        """The search to open once a snapshot tells whether one is live; None without one."""
 
     @property
     def is_ready(self) -> bool:
@@ -149,11 +149,11 @@ class MainScreen(AppScreen):
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
         self.show_predictions()
         self.query_one(LogPane).show_log(run.log if run is not None else (), run is not None and not run.is_live)
-        if self._search_wanted is not None:
+        if self._search_to_open is not None:
             self.notify("")  # "Looking for a live search…" is outdated
         self._show_status(snapshot)
-        if self._search_wanted is not None:
-            self._open_search(self._search_wanted)
+        if self._search_to_open is not None:
+            self._open_search(self._search_to_open)
         self._close_outdated_question(run)
 
     def show_next_run(self, knob: str = "") -> None:
@@ -248,11 +248,11 @@ class MainScreen(AppScreen):
     def _open_search(self, kind: SearchKind) -> None:
         """Open the screen of a search, once a snapshot tells whether one is live."""
         session = self.session
-        self._search_wanted = kind if session.snapshot is None else None
-        if self._search_wanted is not None:
+        self._search_to_open = kind if session.snapshot is None else None
+        if self._search_to_open is not None:
             self.notify("Looking for a live search…")
-        elif (live := session.searches.running_kind) is not None and live is not kind:
-            self._notify_device_used(live)
+        elif (running_kind := session.searches.running_kind) is not None and running_kind is not kind:
+            self._notify_device_used(running_kind)
         elif session.next_run is None:
             self.notify("There is no preset to search; p chooses one.", severity="warning")
         elif kind is SearchKind.BATCH:

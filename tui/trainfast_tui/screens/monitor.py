@@ -109,14 +109,14 @@ class MonitorScreen(AppScreen):
         device_rows = max(device_rows, self._reserved_rows[0])
         process_rows = max(table.rows_wanted, self._reserved_rows[1])
         self._reserved_rows = device_rows, process_rows
-        left = room - device_rows
-        chart_rows = left - max(MIN_ROWS_FOR_PROCESSES, min(process_rows, left // 2))
+        rows_left = room - device_rows
+        chart_rows = rows_left - max(MIN_ROWS_FOR_PROCESSES, min(process_rows, rows_left // 2))
         if chart_rows < MIN_ROWS_FOR_CHARTS:
             # The words of an event need one row.
-            chart_rows = int(left > MIN_ROWS_WITH_EVENTS)
+            chart_rows = int(rows_left > MIN_ROWS_WITH_EVENTS)
         devices.set_height(device_rows)
         self.query_one(ChartColumn).set_class(not chart_rows, "-away")
-        table.set_height(left - chart_rows)
+        table.set_height(rows_left - chart_rows)
 
     def _notify_if_ended(self, rows: tuple[ProcessRow, ...] | None) -> None:
         """Show a notice once the process that was asked to end has ended."""

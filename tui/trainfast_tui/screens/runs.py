@@ -32,9 +32,9 @@ class RunsListed(ScreenMessage, frozen=True):
     request_id: int
 
 
-def list_runs(home: Home, known: list[RunRow], request_id: int) -> RunsListed:
-    """List the home's runs; those in `known` that had ended are not read again."""
-    ended = {row.run_id: row for row in known if row.supervised is None and row.seconds is not None}
+def list_runs(home: Home, earlier_rows: list[RunRow], request_id: int) -> RunsListed:
+    """List the home's runs; those in `earlier_rows` that had ended are not read again."""
+    ended = {row.run_id: row for row in earlier_rows if row.supervised is None and row.seconds is not None}
     return RunsListed([ended.get(run_id) or row_of(home, run_id) for run_id in reversed(home.run_ids())], request_id)
 
 
@@ -47,7 +47,7 @@ class RunsScreen(AppScreen):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._home = session.home
-        self._known: list[RunRow] | None = None
+        self._all_rows: list[RunRow] | None = None
         """All runs of the newest listing; None before the first."""
         self._rows: list[RunRow] = []
         """The runs without the warm processes of searches, which their search shows."""
@@ -81,7 +81,7 @@ class RunsScreen(AppScreen):
         if not isinstance(listed, RunsListed) or listed.request_id != self._request_id:
             return
         self._is_listing = False
-        if listed.rows != self._known:
+        if listed.rows != self._all_rows:
             self._show_runs(listed.rows)
 
     def action_reload(self) -> None:
@@ -90,20 +90,22 @@ class RunsScreen(AppScreen):
     def _look_again(self) -> None:
         """List runs that have started, ended or gone meanwhile, unless an earlier look is still under way."""
         if not self._is_listing:
-            self._list(self._known or [])
+            self._list(self._all_rows or [])
 
-    def _list(self, known: list[RunRow]) -> None:
+    def _list(self, earlier_rows: list[RunRow]) -> None:
         self._is_listing = True
         self._request_id += 1
-        start_thread("runs", partial(list_runs, self._home, known, self._request_id), self.post, self._not_listed)
+        start_thread(
+            "runs", partial(list_runs, self._home, earlier_rows, self._request_id), self.post, self._not_listed
+        )
 
     def _not_listed(self, error: UserError) -> Notified:
         self._is_listing = False
         return as_warning(error)
 
-    def _show_runs(self, known: list[RunRow]) -> None:
-        self._known = known
-        self._rows = [row for row in known if row.role not in WARM_ROLES]
+    def _show_runs(self, rows: list[RunRow]) -> None:
+        self._all_rows = rows
+        self._rows = [row for row in rows if row.role not in WARM_ROLES]
         self._matching = [row for row in self._rows if matches(row, self._filter)] if self._filter else self._rows
         listed_ids = {row.run_id for row in self._rows}
         self.table.marked = [run_id for run_id in self.table.marked if run_id in listed_ids]
@@ -115,7 +117,7 @@ class RunsScreen(AppScreen):
 
     def on_sorted_table_moved(self) -> None:
         self.query_one(RunDetail).show_row(self.table.current)
-        if self._known is not None:
+        if self._all_rows is not None:
             order, count = self.table.order, f"{len(self._matching):,}"
             head = f"runs   {count} of {len(self._rows):,}" if self._filter else f"runs   {count}"
             head += f"   by {order.name}, {order.direction_labels[self.table.reverse]}"
@@ -129,8 +131,8 @@ class RunsScreen(AppScreen):
 
     def _apply_filter(self, words: str) -> None:
         self._filter = words.strip()
-        if self._known is not None:
-            self._show_runs(self._known)
+        if self._all_rows is not None:
+            self._show_runs(self._all_rows)
 
     def action_compare(self) -> None:
         table = self.table
@@ -170,5 +172,5 @@ class RunsScreen(AppScreen):
             self.notify(f"not deleted: {error}", severity="error")
             return
         self.notify(f"deleted {run_id}")
-        self._show_runs([row for row in self._known or () if row.run_id != run_id])
-        self._list(self._known or [])
+        self._show_runs([row for row in self._all_rows or () if row.run_id != run_id])
+        self._list(self._all_rows or [])

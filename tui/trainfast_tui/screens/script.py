@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered
     from trainfast_tui.live.snapshot import Snapshot
 
-GIVEN = "given by you"
+GIVEN_REASON = "given by you"
 COMMAND_HINT = (
     "Such as: python train.py --data corpus/. Split as a shell splits it, and run without one; torchrun, accelerate"
     " launch and deepspeed may stand in front."
@@ -58,7 +58,7 @@ class ScriptScreen(AppScreen):
         self._discovered: Discovered | None = None
         self._mapping: dict[str, FlagMapping] = {}
         self._refusal = ""
-        self._since_ns = 0
+        self._discovery_began_ns = 0
 
     def compose(self) -> ComposeResult:
         yield ScriptView()
@@ -94,14 +94,14 @@ class ScriptScreen(AppScreen):
                 self._show_findings()
 
     def _show_findings(self, knob: str = "") -> None:
-        waited = elapsed(self._since_ns, time.monotonic_ns())
+        waited = elapsed(self._discovery_began_ns, time.monotonic_ns())
         waiting = f"running the script up to its argument parser… {waited} of at most {LIMIT_S:.0f} s"
         mapping = tuple(self._mapping.values())
         findings = ScriptFindings(self._command, self.session.cwd, self._discovered, mapping, waiting, self._refusal)
         self.view.show_findings(findings, knob)
-        is_known, footer = self._discovered is not None, self.query_one(Footer)
+        footer = self.query_one(Footer)
         hidden: set[str] = set()
-        if not is_known:
+        if self._discovered is None:
             hidden |= {"save", "add"}
         if not self._mapping:
             hidden.add("remove")
@@ -138,7 +138,7 @@ class ScriptScreen(AppScreen):
             user = "a search" if is_searching or run_id is None else run_id
             self._refusal = f"{user} is being measured, and starting the script would slow it; look again when it ends"
         else:
-            self._since_ns = time.monotonic_ns()
+            self._discovery_began_ns = time.monotonic_ns()
             session.script_control.discover(command, self.post)
         self.notify("")
         self._show_findings()
@@ -167,7 +167,7 @@ class ScriptScreen(AppScreen):
         before = flag_words_text(self._mapping[name].flag_words) if name in self._mapping else ""
 
         def set_flag(text: str) -> None:
-            flag_mapping = mapping_typed(name, text, flags, GIVEN)
+            flag_mapping = mapping_typed(name, text, flags, GIVEN_REASON)
             if text != before:
                 self._mapping[name] = flag_mapping
                 self._show_findings(name)

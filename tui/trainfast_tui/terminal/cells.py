@@ -18,7 +18,7 @@ MIN_GAP = 8
 """Skipping fewer unchanged cells than this takes more bytes than sending them again."""
 
 
-CLEAR = "\x1b[m\x1b[r\x1b[?25l\x1b[2J"
+CLEAR_SCREEN = "\x1b[m\x1b[r\x1b[?25l\x1b[2J"
 """Reset colours, scroll region and cursor and clear the screen: another program may have changed any of them."""
 
 
@@ -32,7 +32,7 @@ class Ink(NamedTuple):
     """True if a blank shows more than its background: an underline, a strike or reversed colours."""
 
 
-PLAIN = Ink()
+PLAIN_INK = Ink()
 Cell = tuple[str, Ink]
 """A character of one cell; a blank that is not lined keeps only its background."""
 Row = list[Cell | None]
@@ -43,7 +43,7 @@ Row = list[Cell | None]
 def _inks(style: Style | None, system: ColorSystem) -> tuple[Ink, Ink]:
     """Return the codes of a style for letters and for blanks, in the colours the terminal has."""
     if style is None:
-        return PLAIN, PLAIN
+        return PLAIN_INK, PLAIN_INK
     lined = style.underline or style.underline2 or style.overline or style.strike or style.reverse
     ink = Ink(
         Strip.render_ansi(style.without_color, system),
@@ -91,7 +91,7 @@ class Pen:
 
     def __init__(self) -> None:
         self._parts: list[str] = []
-        self._ink = PLAIN
+        self._ink = PLAIN_INK
         self._y = -1
 
     def move(self, x: int, y: int) -> None:
@@ -102,14 +102,14 @@ class Pen:
     def write(self, cells: Iterable[Cell]) -> None:
         """Draw these cells at the pen's position."""
         parts, ink = self._parts, self._ink
-        for character, wanted in cells:
-            if wanted is not ink and wanted != ink:
-                if character == " " and not wanted.is_lined and not ink.is_lined:
+        for character, cell_ink in cells:
+            if cell_ink is not ink and cell_ink != ink:
+                if character == " " and not cell_ink.is_lined and not ink.is_lined:
                     # A blank does not show the colour and weight of letters.
-                    wanted = ink._replace(background=wanted.background)
-                if wanted != ink:
-                    parts.append(_change(ink, wanted))
-                    ink = wanted
+                    cell_ink = ink._replace(background=cell_ink.background)
+                if cell_ink != ink:
+                    parts.append(_change(ink, cell_ink))
+                    ink = cell_ink
             parts.append(character)
         self._ink = ink
 
@@ -125,16 +125,16 @@ class Pen:
         return "".join(self._parts)
 
     def _reset(self) -> None:
-        if self._ink != PLAIN:
+        if self._ink != PLAIN_INK:
             self._parts.append("\x1b[0m")
-            self._ink = PLAIN
+            self._ink = PLAIN_INK
 
 
 def _change(old: Ink, new: Ink) -> str:
     """Return the shortest sequence from one ink to another."""
     is_dropped = (old.foreground and not new.foreground) or (old.background and not new.background)
     if old.attributes != new.attributes or is_dropped:
-        codes = ["0" if old != PLAIN else "", new.attributes, new.foreground, new.background]
+        codes = ["0" if old != PLAIN_INK else "", new.attributes, new.foreground, new.background]
     else:
         codes = [
             new.foreground if new.foreground != old.foreground else "",
@@ -153,7 +153,7 @@ class SentCells:
     def forget(self) -> None:
         """Forget what the terminal shows; the next update clears it first."""
         self._rows = []
-        self._clear = CLEAR
+        self._clear = CLEAR_SCREEN
 
     def draw_all(self, rows: Iterable[Iterable[Strip]], console: Console) -> str:
         """Draw every row, whatever the terminal shows."""

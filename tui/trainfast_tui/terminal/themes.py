@@ -9,7 +9,7 @@ from textual.app import App
 from textual.theme import BUILTIN_THEMES, Theme
 
 TERMINAL_DARK, TERMINAL_LIGHT = "terminal-dark", "terminal-light"
-ORDER = (TERMINAL_DARK, TERMINAL_LIGHT, "textual-dark", "textual-light")
+THEME_ORDER = (TERMINAL_DARK, TERMINAL_LIGHT, "textual-dark", "textual-light")
 
 
 def _terminal(name: str, *, dark: bool) -> Theme:
@@ -53,6 +53,6 @@ def is_light(colorfgbg: str) -> bool:
 
 def next_theme(app: App[Any]) -> str:
     """Switch to the next theme and return its name."""
-    at = ORDER.index(app.theme) if app.theme in ORDER else -1
-    app.theme = ORDER[(at + 1) % len(ORDER)]
+    at = THEME_ORDER.index(app.theme) if app.theme in THEME_ORDER else -1
+    app.theme = THEME_ORDER[(at + 1) % len(THEME_ORDER)]
     return app.theme

@@ -20,11 +20,11 @@ _LIKENESS = str.maketrans(
         **dict(zip("─━╌┄┈│┃┤├└╭╮╰╯", "-=--_||||+++++", strict=True)),
     }
 )
-_OTHERS = re.compile(r"[^\x00-\x7f]+")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 def to_ascii(text: str) -> str:
     """Replace every sign outside ASCII by its likeness, or by `?` where it has none; the width stays the same."""
     if text.isascii():
         return text
-    return _OTHERS.sub(lambda match: "?" * cell_len(match[0]), text.translate(_LIKENESS))
+    return _NOT_ASCII.sub(lambda match: "?" * cell_len(match[0]), text.translate(_LIKENESS))

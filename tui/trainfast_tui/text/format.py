@@ -118,14 +118,14 @@ def megahertz(value_mhz: float | None) -> str:
     return ABSENT if value is None else f"{value:.0f} MHz"
 
 
-def beside_limit(now: str, limit: str) -> str:
+def beside_limit(reading: str, limit: str) -> str:
     """Return a reading beside its limit, with the unit once: `300/400 W`; alone if there is no limit or no reading."""
     if limit == ABSENT:
-        return now
-    if now == ABSENT:
-        return f"{now}/{limit}"
-    value, _, unit = now.partition(" ")
-    return f"{value}/{limit}" if limit.endswith(f" {unit}") else f"{now} / {limit}"
+        return reading
+    if reading == ABSENT:
+        return f"{reading}/{limit}"
+    value, _, unit = reading.partition(" ")
+    return f"{value}/{limit}" if limit.endswith(f" {unit}") else f"{reading} / {limit}"
 
 
 def percent(value_percent: float | None, digits: int = 0) -> str:

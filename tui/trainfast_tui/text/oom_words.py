@@ -10,10 +10,10 @@ from trainfast_tui.text.memory_words import category_words
 
 MIN_SHOWN_BYTES = 1 << 20
 """Fewer bytes than this beyond the live ones are rounding."""
-ALL_FIT = "cheapest first, the prediction says that each fits:"
-MIXED = "cheapest first; those with a predicted peak fit by the prediction:"
-CLOSEST = "no change is enough by the prediction; the closest:"
-ESTIMATED = "the cheapest knobs that free memory, by estimate:"
+ALL_FIT_TITLE = "cheapest first, the prediction says that each fits:"
+MIXED_TITLE = "cheapest first; those with a predicted peak fit by the prediction:"
+CLOSEST_TITLE = "no change is enough by the prediction; the closest:"
+ESTIMATED_TITLE = "the cheapest knobs that free memory, by estimate:"
 
 
 def oom_sentences(explanation: OomExplanation) -> Iterator[str]:
@@ -84,6 +84,6 @@ def may_fit(change: OomChange) -> bool:
 def changes_title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
     """Return the heading over the changes: how much is known about them."""
     if changes and not any(may_fit(change) for change in changes):
-        return CLOSEST
-    known = [change.predicted_bytes is not None for change in changes]
-    return ALL_FIT if all(known) else MIXED if any(known) else ESTIMATED
+        return CLOSEST_TITLE
+    predicted = [change.predicted_bytes is not None for change in changes]
+    return ALL_FIT_TITLE if all(predicted) else MIXED_TITLE if any(predicted) else ESTIMATED_TITLE

@@ -46,15 +46,18 @@ def severity_order(shade: Shade) -> int:
     return SHADES.index(shade)
 
 
-UMBRELLA = "hardware"
+UMBRELLA_CAUSE = "hardware"
 """The cause that NVML sets together with a more specific one."""
 
 
-CAUSE_BY_REASON = {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
+CAUSE_BY_REASON = {
+    "hw_slowdown": UMBRELLA_CAUSE,
+    **{reason: cause.name for cause in CAUSES for reason in cause.reasons},
+}
 """The cause of each throttle reason; clocks that somebody set are not a cause, because the GPU obeys them."""
 
 
 def causes_of(reasons: Sequence[str] | None) -> frozenset[str]:
-    """Return the causes behind a device's throttle reasons, `UMBRELLA` only if nothing more specific is set."""
+    """Return the causes behind a device's throttle reasons, `UMBRELLA_CAUSE` only if nothing more specific is set."""
     causes = frozenset(CAUSE_BY_REASON[reason] for reason in reasons or () if reason in CAUSE_BY_REASON)
-    return causes - {UMBRELLA} if causes & {"thermal", "brake"} else causes
+    return causes - {UMBRELLA_CAUSE} if causes & {"thermal", "brake"} else causes

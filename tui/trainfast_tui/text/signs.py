@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from trainfast_tui.text.lines import Line, Piece, Tone
 
-SYNTHETIC = "synthetic data"
+SYNTHETIC_MARK = "synthetic data"
 """The mark of a run on data drawn at random, whose loss means nothing."""
-SYNTHETIC_BADGE: Line = [("  ", "text"), (f" {SYNTHETIC} ", "badge")]
+SYNTHETIC_BADGE: Line = [("  ", "text"), (f" {SYNTHETIC_MARK} ", "badge")]
 PHASE_TONES: dict[str, Tone] = {
     "data": "warning",
     "forward": "primary",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from trainfast_tui.text.lines import Line, Tone
 
-MEASURED = "━"
+MEASURED_SIGN = "━"
 """The sign of a measurement below the bar of its prediction."""
 LONG_FORM_COLUMNS, LONG_FORM_LINES = 40, 34
 """The least columns of a panel in its long form, with title and legend, and the least lines of the screen."""

@@ -19,6 +19,11 @@ ReadingT = TypeVar("ReadingT")
 
 MIN_THROTTLED_SHARE = 0.005
 """A smaller share of throttled time prints as 0 %."""
+MAX_NAMED_READINGS = 4
+"""Of the readings that a GPU lacks at most this many are named."""
+NEAR_MAX_MEMORY_C = 5
+"""Chosen, not measured: memory this near its highest temperature, in degrees Celsius, is a warning."""
+MINUTE_MS = 60_000
 WIDEST_SIZE, WIDEST_RATE = "1023 MiB", "1023 MiB/s"
 
 
@@ -98,7 +103,8 @@ def missing_item(tick: Tick, index: int, width: int) -> Item | None:
     if not why:
         return None
     names = [name.replace("_", " ") for name in why]
-    list_words = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    hidden_count = len(names) - MAX_NAMED_READINGS
+    list_words = ", ".join(names[:MAX_NAMED_READINGS]) + (f" and {hidden_count} more" if hidden_count > 0 else "")
     label, reason = "no reading of", next(iter(why.values()))
     has_one_reason = all(text == reason for text in why.values())
     if has_one_reason and cell_len(f"{label} {list_words}: {reason}") <= width:
@@ -141,7 +147,7 @@ def _throttled(last_minute: DeviceConditions | None) -> list[Item]:
         return []
     items: list[Item] = []
     for shade in SHADES:
-        share = (last_minute.throttled_ms.get(shade.cause) or 0.0) / 60_000
+        share = (last_minute.throttled_ms.get(shade.cause) or 0.0) / MINUTE_MS
         if share >= MIN_THROTTLED_SHARE:
             text = f"{fmt.fraction(share)} of the last minute"
             items.append(Item(f"{shade.letter} {shade.words}", text, shade.tone, "100 % of the last minute"))
@@ -153,8 +159,8 @@ def _limits(device: DeviceReading) -> Item | None:
     limits = (("driver", device.gpu_max_temperature_c), ("hardware", device.slowdown_temperature_c))
     parts = [f"{fmt.celsius(limit)} ({source} limit)" for source, limit in limits if limit is not None]
     if device.degrees_to_slowdown_c is not None:
-        left = device.degrees_to_slowdown_c
-        parts.insert(0, f"in {left} °C" if left >= 0 else f"passed by {-left} °C")
+        left_c = device.degrees_to_slowdown_c
+        parts.insert(0, f"in {left_c} °C" if left_c >= 0 else f"passed by {-left_c} °C")
         return Item("slowdown", ", ".join(parts), "text", ", ".join(["passed by 10 °C", *parts[1:]]))
     return Item("slowdown", ", ".join(parts)) if parts else None
 
@@ -172,7 +178,7 @@ def _memory_temperature(device: DeviceReading) -> Item | None:
     if device.memory_temperature_c is None:
         return None
     max_c = device.memory_max_temperature_c
-    near = max_c is not None and device.memory_temperature_c >= max_c - 5
+    near = max_c is not None and device.memory_temperature_c >= max_c - NEAR_MAX_MEMORY_C
     limit = f" of {fmt.celsius(max_c)}" if max_c is not None else ""
     text = fmt.celsius(device.memory_temperature_c) + limit
     return Item("memory temp", text, "warning" if near else "text", f"100 °C{limit}")
@@ -184,8 +190,9 @@ def _mig(device: DeviceReading) -> Item | None:
 
 def _pcie(device: DeviceReading) -> Item | None:
     link = pcie_link(device)
-    now, widest = (device.pcie_generation, device.pcie_width), (device.pcie_generation_max, device.pcie_width_max)
-    is_old, is_narrow = (a is not None and b is not None and a < b for a, b in zip(now, widest, strict=True))
+    present = device.pcie_generation, device.pcie_width
+    highest = device.pcie_generation_max, device.pcie_width_max
+    is_old, is_narrow = (a is not None and b is not None and a < b for a, b in zip(present, highest, strict=True))
     if link == fmt.ABSENT or not (is_old or is_narrow):
         return _item("PCIe", link)
     if is_narrow or (device.gpu_utilization_percent or 0) >= BUSY_PERCENT:
@@ -253,10 +260,10 @@ def _host_rate(
 
 
 def _per_second(
-    now: ReadingT, before: ReadingT | None, seconds: float, counter: Callable[[ReadingT], int | None]
+    newest: ReadingT, before: ReadingT | None, seconds: float, counter: Callable[[ReadingT], int | None]
 ) -> float | None:
     """Return a counter's growth per second; None until the next sample if it was reset or wrapped."""
-    last, first = counter(now), None if before is None else counter(before)
+    last, first = counter(newest), None if before is None else counter(before)
     if last is None or first is None or seconds <= 0 or last < first:
         return None
     return (last - first) / seconds

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LONG_DEVICE_WORDS_FROM, GPU_NAMES_FROM = 120, 150
 """Columns from which words and bars are long, and from which a GPU's row has its name."""
-NEARLY_FULL = 0.93
+NEARLY_FULL_SHARE = 0.93
 """Chosen, not measured: a bar of memory above this share is a warning."""
 NEAR_SLOWDOWN_C = 5
 """Chosen, not measured: a GPU this near its slowdown temperature, in degrees Celsius, is a warning."""
@@ -109,7 +109,7 @@ def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu:
     line: Line = [(fmt.to_width("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
     line += _bar(_share(cpu_percent, 100), cells)
     line += [(fmt.to_width(fmt.percent(cpu_percent), 6, "right"), "text"), ("   memory ", "muted")]
-    line += _bar(_share(used, total), cells, NEARLY_FULL)
+    line += _bar(_share(used, total), cells, NEARLY_FULL_SHARE)
     line += [(f" {fmt.size(used)} of {fmt.size(total)}", "text")]
     return [*line, (f"   {fmt.celsius(host.temperature_c)}", "text")] if host.temperature_c is not None else line
 
@@ -139,7 +139,7 @@ def gpu_line(
         room = width - line_length(line) - cell_len(since)
         return [*line, (since, "error"), (in_short(device.error, room), "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
-    line += _bar(share, 16 if width >= GPU_NAMES_FROM else 10 if long_words else 6, NEARLY_FULL)
+    line += _bar(share, 16 if width >= GPU_NAMES_FROM else 10 if long_words else 6, NEARLY_FULL_SHARE)
     line += _memory_pieces(device, long_words, missing)
     line.append((fmt.to_width(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
     line += _temperature_pieces(device, long_words)
@@ -169,13 +169,13 @@ def _memory_pieces(device: DeviceReading, long_words: bool, missing: Mapping[str
 
 def _temperature_pieces(device: DeviceReading, long_words: bool) -> Line:
     text = fmt.celsius(device.temperature_c)
-    left = degrees_left(device)
-    tone: Tone = "warning" if left is not None and left <= NEAR_SLOWDOWN_C else "text"
-    if left is None:
+    left_c = degrees_left(device)
+    tone: Tone = "warning" if left_c is not None and left_c <= NEAR_SLOWDOWN_C else "text"
+    if left_c is None:
         return [(fmt.to_width(text, 7, "right"), tone), (" " * (19 if long_words else 0), "text")]
     if long_words:
-        words = f" {abs(left):.0f} {'below' if left > 0 else 'over'} slowdown" if left else " at slowdown"
-        return [(fmt.to_width(text, 7, "right"), tone), (fmt.to_width(words, 19), "muted" if left > 0 else "error")]
+        words = f" {abs(left_c):.0f} {'below' if left_c > 0 else 'over'} slowdown" if left_c else " at slowdown"
+        return [(fmt.to_width(text, 7, "right"), tone), (fmt.to_width(words, 19), "muted" if left_c > 0 else "error")]
     return [(fmt.to_width(text, 7, "right"), tone)]
 
 

@@ -23,7 +23,7 @@ MIN_FLAG_LINES = 5
 """Lines that the mapping leaves to the flags."""
 MIN_KNOB_LINES = 3
 """Rows that the list of knobs keeps on a small screen."""
-MAX_REASON_LINES, MAX_NOTICE_LINES = 2, 3
+MAX_COMMAND_LINES, MAX_REASON_LINES, MAX_NOTICE_LINES = 3, 2, 3
 WIDE_NAMES_FROM = 100
 """Columns from which the names of the flags have much room."""
 
@@ -126,7 +126,7 @@ def _head(findings: ScriptFindings, width: int) -> list[Line]:
             " to see which of its flags take which knobs."
         )
         return [*lines, *paragraph(about, width, "text"), [], [("Enter types its command.", "title")]]
-    lines += labelled(("command ", "muted"), shlex.join(findings.command), width)[:3]
+    lines += labelled(("command ", "muted"), shlex.join(findings.command), width)[:MAX_COMMAND_LINES]
     lines += labelled(("folder  ", "muted"), findings.cwd, width)[:1]
     if findings.refusal:
         lines += labelled(("refused ", "error"), findings.refusal, width, "error")

@@ -20,7 +20,7 @@ from trainfast_tui.cli.signals import Signals
 LOOK_EVERY_S, READ_EVERY_S = 0.15, 0.6
 """Seconds between two looks at result and signals, which are cheap, and between two reads of the records, which take
 CPU time from the training."""
-STOPPING = f"stopping the run; SIGKILL follows after {STOP_GRACE_S:.0f} s, Ctrl-C again sends it now"
+STOPPING_NOTICE = f"stopping the run; SIGKILL follows after {STOP_GRACE_S:.0f} s, Ctrl-C again sends it now"
 
 
 def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed: str = "") -> Result | None:
@@ -46,27 +46,27 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
                 return None
             if signals.interrupts > handled_interrupts:
                 handled_interrupts = signals.interrupts
-                progress.print_line("killing the run" if handled_interrupts > 1 else STOPPING)
+                progress.print_line("killing the run" if handled_interrupts > 1 else STOPPING_NOTICE)
                 with suppress(Cancelled):  # the next look sees the signal
-                    _stop_or_kill(directory, progress, signals, now=handled_interrupts > 1)
+                    _stop_or_kill(directory, progress, signals, kills=handled_interrupts > 1)
             time.sleep(LOOK_EVERY_S)
     finally:
         progress.close()
 
 
-def stop(directory: Path, signals: Signals, *, now: bool = False) -> Result | None:
-    """Stop a live run, or kill it `now`, and wait with the countdown; None if Ctrl-C ended the wait."""
+def stop(directory: Path, signals: Signals, *, kills: bool = False) -> Result | None:
+    """Stop a live run, or with `kills` kill it at once, and wait with the countdown; None if Ctrl-C ended the wait."""
     # During the launch there is no supervisor yet that could stop the run.
     while (state := run_state(directory)).state == "starting" and not state.supervised:
         if signals.interrupts or signals.must_leave:
             return None
         time.sleep(LOOK_EVERY_S)
     with suppress(Cancelled):  # `follow` sees the signal
-        _stop_or_kill(directory, Progress(), signals, now=now)
+        _stop_or_kill(directory, Progress(), signals, kills=kills)
     return follow(directory, signals, interrupt_stops=False)
 
 
-def _stop_or_kill(directory: Path, progress: Progress, signals: Signals, *, now: bool) -> None:
+def _stop_or_kill(directory: Path, progress: Progress, signals: Signals, *, kills: bool) -> None:
     """Ask the supervisor to stop or kill the run; without a supervisor do it from here.
 
     Raises Cancelled if a signal comes before the processes of an unsupervised run have ended.
@@ -79,10 +79,10 @@ def _stop_or_kill(directory: Path, progress: Progress, signals: Signals, *, now:
         progress.show_activity(f"stopping, SIGKILL in {max(0.0, left_s):.0f} s")
 
     try:
-        if (kill_now if now else request_stop)(directory):
+        if (kill_now if kills else request_stop)(directory):
             return
         progress.print_line("unsupervised run: stopping its processes directly")
-        stop_unsupervised(directory, 0.0 if now else STOP_GRACE_S, on_tick)
+        stop_unsupervised(directory, 0.0 if kills else STOP_GRACE_S, on_tick)
     except UserError:
         return  # the run has just ended by itself
     finally:

@@ -15,7 +15,7 @@ from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_states import exit_code_of, state_text
 from trainfast_runner.running.exported_run import plan_exported
-from trainfast_tui.cli.exit_codes import HUNG_UP
+from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP
 from trainfast_tui.cli.launching.follow_run import follow
 from trainfast_tui.cli.launching.start_run import run_started_when_free
 from trainfast_tui.cli.printing.output import print_notice
@@ -38,7 +38,7 @@ def prove(run: RunFile, directory: Path, exported: Exported, command: Sequence[s
             print_notice(f"{started.name} runs the export")
             result = follow(started, signals, interrupt_stops=True)
     if result is None:
-        return HUNG_UP
+        return EXIT_HUNG_UP
     if result.state != "finished":
         raise UserError(
             plain(f"{result.run_id} did not finish: {with_sizes(result.reason) or state_text(result.state)}"),

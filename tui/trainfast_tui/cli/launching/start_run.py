@@ -15,7 +15,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.busy_devices import DevicesBusy, busy_with
 from trainfast_runner.running.planning import RunPlan
-from trainfast_tui.cli.exit_codes import HUNG_UP
+from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP
 from trainfast_tui.cli.launching.waits import await_devices
 from trainfast_tui.cli.printing.output import print_notice
 from trainfast_tui.cli.printing.progress import progress_when_slow
@@ -61,7 +61,7 @@ def run_started_when_free(
 
     def raise_if_ended() -> None:
         if signals.must_leave:
-            raise SystemExit(HUNG_UP)
+            raise SystemExit(EXIT_HUNG_UP)
         if signals.interrupts:
             raise KeyboardInterrupt
 

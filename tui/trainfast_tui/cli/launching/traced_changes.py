@@ -32,8 +32,8 @@ def with_traced_changes(directory: Path, result: Result, python: str | None) -> 
     timer.start()
     try:
         with progress_when_slow("tracing which changes would make it fit…") as progress:
-            for left in trace_changes(oom_run, python, cancelled):
-                progress.update(f"tracing which changes would make it fit, {left} to go…")
+            for traces_left in trace_changes(oom_run, python, cancelled):
+                progress.update(f"tracing which changes would make it fit, {traces_left} to go…")
     except (UserError, OSError, KeyboardInterrupt):
         pass  # changes without a trace stay estimates
     finally:

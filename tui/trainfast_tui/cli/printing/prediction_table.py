@@ -11,7 +11,7 @@ from trainfast_tui.text.memory_words import CATEGORY_WORDS, PHASE_WORDS, phase_w
 
 SIZE_CELLS, DIFFERENCE_CELLS, FITS_CELLS = len("1023 MiB"), len("+1023 MiB (+100.0 %)"), len("no, +1023 MiB")
 """The widest figures of their kind."""
-PUBLISHED = ("published", "difference")
+PUBLISHED_COLUMNS = ("published", "difference")
 """The columns with published figures."""
 
 
@@ -20,7 +20,7 @@ class PredictionTable:
 
     def __init__(self, runs: list[RunToPredict]) -> None:
         self._names = [plain(run.id) for run in runs]
-        self._left_out = () if any(run.published for run in runs) else PUBLISHED
+        self._left_out = () if any(run.published for run in runs) else PUBLISHED_COLUMNS
         self._printed = 0
         self._table: GrowingTable | None = None
 

@@ -18,6 +18,8 @@ PLAIN_EVERY_S = 5.0
 """Seconds between two lines of progress when stderr is not a terminal."""
 SLOW_S = 1.0
 """Seconds after which work shows its progress."""
+USUAL_COLUMNS = 80
+"""Columns of a terminal of unknown size, which reports 0."""
 
 
 def progress_when_slow(text: str, *, on_any_stream: bool = False) -> closing[SlowProgress]:
@@ -132,10 +134,9 @@ class Progress:
 
     def _paint(self, text: str) -> None:
         try:
-            # A terminal of unknown size reports 0.
-            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
         except OSError:
-            width = 80
+            width = USUAL_COLUMNS
         text = truncate(text, width - 1)
         if text != self._last:
             self._last = text

@@ -11,33 +11,33 @@ from trainfast_tui.cli.printing.output import print_line, print_table
 from trainfast_tui.text.format import ABSENT, celsius, count, fraction, joules, milliseconds
 from trainfast_tui.text.tables import without_empty_columns
 
-Record = dict[str, Any]
+StepRecord = dict[str, Any]
 """A step's fields and those of its `StepConditions`, as `as_record` returns them."""
 CAUSE_HEADS = {"thermal": "HEAT", "power": "POWER CAP", "brake": "BRAKE", "sync_boost": "SYNC BOOST"}
 
 
-def print_steps(steps: Sequence[Record]) -> None:
+def print_steps(steps: Sequence[StepRecord]) -> None:
     """Print a line for each step, without empty columns; throttled time is in milliseconds of the step."""
     if not steps:
         print_line("no step is on record")
         return
-    rows = [[cell(step) for _, cell in COLUMNS] for step in steps]
-    names = [name for name, _ in COLUMNS]
+    rows = [[cell(step) for _, cell in STEP_COLUMNS] for step in steps]
+    names = [name for name, _ in STEP_COLUMNS]
     print_table(*without_empty_columns(names, rows, range(len(names)), empty=ABSENT))
     sources = sorted({source for step in steps for source in (step["sources"] or {}).values()})
     if sources:
         print_line(f"throttled time from: {', '.join(sources)}")
 
 
-def _phase(name: str) -> Callable[[Record], str]:
+def _phase(name: str) -> Callable[[StepRecord], str]:
     return lambda step: milliseconds(step[f"{name}_ms"])
 
 
-def _throttled(cause: str) -> Callable[[Record], str]:
+def _throttled(cause: str) -> Callable[[StepRecord], str]:
     return lambda step: milliseconds((step["throttled_ms"] or {}).get(cause))
 
 
-COLUMNS: tuple[tuple[str, Callable[[Record], str]], ...] = (
+STEP_COLUMNS: tuple[tuple[str, Callable[[StepRecord], str]], ...] = (
     ("STEP", lambda step: count(step["step"]) + (" warm-up" if step["warmup"] else "")),
     ("TOOK", _phase("step")),
     *((name.upper(), _phase(name)) for name in STEP_PHASES),

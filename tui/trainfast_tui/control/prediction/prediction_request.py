@@ -47,13 +47,14 @@ def free_memory_bytes(machine: Machine, snapshot: Snapshot | None) -> tuple[int 
     return host_bytes, *(gpu.memory_free_bytes for gpu in _with_free_memory(machine, tick, snapshot.live_run).gpus)
 
 
-def has_moved(before: tuple[int | None, ...], now: tuple[int | None, ...]) -> bool:
+def has_moved(before: tuple[int | None, ...], after: tuple[int | None, ...]) -> bool:
     """True if free memory of the host or of a GPU has changed by `MOVED_SHARE`, or a reading has come or gone."""
-    if len(before) != len(now):
+    if len(before) != len(after):
         return True
     return any(
-        old != new and (old is None or new is None or abs(new - old) >= MOVED_SHARE * old)
-        for old, new in zip(before, now, strict=True)
+        old_bytes != new_bytes
+        and (old_bytes is None or new_bytes is None or abs(new_bytes - old_bytes) >= MOVED_SHARE * old_bytes)
+        for old_bytes, new_bytes in zip(before, after, strict=True)
     )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.home import Home
     from trainfast_tui.next_run.memory_and_speed import NextRunSpeed
 
-NOT_NOW = "no prediction: a trace would slow the run"
+NO_TRACE_NOW = "no prediction: a trace would slow the run"
 
 
 class Predictor:
@@ -41,8 +41,8 @@ class Predictor:
         self._speeds = SpeedPredictor(home, python)
         self._model_tracer = ModelTracer(post, python, tracer, self._answer_newest)
         self._lock = threading.Lock()
-        self._newest: PredictionRequest | None = None
-        self._unanswered: PredictionRequest | None = None
+        self._newest_request: PredictionRequest | None = None
+        self._unanswered_request: PredictionRequest | None = None
         self._is_answering = False
         """True while a thread answers requests."""
 
@@ -54,7 +54,7 @@ class Predictor:
     def request(self, request: PredictionRequest) -> None:
         """Answer this request from now on. Returns at once."""
         with self._lock:
-            self._newest = request
+            self._newest_request = request
             if not request.may_trace:
                 self._model_tracer.cancel()
         self._answer_newest()
@@ -66,7 +66,7 @@ class Predictor:
     def _answer_newest(self) -> None:
         """Answer the newest request, or answer it again when more is known."""
         with self._lock:
-            self._unanswered = self._newest
+            self._unanswered_request = self._newest_request
             if not self._is_answering:
                 self._is_answering = True
                 start_thread("predict", self._answer_requests, self._post, ThreadFailed)
@@ -75,14 +75,14 @@ class Predictor:
         while (request := self._next_request()) is not None:
             memory, speed = self._answer(request)
             with self._lock:
-                is_outdated = self._unanswered is not None
+                is_outdated = self._unanswered_request is not None
             if not is_outdated:
                 self._post(NextRunPredicted(memory, speed))
 
     def _next_request(self) -> PredictionRequest | None:
         """Return the request to be answered next; None, which ends the thread, if there is none."""
         with self._lock:
-            request, self._unanswered = self._unanswered, None
+            request, self._unanswered_request = self._unanswered_request, None
             self._is_answering = request is not None
             return request
 
@@ -124,9 +124,9 @@ class Predictor:
         if failure is not None:
             return NextRunMemory(reason=f"no prediction: {failure}", failed=True)
         if not request.may_trace:
-            return NextRunMemory(reason=NOT_NOW)
+            return NextRunMemory(reason=NO_TRACE_NOW)
         with self._lock:
-            is_newest = request is self._newest
+            is_newest = request is self._newest_request
             since_ns = self._model_tracer.trace(request.spec, request.machine) if is_newest else None
         words = importing_words(self._model_tracer.importing) or "tracing the model"
         return NextRunMemory(reason=f"{words}…", since_ns=since_ns)

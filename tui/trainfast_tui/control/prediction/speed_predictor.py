@@ -31,15 +31,16 @@ class SpeedPredictor:
 
     def __init__(self, home: Home, python: str | None) -> None:
         self._home, self._python = home, python
-        self._known: tuple[SpeedKey, DeviceSpeedModel] | None = None
+        self._model: tuple[object, DeviceSpeedModel] | None = None
+        """The newest speed model, with the key of all that it was made for."""
 
     def predict(
-        self, wanted: TracedSettings, reference: TracedSettings | None, machine: Machine, speed_key: SpeedKey
+        self, traced: TracedSettings, reference: TracedSettings | None, machine: Machine, speed_key: SpeedKey
     ) -> NextRunSpeed:
         """Predict the speed of both settings."""
         try:
-            predicted = self._predict(wanted, machine, speed_key)
-            compared = None if reference is None else self._predict(reference, machine, speed_key)
+            predicted = self._predict(traced, machine, speed_key)
+            predicted_reference = None if reference is None else self._predict(reference, machine, speed_key)
         except UserError as error:
             return NextRunSpeed(reason=error.message)
         except OSError as error:
@@ -48,7 +49,11 @@ class SpeedPredictor:
             return NextRunSpeed(reason=predicted)
         return NextRunSpeed(
             predicted,
-            reference_samples_per_s=None if compared is None or isinstance(compared, str) else compared.median,
+            reference_samples_per_s=(
+                None
+                if predicted_reference is None or isinstance(predicted_reference, str)
+                else predicted_reference.median
+            ),
         )
 
     def _predict(self, traced: TracedSettings, machine: Machine, speed_key: SpeedKey) -> PredictedSpeed | str:
@@ -68,6 +73,6 @@ class SpeedPredictor:
 
         device = SpeedDevice(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")
         key = (training_of(spec), device, speed_key)
-        if self._known is None or self._known[0] != key:
-            self._known = key, speed_model_on(self._home, spec, device, self._python)
-        return self._known[1]
+        if self._model is None or self._model[0] != key:
+            self._model = key, speed_model_on(self._home, spec, device, self._python)
+        return self._model[1]

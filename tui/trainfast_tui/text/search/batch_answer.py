@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.units import counted
 from trainfast_tui.text.format import count, duration, per_second, plain, size
 from trainfast_tui.text.memory_words import phase_words
-from trainfast_tui.text.oom_words import CLOSEST, change_options, effect_words
+from trainfast_tui.text.oom_words import CLOSEST_TITLE, change_options, effect_words
 from trainfast_tui.text.tables import pairs
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def batch_answer_lines(search: BatchSnapshot, ended: BatchEnded) -> list[str]:
     if ended.missing_bytes is not None:
         lines = [f"{ended.reason}: at least {size(ended.missing_bytes)} are missing"]
     if ended.changes and all(change.missing_bytes for change in ended.changes):
-        lines.append(CLOSEST)
+        lines.append(CLOSEST_TITLE)
     for change in ended.changes:
         doubt = ", not known to be enough" if change.predicted_bytes is None else ""
         costs = f"; speed: {change.costs}" if change.costs else ""

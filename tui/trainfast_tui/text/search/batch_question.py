@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
     from trainfast_runner.settings.spec import RunSpec
 
-ABOUT = (
+ABOUT_SEARCH = (
     "Finds the largest batch that fits: sizes are tried with real steps in a warm process, and the largest is confirmed"
     " in a fresh one."
 )
-ABOUT_SCRIPT = (
+ABOUT_SCRIPT_SEARCH = (
     "Finds the largest batch of the script: each size is a process of its own, which ends after a few steps and whose"
     " checkpoints and trackers are off; the largest is confirmed in another."
 )
@@ -52,7 +52,7 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
     continues = earlier is not None and _can_be_continued(earlier)
     overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}
     return [
-        ("", ABOUT if spec.script is None else ABOUT_SCRIPT, "muted"),
+        ("", ABOUT_SEARCH if spec.script is None else ABOUT_SCRIPT_SEARCH, "muted"),
         ("", ENTER_CONTINUES if continues else ENTER_STARTS, "title"),
         ("knobs    ", ", ".join(typed_overrides(overrides)) or "as the preset", "text"),
         ("limit    ", (_limit_of(earlier) if continues else "") or limit or _own_limit(spec), "text"),

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.planning.estimate import Estimate
     from trainfast_runner.search.best.planning.request import BestRequest
 
-ABOUT = (
+ABOUT_SEARCH = (
     "Finds the fastest settings that fit, by short trials of real steps in warm processes; the best and your own"
     " settings are then confirmed in fresh ones."
 )
-ABOUT_SCRIPT = (
+ABOUT_SCRIPT_SEARCH = (
     "Finds the fastest settings of the script that fit: each trial is a process of its own, which ends after a few"
     " steps and whose checkpoints and trackers are off; the best and your own settings are then confirmed."
 )
-BY_COMMAND = "--set {knob}=VALUE names it"
-BY_KEYS = "press Enter on the knob to type a value"
+NAMED_BY_COMMAND = "--set {knob}=VALUE names it"
+NAMED_BY_KEYS = "press Enter on the knob to type a value"
 """Words on how to name a script's present value: on the command line, and in the app."""
 EVERY_KNOB = "every knob that keeps the training the same; mixed precision counts as the same"
 AS_KNOBS_ARE_SET = "as the knobs are set"
-FRESH = "yes: starts over, without the effects of earlier searches"
-NOT_FRESH = "no: continues an unfinished search; effects of earlier ones choose the first trials"
+FRESH_WORDS = "yes: starts over, without the effects of earlier searches"
+NOT_FRESH_WORDS = "no: continues an unfinished search; effects of earlier ones choose the first trials"
 
 
 def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:
@@ -56,7 +56,7 @@ def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bo
         ("g global batch", batch),
         ("o objective", f"{OBJECTIVES[request.objective].hint}{steps}"),
         ("t time budget", f"{fmt.duration(request.budget_s)}, plus the runs that confirm the best"),
-        ("f fresh", FRESH if fresh else NOT_FRESH),
+        ("f fresh", FRESH_WORDS if fresh else NOT_FRESH_WORDS),
     ]
 
 
@@ -67,7 +67,7 @@ def varied_line(vary: Mapping[str, list[Any]], global_batch: int | None) -> str:
     return f"varying {varied or 'nothing'}{at}"
 
 
-def left_alone_lines(left_alone: Mapping[str, str], *, to_name: str = BY_COMMAND) -> list[str]:
+def left_alone_lines(left_alone: Mapping[str, str], *, to_name: str = NAMED_BY_COMMAND) -> list[str]:
     """Return the knobs that a search leaves alone, those with the same reason in one line.
 
     `to_name` says how the missing present value of a `{knob}` is named.
@@ -86,7 +86,7 @@ def question_lines(
     left_alone: Mapping[str, str],
     global_batch: int | None,
     *,
-    to_name: str = BY_COMMAND,
+    to_name: str = NAMED_BY_COMMAND,
 ) -> list[str]:
     """Return the knobs that a search varies, and then those that it leaves alone."""
     return [varied_line(vary, global_batch), *left_alone_lines(left_alone, to_name=to_name)]

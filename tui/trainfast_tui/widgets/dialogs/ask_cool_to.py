@@ -13,10 +13,10 @@ from trainfast_runner.machine.cooling import HIGHEST_C, LOWEST_C
 from trainfast_tui.control.run_control import RunControl
 from trainfast_tui.widgets.dialogs.ask import ask_text
 
-ALLOWED = f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"
+ALLOWED_RANGE = f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"
 HINT = (
-    f"{ALLOWED}: each run, and each process of a search, waits until its GPUs are below it, so that all begin alike."
-    " Empty: no wait."
+    f"{ALLOWED_RANGE}: each run, and each process of a search, waits until its GPUs are below it, so that all begin"
+    " alike. Empty: no wait."
 )
 
 
@@ -41,5 +41,5 @@ def _degrees(text: str) -> float | None:
     except ValueError:
         value = math.nan
     if not LOWEST_C <= value <= HIGHEST_C:
-        raise UserError(f"{text} is not a temperature to wait for", key="cool to", allowed=[ALLOWED])
+        raise UserError(f"{text} is not a temperature to wait for", key="cool to", allowed=[ALLOWED_RANGE])
     return value

@@ -98,15 +98,15 @@ def _throttled(conditions: Sequence[StepConditions], long_words: bool, gpu_words
 
     If there are several devices, it names the most throttled of each cause.
     """
-    known = [
+    read_ms = [
         (shade, ms)
         for shade in SHADES
         if (ms := known_mean(step.throttled_ms.get(shade.cause) for step in conditions)) is not None
     ]
-    if not known:
+    if not read_ms:
         return [("throttling unknown", "muted")], False
     begin: Line = [(f"{gpu_words}: ", "muted")] if gpu_words and long_words else []
-    throttled = [(shade, ms) for shade, ms in known if ms >= MIN_THROTTLED_MS]
+    throttled = [(shade, ms) for shade, ms in read_ms if ms >= MIN_THROTTLED_MS]
     if not throttled:
         return [*begin, ("not throttled", "success")], bool(begin)
     line: Line = []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainfast_tui.session import Session
 
 MAX_REASON_LINES = 4
-KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
+CHANGE_KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
 """Keys by the number of changes."""
 
 
@@ -123,7 +123,7 @@ def _change_lines(changes: tuple[OomChange, ...], width: int) -> list[Line]:
     """Return each change with its key, the memory it needs or frees, and its cost, beside it or below."""
     if not changes:
         return []
-    lines: list[Line] = paragraph(f"{KEYS[len(changes)]}; {oom_words.changes_title(changes)}", width, "muted", 2)
+    lines: list[Line] = paragraph(f"{CHANGE_KEYS[len(changes)]}; {oom_words.changes_title(changes)}", width, "muted", 2)
     head_width = max(len(oom_words.change_words(change)) for change in changes)
     for index, change in enumerate(changes, 1):
         head, words = oom_words.change_words(change), oom_words.effect_words(change)

@@ -16,9 +16,9 @@ from trainfast_tui.text.memory_words import phase_words
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
-LOG_LINES = 4
+MAX_LOG_LINES = 4
 """The newest lines of the log beside a failure."""
-NO_CHANGE = "No knob is known to free memory: make the batch smaller, or map its flag (o)."
+NO_CHANGE_ADVICE = "No knob is known to free memory: make the batch smaller, or map its flag (o)."
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ def ending_of(run: RunSnapshot, explanation: OomExplanation | None, traces_left:
     if run.state == "oom":
         return _oom(run, explanation, traces_left)
     steps_kept = "Its steps are kept. " if run.steps else ""
-    last_words = tuple(line for line in run.log if line.strip())[-LOG_LINES:]
+    last_words = tuple(line for line in run.log if line.strip())[-MAX_LOG_LINES:]
     match run.state:
         case "finished":
             advice = "Turn a knob and press r to see what it does; c compares with the run before."
@@ -92,7 +92,9 @@ def _oom(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int)
     elif run.run_file is not None and run.run_file.memory_limit_bytes:
         reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run_file.memory_limit_bytes))} a rank."
     changes = () if explanation is None else tuple(explanation.changes)
-    advice = "" if changes else NO_CHANGE if run.run_file is not None and run.run_file.script else "r runs again."
+    advice = (
+        "" if changes else NO_CHANGE_ADVICE if run.run_file is not None and run.run_file.script else "r runs again."
+    )
     return Ending(f"out of memory{_error_location(run)}", "error", reason, changes, advice=advice, facts=tuple(facts))
 
 

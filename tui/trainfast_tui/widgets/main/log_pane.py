@@ -56,15 +56,15 @@ class LogPane(Painted):
         return [rule(title, width), *(body or [[(nothing, "muted")]])]
 
 
-def added_lines(before: tuple[str, ...], now: tuple[str, ...]) -> int:
-    """Return how many lines `now` has after the last one of `before`; 0 if `now` does not continue `before`.
+def added_lines(before: tuple[str, ...], after: tuple[str, ...]) -> int:
+    """Return how many lines `after` has below the last one of `before`; 0 if `after` does not continue `before`.
 
     Both are the newest lines of one log, whose last line may be unfinished.
     """
-    known = before[-1 - COMPARED_LINES : -1]
-    if not known:
-        return max(0, len(now) - len(before))
-    for end in range(len(now) - 1, len(known) - 1, -1):
-        if now[end - len(known) : end] == known:
-            return len(now) - end - 1
+    whole_lines = before[-1 - COMPARED_LINES : -1]
+    if not whole_lines:
+        return max(0, len(after) - len(before))
+    for end in range(len(after) - 1, len(whole_lines) - 1, -1):
+        if after[end - len(whole_lines) : end] == whole_lines:
+            return len(after) - end - 1
     return 0

@@ -10,7 +10,7 @@ from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, first_fitting, joined, line_length, paragraph, rule
 from trainfast_tui.text.memory_words import CATEGORY_WORDS, against_predicted_memory, phase_words, short_category
-from trainfast_tui.widgets.bar import LONG_FORM_COLUMNS, MEASURED, has_long_form, stacked_cells
+from trainfast_tui.widgets.bar import LONG_FORM_COLUMNS, MEASURED_SIGN, has_long_form, stacked_cells
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.headroom import PredictedFit
@@ -121,14 +121,18 @@ def _peak_line(fit: PredictedFit, width: int) -> Line:
 
 
 def _bytes_left_line(fit: PredictedFit, width: int) -> Line:
-    left = fit.left_bytes
-    if left is None:
+    left_bytes = fit.left_bytes
+    if left_bytes is None:
         return [("no limit is known", "muted")]
     max_batch = fit.max_batch
-    if left >= 0:
-        heads: tuple[str, ...] = (f"{fmt.size(left)} left",)
+    if left_bytes >= 0:
+        heads: tuple[str, ...] = (f"{fmt.size(left_bytes)} left",)
     else:
-        heads = (f"does not fit: {fmt.size(-left)} too much", f"{fmt.size(-left)} too much", "does not fit")
+        heads = (
+            f"does not fit: {fmt.size(-left_bytes)} too much",
+            f"{fmt.size(-left_bytes)} too much",
+            "does not fit",
+        )
     if max_batch is None:
         tails: tuple[str, ...] = ("",)
     elif max_batch == 0:
@@ -138,7 +142,7 @@ def _bytes_left_line(fit: PredictedFit, width: int) -> Line:
     # The missing bytes and the way out matter more than long words; the last pair always fits.
     pairs = [(head, tail) for tail in tails for head in heads]
     head, tail = next((pair for pair in pairs if len(pair[0]) + len(pair[1]) <= width), (heads[-1], ""))
-    return [(head, "error" if left < 0 else "success"), (tail, "error" if max_batch == 0 else "text")]
+    return [(head, "error" if left_bytes < 0 else "success"), (tail, "error" if max_batch == 0 else "text")]
 
 
 def _bar_line(fit: PredictedFit, measured: MeasuredMemory | None, width: int) -> Line:
@@ -190,7 +194,7 @@ def _legend_lines(fit: PredictedFit, width: int) -> list[Line]:
 def _measured_lines(memory: NextRunMemory, measured: MeasuredMemory, width: int) -> list[Line]:
     """Return the measured peak on the same scale, and beside it the peak predicted for its run."""
     filled = max(1, min(width, round(measured.peak_bytes / _scale_bytes(memory.fit, measured) * width)))
-    bar: Line = [(MEASURED * filled, "title")]
+    bar: Line = [(MEASURED_SIGN * filled, "title")]
     predicted = measured.predicted_bytes
     if predicted is None and measured.has_same_knobs and memory.fit is not None:
         predicted = memory.fit.predicted.total_bytes

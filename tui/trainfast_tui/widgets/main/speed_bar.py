@@ -9,7 +9,7 @@ from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting, joined, paragraph, rule
 from trainfast_tui.text.speed_words import speed_words
-from trainfast_tui.widgets.bar import MEASURED, has_long_form
+from trainfast_tui.widgets.bar import MEASURED_SIGN, has_long_form
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import PredictedSpeed
@@ -93,7 +93,7 @@ def _full_width_samples_per_s(speed: NextRunSpeed) -> float:
 def _measured_lines(speed: NextRunSpeed, measured: MeasuredSpeed, width: int) -> list[Line]:
     """Return the measured speed on the same scale, and beside it the speed predicted for its run."""
     filled = max(1, min(width, round(measured.samples_per_s / _full_width_samples_per_s(speed) * width)))
-    return [[(MEASURED * filled, "title")], _measured_line(measured, width)]
+    return [[(MEASURED_SIGN * filled, "title")], _measured_line(measured, width)]
 
 
 def _measured_line(measured: MeasuredSpeed, width: int) -> Line:

@@ -31,6 +31,9 @@ SHORT_PHASES = {"optimizer": "optim", "backward": "back", "forward": "fwd"}
 """Names of phases where there is little room."""
 WIDE_PROGRESS_FROM = 66
 """Columns from which the words beside the progress bar have much room."""
+TWO_LEGEND_ROWS_FROM = 6
+"""Lines of the panel, without the one about the devices, from which a legend of short names has two rows."""
+FIRST_ROW_PHASES = 3
 
 
 class StepPanel(PaintedRun):
@@ -64,9 +67,9 @@ class StepPanel(PaintedRun):
 def _progress_line(run: RunSnapshot, width: int) -> Line:
     done, planned = (run.steps[-1].step if run.steps else 0), planned_steps(run)
     share = done / planned if planned else None
-    left = seconds_left(run)
+    left_s = seconds_left(run)
     if run.is_live:
-        end = f"{fmt.duration(left)} left" if left is not None else ""
+        end = f"{fmt.duration(left_s)} left" if left_s is not None else ""
     else:
         took = run.result.seconds if run.result is not None else None
         end = f"took {fmt.duration(took)}" if took is not None else ""
@@ -130,7 +133,8 @@ def _phase_lines(phases: dict[str, float | None], width: int, height: int) -> li
     if line_length(legend) - 3 <= width:
         return [stacked, legend]
     names = list(PHASE_GLYPHS)
-    return [stacked, *(_short_legend(part, phases) for part in ((names[:3], names[3:]) if height > 5 else (names,)))]
+    rows = (names[:FIRST_ROW_PHASES], names[FIRST_ROW_PHASES:]) if height >= TWO_LEGEND_ROWS_FROM else (names,)
+    return [stacked, *(_short_legend(row, phases) for row in rows)]
 
 
 def _short_legend(names: Sequence[str], phases: dict[str, float | None]) -> Line:

@@ -8,7 +8,7 @@ from trainfast_tui.painting.painted import Painted, PaintedRun
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, paragraph
 from trainfast_tui.text.memory_words import peak_word_of
-from trainfast_tui.text.signs import SYNTHETIC, run_sign
+from trainfast_tui.text.signs import SYNTHETIC_MARK, run_sign
 
 
 class Welcome(Painted):
@@ -56,7 +56,7 @@ class TooSmall(PaintedRun):
         if run is None:
             return [*lines, [("No run. r starts one, q leaves.", "text")]]
         figures = run_figures(run)
-        synthetic = f"  {SYNTHETIC}" if run.synthetic else ""
+        synthetic = f"  {SYNTHETIC_MARK}" if run.synthetic else ""
         sign, tone = run_sign(run.state)
         return [
             *lines,

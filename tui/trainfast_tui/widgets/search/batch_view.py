@@ -18,6 +18,8 @@ from trainfast_tui.widgets.search.search_view import SearchView
 
 MIN_CHART_LINES, MAX_CHART_LINES = 6, 16
 """The least lines of a useful chart, and the most."""
+MAX_REASON_LINES = 3
+"""Lines of the reason for the answer under the cursor."""
 
 
 class BatchView(SearchView[BatchSnapshot]):
@@ -141,8 +143,12 @@ def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
     offered = offers(search)
     if not offered:
         return []
-    left = search.answer.headroom_bytes if search.answer is not None else None
-    title = "Enter applies" if left is None else f"Enter applies; the largest leaves {fmt.size(left)} of the limit"
+    left_bytes = search.answer.headroom_bytes if search.answer is not None else None
+    title = (
+        "Enter applies"
+        if left_bytes is None
+        else f"Enter applies; the largest leaves {fmt.size(left_bytes)} of the limit"
+    )
     lines: list[Line] = [[(title, "muted")]]
     cursor = min(cursor, len(offered) - 1)
     for index, offer in enumerate(offered):
@@ -151,7 +157,7 @@ def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
         first, *rest = wrap(offer.reason, max(20, width - len(head) - 2)) or [""]
         lines.append([(head, "cursor" if index == cursor else "title"), ("  ", "text"), (first, "text")])
         if index == cursor:
-            lines += [[(" " * (len(head) + 2) + line, "text")] for line in rest[:2]]
+            lines += [[(" " * (len(head) + 2) + line, "text")] for line in rest[: MAX_REASON_LINES - 1]]
         elif rest:
             lines[-1][-1] = (f"{first} …", "text")
     return lines

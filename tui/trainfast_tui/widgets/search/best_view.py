@@ -11,7 +11,7 @@ from trainfast_tui.charts.scatter_chart import SettingPoint, front_of, scatter
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, labelled, paragraph
 from trainfast_tui.text.search.best_figures import best_label, objective_of
-from trainfast_tui.text.search.best_question import BY_KEYS, question_lines
+from trainfast_tui.text.search.best_question import NAMED_BY_KEYS, question_lines
 from trainfast_tui.text.search.best_state import (
     best_search_words,
     best_words,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MIN_CHART_LINES, MAX_CHART_LINES = 7, 20
 """The least lines of a useful chart, and the most."""
-MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "now"}
+SIGN_MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "now"}
 """The signs of the chart; a measured setting on the line is ● instead of •."""
 MIN_TABLE_LINES = 4
 """Lines of the table that the chart leaves."""
@@ -83,7 +83,7 @@ def _chart_title(so_far: BestSoFar, points: list[SettingPoint]) -> Line:
     """Return the axes, and the meaning of each sign on the chart."""
     title: Line = [(f"{objective_of(so_far.objective).unit or 'samples/s'} over memory", "muted")]
     title += [("  ⠤ ", "primary"), ("Pareto front", "muted")]
-    for sign, words in MEANINGS.items():
+    for sign, words in SIGN_MEANINGS.items():
         tone = next((point.tone for point in points if point.sign == sign), None)
         if tone is not None:
             title += [(f"  {sign} ", tone), (words, "muted")]
@@ -95,7 +95,7 @@ def _varied_lines(search: BestSnapshot, width: int) -> list[Line]:
     question = search.so_far.question
     if question is None or search.so_far.attempts:
         return []
-    lines = question_lines(question.vary, question.left_alone, question.global_batch, to_name=BY_KEYS)
+    lines = question_lines(question.vary, question.left_alone, question.global_batch, to_name=NAMED_BY_KEYS)
     return [[], *(row for line in lines for row in paragraph(line, width, "text", 2))]
 
 
@@ -125,11 +125,12 @@ def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
 def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
     """Return the instructions in force, and those that wait for the next step."""
     space = search.so_far.space
-    words = [instruction_words(given, space) for given in instructions_in_force(search.so_far.instructions)]
-    waiting = [f"{instruction_words(given, space)} (before the next step)" for given in search.untaken_instructions]
-    if not words and not waiting:
-        return []
-    return paragraph(f"your instructions: {', '.join([*words, *waiting])}", width, "secondary", 2)
+    in_force = instructions_in_force(search.so_far.instructions)
+    words = [instruction_words(instruction, space) for instruction in in_force]
+    words += [
+        f"{instruction_words(instruction, space)} (before the next step)" for instruction in search.untaken_instructions
+    ]
+    return paragraph(f"your instructions: {', '.join(words)}", width, "secondary", 2) if words else []
 
 
 def setting_points(so_far: BestSoFar, *, is_live: bool) -> list[SettingPoint]:

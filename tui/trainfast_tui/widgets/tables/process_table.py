@@ -73,15 +73,18 @@ class ProcessTable(SortedTable[ProcessRow]):
             "GPU memory": _gpu_memory_text(row),
             "CPU": fmt.percent(row.cpu_percent),
             "memory": fmt.size(row.memory_rss_bytes),
-            "age": fmt.duration(row.age_s)
-            if width >= WIDE_COLUMNS_FROM
-            else " ".join(fmt.duration(row.age_s).split()[:2]),
+            "age": fmt.duration(row.age_s) if width >= WIDE_COLUMNS_FROM else _largest_unit(fmt.duration(row.age_s)),
         }
         tone: Tone = "text" if row.is_own else "muted"
         line: Line = [("  ", "accent")]
         line += [(self.cell(name, cells[name], column_width), tone) for name, column_width in self.columns(width)]
         command = row.command if width >= WIDE_COLUMNS_FROM else _without_folder(row.command)
         return [*line, (command if row.identity is not None else "not visible from here", tone)]
+
+
+def _largest_unit(duration: str) -> str:
+    """Return only the figure and the unit in front: `2 h` of `2 h 15 min`."""
+    return " ".join(duration.split()[:2])
 
 
 def _without_folder(command: str) -> str:

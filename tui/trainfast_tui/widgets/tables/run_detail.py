@@ -11,11 +11,11 @@ from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, with_sizes
 from trainfast_tui.text.lines import Line, paragraph
 from trainfast_tui.text.overrides import typed_overrides
-from trainfast_tui.text.signs import SYNTHETIC
+from trainfast_tui.text.signs import SYNTHETIC_MARK
 
-LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
+LEFT_OUT_KNOBS = ("steps", "timing_warmup", "devices", "watch", "seed")
 """Knobs left out of the overrides: they change little of a result."""
-DEFAULTS = defaults()
+KNOB_DEFAULTS = defaults()
 
 
 class RunDetail(Painted):
@@ -38,7 +38,7 @@ class RunDetail(Painted):
         if row.command:
             return [first, *paragraph(shlex.join(row.command), width, "text"), *paragraph(reason, width, "muted")]
         knobs = " ".join(override_words(row)) or "all knobs at their defaults"
-        knobs += f"  {SYNTHETIC}" if row.synthetic_data else ""
+        knobs += f"  {SYNTHETIC_MARK}" if row.synthetic_data else ""
         return [first, *paragraph(f"{reason}.  {knobs}" if reason else knobs, width, "text")]
 
 
@@ -47,5 +47,8 @@ def override_words(row: RunRow) -> list[str]:
     return [plain(setting) for setting in typed_overrides(row.overrides)] + [
         f"{name}={KNOBS_BY_NAME[name].text_of(value)}"
         for name, value in row.knobs.items()
-        if name in KNOBS_BY_NAME and name not in LEFT_OUT and name not in row.overrides and value != DEFAULTS[name]
+        if name in KNOBS_BY_NAME
+        and name not in LEFT_OUT_KNOBS
+        and name not in row.overrides
+        and value != KNOB_DEFAULTS[name]
     ]

@@ -9,17 +9,19 @@ from trainfast_runner.running.history import RunRow
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, line_length
 from trainfast_tui.text.overrides import short_overrides, typed_overrides, without_search_settings
-from trainfast_tui.text.signs import SYNTHETIC, run_sign
+from trainfast_tui.text.signs import SYNTHETIC_MARK, run_sign
 from trainfast_tui.text.speed_words import few_steps_note
 from trainfast_tui.widgets.tables.sorted_table import Columns, SortedTable, SortOrder
 
-STRICT = "* strict malloc: no rank"
+STRICT_MALLOC_NOTE = "* strict malloc: no rank"
 ALL_COLUMNS: Columns = (("started", 18), ("preset", 26), ("state", 17), ("samples/s", 12), ("peak memory", 14))
 FEWER_COLUMNS: Columns = (("started", 16), ("preset", 15), ("state", 17), ("samples/s", 12))
 FEWEST_COLUMNS: Columns = (("preset", 15), ("state", 17), ("samples/s", 12))
 ALL_COLUMNS_FROM, START_TIMES_FROM = 110, 80
 """Widths from which the table has all columns, and from which it has the column `started`."""
 SEQ_LEN = "seq_len"
+ID_TIME_LETTERS = len("20261121-054455")
+"""The letters of a run's id that are its start."""
 
 ORDERS: tuple[SortOrder[RunRow], ...] = (
     SortOrder("started", lambda row: row.run_id, direction_labels=("newest first", "oldest first")),
@@ -42,7 +44,7 @@ def matches(row: RunRow, words: str) -> bool:
         [row.run_id, row.name, row.state, state_text(row.state), row.reason]
         + typed_overrides(row.knobs)
         + typed_overrides(field_overrides)
-        + ([SYNTHETIC] if row.synthetic_data else [])
+        + ([SYNTHETIC_MARK] if row.synthetic_data else [])
     ).lower()
     return all(word in text for word in words.lower().split())
 
@@ -136,7 +138,7 @@ class RunsTable(SortedTable[RunRow]):
         line.append((changed, "text"))
         gap = "  " if changed else ""
         doubts = [few] if (few := few_steps_note(row.steps.measured)) else []
-        doubts += [SYNTHETIC] * bool(row.synthetic_data) + [STRICT] * bool(_starred(row))
+        doubts += [SYNTHETIC_MARK] * bool(row.synthetic_data) + [STRICT_MALLOC_NOTE] * bool(_starred(row))
         line.append((f"{gap}{', '.join(doubts)}" if doubts else "", "warning"))
         reason = fmt.with_sizes(notable_reason(row.state, row.reason))
         return [*line, (f"  {reason}" if reason else "", "muted")]
@@ -159,5 +161,5 @@ def _starred(row: RunRow) -> bool:
 
 def _started(row: RunRow) -> str:
     if row.started_wall_ns is None:
-        return row.run_id[:15]
+        return row.run_id[:ID_TIME_LETTERS]
     return time.strftime("%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))

@@ -37,15 +37,15 @@ def ordered(rows: Iterable[RowT], order: SortOrder[RowT], reverse: bool) -> list
     Groups follow each other in the order of their first rows.
     """
     listed_rows = list(rows)
-    known = [row for row in listed_rows if order.key(row) is not None]
-    unknown = [row for row in listed_rows if order.key(row) is None]
-    known.sort(key=order.key, reverse=order.largest_first != reverse)  # type: ignore[arg-type]
+    rankable = [row for row in listed_rows if order.key(row) is not None]
+    without_value = [row for row in listed_rows if order.key(row) is None]
+    rankable.sort(key=order.key, reverse=order.largest_first != reverse)  # type: ignore[arg-type]
     if order.group_by is not None:
         groups: dict[object, list[RowT]] = {}
-        for row in known:
+        for row in rankable:
             groups.setdefault(order.group_by(row), []).append(row)
-        known = list(chain.from_iterable(groups.values()))
-    return known + unknown
+        rankable = list(chain.from_iterable(groups.values()))
+    return rankable + without_value
 
 
 class SortedTable(Painted, Generic[RowT]):
