@@ -23,6 +23,11 @@ VERDICT_TONES: dict[str, Tone] = {"better": "success", "worse": "error"}
 DIFFERENCES_FROM, INTERVALS_FROM = 100, 132
 """Columns from which the figures have their difference, and from which its interval."""
 VERDICT_SIGNS = {"better": "✓ ", "worse": "✗ "}
+VALUE_CELLS, MIN_KNOB_CELLS = 16, 18
+"""Cells of a knob's value, and the least of its name where there is room."""
+CONDITION_CELLS, CONDITION_VALUE_CELLS = 30, 20
+LABEL_CELLS, FIGURE_CELLS, NARROW_FIGURE_CELLS, PERCENT_CELLS, INTERVAL_CELLS = 18, 18, 15, 10, 20
+"""Cells of the columns of figures; a figure has fewer where there are no differences."""
 
 
 class CompareScreen(PageScreen):
@@ -80,14 +85,15 @@ def _knob_lines(comparison: Comparison, width: int) -> list[Line]:
     if not comparison.knobs:
         return [[("The same settings.", "text")]]
     # A field of the model has a longer name than any knob.
-    label_width = max(8, min(max(18, *(len(name) + 2 for name, _, _ in comparison.knobs)), width - 32))
-    lines: list[Line] = [[(f"{'knob':<{label_width}}{'A':>16}{'B':>16}", "muted")]]
+    longest = max(MIN_KNOB_CELLS, *(len(name) + 2 for name, _, _ in comparison.knobs))
+    name_cells = max(8, min(longest, width - 2 * VALUE_CELLS))
+    lines: list[Line] = [[(f"{'knob':<{name_cells}}{'A':>{VALUE_CELLS}}{'B':>{VALUE_CELLS}}", "muted")]]
     for name, a, b in comparison.knobs:
         lines.append(
             [
-                (fmt.to_width(fmt.plain(name), label_width), "title"),
-                (fmt.to_width(fmt.plain(value_text(name, a)), 16, "right"), "text"),
-                (fmt.to_width(fmt.plain(value_text(name, b)), 16, "right"), "warning"),
+                (fmt.to_width(fmt.plain(name), name_cells), "title"),
+                (fmt.to_width(fmt.plain(value_text(name, a)), VALUE_CELLS, "right"), "text"),
+                (fmt.to_width(fmt.plain(value_text(name, b)), VALUE_CELLS, "right"), "warning"),
             ]
         )
     return lines
@@ -96,13 +102,17 @@ def _knob_lines(comparison: Comparison, width: int) -> list[Line]:
 def _condition_lines(comparison: Comparison) -> list[Line]:
     if not comparison.conditions:
         return []
-    lines: list[Line] = [[], [(f"{'condition':<30}{'A':>20}{'B':>20}", "muted")]]
+    head = f"{'condition':<{CONDITION_CELLS}}{'A':>{CONDITION_VALUE_CELLS}}{'B':>{CONDITION_VALUE_CELLS}}"
+    lines: list[Line] = [[], [(head, "muted")]]
     for row in comparison.conditions:
-        cells = [fmt.to_width(fmt.plain(value or fmt.ABSENT), 20, "right") for value in (row.a, row.b)]
+        values = [fmt.plain(value or fmt.ABSENT) for value in (row.a, row.b)]
         lines.append(
             [
-                (fmt.to_width(row.label, 30), "title"),
-                ("".join(cells), "warning" if row.differs else "text"),
+                (fmt.to_width(row.label, CONDITION_CELLS), "title"),
+                (
+                    "".join(fmt.to_width(value, CONDITION_VALUE_CELLS, "right") for value in values),
+                    "warning" if row.differs else "text",
+                ),
                 ("  differs" if row.differs else "", "warning"),
             ]
         )
@@ -111,37 +121,41 @@ def _condition_lines(comparison: Comparison) -> list[Line]:
 
 def _figure_lines(comparison: Comparison, width: int) -> list[Line]:
     rows = [row for row in comparison.rows if row.a is not None or row.b is not None]
-    step = next(row for row in comparison.rows if row.label == "step")
-    without = [letter for letter, value in (("A", step.a), ("B", step.b)) if value is None]
-    note: list[Line] = []
-    if without:
-        run_words = "Neither run has" if len(without) == 2 else f"{without[0]} has not"
-        note = [[(f"{run_words} measured a step: there is no speed to compare.", "text")]]
+    note = _no_speed_words(comparison)
+    if note:
         rows = [row for row in rows if row.delta is not None]
-        if not rows:
-            return note
+    lines: list[Line] = [[(note, "text")]] if note else []
+    if note and not rows:
+        return lines
     has_differences, has_intervals = width >= DIFFERENCES_FROM, width >= INTERVALS_FROM
-    column_width = 18 if has_differences else 15
-    head = f"{'figure':<18}{'A':>{column_width}}{'B':>{column_width}}"
-    head += (f"{'change':>18}" if has_differences else "") + f"{'':>10}"
-    head += f"{'95 % CI':>20}" if has_intervals else ""
-    lines: list[Line] = [*note, [(head, "muted")]]
+    figure_cells = FIGURE_CELLS if has_differences else NARROW_FIGURE_CELLS
+    head = f"{'figure':<{LABEL_CELLS}}{'A':>{figure_cells}}{'B':>{figure_cells}}"
+    head += (f"{'change':>{FIGURE_CELLS}}" if has_differences else "") + " " * PERCENT_CELLS
+    head += f"{'95 % CI':>{INTERVAL_CELLS}}" if has_intervals else ""
+    lines.append([(head, "muted")])
     for row in rows:
-        figures: Line = [
-            (fmt.to_width(figure_with_unit(value, row.unit), column_width, "right"), "text") for value in (row.a, row.b)
-        ]
-        if has_differences:
-            figures.append((fmt.to_width(difference_text(row), 18, "right"), "text"))
-        percent = "" if row.percent is None else fmt.signed_percent(row.percent)
+        texts = [(figure_with_unit(value, row.unit), figure_cells) for value in (row.a, row.b)]
+        texts += [(difference_text(row), FIGURE_CELLS)] if has_differences else []
         tone = VERDICT_TONES.get(row.verdict, "muted")
+        percent = "" if row.percent is None else fmt.signed_percent(row.percent)
+        interval = fmt.to_width(interval_text(row), INTERVAL_CELLS, "right") if has_intervals else ""
         lines.append(
             [
-                (f"{row.label:<18}", "title"),
-                *figures,
-                (fmt.to_width(percent, 10, "right"), "text" if tone == "muted" else tone),
-                (fmt.to_width(interval_text(row), 20, "right") if has_intervals else "", "text"),
-                ("  ", "text"),
+                (f"{row.label:<{LABEL_CELLS}}", "title"),
+                ("".join(fmt.to_width(text, cells, "right") for text, cells in texts), "text"),
+                (fmt.to_width(percent, PERCENT_CELLS, "right"), "text" if tone == "muted" else tone),
+                (f"{interval}  ", "text"),
                 (VERDICT_SIGNS.get(row.verdict, "") + row.verdict, tone),
             ]
         )
     return lines
+
+
+def _no_speed_words(comparison: Comparison) -> str:
+    """Explain why there is no speed to compare; empty if both runs measured a step."""
+    step = next(row for row in comparison.rows if row.label == "step")
+    without = [letter for letter, value in (("A", step.a), ("B", step.b)) if value is None]
+    if not without:
+        return ""
+    run_words = "Neither run has" if len(without) == 2 else f"{without[0]} has not"
+    return f"{run_words} measured a step: there is no speed to compare."
