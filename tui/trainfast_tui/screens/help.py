@@ -9,7 +9,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.text.keys import actions_of
 from trainfast_tui.text.knob_groups import knobs_by_group
-from trainfast_tui.text.lines import Line, Section, Tone, labelled, line_text, paragraph, rule
+from trainfast_tui.text.lines import Line, Section, Tone, has_all_words, labelled, line_text, paragraph, rule
 from trainfast_tui.text.shades import SHADES
 from trainfast_tui.widgets.dialogs.ask import ask_text
 from trainfast_tui.widgets.page import Page
@@ -75,10 +75,9 @@ class HelpScreen(PageScreen):
 
 def matching_sections(sections: list[Section], words: str) -> list[Section]:
     """Return the entries that contain all of these words, in their sections; a section without one is left out."""
-    filter_words = words.lower().split()
     matching = []
     for title, entries in sections:
-        if kept_entries := [entry for entry in entries if all(word in _entry_text(entry) for word in filter_words)]:
+        if kept_entries := [entry for entry in entries if has_all_words(_entry_text(entry), words)]:
             matching.append(Section(title, kept_entries))
     return matching
 

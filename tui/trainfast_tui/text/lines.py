@@ -112,6 +112,11 @@ def joined(cells: Iterable[Piece]) -> Line:
     return line
 
 
+def has_all_words(text: str, words: str) -> bool:
+    """True if a text in small letters contains each of these words, however they are written."""
+    return all(word in text for word in words.lower().split())
+
+
 def line_text(line: Line) -> str:
     """Return the line without its tones."""
     return "".join(text for text, _ in line)

@@ -18,6 +18,7 @@ from textual.widgets.option_list import Option
 from trainfast_runner.errors import UserError
 from trainfast_tui.terminal.textual_app import forward_key
 from trainfast_tui.text.format import plain
+from trainfast_tui.text.lines import has_all_words
 
 INPUT_KEYS = BindingsMap(Input.BINDINGS).key_to_bindings
 AnswerT = TypeVar("AnswerT")
@@ -209,10 +210,7 @@ class ChoiceDialog(Dialog[str]):
         highlighted = picker.highlighted
         current = self._current if highlighted is None else self._matching[highlighted][0]
         self.words = words
-        filter_words = words.lower().split()
-        self._matching = [
-            choice for choice in self._choices if all(word in " ".join(choice).lower() for word in filter_words)
-        ]
+        self._matching = [choice for choice in self._choices if has_all_words(" ".join(choice).lower(), words)]
         value_width = max((len(value) for value, _ in self._choices), default=0)
         picker.clear_options()
         picker.add_options(Option(Text(plain(f"{value:<{value_width}}  {label}"))) for value, label in self._matching)

@@ -7,7 +7,7 @@ import time
 from trainfast_runner.records.run_states import notable_reason, state_text
 from trainfast_runner.running.history import RunRow
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Piece, line_length
+from trainfast_tui.text.lines import Line, Piece, has_all_words, line_length
 from trainfast_tui.text.overrides import short_overrides, typed_overrides, without_search_settings
 from trainfast_tui.text.signs import SYNTHETIC_MARK, run_sign
 from trainfast_tui.text.speed_words import few_steps_note
@@ -46,7 +46,7 @@ def matches(row: RunRow, words: str) -> bool:
         + typed_overrides(field_overrides)
         + ([SYNTHETIC_MARK] if row.synthetic_data else [])
     ).lower()
-    return all(word in text for word in words.lower().split())
+    return has_all_words(text, words)
 
 
 class RunsTable(SortedTable[RunRow]):
