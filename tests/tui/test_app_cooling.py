@@ -104,7 +104,7 @@ def test_giving_up_a_wait_that_ends_meanwhile_is_no_error(home: Home) -> None:
         @_giving_up.setter
         def _giving_up(self, value: threading.Event | None) -> None: ...
 
-    Ending(home, lambda message: None).give_up()
+    Ending(home, lambda message: None, None).give_up()
     assert Ending.event.is_set(), "what waits on it may still look"
 
 

@@ -92,5 +92,5 @@ def test_a_run_that_ends_by_itself_before_it_is_stopped_is_no_obstacle(
 ) -> None:
     looks = iter([True, True, False])
     monkeypatch.setattr("trainfast_tui.control.run_control.is_alive", lambda directory: next(looks))
-    RunControl(home, lambda message: None).stop_and_wait(a_run(home))
+    RunControl(home, lambda message: None, None).stop_and_wait(a_run(home))
     assert next(looks, None) is None, "its processes were waited for"

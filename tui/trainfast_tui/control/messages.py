@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed
 
 Severity = Literal["information", "warning", "error"]
-TrainingPython = str | None
-"""Path of the training Python; None for the app's."""
 
 
 class SnapshotTaken(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ class DiscoveryRefused(ScreenMessage, frozen=True):
 class ScriptControl:
     """Discovers one script at a time. `python` runs it in place of its command's interpreter, None for that one."""
 
-    def __init__(self, python: str | None = None) -> None:
+    def __init__(self, python: str | None) -> None:
         self._python = python
         self._work = CancellableWork("discovery")
 

@@ -23,7 +23,7 @@ from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.format import plain, with_sizes
 
 
-def prove(run: RunFile, directory: Path, exported: Exported, command: Sequence[str], *, wait: bool = False) -> int:
+def prove(run: RunFile, directory: Path, exported: Exported, command: Sequence[str], *, wait: bool) -> int:
     """Run the export, follow it to its end, and keep the proof; 0, or 129 if the terminal went away.
 
     With `wait` the run is started once no other run uses the devices. Raises UserError for a device in use, and, with
