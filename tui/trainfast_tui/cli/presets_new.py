@@ -49,9 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.script is not None:
         if arguments.source is not None:
             raise UserError("--from is for a preset without a command after --", key="--from")
-        from trainfast_tui.cli import presets_discover
+        from trainfast_tui.cli import presets_new_script
 
-        return presets_discover.run(arguments)
+        return presets_new_script.run(arguments)
     for option, name in (("mapping", "--map"), ("python", "--python"), ("all", "--all")):
         if getattr(arguments, option):
             raise UserError(f"{name} is for a command after --", key=name)
