@@ -346,7 +346,7 @@ def test_a_row_says_what_was_changed_of_the_preset_not_what_the_preset_sets() ->
         "20260101-000000-x", "tiny-llama", None, "finished", knobs=knobs, overrides=changed, synthetic_data=True
     )
     table = RunsTable()
-    table._shown = [row]
+    table._ordered_rows = [row]
     wide, narrow = ("".join(text for text, _ in table.lines(width, 9)[1]) for width in (140, 80))
     assert wide.endswith("  watch=0 steps=40  synthetic data")
     assert "watch=0 steps=40" in narrow[:80]
@@ -358,7 +358,7 @@ def test_on_the_smallest_screen_a_row_begins_its_last_column_with_what_was_chang
     run_id = "20260101-000000-x"
     row = RunRow(run_id, "tiny-llama", None, "oom", "why", knobs=changed, overrides=changed, synthetic_data=True)
     table = RunsTable()
-    table._shown = [row]
+    table._ordered_rows = [row]
     heading, line = ("".join(text for text, _ in line)[:80] for line in table.lines(80, 9))
     assert line[heading.index("overrides") :] == "checkpointing… +1"
 

@@ -17,6 +17,7 @@ from trainfast_tui.live.followed import FollowedRun, FollowedSearch, open_batch_
 from trainfast_tui.live.other_runs import OtherRuns
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.terminal.pacing import SHORTEST_PERIOD_S
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 ReadT = TypeVar("ReadT")
-SNAPSHOT_PERIOD_S = 0.5
-"""Seconds between two snapshots."""
 SAMPLE_PERIOD_S = 1.0
 """Seconds between two samples of the machine while no run samples it."""
 WATCHED_PERIOD_S = 0.5
@@ -53,7 +52,7 @@ class Reader(threading.Thread):
     ) -> None:
         """`on_failure` gets the error that ends the thread."""
         super().__init__(name="trainfast-reader", daemon=True)
-        self.period_s = SNAPSHOT_PERIOD_S
+        self.period_s = SHORTEST_PERIOD_S
         """Seconds between two snapshots; may be changed at any time."""
         self._home = home
         self._post = post

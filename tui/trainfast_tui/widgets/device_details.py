@@ -20,7 +20,7 @@ ReadingT = TypeVar("ReadingT")
 MIN_THROTTLED_SHARE = 0.005
 """A smaller share of throttled time prints as 0 %."""
 MAX_NAMED_READINGS = 4
-"""Of the readings that a GPU lacks at most this many are named."""
+"""At most this many of the readings that a GPU lacks are named."""
 NEAR_MAX_MEMORY_C = 5
 """Chosen, not measured: memory this near its highest temperature, in degrees Celsius, is a warning."""
 MINUTE_MS = 60_000

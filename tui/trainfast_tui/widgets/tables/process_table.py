@@ -38,7 +38,7 @@ class ProcessTable(SortedTable[ProcessRow]):
     def show_rows(self, rows: tuple[ProcessRow, ...] | None, has_gpu: bool) -> None:
         """Show these rows; those that tie in the order are sorted by CPU. None before the first look."""
         self._has_looked, self._has_gpu = rows is not None, has_gpu
-        self._listed = sorted(rows or (), key=lambda row: row.cpu_percent or 0.0, reverse=True)
+        self._listed_rows = sorted(rows or (), key=lambda row: row.cpu_percent or 0.0, reverse=True)
         self.reorder()
 
     def action_sort(self) -> None:
@@ -49,14 +49,14 @@ class ProcessTable(SortedTable[ProcessRow]):
     @property
     def rows_wanted(self) -> int:
         """Rows for the heading and every process."""
-        return 1 + max(1, len(self._shown))
+        return 1 + max(1, len(self._ordered_rows))
 
     def lines(self, width: int, height: int) -> list[Line]:
         heading = self.heading(width)
-        if not self._shown:
+        if not self._ordered_rows:
             words = "Nothing keeps this machine busy." if self._has_looked else "looking at the processes…"
             return [heading, [(words, "muted")]]
-        heading.append((f"   of {fmt.count(len(self._shown))}" if width >= WIDE_COLUMNS_FROM else "", "muted"))
+        heading.append((f"   of {fmt.count(len(self._ordered_rows))}" if width >= WIDE_COLUMNS_FROM else "", "muted"))
         return [heading, *self.visible_rows(width, height - 1)]
 
     def identity(self, row: ProcessRow) -> int:

@@ -69,7 +69,7 @@ class RunsTable(SortedTable[RunRow]):
     @property
     def below(self) -> RunRow | None:
         """The run one row below the cursor."""
-        return self._shown[self._cursor + 1] if self._cursor + 1 < len(self._shown) else None
+        return self._ordered_rows[self._cursor + 1] if self._cursor + 1 < len(self._ordered_rows) else None
 
     @property
     def orders(self) -> list[SortOrder[RunRow]]:
@@ -78,7 +78,7 @@ class RunsTable(SortedTable[RunRow]):
 
     def show_rows(self, rows: list[RunRow], *, is_filtered: bool) -> None:
         """Show these rows; if there are none, `is_filtered` tells a filter from a home without runs."""
-        self._listed = rows
+        self._listed_rows = rows
         self._empty_words = "No matching runs." if is_filtered else "No run yet; Esc, then r starts one."
         self.reorder()
 
@@ -87,7 +87,7 @@ class RunsTable(SortedTable[RunRow]):
         if (row := self.current) is not None:
             self._current_identity = row.run_id
         order = self.order
-        ranked = [row for row in self._listed if order.group_by is not None and order.key(row) is not None]
+        ranked = [row for row in self._listed_rows if order.group_by is not None and order.key(row) is not None]
         self.is_grouped = len(set(map(_seq_len_text, ranked))) > 1
         super().reorder()
 
@@ -103,7 +103,7 @@ class RunsTable(SortedTable[RunRow]):
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
-        if not self._shown:
+        if not self._ordered_rows:
             return [[(self._empty_words, "muted")]]
         return [self.heading(width), *self.visible_rows(width, height - 1)]
 

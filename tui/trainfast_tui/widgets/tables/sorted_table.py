@@ -64,8 +64,8 @@ class SortedTable(Painted, Generic[RowT]):
         super().__init__()
         self.reverse = False
         self._order = ""
-        self._listed: list[RowT] = []
-        self._shown: list[RowT] = []
+        self._listed_rows: list[RowT] = []
+        self._ordered_rows: list[RowT] = []
         """The listed rows in their order."""
         self._current_identity: object = None
         """The identity of the row under the cursor; None for the first row."""
@@ -97,8 +97,8 @@ class SortedTable(Painted, Generic[RowT]):
     def reorder(self) -> None:
         """Put the listed rows in order and draw them; the cursor keeps its index if its row is not listed any more."""
         cursor = self._cursor
-        self._shown = ordered(self._listed, self.order, self.reverse)
-        identities = [self.identity(row) for row in self._shown]
+        self._ordered_rows = ordered(self._listed_rows, self.order, self.reverse)
+        identities = [self.identity(row) for row in self._ordered_rows]
         if identities and self._current_identity is not None and self._current_identity not in identities:
             self._current_identity = identities[min(cursor, len(identities) - 1)]
         self.repaint()
@@ -121,19 +121,21 @@ class SortedTable(Painted, Generic[RowT]):
     @property
     def current(self) -> RowT | None:
         """The row under the cursor."""
-        return self._shown[self._cursor] if self._shown else None
+        return self._ordered_rows[self._cursor] if self._ordered_rows else None
 
     @property
     def _cursor(self) -> int:
-        return next((index for index, row in enumerate(self._shown) if self.identity(row) == self._current_identity), 0)
+        return next(
+            (index for index, row in enumerate(self._ordered_rows) if self.identity(row) == self._current_identity), 0
+        )
 
     class Moved(Message):
         """The cursor is on another row, or the rows are others or in another order."""
 
     def action_move(self, by: int) -> None:
         """Move the cursor `by` rows down, clamped to the table."""
-        if self._shown:
-            self._current_identity = self.identity(self._shown[moved(self._cursor, by, len(self._shown))])
+        if self._ordered_rows:
+            self._current_identity = self.identity(self._ordered_rows[moved(self._cursor, by, len(self._ordered_rows))])
         self.repaint()
         self.post_message(self.Moved())
 
@@ -143,7 +145,7 @@ class SortedTable(Painted, Generic[RowT]):
 
     def action_end(self, by: int) -> None:
         """Move the cursor to the first row (-1) or to the last (1)."""
-        self.action_move(by * len(self._shown))
+        self.action_move(by * len(self._ordered_rows))
 
     def heading(self, width: int) -> Line:
         """Paint the names of the columns, with an arrow at the one that orders."""
@@ -160,8 +162,8 @@ class SortedTable(Painted, Generic[RowT]):
     def visible_rows(self, width: int, room: int) -> list[Line]:
         """Paint `room` rows around the cursor."""
         cursor, room = self._cursor, max(1, room)
-        self._top = max(clamp_scroll(min(self._top, cursor), len(self._shown), room), cursor - room + 1)
-        lines = [self.row_line(row, width) for row in self._shown[self._top : self._top + room]]
+        self._top = max(clamp_scroll(min(self._top, cursor), len(self._ordered_rows), room), cursor - room + 1)
+        lines = [self.row_line(row, width) for row in self._ordered_rows[self._top : self._top + room]]
         (margin, _), *rest = lines[cursor - self._top]
         lines[cursor - self._top] = [(f"▸{margin[1:]}", "cursor"), *((text, "cursor") for text, _ in rest)]
         return lines
