@@ -1,4 +1,4 @@
-"""The pages of docs/ name only files that exist; the table of what was deleted may name others."""
+"""The pages name only files that exist."""
 
 from __future__ import annotations
 
@@ -8,18 +8,29 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).resolve().parents[2]
-ROOTS = (TOP, *(TOP / package for package in ("runner/trainfast_runner", "tui/trainfast_tui")))
-DELETED = "What was deleted"
+RUNNER, TUI = TOP / "runner/trainfast_runner", TOP / "tui/trainfast_tui"
+PATHS = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py|(?:search|running|worker|door|tui|runner)/[a-z_/]+/)`")
+SHORT_PATHS = re.compile(r"`([RT])/([^`]+)`")
 
 
 @pytest.mark.parametrize("page", sorted((TOP / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_a_file_of_ours_that_a_page_names_exists(page: Path) -> None:
-    text = page.read_text().partition(f"## {DELETED}")[0]
-    named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py|(?:search|running|worker|door|tui|runner)/[a-z_/]+/)`", text)
-    missing = [name for name in named if not any((root / name).exists() or _below(root, name) for root in ROOTS)]
+    missing = [name for name in PATHS.findall(page.read_text()) if not _exists(name)]
     assert missing == []
 
 
-def _below(root: Path, name: str) -> bool:
-    """True if a folder somewhere below `root` has the file."""
-    return any(root.glob(f"**/{name.rstrip('/')}"))
+def test_the_paths_of_the_contributors_table_exist() -> None:
+    named = SHORT_PATHS.findall((TOP / "CONTRIBUTING.md").read_text())
+    missing = [
+        f"{letter}/{path}"
+        for letter, path in named
+        # NAME stands for any file of its folder.
+        if not any((RUNNER if letter == "R" else TUI).glob(path.rstrip("/").replace("NAME", "*")))
+    ]
+    assert named
+    assert missing == []
+
+
+def _exists(name: str) -> bool:
+    """True if a file or folder of this path stands at the top, or below one of the packages."""
+    return (TOP / name).exists() or any(any(root.glob(f"**/{name.rstrip('/')}")) for root in (RUNNER, TUI))
