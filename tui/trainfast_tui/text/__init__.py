@@ -1,4 +1,4 @@
-"""Figures with units, sentences, tables, keys and lines for people; the words of one widget stand beside it.
+"""Figures with units, sentences, tables, keys and lines for people, which several widgets, screens or commands share.
 
 Modules of the runner that the first frame does not need are imported where they are used.
 """
