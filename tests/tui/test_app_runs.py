@@ -16,8 +16,8 @@ from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.runs import RunsListed, RunsScreen, list_runs
 from trainfast_tui.widgets.tables import sorted_table
 from trainfast_tui.widgets.tables.run_detail import override_words
-from trainfast_tui.widgets.tables.runs_table import ORDERS, RunsTable, matches
-from trainfast_tui.widgets.tables.sorted_table import ordered
+from trainfast_tui.widgets.tables.runs_table import ORDERS, RunsTable, row_matches
+from trainfast_tui.widgets.tables.sorted_table import sorted_rows
 
 FIRST, SECOND = "20261121-054455-tiny-llama-7f3a", "20261121-055012-tiny-llama-91bc"
 
@@ -261,20 +261,20 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
         screen.post(RunsListed(rows, screen._request_id))
         await until(pilot, "runs   10,000")
         drawn: list[int] = []
-        sorted_rows: list[int] = []
-        line, order = RunsTable.row_line, ordered
+        sorted_lengths: list[int] = []
+        line, order = RunsTable.row_line, sorted_rows
         monkeypatch.setattr(
             RunsTable, "row_line", lambda table, place, *more: drawn.append(place) or line(table, place, *more)
         )
         monkeypatch.setattr(
-            sorted_table, "ordered", lambda rows, *more: sorted_rows.append(len(rows)) or order(rows, *more)
+            sorted_table, "sorted_rows", lambda rows, *more: sorted_lengths.append(len(rows)) or order(rows, *more)
         )
         for key, sorts in (("down", 0), ("pagedown", 0), ("end", 0), ("home", 0), ("o", 1), ("O", 1), ("pagedown", 0)):
             drawn.clear()
-            sorted_rows.clear()
+            sorted_lengths.clear()
             await pilot.press(key)
             assert 0 < len(drawn) < 10 * 40, f"{key}: only rows in sight are drawn"
-            assert sorted_rows == [10_000] * sorts, key
+            assert sorted_lengths == [10_000] * sorts, key
         assert screen.query_one(RunsTable).current is not None
 
 
@@ -285,8 +285,8 @@ def test_runs_without_a_figure_come_last_in_either_order() -> None:
         RunRow("c", "p", None, "finished", samples_per_s=3.0),
     ]
     by_rate = next(order for order in ORDERS if order.name == "samples/s")
-    assert [row.run_id for row in ordered(rows, by_rate, False)] == ["c", "b", "a"]
-    assert [row.run_id for row in ordered(rows, by_rate, True)] == ["b", "c", "a"]
+    assert [row.run_id for row in sorted_rows(rows, by_rate, False)] == ["c", "b", "a"]
+    assert [row.run_id for row in sorted_rows(rows, by_rate, True)] == ["b", "c", "a"]
 
 
 def test_runs_of_another_seq_len_are_not_ranked_among_the_others() -> None:
@@ -296,8 +296,8 @@ def test_runs_of_another_seq_len_are_not_ranked_among_the_others() -> None:
         for name, (length, rate) in rates.items()
     ]
     by_rate = next(order for order in ORDERS if order.name == "samples/s")
-    assert [row.run_id for row in ordered(rows, by_rate, False)] == ["c", "a", "e", "d", "b"]
-    assert [row.run_id for row in ordered(rows, by_rate, True)] == ["b", "d", "a", "c", "e"]
+    assert [row.run_id for row in sorted_rows(rows, by_rate, False)] == ["c", "a", "e", "d", "b"]
+    assert [row.run_id for row in sorted_rows(rows, by_rate, True)] == ["b", "d", "a", "c", "e"]
 
 
 async def test_order_by_speed_names_the_seq_len_where_runs_differ_in_it(home: Home) -> None:
@@ -321,14 +321,14 @@ async def test_order_by_speed_names_the_seq_len_where_runs_differ_in_it(home: Ho
 
 def test_a_filter_wants_every_word() -> None:
     row = RunRow("20260101-000000-x", "bert-large", None, "oom", knobs={"batch_size": 64})
-    assert matches(row, "bert memory batch_size=64")
-    assert not matches(row, "bert finished")
-    assert matches(row, "")
+    assert row_matches(row, "bert memory batch_size=64")
+    assert not row_matches(row, "bert finished")
+    assert row_matches(row, "")
 
 
 def test_a_filter_takes_values_as_they_are_typed() -> None:
     row = RunRow("20260101-000000-x", "bert-large", None, "oom", knobs={"memory_limit": None, "devices": None})
-    assert matches(row, "memory_limit=none devices=auto")
+    assert row_matches(row, "memory_limit=none devices=auto")
 
 
 def test_a_changed_model_is_listed_and_found() -> None:
@@ -336,7 +336,7 @@ def test_a_changed_model_is_listed_and_found() -> None:
         "20260101-000000-x", "vit-large", None, "finished", overrides={"model.num_hidden_layers": 1, "lr": 1.0}
     )
     assert override_words(row) == ["model.num_hidden_layers=1", "lr=1"]
-    assert matches(row, "num_hidden_layers=1")
+    assert row_matches(row, "num_hidden_layers=1")
 
 
 def test_a_row_says_what_was_changed_of_the_preset_not_what_the_preset_sets() -> None:

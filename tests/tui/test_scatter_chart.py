@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recorded import MIB
 
-from trainfast_tui.charts.scatter_chart import SettingPoint, front_of, scatter
+from trainfast_tui.charts.scatter_chart import SettingPoint, front_of, scatter_chart
 
 
 def test_the_front_is_the_settings_that_none_beats_in_both() -> None:
@@ -21,7 +21,7 @@ def test_the_front_is_the_settings_that_none_beats_in_both() -> None:
 
 def test_a_limit_far_beyond_the_settings_is_written_not_drawn() -> None:
     points = [SettingPoint(100 * MIB, 9.0, "•", "text"), SettingPoint(200 * MIB, 19.0, "•", "text")]
-    text = "\n".join("".join(piece for piece, _ in line) for line in scatter(points, 80 << 30, 70, 10))
+    text = "\n".join("".join(piece for piece, _ in line) for line in scatter_chart(points, 80 << 30, 70, 10))
     assert "┊" not in text
     assert "the limit 80.0 GiB is far right" in text
-    assert scatter(points, None, 70, 4) == [], "too small for a chart"
+    assert scatter_chart(points, None, 70, 4) == [], "too small for a chart"

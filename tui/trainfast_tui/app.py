@@ -188,11 +188,8 @@ class TrainfastApp(TerminalApp):
         for action in ACTIONS:
             if action.shown is not Shown.IN_HELP and action.scope in (scope, "everywhere"):
                 prefix = "app" if action.scope == "everywhere" else "screen"
-                run = partial(self._palette_action, f"{prefix}.{action.call}")
+                run = partial(self.run_action, f"{prefix}.{action.call}")
                 yield SystemCommand(f"{action.label} ({action.key})", action.help, run)
-
-    async def _palette_action(self, action: str) -> None:
-        await self.run_action(action)
 
 
 def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, plain_output: bool) -> int:

@@ -8,7 +8,7 @@ from trainfast_tui.charts.time_axis import TimeAxis, cell_axis
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import DescribedEvent
-from trainfast_tui.text.lines import Line, Piece, joined
+from trainfast_tui.text.lines import Line, Piece, join_pieces
 
 TONES_BY_IMPORTANCE = ("error", "warning", "success", "accent", "primary", "muted")
 """Tones, the most important first: of several events in one cell its sign is shown."""
@@ -71,7 +71,7 @@ class EventLine(Painted):
         if self._chosen is not None and 0 <= (cell := cells.cell_of(self._chosen.t_ns)) < cells.count:
             signs[cell] = self._chosen.sign, "cursor"
         label = fmt.to_width("events", cells.gutter - 2, "right") + " ├" if cells.gutter else ""
-        return [(label, "muted"), *joined(signs), ("", "text")]
+        return [(label, "muted"), *join_pieces(signs), ("", "text")]
 
     def _words(self, axis: TimeAxis) -> Line:
         indent = " " * (self._gutter - 6)

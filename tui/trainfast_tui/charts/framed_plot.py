@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from trainfast_tui.charts.braille import GLYPHS
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Piece, Tone, joined
+from trainfast_tui.text.lines import Line, Piece, Tone, join_pieces
 
 FRAME_COLUMNS, FRAME_ROWS = 2, 2
 """Cells of the frame beside the y labels, and lines of the frame with the x labels."""
@@ -38,7 +38,7 @@ class FramedPlot:
         for row, (signs, tones) in enumerate(zip(self._signs, self._tones, strict=True)):
             text, tone = y_labels.get(row, ("", "muted"))
             label = fmt.to_width(text, gutter, "right")
-            lines.append([(label, tone), (" │", "muted"), *joined(zip(signs, tones, strict=True))])
+            lines.append([(label, tone), (" │", "muted"), *join_pieces(zip(signs, tones, strict=True))])
         lines.append([(" " * gutter + " └", "muted"), ("─" * self._width, "muted")])
         return [*lines, x_labels]
 

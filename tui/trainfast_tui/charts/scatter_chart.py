@@ -42,7 +42,7 @@ def drawn_limit(limit_bytes: int | None, largest_bytes: int) -> int | None:
     return limit_bytes if is_near else None
 
 
-def scatter(points: Sequence[SettingPoint], limit_bytes: int | None, width: int, height: int) -> list[Line]:
+def scatter_chart(points: Sequence[SettingPoint], limit_bytes: int | None, width: int, height: int) -> list[Line]:
     """Return `height` lines of `width` cells: y the rates, x bytes from zero; empty without room or a rate.
 
     Later points cover earlier ones; the front is a line of dots from each setting to the next larger and faster one.

@@ -11,7 +11,7 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knobs import KNOBS, knob
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, print_table
-from trainfast_tui.text.tables import pairs
+from trainfast_tui.text.tables import pair_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def _print_help(entry: Knob) -> None:
     rows += [("takes", entry.values.describe()), ("default", entry.text_of(entry.default))]
     rows += [("only with", f"strategy {', '.join(entry.only_with)}")] if entry.only_with else []
     rows += [(tool.replace("_", "-"), name) for tool, name in asdict(entry.same_as).items()]
-    print_lines(pairs((f"  {label}", text) for label, text in rows if text))
+    print_lines(pair_lines((f"  {label}", text) for label, text in rows if text))
 
 
 def _fields(entry: Knob) -> dict[str, Any]:

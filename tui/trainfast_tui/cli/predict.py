@@ -30,7 +30,7 @@ from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.format import count, percent, plain, size
 from trainfast_tui.text.memory_words import CATEGORY_WORDS, phase_words
 from trainfast_tui.text.speed_words import speed_words
-from trainfast_tui.text.tables import pairs
+from trainfast_tui.text.tables import pair_lines
 from trainfast_tui.text.wait_words import importing_words
 
 TRACING_WORDS = "tracing a step without memory"
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif table is not None:
         print_notes(rows)
     else:
-        print_lines(pairs(_figure_rows(rows[0], _speed(rows[0], arguments.python))))
+        print_lines(pair_lines(_figure_rows(rows[0], _speed(rows[0], arguments.python))))
         if rows[0].run.unpublished:
             print_line(rows[0].run.unpublished)
     limit_error = rows[0].limit_error if len(rows) == 1 else None

@@ -24,7 +24,7 @@ from trainfast_tui.cli.printing.output import print_json, print_line, print_line
 from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.discovery_words import default_words, discovery_words
 from trainfast_tui.text.format import plain
-from trainfast_tui.text.tables import pairs, table
+from trainfast_tui.text.tables import pair_lines, table
 
 FEW_FLAGS = 20
 """Up to this many flags are all listed; of a Trainer's 150 only those that a knob takes."""
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     print_lines(_flag_lines(discovered, mapping, arguments.all))
-    print_lines(pairs((f"  {flag_mapping.knob}", plain(flag_mapping.reason)) for flag_mapping in mapping))
+    print_lines(pair_lines((f"  {flag_mapping.knob}", plain(flag_mapping.reason)) for flag_mapping in mapping))
     for way, knobs in ways.items():
         print_line(f"without a flag, through {way}: {', '.join(knobs)}")
     print_line(f"{path}\nrun it with: trainfast-tui run {arguments.name}")

@@ -23,7 +23,7 @@ from trainfast_runner.settings.spec import RunSpec, from_preset
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, terminal_width
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.overrides import field_text, typed_overrides
-from trainfast_tui.text.tables import pairs, table
+from trainfast_tui.text.tables import pair_lines, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,14 +66,14 @@ def _print_preset(preset: Preset, variant: Variant | None, spec: RunSpec, advice
         print_line(f"from {path}")
     for heading, fields in (("model", spec.model), ("data", spec.data)):
         print_line(f"\n{heading}")
-        print_lines(pairs((f"  {key}", plain(field_text(value, ", "))) for key, value in fields.items()))
+        print_lines(pair_lines((f"  {key}", plain(field_text(value, ", "))) for key, value in fields.items()))
     print_line("\nknobs")
-    print_lines(pairs(_knob_rows(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})))
+    print_lines(pair_lines(_knob_rows(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})))
     if preset.variants and variant is None:
         print_line("\nvariants (run one with: trainfast-tui run " + f"{preset.name}/ID)")
         print_lines(_variant_lines(preset, terminal_width()))
     print_line("\nadvice for this machine")
-    print_lines(pairs((f"  {entry.knob}", plain(entry.text)) for entry in advice))
+    print_lines(pair_lines((f"  {entry.knob}", plain(entry.text)) for entry in advice))
 
 
 def _print_script(path: Path, as_json: bool) -> None:
@@ -89,10 +89,12 @@ def _print_script(path: Path, as_json: bool) -> None:
     print_line(f"\ncommand\n  {plain(shlex.join(preset.command))}{folder_line}")
     print_line("\nflags of its knobs")
     print_lines(
-        pairs((f"  {name}", plain(script_preset.flag_words_text(place))) for name, place in preset.flag_words.items())
+        pair_lines(
+            (f"  {name}", plain(script_preset.flag_words_text(place))) for name, place in preset.flag_words.items()
+        )
     )
     print_line("\nknobs")
-    print_lines(pairs((f"  {name}", KNOBS_BY_NAME[name].text_of(value)) for name, value in preset.knobs.items()))
+    print_lines(pair_lines((f"  {name}", KNOBS_BY_NAME[name].text_of(value)) for name, value in preset.knobs.items()))
 
 
 def _advice(spec: RunSpec) -> list[Advice]:

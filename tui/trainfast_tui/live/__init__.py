@@ -1,1 +1,1 @@
-"""The reader thread and its frozen snapshots."""
+"""The reader thread, its frozen snapshots, and the figures and events that are computed from them."""

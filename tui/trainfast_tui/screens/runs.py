@@ -20,7 +20,7 @@ from trainfast_tui.text.keys import actions_of
 from trainfast_tui.widgets.dialogs.ask import ask_text, ask_yes
 from trainfast_tui.widgets.header_footer import Footer, StatusLine
 from trainfast_tui.widgets.tables.run_detail import RunDetail
-from trainfast_tui.widgets.tables.runs_table import RunsTable, matches
+from trainfast_tui.widgets.tables.runs_table import RunsTable, row_matches
 
 REFRESH_S = 2.0
 
@@ -106,7 +106,7 @@ class RunsScreen(AppScreen):
     def _show_runs(self, rows: list[RunRow]) -> None:
         self._all_rows = rows
         self._rows = [row for row in rows if row.role not in WARM_ROLES]
-        self._matching = [row for row in self._rows if matches(row, self._filter)] if self._filter else self._rows
+        self._matching = [row for row in self._rows if row_matches(row, self._filter)] if self._filter else self._rows
         listed_ids = {row.run_id for row in self._rows}
         self.table.marked = [run_id for run_id in self.table.marked if run_id in listed_ids]
         self.table.show_rows(self._matching, is_filtered=bool(self._filter))

@@ -84,7 +84,7 @@ def clamp_scroll(first: int, count: int, room: int) -> int:
     return max(0, min(first, count - room))
 
 
-def moved(cursor: int, by: int, count: int) -> int:
+def moved_cursor(cursor: int, by: int, count: int) -> int:
     """Return the cursor moved `by` of `count` entries, and not past the first or the last."""
     return max(0, min(cursor + by, count - 1))
 
@@ -101,7 +101,7 @@ def labelled(label: Piece, text: str, width: int, tone: Tone = "text") -> list[L
     return [[label, (first, tone)], *([(" " * indent + line, tone)] for line in rest)] if text else []
 
 
-def joined(cells: Iterable[Piece]) -> Line:
+def join_pieces(cells: Iterable[Piece]) -> Line:
     """Join neighbours of one tone into one piece."""
     line: Line = []
     for text, tone in cells:

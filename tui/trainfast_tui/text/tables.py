@@ -1,4 +1,4 @@
-"""Aligned tables and pairs of plain text."""
+"""Aligned tables, and pairs of a label and a value, in plain text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def without_empty_columns(
     )
 
 
-def pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
+def pair_lines(rows: Iterable[tuple[str, str]]) -> list[str]:
     """Return `label  value` lines with the values aligned."""
     listed_rows = list(rows)
     width = max((cell_len(label) for label, _ in listed_rows), default=0)

@@ -9,7 +9,7 @@ from trainfast_runner.machine.link_advice import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, Topology, TopologyDevice
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_tui.text.format import ABSENT, plain, size
-from trainfast_tui.text.tables import pairs, table
+from trainfast_tui.text.tables import pair_lines, table
 
 SectionKind = Literal["table", "text", "errors", "prose"]
 """The first line of a table names its columns; errors and prose are sentences of any length."""
@@ -94,6 +94,6 @@ def topology_sections(topology: Topology) -> list[TopologySection]:
         TopologySection("GPUs", "table", device_lines(topology)),
         *([TopologySection("GPUs without an answer", "errors", silent_gpus)] if silent_gpus else []),
         *([TopologySection("peer access", "text", peer_lines(topology))] if len(topology.devices) > 1 else []),
-        TopologySection("legend", "text", pairs(LEGEND.items())),
+        TopologySection("legend", "text", pair_lines(LEGEND.items())),
         advice,
     ]

@@ -117,7 +117,7 @@ def is_alarm(item: Item) -> bool:
     return item.tone in ("warning", "error") and not any(item.label.endswith(shade.words) for shade in SHADES)
 
 
-def flow(items: Sequence[Item], width: int, indent: int) -> list[Line]:
+def item_lines(items: Sequence[Item], width: int, indent: int) -> list[Line]:
     """Lay the items out in lines of `width` cells; none is broken, and each has the room of its widest reading."""
     lines: list[Line] = []
     used, gap = width + 1, 0

@@ -14,15 +14,15 @@ from trainfast_runner.units import counted
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, labelled, line_length, moved, paragraph
+from trainfast_tui.text.lines import Line, labelled, line_length, moved_cursor, paragraph
 from trainfast_tui.text.shades import causes_of, severity_order, shade_of
 from trainfast_tui.widgets.device_details import (
     Item,
     alarm_items,
     device_items,
-    flow,
     host_items,
     is_alarm,
+    item_lines,
     missing_item,
 )
 from trainfast_tui.widgets.devices import gpu_line, host_line
@@ -92,7 +92,7 @@ class MonitorDevices(Painted):
         """Show all readings of the next GPU, or of the one before."""
         tick = self._snapshot.tick if self._snapshot is not None else None
         count = len(tick.devices) if tick is not None else 0
-        self._chosen = moved(self._chosen, by, count)
+        self._chosen = moved_cursor(self._chosen, by, count)
         self.repaint()
 
     def rows_wanted(self, width: int, max_rows: int) -> int:
@@ -145,7 +145,7 @@ class _MachineView:
         before, seconds = self.before
         rates = host_items(self.tick.host, before.host if before is not None else None, seconds)
         head = host_line(self.tick.host, self.snapshot.cpu_percent, self.width, bool(self.tick.devices))
-        return [head, *flow(rates, self.width, INDENT)]
+        return [head, *item_lines(rates, self.width, INDENT)]
 
     @cached_property
     def heads(self) -> list[Line]:
@@ -186,7 +186,7 @@ class _MachineView:
         if index not in self._details:
             error = self.tick.devices[index].error
             self._details[index] = (
-                flow(self.items(index), self.width, INDENT)
+                item_lines(self.items(index), self.width, INDENT)
                 if error is None
                 else _why_silent(error, self.heads[index], self.width)
             )
@@ -207,11 +207,11 @@ def _most_important(view: _MachineView, chosen: int, room: int) -> list[list[Lin
     """Return a line of alarms for each GPU, and for the chosen one all its lines, or its alarms first."""
     rows: list[list[Line]] = []
     for index, alarms in enumerate(view.alarms):
-        rows.append(flow(alarms, view.width, INDENT)[:1] if index != chosen and room > 0 else [])
+        rows.append(item_lines(alarms, view.width, INDENT)[:1] if index != chosen and room > 0 else [])
         room -= len(rows[-1])
     whole = view.details(chosen)
     if len(whole) > room and (items := view.items(chosen)):
-        whole = flow(sorted(items, key=is_alarm, reverse=True), view.width, INDENT)
+        whole = item_lines(sorted(items, key=is_alarm, reverse=True), view.width, INDENT)
     rows[chosen] = whole[: max(0, room)]
     return rows
 

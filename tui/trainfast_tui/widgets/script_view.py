@@ -13,7 +13,7 @@ from trainfast_runner.settings.scripts.script_reach import ways_without_flag
 from trainfast_tui.painting.painted import PaintedWithNotice
 from trainfast_tui.text.discovery_words import default_words, discovery_words
 from trainfast_tui.text.format import plain, to_width
-from trainfast_tui.text.lines import Line, clamp_scroll, labelled, moved, paragraph, rule
+from trainfast_tui.text.lines import Line, clamp_scroll, labelled, moved_cursor, paragraph, rule
 
 if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered, Flag
@@ -68,18 +68,18 @@ class ScriptView(PaintedWithNotice):
             self._cursor = self._first_flag = 0
         self._findings = findings
         rows = (row for row, flag_mapping in enumerate(findings.mapping) if flag_mapping.knob == knob)
-        self._cursor = moved(next(rows, self._cursor), 0, len(findings.mapping))
+        self._cursor = moved_cursor(next(rows, self._cursor), 0, len(findings.mapping))
         self.repaint()
 
     def action_move(self, by: int) -> None:
         """Move the cursor among the mapped knobs."""
-        self._cursor = moved(self._cursor, by, len(self._findings.mapping))
+        self._cursor = moved_cursor(self._cursor, by, len(self._findings.mapping))
         self.repaint()
 
     def action_page(self, by: int) -> None:
         """Scroll the flags by some lines."""
         flags = self._findings.discovered.flags if self._findings.discovered is not None else []
-        self._first_flag = moved(self._first_flag, by * MIN_FLAG_LINES, len(flags))
+        self._first_flag = moved_cursor(self._first_flag, by * MIN_FLAG_LINES, len(flags))
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:

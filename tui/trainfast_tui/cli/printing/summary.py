@@ -8,7 +8,7 @@ from trainfast_tui.cli.printing.output import print_json, print_lines
 from trainfast_tui.text import oom_words
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.result_figures import figure_rows, headline, result_notes
-from trainfast_tui.text.tables import pairs
+from trainfast_tui.text.tables import pair_lines
 
 
 def print_result(result: Result, as_json: bool) -> int:
@@ -22,7 +22,7 @@ def print_result(result: Result, as_json: bool) -> int:
 
 def summary_lines(result: Result) -> list[str]:
     """Return the whole summary in lines of text."""
-    lines = [headline(result), *pairs(figure_rows(result)), *(f"note: {note}" for note in result_notes(result))]
+    lines = [headline(result), *pair_lines(figure_rows(result)), *(f"note: {note}" for note in result_notes(result))]
     for number, diagnosis in enumerate(result.diagnosis):
         lines += [f"{'also' if number else 'bottleneck'}: {plain(diagnosis.line)}", f"  try: {plain(diagnosis.advice)}"]
     return [*lines, *_oom_lines(result)] if result.state == "oom" else lines
@@ -36,7 +36,7 @@ def _oom_lines(result: Result) -> list[str]:
     lines = list(oom_words.oom_sentences(explained))
     if explained.changes:
         lines.append(f"to make it fit, {oom_words.changes_title(explained.changes)}")
-        lines += pairs(
+        lines += pair_lines(
             (f"  {oom_words.change_options(change)}", oom_words.effect_words(change)) for change in explained.changes
         )
     return lines

@@ -10,7 +10,7 @@ from trainfast_runner.units import counted
 from trainfast_tui.text.format import count, duration, per_second, plain, size
 from trainfast_tui.text.memory_words import phase_words
 from trainfast_tui.text.oom_words import CLOSEST_TITLE, change_options, effect_words
-from trainfast_tui.text.tables import pairs
+from trainfast_tui.text.tables import pair_lines
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
@@ -66,7 +66,7 @@ def _times(number: int) -> str:
 def batch_answer_lines(search: BatchSnapshot, ended: BatchEnded) -> list[str]:
     """Return the answer in lines; without one the end of the search, with the changes as they are typed."""
     if ended.answer is not None:
-        return pairs(batch_answer_rows(search, ended.answer))
+        return pair_lines(batch_answer_rows(search, ended.answer))
     if ended.state == "cancelled":
         return [f"cancelled; the same command continues {search.directory.name}"]
     lines = [ended.reason]

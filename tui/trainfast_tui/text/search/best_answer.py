@@ -19,7 +19,7 @@ from trainfast_tui.text.search.best_figures import (
     typed_knobs,
     verdict_counts,
 )
-from trainfast_tui.text.tables import pairs, table
+from trainfast_tui.text.tables import pair_lines, table
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_so_far import BestSoFar
@@ -36,14 +36,14 @@ def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
     answer = so_far.answer
     if answer is None or so_far.space is None:
         return [fmt.plain(line) for line in _without_answer(so_far, search_id)]
-    lines = pairs(best_answer_rows(so_far, answer))
+    lines = pair_lines(best_answer_rows(so_far, answer))
     if answer.effects:
         lines += ["", *table(EFFECT_HEADER, effect_rows(answer))]
     if answer.pareto_numbers:
         lines += ["", *table(PARETO_HEADER, _pareto_rows(so_far, answer), right=(2,))]
     counts = count_rows(so_far, answer.verdicts)
     continues = [("cancelled", f"the same command continues {search_id}")] if _is_cancelled(so_far) else []
-    lines += ["", *pairs([*counts, *continues])]
+    lines += ["", *pair_lines([*counts, *continues])]
     return [fmt.plain(line) for line in lines]
 
 

@@ -11,7 +11,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.search.best_figures import OBJECTIVES
-from trainfast_tui.text.tables import pairs
+from trainfast_tui.text.tables import pair_lines
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.planning.estimate import Estimate
@@ -110,4 +110,4 @@ def estimate_lines(estimate: Estimate) -> list[str]:
             f"about {fmt.duration(estimate.seconds)}; each setting by itself: {fmt.duration(estimate.grid_s)}",
         ),
     ]
-    return pairs(rows)
+    return pair_lines(rows)

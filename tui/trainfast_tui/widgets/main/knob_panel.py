@@ -13,7 +13,17 @@ from trainfast_tui.next_run.sources import preset_choices
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
-from trainfast_tui.text.lines import Line, Section, Tone, clamp_scroll, hidden_words, moved, rule, with_more, wrap
+from trainfast_tui.text.lines import (
+    Line,
+    Section,
+    Tone,
+    clamp_scroll,
+    hidden_words,
+    moved_cursor,
+    rule,
+    with_more,
+    wrap,
+)
 from trainfast_tui.widgets.dialogs.ask import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.widgets.main.knob_text import KnobText
 
@@ -119,7 +129,7 @@ class KnobPanel(Painted, can_focus=True):
 
     def action_move(self, by: int) -> None:
         """Move the cursor `by` knobs down, clamped to the list."""
-        self.move_to(self.listed[moved(self._cursor, by, len(self.listed))])
+        self.move_to(self.listed[moved_cursor(self._cursor, by, len(self.listed))])
 
     def action_end(self, by: int) -> None:
         """Move the cursor to the first knob (-1) or to the last (1)."""

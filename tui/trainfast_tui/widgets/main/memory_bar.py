@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trainfast_tui.next_run.memory_and_speed import MeasuredMemory, NextRunMemory
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Piece, first_fitting, joined, line_length, paragraph, rule
+from trainfast_tui.text.lines import Line, Piece, first_fitting, join_pieces, line_length, paragraph, rule
 from trainfast_tui.text.memory_words import CATEGORY_WORDS, against_predicted_memory, phase_words, short_category
 from trainfast_tui.widgets.bar import LONG_FORM_COLUMNS, MEASURED_SIGN, has_long_form, stacked_cells
 
@@ -159,7 +159,7 @@ def _bar_line(fit: PredictedFit, measured: MeasuredMemory | None, width: int) ->
     if fit.available is not None:
         limit_cell = min(width - 1, int(fit.available.size_bytes / scale * width))
         line[limit_cell] = (LIMIT_SIGN, "error")
-    return joined(line)
+    return join_pieces(line)
 
 
 def _scale_bytes(fit: PredictedFit | None, measured: MeasuredMemory | None) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trainfast_tui.next_run.memory_and_speed import MeasuredSpeed, NextRunSpeed
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting, joined, paragraph, rule
+from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting, join_pieces, paragraph, rule
 from trainfast_tui.text.speed_words import speed_words
 from trainfast_tui.widgets.bar import MEASURED_SIGN, has_long_form
 
@@ -80,7 +80,7 @@ def _bar_line(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Lin
     line += [("·", "muted")] * (width - len(line))
     if speed.reference_samples_per_s is not None:
         line[min(width - 1, round(speed.reference_samples_per_s * scale))] = ("┃", "accent")
-    return joined(line[:width])
+    return join_pieces(line[:width])
 
 
 def _full_width_samples_per_s(speed: NextRunSpeed) -> float:

@@ -7,7 +7,7 @@ from trainfast_runner.search.journal.batch import CONFIRM_STEP, Probe
 from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_tui.charts.fit_chart import PeakPoint, fit_chart
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Piece, labelled, line_length, moved, paragraph, wrap
+from trainfast_tui.text.lines import Line, Piece, labelled, line_length, moved_cursor, paragraph, wrap
 from trainfast_tui.text.search.batch_answer import Offer, offers
 from trainfast_tui.text.search.batch_question import limits_words
 from trainfast_tui.text.search.batch_state import batch_search_words
@@ -41,7 +41,7 @@ class BatchView(SearchView[BatchSnapshot]):
     def action_move(self, by: int) -> None:
         """Move the cursor among the answers that Enter can apply; without any scroll the table, or the question."""
         if offered := offers(self._search):
-            self._cursor = moved(self._cursor, by, len(offered))
+            self._cursor = moved_cursor(self._cursor, by, len(offered))
             self.repaint()
         else:
             self.scroll_lines(by)

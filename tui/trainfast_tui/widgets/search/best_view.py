@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.search.best.person_instructions import instructions_in_force
 from trainfast_runner.units import counted
-from trainfast_tui.charts.scatter_chart import SettingPoint, front_of, scatter
+from trainfast_tui.charts.scatter_chart import SettingPoint, front_of, scatter_chart
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, labelled, paragraph
 from trainfast_tui.text.search.best_figures import best_label, objective_of
@@ -56,7 +56,11 @@ class BestView(SearchView["BestSnapshot"]):
         table_rows = len(table) + len(under_way) + 1 if len(table) > 1 or under_way else 0
         points = setting_points(search.so_far, is_live=search.is_live)
         max_chart = min(MAX_CHART_LINES, room - 1 - min(table_rows, MIN_TABLE_LINES))
-        chart = scatter(points, search.so_far.limit_bytes, width, max_chart - 1) if max_chart > MIN_CHART_LINES else []
+        chart = (
+            scatter_chart(points, search.so_far.limit_bytes, width, max_chart - 1)
+            if max_chart > MIN_CHART_LINES
+            else []
+        )
         if chart:
             chart = [[], _chart_title(search.so_far, points), *chart]
         room -= len(chart) + 1 + len(under_way)

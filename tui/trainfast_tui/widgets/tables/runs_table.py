@@ -37,7 +37,7 @@ ORDERS: tuple[SortOrder[RunRow], ...] = (
 )
 
 
-def matches(row: RunRow, words: str) -> bool:
+def row_matches(row: RunRow, words: str) -> bool:
     """True if every word stands in the row: its id, preset, state, reason, a `knob=value` or a `model.FIELD=value`."""
     field_overrides = {key: value for key, value in row.overrides.items() if "." in key}
     text = " ".join(

@@ -11,7 +11,7 @@ from textual.message import Message
 
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, clamp_scroll, moved
+from trainfast_tui.text.lines import Line, clamp_scroll, moved_cursor
 
 RowT = TypeVar("RowT")
 Columns = tuple[tuple[str, int], ...]
@@ -31,7 +31,7 @@ class SortOrder(Generic[RowT]):
     """Rows rank only among rows of the same value; None if all rank together."""
 
 
-def ordered(rows: Iterable[RowT], order: SortOrder[RowT], reverse: bool) -> list[RowT]:
+def sorted_rows(rows: Iterable[RowT], order: SortOrder[RowT], reverse: bool) -> list[RowT]:
     """Return the rows in this order, rows without a value last; rows of equal values keep their order.
 
     Groups follow each other in the order of their first rows.
@@ -97,7 +97,7 @@ class SortedTable(Painted, Generic[RowT]):
     def reorder(self) -> None:
         """Put the listed rows in order and draw them; the cursor keeps its index if its row is not listed any more."""
         cursor = self._cursor
-        self._ordered_rows = ordered(self._listed_rows, self.order, self.reverse)
+        self._ordered_rows = sorted_rows(self._listed_rows, self.order, self.reverse)
         identities = [self.identity(row) for row in self._ordered_rows]
         if identities and self._current_identity is not None and self._current_identity not in identities:
             self._current_identity = identities[min(cursor, len(identities) - 1)]
@@ -135,7 +135,9 @@ class SortedTable(Painted, Generic[RowT]):
     def action_move(self, by: int) -> None:
         """Move the cursor `by` rows down, clamped to the table."""
         if self._ordered_rows:
-            self._current_identity = self.identity(self._ordered_rows[moved(self._cursor, by, len(self._ordered_rows))])
+            self._current_identity = self.identity(
+                self._ordered_rows[moved_cursor(self._cursor, by, len(self._ordered_rows))]
+            )
         self.repaint()
         self.post_message(self.Moved())
 
