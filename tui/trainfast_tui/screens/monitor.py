@@ -22,7 +22,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.dialogs.ask import ask_yes
 from trainfast_tui.widgets.header_footer import StatusLine
-from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
+from trainfast_tui.widgets.monitor.monitor_devices import MonitorDevices, MonitorHead
 from trainfast_tui.widgets.tables.process_table import ProcessTable
 
 HEAD_AND_FOOTER_ROWS = 2

@@ -16,7 +16,8 @@ from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, line_length, moved_cursor, paragraph
 from trainfast_tui.text.shades import causes_of, severity_order, shade_of
-from trainfast_tui.widgets.device_details import (
+from trainfast_tui.widgets.devices import gpu_line, host_line
+from trainfast_tui.widgets.monitor.device_details import (
     Item,
     alarm_items,
     device_items,
@@ -25,7 +26,6 @@ from trainfast_tui.widgets.device_details import (
     item_lines,
     missing_item,
 )
-from trainfast_tui.widgets.devices import gpu_line, host_line
 
 INDENT = 6
 ROW_HAS_CLOCK_FROM = 120

@@ -1,0 +1,1 @@
+"""The devices of the monitor, each with all its readings."""
