@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Start the run, follow it and return its exit code."""
     home = Home().create()
     with progress_when_slow("checking…"):
-        plan = plan_from_arguments(arguments)
+        plan = _plan_from_arguments(arguments)
     for notice in script_notices(plan):
         print_notice(notice)
 
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     return print_result(result, arguments.json)
 
 
-def plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
+def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
     """Plan the run of the preset, or of the command after `--`. Raises UserError unless exactly one is given."""
     if arguments.preset is not None and (arguments.script is not None or arguments.script_preset is not None):
         raise UserError(f"run takes a preset or a command after --, not both: {arguments.preset}", key="--")

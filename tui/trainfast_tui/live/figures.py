@@ -54,7 +54,7 @@ def run_figures(run: RunSnapshot) -> Figures:
 
 
 def _figures_of_steps(run: RunSnapshot) -> Figures:
-    latest_steps = latest_measured(run.steps)
+    latest_steps = _latest_measured(run.steps)
     warming_up = bool(latest_steps) and latest_steps[-1].warmup
     numbers = {step.step for step in latest_steps}
     # A step has no rate before all ranks have written it.
@@ -80,7 +80,7 @@ def _basis_words(steps: int, before_number: str) -> str:
     return (f"{note}: " if note else "") + f"medians of {before_number}{steps} steps"
 
 
-def latest_measured(steps: Sequence[Step]) -> Sequence[Step]:
+def _latest_measured(steps: Sequence[Step]) -> Sequence[Step]:
     """Return the latest measured steps; those of the timing warm-up while there are no others."""
     latest_steps = steps[-RECENT_STEPS:]
     return [step for step in latest_steps if not step.warmup] or latest_steps
@@ -129,7 +129,7 @@ def step_words(run: RunSnapshot) -> str:
 
 def seconds_left(run: RunSnapshot) -> float | None:
     """Return the seconds to the last step at the latest pace; None if the run has ended or made no step."""
-    planned, steps = planned_steps(run), latest_measured(run.steps)
+    planned, steps = planned_steps(run), _latest_measured(run.steps)
     if not run.is_live or planned is None or not steps:
         return None
     step_ms = _median([step.step_ms for step in steps])

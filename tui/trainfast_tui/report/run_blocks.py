@@ -52,7 +52,7 @@ def runs_report(runs: Sequence[ReportedRun]) -> list[Block]:
 
 def run_sections(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the tables of all runs, their speed, phases and memory, then each run's diagnosis and charts."""
-    blocks: list[Block] = [Heading("Runs" if len(runs) > 1 else "The run"), runs_grid(runs), Prose(ABSENT_NOTE)]
+    blocks: list[Block] = [Heading("Runs" if len(runs) > 1 else "The run"), _runs_grid(runs), Prose(ABSENT_NOTE)]
     blocks += _throughput_picture(runs)
     blocks += _asked_and_ran(runs)
     blocks += speed_blocks(runs)
@@ -76,7 +76,7 @@ def _question(runs: Sequence[ReportedRun]) -> Iterator[Block]:
     yield from (Prose(f"{name}: {title}.") for name, title in titles)
 
 
-def runs_grid(runs: Sequence[ReportedRun]) -> Grid:
+def _runs_grid(runs: Sequence[ReportedRun]) -> Grid:
     """Return a row for each run: settings, throughput with its spread, step, memory, energy, throttling and end."""
     header = ["", "run", "settings", "samples/s", "MAD", f"against {runs[0].label}", "tokens/s", "step"]
     header += ["peak memory", "predicted", "J/sample", "throttled", "end"]

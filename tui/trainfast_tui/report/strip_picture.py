@@ -57,7 +57,7 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
     axes = Axes(
         x,
         y,
-        [(second, duration(second)) for second in time_ticks(x.low, x.high)],
+        [(second, duration(second)) for second in _time_ticks(x.low, x.high)],
         [(value, data.format_value(value)) for value in round_ticks(low, high, binary=data.binary)],
         "time since the run started",
         names[0] if len(names) == 1 and "/" in names[0] else data.title,
@@ -77,7 +77,7 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
     return Picture(data.title, words, markup, WIDTH, PICTURE_HEIGHT + legend_height, sparklines(data, origin_ns))
 
 
-def time_ticks(low_s: float, high_s: float) -> list[float]:
+def _time_ticks(low_s: float, high_s: float) -> list[float]:
     """Return round seconds on an axis, at most `MAX_TIME_TICKS`."""
     step = next(
         (step for step in TICK_STEPS_S if (high_s - low_s) / step <= MAX_TIME_TICKS), (high_s - low_s) / MAX_TIME_TICKS

@@ -68,12 +68,12 @@ class HelpScreen(PageScreen):
         sections = self._sections(width)
         if not self._filter:
             return _painted(sections, width)[1:]
-        matching = matching_sections(sections, self._filter)
+        matching = _matching_sections(sections, self._filter)
         title = f"with “{self._filter}”" if matching else f"nothing with “{self._filter}”"
         return [rule(f"help {title}", width, "/ and Enter: all of it"), *_painted(matching, width)]
 
 
-def matching_sections(sections: list[Section], words: str) -> list[Section]:
+def _matching_sections(sections: list[Section], words: str) -> list[Section]:
     """Return the entries that contain all of these words, in their sections; a section without one is left out."""
     matching = []
     for title, entries in sections:

@@ -113,13 +113,13 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         elif self.session.run_control.pending.is_pending:
             self.notify("A run is starting; press Enter again once it is on the screen.", severity="warning")
         elif run is None:
-            self.start_after(None)
+            self._start_after(None)
         else:
             state = state_text(run.state)
             question = f"{run.run_id} is {state} and uses the device. Stop it and start the {kind.label} search?"
-            ask_yes(self.app, question, "stop it, then search", partial(self.start_after, run.directory))
+            ask_yes(self.app, question, "stop it, then search", partial(self._start_after, run.directory))
 
-    def start_after(self, run_to_stop: Path | None) -> None:
+    def _start_after(self, run_to_stop: Path | None) -> None:
         """Start or continue the search once `run_to_stop` has ended."""
         try:
             spec, fresh = self.search_to_start()

@@ -36,7 +36,7 @@ def oom_sentences(explanation: OomExplanation) -> Iterator[str]:
     if (
         needed is not None
         and explanation.batch_size is None
-        and not any(may_fit(change) for change in explanation.changes)
+        and not any(_may_fit(change) for change in explanation.changes)
     ):
         yield "No change of knobs makes it fit by the prediction."
     if explanation.others:
@@ -76,14 +76,14 @@ def effect_words(change: OomChange) -> str:
     return f"{change.saves}; speed: {change.costs}" if change.costs else change.saves
 
 
-def may_fit(change: OomChange) -> bool:
+def _may_fit(change: OomChange) -> bool:
     """True if the change is predicted to be enough, or not predicted."""
     return change.missing_bytes is None
 
 
 def changes_title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
     """Return the heading over the changes: how much is known about them."""
-    if changes and not any(may_fit(change) for change in changes):
+    if changes and not any(_may_fit(change) for change in changes):
         return CLOSEST_TITLE
     predicted = [change.predicted_bytes is not None for change in changes]
     return ALL_FIT_TITLE if all(predicted) else MIXED_TITLE if any(predicted) else ESTIMATED_TITLE

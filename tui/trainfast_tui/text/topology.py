@@ -24,7 +24,7 @@ class TopologySection:
     lines: list[str]
 
 
-def matrix_lines(topology: Topology) -> list[str]:
+def _matrix_lines(topology: Topology) -> list[str]:
     """Return the matrix as `nvidia-smi topo -m` lays it out, CPU and NUMA affinity at the right."""
     names = [f"GPU{device.index}" for device in topology.devices]
     rows = [
@@ -34,7 +34,7 @@ def matrix_lines(topology: Topology) -> list[str]:
     return table(["", *names, "CPU AFFINITY", "NUMA"], rows)
 
 
-def device_lines(topology: Topology) -> list[str]:
+def _device_lines(topology: Topology) -> list[str]:
     """Return a line for each GPU: name, memory, bus id, PCIe link beside its maximum, NVLinks."""
     rows = [
         [
@@ -90,8 +90,8 @@ def topology_sections(topology: Topology) -> list[TopologySection]:
         return [advice]
     silent_gpus = silent_lines(topology)
     return [
-        TopologySection("links between GPUs", "table", matrix_lines(topology)),
-        TopologySection("GPUs", "table", device_lines(topology)),
+        TopologySection("links between GPUs", "table", _matrix_lines(topology)),
+        TopologySection("GPUs", "table", _device_lines(topology)),
         *([TopologySection("GPUs without an answer", "errors", silent_gpus)] if silent_gpus else []),
         *([TopologySection("peer access", "text", peer_lines(topology))] if len(topology.devices) > 1 else []),
         TopologySection("legend", "text", pair_lines(LEGEND.items())),

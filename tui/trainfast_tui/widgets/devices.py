@@ -137,7 +137,7 @@ def gpu_line(
         word = "silent" if failures.takes_long(device.error) else "lost"
         since = f"{word} for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
         room = width - line_length(line) - cell_len(since)
-        return [*line, (since, "error"), (in_short(device.error, room), "error")]
+        return [*line, (since, "error"), (_in_short(device.error, room), "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
     line += _bar(share, 16 if width >= GPU_NAMES_FROM else 10 if long_words else 6, NEARLY_FULL_SHARE)
     line += _memory_pieces(device, long_words, missing)
@@ -155,7 +155,7 @@ def gpu_line(
     return line + _badges(device, width - line_length(line))
 
 
-def in_short(error: str, room: int) -> str:
+def _in_short(error: str, room: int) -> str:
     """Return the error in `room` cells, without its cure if both do not fit."""
     return error if cell_len(error) <= room else fmt.truncate(error.partition(". ")[0], room)
 

@@ -31,7 +31,7 @@ def print_json(value: Any) -> None:
 
 def print_line(text: str = "") -> None:
     """Print a line on stdout, in ASCII if its encoding cannot hold the text."""
-    print(encodable(text, sys.stdout.encoding))
+    print(_encodable(text, sys.stdout.encoding))
 
 
 def print_exact(text: str) -> None:
@@ -51,13 +51,13 @@ def print_notice(text: str) -> None:
 def write_to_stderr(text: str) -> None:
     """Write on stderr, in ASCII if its encoding cannot hold the text."""
     try:
-        sys.stderr.write(encodable(text, sys.stderr.encoding))
+        sys.stderr.write(_encodable(text, sys.stderr.encoding))
         sys.stderr.flush()
     except OSError:
         pass  # the terminal has gone; the command goes on, and its exit code still counts
 
 
-def encodable(text: str, encoding: str | None) -> str:
+def _encodable(text: str, encoding: str | None) -> str:
     """Return the text, or its ASCII likeness if `encoding` cannot hold it."""
     try:
         text.encode(encoding or "ascii")

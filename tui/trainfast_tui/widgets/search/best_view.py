@@ -54,7 +54,7 @@ class BestView(SearchView["BestSnapshot"]):
             return [*self.scrolled_text(text, height - len(notice)), *notice]
         self._top = 0
         table_rows = len(table) + len(under_way) + 1 if len(table) > 1 or under_way else 0
-        points = setting_points(search.so_far, is_live=search.is_live)
+        points = _setting_points(search.so_far, is_live=search.is_live)
         max_chart = min(MAX_CHART_LINES, room - 1 - min(table_rows, MIN_TABLE_LINES))
         chart = (
             scatter_chart(points, search.so_far.limit_bytes, width, max_chart - 1)
@@ -137,7 +137,7 @@ def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
     return paragraph(f"your instructions: {', '.join(words)}", width, "secondary", 2) if words else []
 
 
-def setting_points(so_far: BestSoFar, *, is_live: bool) -> list[SettingPoint]:
+def _setting_points(so_far: BestSoFar, *, is_live: bool) -> list[SettingPoint]:
     """Return the settings as points of the chart, the best last; the setting under way stands at the bottom."""
     rates: dict[int, float | None] = {}
     signs: dict[int, Piece] = {}
