@@ -25,7 +25,7 @@ from trainfast_runner.settings.spec import RunSpec
 
 MODULE = "trainfast_runner.search"
 """The module that conducts a search in a process of its own."""
-POLL_S = 0.02
+END_POLL_S = 0.02
 """Seconds between checks that the conductor has ended."""
 
 
@@ -118,7 +118,7 @@ def cancel(directory: Path, timeout_s: float = 0.0) -> bool:
     was_asked = conductor is not None and send(conductor, signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
     while is_conducted(directory) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+        time.sleep(END_POLL_S)
     return was_asked
 
 
