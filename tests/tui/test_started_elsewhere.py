@@ -66,7 +66,7 @@ def test_another_live_run_is_known_until_it_ends_or_is_deleted(home: Home) -> No
 def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Callable[[Path], None]) -> None:
     seen: list[Snapshot] = []
     reader = Reader(home, seen.append)
-    reader._sample = lambda run: None  # type: ignore[method-assign]
+    reader._update_sampler = lambda run: None  # type: ignore[method-assign]
     assert reader._snapshot().run is None
     a_live_run(home, hold, run_id=FIRST)
     assert reader._snapshot().started_elsewhere is None, "there is nothing to notify of: it is followed"
@@ -81,7 +81,7 @@ def test_a_search_that_is_started_elsewhere_is_followed(
     monkeypatch.setattr(followed, "LOOK_AGAIN_S", 0.0)
     seen: list[Snapshot] = []
     reader = Reader(home, seen.append)
-    reader._sample = lambda run: None  # type: ignore[method-assign]
+    reader._update_sampler = lambda run: None  # type: ignore[method-assign]
     assert reader._snapshot().best_search is None
     search = a_best_search(home, best_going_on())
     assert reader._snapshot().best_search is None, "nobody conducts it"
@@ -101,7 +101,7 @@ def test_a_live_run_that_is_not_on_the_screen_uses_the_device(home: Home, hold: 
     session = StillSession(home)
     session.receive(MachineSeen(CPU))
     reader = Reader(home, lambda snapshot: None)
-    reader._sample = lambda run: None  # type: ignore[method-assign]
+    reader._update_sampler = lambda run: None  # type: ignore[method-assign]
     reader.follow(live)
     session.receive(SnapshotTaken(reader._snapshot()))
     reader.follow(a_run(home, FIRST))
@@ -149,7 +149,7 @@ def test_a_journal_that_cannot_be_read_leaves_the_other_search_and_its_own_last_
 
 def test_an_unreadable_home_is_an_error_at_each_look(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(home, lambda snapshot: None)
-    reader._sample = lambda run: None  # type: ignore[method-assign]
+    reader._update_sampler = lambda run: None  # type: ignore[method-assign]
     assert reader._snapshot().trouble is None
     a_run(home)
 

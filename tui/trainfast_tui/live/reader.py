@@ -134,7 +134,7 @@ class Reader(threading.Thread):
         if elsewhere is not None and run is None and self.followed is None:
             self._followed_run.follow(self._home.directory(elsewhere))
             elsewhere = None  # the next snapshot shows it
-        self._sample(run)
+        self._update_sampler(run)
         snapshot = Snapshot(
             taken_ns=time.monotonic_ns(),
             run=run,
@@ -180,8 +180,8 @@ class Reader(threading.Thread):
             self._processes = ProcessList()
         return self._processes.read(snapshot.tick.devices if snapshot.tick is not None else ())
 
-    def _sample(self, run: RunSnapshot | None) -> None:
-        """Sample the machine here unless the run's supervisor does."""
+    def _update_sampler(self, run: RunSnapshot | None) -> None:
+        """Keep a sampler of our own while no supervisor of a live run samples the machine."""
         newest_ns = run.ticks[-1].t_ns if run is not None and run.is_live and run.ticks else 0
         run_samples = 0 <= time.monotonic_ns() - newest_ns < MAX_TICK_AGE_NS
         if run_samples and self._sampler is not None:

@@ -81,11 +81,10 @@ class BenchRows:
     def _result_of(
         self, planned: PlannedRow, group: str | None, warm: WarmRows, varied: tuple[str, ...], *, may_skip: bool
     ) -> RowResult | None:
-        """Run one row as `run_row`; None if a signal ended a wait.
+        """Run one row as `run_row` and return its result; None if a signal ended a wait.
 
-        With `may_skip` a device that another run has taken is the row's result.
-
-        A script's row that ran other values than those of the `varied` knobs is a UserError.
+        The result is an error if another run has taken the device and the bench `may_skip` the row, or if a script's
+        row ran with other values of the `varied` knobs.
         """
         try:
             result = self.run_row(planned, group, warm)
