@@ -27,6 +27,9 @@ NEARLY_FULL_SHARE = 0.93
 """Chosen, not measured: a bar of memory above this share is a warning."""
 NEAR_SLOWDOWN_C = 5
 """Chosen, not measured: a GPU this near its slowdown temperature, in degrees Celsius, is a warning."""
+LONG_MEMORY_CELLS, SHORT_MEMORY_CELLS = 22, 10
+TEMPERATURE_CELLS, SLOWDOWN_CELLS = 7, 19
+"""Cells of a GPU's temperature, and of the words on its slowdown."""
 SHORT_WORDS = {
     "sw_power_cap": "power limit",
     "hw_slowdown": "hardware slowdown",
@@ -162,21 +165,22 @@ def _in_short(error: str, room: int) -> str:
 
 def _memory_pieces(device: DeviceReading, long_words: bool, missing: Mapping[str, str]) -> Line:
     used, total = fmt.size(device.memory_used_bytes), fmt.size(device.memory_total_bytes)
+    cells = LONG_MEMORY_CELLS if long_words else SHORT_MEMORY_CELLS
     if used == total == fmt.ABSENT:
-        return [(fmt.to_width(f" {no_memory_words(device.index, missing)}", 22 if long_words else 10), "muted")]
-    return [(fmt.to_width(f" {used} of {total}", 22) if long_words else fmt.to_width(f" {used}", 10), "text")]
+        return [(fmt.to_width(f" {no_memory_words(device.index, missing)}", cells), "muted")]
+    return [(fmt.to_width(f" {used} of {total}" if long_words else f" {used}", cells), "text")]
 
 
 def _temperature_pieces(device: DeviceReading, long_words: bool) -> Line:
-    text = fmt.celsius(device.temperature_c)
+    text = fmt.to_width(fmt.celsius(device.temperature_c), TEMPERATURE_CELLS, "right")
     left_c = degrees_left(device)
     tone: Tone = "warning" if left_c is not None and left_c <= NEAR_SLOWDOWN_C else "text"
     if left_c is None:
-        return [(fmt.to_width(text, 7, "right"), tone), (" " * (19 if long_words else 0), "text")]
+        return [(text, tone), (" " * (SLOWDOWN_CELLS if long_words else 0), "text")]
     if long_words:
         words = f" {abs(left_c):.0f} {'below' if left_c > 0 else 'over'} slowdown" if left_c else " at slowdown"
-        return [(fmt.to_width(text, 7, "right"), tone), (fmt.to_width(words, 19), "muted" if left_c > 0 else "error")]
-    return [(fmt.to_width(text, 7, "right"), tone)]
+        return [(text, tone), (fmt.to_width(words, SLOWDOWN_CELLS), "muted" if left_c > 0 else "error")]
+    return [(text, tone)]
 
 
 def _badges(device: DeviceReading, room: int) -> Line:

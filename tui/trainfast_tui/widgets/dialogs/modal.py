@@ -215,7 +215,8 @@ class ChoiceDialog(Dialog[str]):
         picker.clear_options()
         picker.add_options(Option(Text(plain(f"{value:<{value_width}}  {label}"))) for value, label in self._matching)
         values = [value for value, _ in self._matching]
-        picker.highlighted = (values.index(current) if current in values else 0) if values else None
+        index = values.index(current) if current in values else 0
+        picker.highlighted = index if values else None
         hint = f"with “{words}”: {len(values)} of {len(self._choices)}   " if words else "type to narrow it down   "
         self.query_one(".hint", Static).update(Text(plain(f"{hint}Enter chooses, Esc leaves")))
 

@@ -31,6 +31,10 @@ SHORT_PHASES = {"optimizer": "optim", "backward": "back", "forward": "fwd"}
 """Names of phases where there is little room."""
 WIDE_PROGRESS_FROM = 66
 """Columns from which the words beside the progress bar have much room."""
+FIRST_COLUMN_CELLS = 19
+"""Cells of the first figure of each line, without the space after it."""
+PROGRESS_LABEL_CELLS = 22
+"""The least cells of the words after the progress bar, which then keeps its length."""
 TWO_LEGEND_ROWS_FROM = 6
 """Lines of the panel, without the one about the devices, from which a legend of short names has two rows."""
 FIRST_ROW_PHASES = 3
@@ -76,16 +80,21 @@ def _progress_line(run: RunSnapshot, width: int) -> Line:
     words = step_words(run)
     label = f" {fmt.fraction(share)}  {end}"
     narrow = width < WIDE_PROGRESS_FROM
-    line: Line = [(f"{words} " if narrow else f"{words:<19} ", "title")]
-    text_width = len(words) + 1 + len(label) if narrow else max(20, len(words) + 1) + max(22, len(label))
+    line: Line = [(f"{words} " if narrow else f"{words:<{FIRST_COLUMN_CELLS}} ", "title")]
+    text_width = (
+        len(words) + 1 + len(label)
+        if narrow
+        else max(FIRST_COLUMN_CELLS, len(words)) + 1 + max(PROGRESS_LABEL_CELLS, len(label))
+    )
     return [*line, *bar(share, max(4, width - text_width)), (label, "text")]
 
 
 def _speed_line(figures: Figures, width: int) -> Line:
     long_words = width >= LONG_STEP_WORDS_FROM
+    samples_cells, tokens_cells = (FIRST_COLUMN_CELLS, 18) if long_words else (17, 16)
     line: Line = [
-        (fmt.to_width(fmt.per_second(figures.samples_per_s, "samples"), 19 if long_words else 17) + " ", "title"),
-        (fmt.to_width(fmt.per_second(figures.tokens_per_s, "tokens"), 18 if long_words else 16), "text"),
+        (fmt.to_width(fmt.per_second(figures.samples_per_s, "samples"), samples_cells) + " ", "title"),
+        (fmt.to_width(fmt.per_second(figures.tokens_per_s, "tokens"), tokens_cells), "text"),
         (f"{fmt.milliseconds(figures.step_ms)}{' a step' if long_words else ''}", "text"),
     ]
     if long_words:
@@ -102,7 +111,7 @@ def _steadiness_pieces(run: RunSnapshot, width: int) -> Line:
 def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
     (first, last), peak = first_and_last_loss(run), peak_allocated_bytes(run)
     line: Line = [
-        (fmt.to_width(f"loss {fmt.number(first)} → {fmt.number(last)}", 19) + " ", "text"),
+        (fmt.to_width(f"loss {fmt.number(first)} → {fmt.number(last)}", FIRST_COLUMN_CELLS) + " ", "text"),
         (f"peak {peak_word_of(run.run_file)} ", "muted"),
         (fmt.size(peak), "text"),
     ]
