@@ -24,7 +24,7 @@ from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.readings import reading_names
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.tick_values import TickValues, throttled_spans
-from trainfast_tui.charts.time_axis import TimeAxis, gap_between
+from trainfast_tui.charts.time_axis import TimeAxis, gap_ns_of
 from trainfast_tui.charts.y_range import YRange
 from trainfast_tui.painting.palettes import TONES
 from trainfast_tui.terminal.cells import SentCells
@@ -116,7 +116,7 @@ def test_throttled_time_does_not_go_on_over_a_gap_without_samples() -> None:
         ticks = [a_tick(second, gpus=1) for second in seconds]
         causes = [frozenset({"power"})] * (len(seconds) - 1) + [frozenset[str]()]
         values = [TickValues(tick, (), own) for tick, own in zip(ticks, causes, strict=True)]
-        found = throttled_spans(values, gap_between([tick.t_ns for tick in ticks]))
+        found = throttled_spans(values, gap_ns_of([tick.t_ns for tick in ticks]))
         return [((span.start_ns - START_NS) // S, (span.end_ns - START_NS) // S) for span in found]
 
     assert spans(0, 1, 2, 602, 603, 604) == [(0, 2), (602, 604)]

@@ -155,7 +155,7 @@ class Session:
                 self.searches.of(kind).note_started(directory)
                 self.reader.follow_search(directory, kind)
             case SearchRefused(_, kind):
-                self.searches.of(kind).note_not_started()
+                self.searches.of(kind).note_refused()
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -195,7 +195,7 @@ class Session:
     def show_run(self, directory: Path) -> None:
         """Follow this run on the main screen; its knobs become the next run's."""
         self._keeps_knobs, self._adopted_run_id, self._opened_run_id = False, None, directory.name
-        self.run_control.pending.note_left()
+        self.run_control.pending.stop_waiting()
         self.reader.follow(directory)
 
     def set_next_run(self, next_run: NextRun, knob: str = "") -> NextRun:

@@ -7,7 +7,7 @@ import msgspec
 from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.text.format import Formatter, number
 from trainfast_tui.text.lines import Tone
-from trainfast_tui.text.shades import severity_order, shade_of
+from trainfast_tui.text.shades import severity_rank, shade_of
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class ThrottledSpan(msgspec.Struct, frozen=True):
 
 def worst_last(spans: Iterable[ThrottledSpan]) -> list[ThrottledSpan]:
     """Return the spans in the order of drawing: where two overlap the worse one covers the other."""
-    return sorted(spans, key=lambda span: -severity_order(shade_of(span.cause)))
+    return sorted(spans, key=lambda span: -severity_rank(shade_of(span.cause)))
 
 
 class Limit(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_tui.charts.chart_data import ChartData, Series
 from trainfast_tui.charts.readings import CPU_READING_NAMES
-from trainfast_tui.charts.time_axis import TimeAxis, gap_between
+from trainfast_tui.charts.time_axis import TimeAxis, gap_ns_of
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Tone
 
@@ -24,7 +24,7 @@ def cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[Cha
     if has_run:
         cpu.insert(0, _series("this run", ticks, partial(_run_cpu_percent, cores), "secondary"))
         memory.insert(0, _series("process memory", ticks, _run_memory_bytes, "secondary"))
-    chart = partial(ChartData, axis=axis, gap_ns=gap_between([tick.t_ns for tick in ticks]))
+    chart = partial(ChartData, axis=axis, gap_ns=gap_ns_of([tick.t_ns for tick in ticks]))
     return [
         chart(title=CPU_READING_NAMES[0], series=tuple(cpu), format_value=fmt.percent, y_max=100.0),
         chart(title=CPU_READING_NAMES[1], series=tuple(memory), format_value=fmt.size, binary=True),

@@ -16,7 +16,7 @@ from trainfast_tui.charts.readings import (
     reading_names,
 )
 from trainfast_tui.charts.tick_values import MAX_LINES, TickValues, TickValuesCache, throttled_spans
-from trainfast_tui.charts.time_axis import TimeAxis, gap_between, ticks_on
+from trainfast_tui.charts.time_axis import TimeAxis, gap_ns_of, ticks_on
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text.lines import Tone
 
@@ -42,7 +42,7 @@ def device_charts(
     by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
     newest = [by_uuid.get(uuid) for uuid in uuids] if recent else []
     times = [tick.t_ns for tick in recent]
-    gap_ns = gap_between(times)
+    gap_ns = gap_ns_of(times)
     spans = throttled_spans(tick_values, gap_ns)
     return [_gpu_chart(number, times, gap_ns, tick_values, newest, spans, axis) for number in indexes]
 

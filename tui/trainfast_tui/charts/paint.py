@@ -24,7 +24,7 @@ from trainfast_tui.charts.time_columns import extremes, time_columns
 from trainfast_tui.charts.y_range import YRange, update_y_range
 from trainfast_tui.painting.palettes import Palette
 from trainfast_tui.text.format import duration, plain, to_width, truncate
-from trainfast_tui.text.shades import Shade, severity_order, shade_of
+from trainfast_tui.text.shades import Shade, severity_rank, shade_of
 
 _SOLID, _DOTTED = 1, 2
 """Strides of the first series and of the second."""
@@ -165,7 +165,7 @@ def _time_row(frame: Frame, data: ChartData, shades_by_cell: list[Shade | None],
     shades = {shade for shade in shades_by_cell if shade is not None}
     spans = (span for span in data.spans if span.start_ns <= data.axis.end_ns and span.end_ns >= data.axis.start_ns)
     covered = {shade_of(span.cause) for span in spans} - shades
-    for shade in [*sorted(shades, key=severity_order), *sorted(covered, key=severity_order)]:
+    for shade in [*sorted(shades, key=severity_rank), *sorted(covered, key=severity_rank)]:
         sign = shade.glyph * 2 if shade in shades else "+"
         swatch = f"  {sign} {shade.letter} "
         if between < cell_len(swatch) + cell_len(shade.words) + 2:

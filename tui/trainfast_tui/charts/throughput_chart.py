@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from trainfast_tui.charts.chart_data import ChartData, Series
 from trainfast_tui.charts.tick_values import TickValuesCache, throttled_spans
-from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, gap_between, ticks_on
+from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, gap_ns_of, ticks_on
 from trainfast_tui.live.recent_conditions import RECENT_STEPS
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
@@ -58,7 +58,7 @@ def throughput_chart(
         y_range_key=f"{run.run_id if run is not None else ''} {unit}/s",
         format_value=fmt.number,
         spans=throttled_spans(
-            (cache or TickValuesCache()).values_of(ticks, uuids), gap_between([tick.t_ns for tick in ticks])
+            (cache or TickValuesCache()).values_of(ticks, uuids), gap_ns_of([tick.t_ns for tick in ticks])
         ),
         empty=empty,
     )

@@ -21,7 +21,7 @@ WINDOWS_S = (30, 60, 120, 300, 600, 1800)
 """The lengths of time that the charts can show; a `window` is an index into them."""
 DEFAULT_WINDOW = 2
 TICK_GAP_NS = 5 * SECOND_NS
-"""Samples of the machine further apart than this are not joined, unless they all lie far apart (`gap_between`)."""
+"""Samples of the machine further apart than this are not joined, unless they all lie far apart (`gap_ns_of`)."""
 
 
 class TimeAxis(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ def cell_axis(width: int, gutter: int, axis: TimeAxis) -> CellAxis:
     return CellAxis(gutter, count, (axis.end_ns // cell_ns - count + 1) * cell_ns, cell_ns)
 
 
-def gap_between(times_ns: Sequence[int], least_ns: int = TICK_GAP_NS) -> int:
+def gap_ns_of(times_ns: Sequence[int], least_ns: int = TICK_GAP_NS) -> int:
     """Return the distance of samples from which on they are not joined, at least `least_ns`.
 
     Thinned records and those of a slow sampler lie further apart than others.

@@ -37,6 +37,6 @@ class PendingStart:
             self._unseen_directory = None
         return unseen is not None and directory == unseen
 
-    def note_left(self) -> None:
+    def stop_waiting(self) -> None:
         """Stop waiting for the started run or search: a person chose to see another."""
         self._unseen_directory = None

@@ -68,7 +68,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         self._pending.note_started(directory)
         self._unended_directory = directory
 
-    def note_not_started(self) -> None:
+    def note_refused(self) -> None:
         """Record that the search to be started was refused."""
         self._pending.note_refused()
         self._stop_when_seen = False

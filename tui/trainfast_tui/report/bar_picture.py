@@ -18,7 +18,7 @@ from trainfast_tui.report.svg import (
     element,
     label,
     round_ticks,
-    tip,
+    tooltip,
     with_legend,
 )
 from trainfast_tui.text.format import Formatter, truncate
@@ -101,7 +101,7 @@ def _part(part: StackedPart, x: Scale, begin: float, top: float, format_value: F
     left, right = x.at(begin), x.at(begin + part.value)
     box = element(
         "rect",
-        tip(f"{part.name} {format_value(part.value)}"),
+        tooltip(f"{part.name} {format_value(part.value)}"),
         x=left,
         y=top,
         width=right - left,
@@ -134,7 +134,7 @@ def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], forma
         body.append(
             element(
                 "circle",
-                tip(f"{whisker.label}: {whisker.words}"),
+                tooltip(f"{whisker.label}: {whisker.words}"),
                 cx=x.at(whisker.middle),
                 cy=middle,
                 r=4,

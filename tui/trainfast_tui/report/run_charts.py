@@ -9,7 +9,7 @@ from trainfast_tui.charts.cpu_charts import cpu_charts
 from trainfast_tui.charts.device_charts import device_charts
 from trainfast_tui.charts.readings import has_gpu_samples, reading_names
 from trainfast_tui.charts.throughput_chart import throughput_chart
-from trainfast_tui.charts.time_axis import TimeAxis, gap_between
+from trainfast_tui.charts.time_axis import TimeAxis, gap_ns_of
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.report.reported_run import ReportedRun
 
@@ -21,7 +21,7 @@ def charts_of(run: ReportedRun) -> list[ChartData]:
     names = reading_names(snapshot)
     throughput = throughput_chart(snapshot, axis, "samples", sorted(used_uuids(run.snapshot)))
     # The steps of a long run are thinned: they lie further apart than the screen's.
-    step_gap_ns = gap_between(run.snapshot.rates.times_ns, throughput.gap_ns)
+    step_gap_ns = gap_ns_of(run.snapshot.rates.times_ns, throughput.gap_ns)
     charts = [replace(throughput, gap_ns=step_gap_ns), *device_charts(snapshot, axis, 0, len(names))]
     if has_gpu_samples(snapshot) and run.run_file is not None and run.run_file.device == "cpu":
         # On the screen the charts of watched GPUs replace those of the CPU; a report has both.

@@ -17,7 +17,7 @@ from trainfast_tui.report.svg import (
     Scale,
     element,
     round_ticks,
-    tip,
+    tooltip,
     with_legend,
 )
 from trainfast_tui.text.format import Formatter, number
@@ -104,7 +104,7 @@ def scatter_picture(
     body = [axes.markup()]
     for line in lines:
         path = "M" + "L".join(f"{x.at(x_value):.1f} {y.at(y_value):.1f}" for x_value, y_value in line.points)
-        body.append(element("path", tip(line.words), d=path, class_=f"line {line.class_}"))
+        body.append(element("path", tooltip(line.words), d=path, class_=f"line {line.class_}"))
     body += [_sign(point.kind, point.words, x.at(point.x), y.at(point.y)) for point in points]
     kinds = dict.fromkeys(point.kind for point in points)
     entries = [(_sign(kind, kind.words, 9, 0), kind.words) for kind in kinds]
@@ -117,4 +117,4 @@ def scatter_picture(
 def _sign(kind: PointKind, words: str, x: float, y: float) -> str:
     class_ = f"{'ring' if kind.sign in OPEN_SIGNS else 'dot'} {kind.tone}"
     position = f"translate({x:.1f} {y:.1f})"
-    return element("path", tip(words), d=SIGN_PATHS[kind.sign], class_=class_, transform=position)
+    return element("path", tooltip(words), d=SIGN_PATHS[kind.sign], class_=class_, transform=position)

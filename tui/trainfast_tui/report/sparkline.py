@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfast_tui.charts.chart_data import ChartData, worst_last
 from trainfast_tui.charts.time_columns import extremes, time_columns
 from trainfast_tui.text.format import duration
-from trainfast_tui.text.shades import severity_order, shade_of
+from trainfast_tui.text.shades import severity_rank, shade_of
 
 SPARKLINE_COLUMNS = 64
 BLOCK_GLYPHS = "▁▂▃▄▅▆▇█"
@@ -31,7 +31,7 @@ def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
         )
         range_words = " to ".join(map(data.format_value, ends))
         lines.append(f"{series.name.ljust(name_width)}  {drawn}  {range_words}")
-    causes = sorted({span.cause for span in data.spans}, key=lambda cause: severity_order(shade_of(cause)))
+    causes = sorted({span.cause for span in data.spans}, key=lambda cause: severity_rank(shade_of(cause)))
     if causes:
         words = ", ".join(f"{shade_of(cause).letter} {shade_of(cause).words}" for cause in causes)
         lines.append(f"{'throttled'.ljust(name_width)}  {_letters(data, column_ns)}  {words}")

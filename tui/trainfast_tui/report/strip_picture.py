@@ -21,7 +21,7 @@ from trainfast_tui.report.svg import (
     element,
     label,
     round_ticks,
-    tip,
+    tooltip,
     with_legend,
 )
 from trainfast_tui.text.format import duration
@@ -65,7 +65,9 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
     body = [*(_span(span, data, origin_ns, x) for span in _spans(data)), axes.markup()]
     for columns, series, dashes in zip(drawn, data.series, SERIES_DASHES, strict=False):
         path = "".join(_path(columns, y))
-        body.append(element("path", tip(series.name), d=path, class_=f"line {series.tone}", stroke_dasharray=dashes))
+        body.append(
+            element("path", tooltip(series.name), d=path, class_=f"line {series.tone}", stroke_dasharray=dashes)
+        )
     if data.limit is not None:
         body.append(_limit(data.limit, data, x, y))
     if data.cursor_ns is not None:
@@ -112,7 +114,7 @@ def _span(span: ThrottledSpan, data: ChartData, origin_ns: int, x: Scale) -> str
     width = max(MIN_SPAN_WIDTH, x.at((span.end_ns - origin_ns) / 1e9) - begin)
     box = element(
         "rect",
-        tip(f"{shade.words}, {_when(span, data, origin_ns)}"),
+        tooltip(f"{shade.words}, {_span_words(span, data, origin_ns)}"),
         x=begin,
         y=TOP,
         width=width,
@@ -122,7 +124,7 @@ def _span(span: ThrottledSpan, data: ChartData, origin_ns: int, x: Scale) -> str
     return box + label(shade.letter, begin + width / 2, PICTURE_HEIGHT - BOTTOM - 5, "middle")
 
 
-def _when(span: ThrottledSpan, data: ChartData, origin_ns: int) -> str:
+def _span_words(span: ThrottledSpan, data: ChartData, origin_ns: int) -> str:
     """Return the span's ends in words."""
     end_ns = min(span.end_ns, data.axis.end_ns)
     return f"from {duration((span.start_ns - origin_ns) / 1e9)} to {duration((end_ns - origin_ns) / 1e9)}"
@@ -155,4 +157,4 @@ def _sentences(data: ChartData, series_ranges: list[ColumnRanges], origin_ns: in
         if (ends := extremes(columns)) is not None:
             yield f"{series.name}: from {data.format_value(ends[0])} to {data.format_value(ends[1])}."
     for span in sorted(_spans(data), key=lambda span: span.start_ns):
-        yield f"{shade_of(span.cause).words.capitalize()} {_when(span, data, origin_ns)}."
+        yield f"{shade_of(span.cause).words.capitalize()} {_span_words(span, data, origin_ns)}."

@@ -37,7 +37,7 @@ def label(text: str, x: float, y: float, class_: str = "", **attributes: str | f
     return element("text", escape(plain(text)), x=x, y=y, class_=class_, **attributes)
 
 
-def tip(text: str) -> str:
+def tooltip(text: str) -> str:
     """Return the title of an enclosing element, which a browser shows under the pointer."""
     return element("title", escape(plain(text)))
 

@@ -41,7 +41,7 @@ def shade_of(cause: str) -> Shade:
     return _BY_CAUSE[cause]
 
 
-def severity_order(shade: Shade) -> int:
+def severity_rank(shade: Shade) -> int:
     """Return the rank of the shade, 0 for the worst."""
     return SHADES.index(shade)
 

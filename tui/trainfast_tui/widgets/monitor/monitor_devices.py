@@ -15,7 +15,7 @@ from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, line_length, moved_cursor, paragraph
-from trainfast_tui.text.shades import causes_of, severity_order, shade_of
+from trainfast_tui.text.shades import causes_of, severity_rank, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
 from trainfast_tui.widgets.monitor.device_details import (
     Item,
@@ -238,7 +238,7 @@ def _throttled(tick: Tick, *, with_words: bool) -> Line:
         for cause in causes_of(device.throttle_reasons):
             by_cause.setdefault(cause, []).append(device.index)
     line: Line = []
-    for shade in sorted(map(shade_of, by_cause), key=severity_order):
+    for shade in sorted(map(shade_of, by_cause), key=severity_rank):
         gpu_numbers = ", ".join(map(str, by_cause[shade.cause]))
         line.append((f"  {shade.letter} GPU {gpu_numbers}{f' {shade.words}' if with_words else ''}", shade.tone))
     lost = ", ".join(str(device.index) for device in tick.devices if device.error is not None)
