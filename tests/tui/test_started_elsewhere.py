@@ -10,16 +10,19 @@ import pytest
 from best_searched import a_best_search, best_going_on
 from msgspec.structs import replace
 from recorded import a_run
+from searched import a_search, going_on
 from still import CPU, StillApp, StillSession, a_live_run, a_snapshot, screen_text
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
 from trainfast_tui.control.messages import MachineSeen, SnapshotTaken
 from trainfast_tui.live import followed
 from trainfast_tui.live.other_runs import OtherRuns
 from trainfast_tui.live.reader import Reader
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.sources import next_run_from_preset
 
@@ -133,18 +136,20 @@ def test_a_journal_that_cannot_be_read_leaves_the_other_search_and_its_own_last_
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = Reader(home, lambda snapshot: None)
-    batch, best = object(), object()
-    monkeypatch.setattr(reader._batch_search, "poll", lambda: batch)
-    monkeypatch.setattr(reader._best_search, "poll", lambda: best)
-    assert reader._snapshot().trouble is None
+    reader._update_sampler = lambda run: None  # type: ignore[method-assign]
+    reader.follow_search(a_search(home, going_on()), SearchKind.BATCH)
+    reader.follow_search(a_best_search(home, best_going_on()), SearchKind.BEST)
+    readable = reader._snapshot()
+    assert readable.trouble is None
 
-    def broken() -> None:
+    def broken(follower: BatchFollower) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(reader._batch_search, "poll", broken)
+    monkeypatch.setattr(BatchFollower, "poll", broken)
     snapshot = reader._snapshot()
     assert snapshot.trouble == "cannot read the batch search: [Errno 5] Input/output error"
-    assert (snapshot.batch_search, snapshot.best_search) == (batch, best)
+    assert None not in (snapshot.batch_search, snapshot.best_search)
+    assert (snapshot.batch_search, snapshot.best_search) == (readable.batch_search, readable.best_search)
 
 
 def test_an_unreadable_home_is_an_error_at_each_look(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,8 @@ class FollowedSearch(FollowedDirectory, Generic[SearchSnapshotT]):
         super().__init__(partial(_newest_search, home, kind))
         self._open_journal = open_journal
         self._follower: JournalFollower[SearchSnapshotT] | None = None
+        self.newest: SearchSnapshotT | None = None
+        """The newest snapshot; None without a search."""
         self._looked_elsewhere_s = time.monotonic()
 
     def poll(self) -> SearchSnapshotT | None:
@@ -127,7 +129,8 @@ class FollowedSearch(FollowedDirectory, Generic[SearchSnapshotT]):
         elif self._follower is None or self._follower.directory != directory:
             self._follower = self._open_journal(directory)
         search = None if self._follower is None else self._follower.poll()
-        return search if search is not None and search.is_live else self._started_elsewhere(directory) or search
+        self.newest = search if search is not None and search.is_live else self._started_elsewhere(directory) or search
+        return self.newest
 
     def _started_elsewhere(self, directory: Path | None) -> SearchSnapshotT | None:
         """Follow a live search that was started at another terminal; None without one."""

@@ -63,7 +63,6 @@ class Reader(threading.Thread):
         self._sampler: Sampler | None = None
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
         self._xids: deque[Event] = deque(maxlen=XIDS_KEPT)
-        self._last_snapshot: Snapshot | None = None
         self._trouble: str | None = None
         """The reason something could not be read for the present snapshot."""
         self._looks_at_processes = False
@@ -122,13 +121,8 @@ class Reader(threading.Thread):
         self._trouble = None
         run = self._read("the run", self._followed_run.poll, None)
         # A search that cannot be read keeps its last state: nothing may start beside it.
-        before = self._last_snapshot
-        batch_search = self._read(
-            "the batch search", self._batch_search.poll, before.batch_search if before is not None else None
-        )
-        best_search = self._read(
-            "the best-fit search", self._best_search.poll, before.best_search if before is not None else None
-        )
+        batch_search = self._read("the batch search", self._batch_search.poll, self._batch_search.newest)
+        best_search = self._read("the best-fit search", self._best_search.poll, self._best_search.newest)
         self._read("the list of runs", lambda: self._other_runs.look(self.followed), None)
         elsewhere = self._other_runs.started_elsewhere
         if elsewhere is not None and run is None and self.followed is None:
@@ -147,7 +141,6 @@ class Reader(threading.Thread):
             other_live_run=self._other_runs.live,
             started_elsewhere=elsewhere,
         )
-        self._last_snapshot = snapshot
         return replace(snapshot, processes=self._read_processes(snapshot)) if self._looks_at_processes else snapshot
 
     def _read(self, subject: str, read: Callable[[], ReadT], instead: ReadT) -> ReadT:
