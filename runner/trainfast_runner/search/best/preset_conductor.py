@@ -16,6 +16,7 @@ from trainfast_runner.search.best.choose.decide import BestDecision
 from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
 from trainfast_runner.search.best.measure.trial import WantedTrial, take_trial
+from trainfast_runner.search.best.objective import seq_len_of
 from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.survey.flops_bounds import ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.survey.model_survey import ModelSurvey
@@ -27,6 +28,7 @@ from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.best import (
     AttemptOutcome,
     BestLine,
+    Candidate,
     ProcessReady,
     Trial,
 )
@@ -99,18 +101,20 @@ class PresetBestConductor(BestConductor):
             return
         is_warm = any(isinstance(line, Trial) and line.run_id == trial.run_id for line in self._lines)
         self._write(msgspec.structs.replace(trial, warm=is_warm, repeats=decision.step.repeats))
-        self._add_flops_bounds(process)
+        if trial.step_ms:  # the setting took a step, with which its FLOPs are recorded
+            self._add_flops_bounds(process, candidate)
         if process.ended_by_error:
             self._runs.wait_for_process_end()
         elif not takes_warm_trials(candidate_spec(self._survey.spec, candidate.knobs).knobs):
             self._runs.end_process()
 
-    def _add_flops_bounds(self, process: WarmProcess) -> None:
-        """Add the bounds by FLOPs to the candidates, once a process has counted the FLOPs of its model."""
+    def _add_flops_bounds(self, process: WarmProcess, tried: Candidate) -> None:
+        """Add the bounds by FLOPs to the candidates, once a process has counted the FLOPs of a tried one."""
         if self._ceiling is None or any(candidate.least_s_per_sample for candidate in self._space.candidates):
             return
         if (flops := flops_of(process.directory)) is not None:
-            self._space = with_bounds(self._space, self._survey, flops, self._ceiling)
+            seq_len = seq_len_of(self._question, tried)
+            self._space = with_bounds(self._space, self._survey, flops, seq_len, self._ceiling)
             self._write(self._space)
 
     def _process_for(self, number: int) -> WarmProcess | None:

@@ -21,16 +21,16 @@ ABOVE_CEILING = 1.1
 """A training may be faster than the calibration by this factor: a boost clock, or a CPU shared while calibrating."""
 
 
-def with_bounds(space: Space, survey: Survey, flops: float, ceiling: Ceiling) -> Space:
+def with_bounds(space: Space, survey: Survey, flops: float, seq_len: int, ceiling: Ceiling) -> Space:
     """Return the space with the least seconds of a sample, for candidates of a calibrated precision.
 
-    `flops` are the model's of one sample, at the seq_len of the survey's spec. Recomputation under checkpointing only
-    adds FLOPs, so the bound still holds.
+    `flops` are the model's of one sample of `seq_len` tokens: candidates of another length get no bound. Recomputation
+    under checkpointing only adds FLOPs, so the bound still holds.
     """
     candidates = list(space.candidates)
     for number, spec in survey.legal_specs(space).items():
         tflops = ceiling.tflops.get(peak_precision(str(spec.knobs["precision"])))
-        if tflops and spec.knobs["seq_len"] == survey.spec.knobs["seq_len"]:
+        if tflops and spec.knobs["seq_len"] == seq_len:
             # The ranks of a CPU run share its cores.
             devices = device_count(spec, survey.machine) if ceiling.device == "cuda" else 1
             least_s = flops / (ABOVE_CEILING * tflops * 1e12 * devices)
@@ -39,7 +39,7 @@ def with_bounds(space: Space, survey: Survey, flops: float, ceiling: Ceiling) ->
 
 
 def flops_of(directory: Path) -> float | None:
-    """Return the model's FLOPs of a sample as counted by a run's first rank; None before the count."""
+    """Return the model's FLOPs of a sample as last counted by a run's first rank; None before the count."""
     lines = [line for line in read_worker_lines(directory).get(0, []) if isinstance(line, ActualLine)]
     return next((line.model_flops_per_sample for line in reversed(lines) if line.model_flops_per_sample), None)
 
