@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
 import msgspec
+import pytest
 from layered_model import model_of, spec_with
 
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch.predicted_size import SizePrediction
+from trainfast_runner.search.batch.predicted_size import SizePrediction, predict_size
 
 MIB = 1 << 20
 PLAN = RunPlan(
@@ -57,3 +64,13 @@ def test_the_growth_is_that_of_the_sizes_below_the_maximum() -> None:
     assert found.max_batch == most
     assert found.bytes_per_sample is not None
     assert abs(found.bytes_per_sample - (below[1] - below[0]) / (most - most // 2)) < 0.02 * found.bytes_per_sample
+
+
+def test_a_search_goes_on_where_the_tracer_can_make_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    prediction = predict_size(replace(PLAN, python=sys.executable), threading.Event())
+    assert prediction.model is None
+    assert prediction.reason == "a temporary file cannot be made: No such file or directory"

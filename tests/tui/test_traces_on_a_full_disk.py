@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-from typing import Any
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from recorded import an_oom_run
 from tests.plans import PLAN
 
-from trainfast_runner.memory import tracing
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_tui.cli.launching.start_run import predict_memory
@@ -17,16 +18,10 @@ from trainfast_tui.cli.launching.traced_changes import with_traced_changes
 
 
 @pytest.fixture(autouse=True)
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail each trace as where the tracer's temporary file cannot be written."""
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(tracing, "cached_model", lambda *arguments: None)
-    monkeypatch.setattr(tracing, "cached_models", lambda *arguments, **options: lambda spec: None)
-    monkeypatch.setattr(tracing, "trace_model", refuse)
-    monkeypatch.setattr(tracing, "trace_models", refuse)
+def no_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the tracer no folder for its temporary file."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without a cached trace
 
 
 def test_an_out_of_memory_result_keeps_its_estimates(home: Home) -> None:
@@ -40,5 +35,8 @@ def test_an_out_of_memory_result_keeps_its_estimates(home: Home) -> None:
 
 def test_a_run_starts_without_a_prediction(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.create()
-    predict_memory(PLAN, home)
-    assert "memory is not predicted: [Errno 28] No space left on device" in capsys.readouterr().err
+    predict_memory(replace(PLAN, python=sys.executable), home)
+    assert (
+        "memory is not predicted: a temporary file cannot be made: No such file or directory; try freeing some space"
+        in capsys.readouterr().err
+    )

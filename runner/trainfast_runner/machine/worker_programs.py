@@ -127,7 +127,7 @@ def _output_of(
     """The command's stdout and stderr, once it has ended."""
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     # Files, not pipes: a fork that outlives the program keeps a pipe open.
-    with TemporaryFile() as printed, TemporaryFile() as errors:
+    with open_temporary_file() as printed, open_temporary_file() as errors:
         process = start_worker_program(executable, command, errors, environment, stdout=printed)
         try:
             # Do not collect the process yet: until then no other process group gets its pid.
@@ -142,6 +142,18 @@ def _output_of(
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         return whole_text(printed), whole_text(errors)
+
+
+def open_temporary_file() -> IO[bytes]:
+    """An empty file that is gone once it is closed. Raises UserError where the temporary folder takes none."""
+    try:
+        return TemporaryFile()
+    except OSError as error:
+        raise UserError(
+            f"a temporary file cannot be made: {error.strerror}",
+            key="TMPDIR",
+            advice="freeing some space, or TMPDIR set to another folder",
+        ) from None
 
 
 def whole_text(file: IO[bytes]) -> str:

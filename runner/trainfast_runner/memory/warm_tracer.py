@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing, suppress
-from tempfile import TemporaryFile
 from typing import Any
 
 from trainfast_runner.errors import UserError
@@ -27,6 +26,7 @@ from trainfast_runner.machine.worker_programs import (
     ProgramCancelled,
     json_objects,
     last_error_line,
+    open_temporary_file,
     own_environment,
     start_worker_program,
     timeout_error,
@@ -113,7 +113,7 @@ class _Server:
         self._partial_line, self._unsent = b"", b""
         self._finished_batch = 0
         """Number of the newest batch that is over."""
-        self._stderr = TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self._stderr = open_temporary_file()
         try:
             command = [executable, str(WORKER / "memory_trace" / "serve.py")]
             self._process = start_worker_program(executable, command, self._stderr, variables, stdin=subprocess.PIPE)

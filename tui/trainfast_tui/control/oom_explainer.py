@@ -87,7 +87,7 @@ class OomExplainer:
         try:
             for traces_left in trace_changes(oom_run, python, cancelled, self._tracer()):
                 self._post(OomExplained(run.run_id, _explanation(oom_run, python), traces_left))
-        except (UserError, OSError):
+        except UserError:
             pass  # a change that cannot be traced stays an estimate
         return OomExplained(run.run_id, _explanation(oom_run, python), 0)
 

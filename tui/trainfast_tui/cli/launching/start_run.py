@@ -91,6 +91,5 @@ def predict_memory(plan: RunPlan, home: Home) -> None:
     try:
         with progress_when_slow("predicting its memory…"):
             trace_model(plan.spec, plan.device, plan.python, gpus=plan.device_uuids)
-    except (UserError, OSError) as error:
-        reason = error.line() if isinstance(error, UserError) else str(error)
-        print_notice(plain(f"memory is not predicted: {reason}"))
+    except UserError as error:
+        print_notice(plain(f"memory is not predicted: {error.line()}"))

@@ -34,7 +34,7 @@ def with_traced_changes(directory: Path, result: Result, python: str | None) -> 
         with progress_when_slow("tracing which changes would make it fit…") as progress:
             for traces_left in trace_changes(oom_run, python, cancelled):
                 progress.update(f"tracing which changes would make it fit, {traces_left} to go…")
-    except (UserError, OSError, KeyboardInterrupt):
+    except (UserError, KeyboardInterrupt):
         pass  # changes without a trace stay estimates
     finally:
         timer.cancel()

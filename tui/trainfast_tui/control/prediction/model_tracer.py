@@ -86,8 +86,6 @@ class ModelTracer:
             return
         except UserError as error:
             self._failures[key] = error.message
-        except OSError as error:
-            self._failures[key] = str(error)
         finally:
             self.importing = ""
         with self._lock:
