@@ -25,7 +25,7 @@ UNTRACED = SimpleNamespace(traced_memory=None, unknown={"traced_memory": "tracin
     ],
 )
 def test_a_search_without_a_known_limit_blames_no_trace_that_it_has(script: object, reason: str) -> None:
-    unlimited: Any = SimpleNamespace(_plan=SimpleNamespace(memory_limit_bytes=None), _available_bytes=lambda: None)
+    unlimited: Any = SimpleNamespace(_plan=SimpleNamespace(memory_limit_bytes=None), _free_gpu_bytes=lambda: None)
     result = cast("Result", SimpleNamespace(script=script, run_id="one"))
     predicted = ScriptBatchConductor._predicted(unlimited, result, cast("Probe", None))
     assert predicted.reason == f"memory is predicted from the probes alone: {reason}"

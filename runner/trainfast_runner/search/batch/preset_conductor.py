@@ -46,24 +46,22 @@ class PresetBatchConductor(BatchConductor):
                     cancelled.set()
                     prediction.result()
                 began_s = self._runs.clock_s()
-                available = self._available_bytes(self._warm_process())
+                process = self._ready_process()
                 # A prediction saves a few sizes, so waiting about as long as for the process is worth it.
                 wait_s = self._runs.clock_s() - began_s + EXTRA_PREDICTION_WAIT_S
-                if available is not None:
+                if process is not None:
                     self._wait_until(prediction, time.monotonic() + wait_s)
             finally:
                 cancelled.set()
-        if available is not None:
-            limits = self._plan.memory_limit_bytes or available
-            self._write(prediction.result().against(self._plan, min(limits)))
+        if process is not None:
+            limit_bytes = min(self._plan.memory_limit_bytes or (), default=process.available_bytes)
+            self._write(prediction.result().against(self._plan, limit_bytes))
 
     def probe(self, batch_size: int) -> BatchEnded | None:
         """Try one size in the warm process."""
-        process = self._runs.process
+        process = self._runs.process or self._ready_process()
         if process is None:
-            process = self._warm_process()
-            if self._available_bytes(process) is None:
-                return None
+            return None
         is_first = not any(probe.run_id == process.directory.name for probe in self._state().probes)
         steps = (FIRST_PROBE_STEPS if is_first else LATER_PROBE_STEPS)[self._plan.device]
         began_ns = time.monotonic_ns()
@@ -102,22 +100,15 @@ class PresetBatchConductor(BatchConductor):
         """Return the end of a search in which a batch of 1 does not fit."""
         return explain_nothing_fits(self._plan, self._home, self._state(), reason, self._raise_if_cancelled)
 
-    def _available_bytes(self, process: WarmProcess) -> list[int] | None:
-        """Return the available memory of the ranks that know it, once all are ready.
-
-        None if the process ended before, which is then recorded.
-        """
-        replies = process.ready()
-        if replies is not None:
-            return [line.available_bytes for line in replies.values() if line.available_bytes is not None]
+    def _ready_process(self) -> WarmProcess | None:
+        """Start the warm process and return it once all ranks are ready; None if it ended before, which is recorded."""
+        process = self._runs.start_process(self._plan, PROBE)
+        self._record_launch(process.directory, PROBE)
+        if process.ready() is not None:
+            return process
         result = self._runs.wait_for_process_end()
         if result.state != "oom":
             raise UserError(end_text(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.
         self._write(probe_of_ended_run(1, result, result.seconds or 0.0, phase="model"))
         return None
-
-    def _warm_process(self) -> WarmProcess:
-        process = self._runs.start_process(self._plan, PROBE)
-        self._record_launch(process.directory, PROBE)
-        return process

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from trainfast_runner.known_values import lowest
 from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.result import Result
@@ -51,6 +52,11 @@ class WarmProcess:
         self._ready: dict[int, WarmLine] = {}
         self._probes: dict[int, dict[int, ProbeLine]] = {}
         self._trials: dict[int, dict[int, TrialLine]] = {}
+
+    @property
+    def available_bytes(self) -> int | None:
+        """The least available memory of a rank when it was ready; None if no ready rank knows its own."""
+        return lowest(line.available_bytes for line in self._ready.values())
 
     def ready(self) -> dict[int, WarmLine] | None:
         """Wait until every rank is ready; return their lines by rank."""
