@@ -1,8 +1,7 @@
-"""The lines of a best-fit search in `searches/SEARCH_ID/journal.jsonl`: its question, trials, runs and answer.
+"""The journal of a best-fit search: its question, trials, runs and answer. Sizes are bytes.
 
-A search continues from its journal, and a screen shows the journal. Sizes are bytes, times CLOCK_MONOTONIC nanoseconds,
-as in a run's records. Candidates are numbered from 0 in the order of the `Space` line. Fields with the words of a
-`Literal` are strings, because a journal of another version may have other words.
+Candidates are numbered from 0 in the order of the `Space` line. Fields with the words of a `Literal` are strings,
+because a journal of another version may have other words.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class EarlierEffect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
-    """The question of a best-fit search. The baseline is the recorded spec.
+    """The question of a best-fit search. The baseline is the recorded spec, with a batch that makes `global_batch`.
 
     Each process takes the first of `device_uuids`; `limits_bytes` is empty without `memory_limit`.
     """

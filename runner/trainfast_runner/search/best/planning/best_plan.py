@@ -27,7 +27,7 @@ class BestPlan:
 
     @property
     def plan(self) -> RunPlan:
-        """The plan of the baseline's run."""
+        """The plan of the preset's own run; with `--global-batch` the baseline is that run with another batch."""
         return self.survey.plan
 
 

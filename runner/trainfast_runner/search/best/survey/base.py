@@ -17,7 +17,8 @@ from trainfast_runner.settings.spec import RunSpec
 class Survey(ABC):
     """Checks and plans the candidates of one search on this machine.
 
-    `plan` is the baseline's run, `spec` the settings that the search varies.
+    `spec` are the settings that the search varies, `plan` is the plan of the preset's own run, which has the preset's
+    batch also where `--global-batch` gives the baseline another.
     """
 
     def __init__(self, spec: RunSpec, plan: RunPlan, machine: Machine) -> None:

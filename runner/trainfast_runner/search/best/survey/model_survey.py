@@ -1,4 +1,4 @@
-"""The survey of a preset's model: its compatibility rules, and its memory by traced models."""
+"""Check and plan the candidates of a preset on this machine, and predict their memory by traced models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ASKS_THE_MODEL = ("sdpa", "flash")
 
 
 class ModelSurvey(Survey):
-    """The survey of a preset's model: its compatibility rules, and its memory by traced models."""
+    """The survey of a preset: which candidates its compatibility rules refuse, and which are too large."""
 
     def __init__(self, spec: RunSpec, plan: RunPlan) -> None:
         inspected = training_python.inspect(plan.python, spec.model, spec.data["objective"])
