@@ -13,7 +13,7 @@ from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.best.choose.answer import answer_of
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.decide import BestDecision, decide
-from trainfast_runner.search.best.choose.next_cold_run import ROLES
+from trainfast_runner.search.best.choose.next_cold_run import COLD_ROLES
 from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
 from trainfast_runner.search.journal.best import (
     BestAnswer,
@@ -44,7 +44,7 @@ class Replayed:
     leader_s: float = 0.0
     seconds: float = 0.0
     starts: int = 0
-    cold: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROLES, 0))
+    cold: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COLD_ROLES, 0))
     decisions_s: list[float] = field(default_factory=list)
     best_answer: BestAnswer | None = None
     stopped_because: str = ""

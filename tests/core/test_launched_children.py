@@ -23,7 +23,7 @@ from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.search_directories import search_directories
 from trainfast_runner.running.launch import _spawn_supervisor
 from trainfast_runner.search import control
-from trainfast_runner.search.control import MODULE, SearchRequest, start_search
+from trainfast_runner.search.control import CONDUCTOR_MODULE, SearchRequest, start_search
 from trainfast_runner.search.journal.batch import BatchEnded, read_batch_journal
 from trainfast_runner.search.journal.lines import newest_conducted
 from trainfast_runner.settings.spec import resolve
@@ -60,7 +60,7 @@ def test_a_conductor_that_ended_is_collected(tmp_path: Path) -> None:
 def test_a_conductor_that_ends_without_an_answer_is_an_error_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title_length: int
 ) -> None:
-    monkeypatch.setattr(control, "MODULE", "trainfast_runner.no_such_module")
+    monkeypatch.setattr(control, "CONDUCTOR_MODULE", "trainfast_runner.no_such_module")
     advice = "ended before it answered; try the same search as a command, which prints its error"
     with pytest.raises(UserError, match=advice):
         start_search(replace(resolve("tiny-llama", []), title="x" * title_length), Home(tmp_path))
@@ -74,7 +74,7 @@ def test_a_conductor_whose_starter_has_gone_goes_on(
     home, spec = Home(tmp_path), resolve("tiny-llama", ["data.kind=random", "memory_limit=1GiB"])
     reading, writing = os.pipe()
     os.close(reading)
-    process = subprocess.Popen([sys.executable, "-P", "-m", MODULE], stdin=subprocess.PIPE, stdout=writing)
+    process = subprocess.Popen([sys.executable, "-P", "-m", CONDUCTOR_MODULE], stdin=subprocess.PIPE, stdout=writing)
     os.close(writing)
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(SearchRequest(home=str(tmp_path), **spec.record_fields())))

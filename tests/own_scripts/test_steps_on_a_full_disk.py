@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.door.trainfast_door.notes import VARIABLE, LineFile
+from trainfast_runner.door.trainfast_door.notes import RUN_VARIABLE, LineFile
 from trainfast_runner.door.trainfast_door.rank_files import RankFiles
 from trainfast_runner.door.trainfast_door.settings import Settings
 from trainfast_runner.door.trainfast_door.step_log import StepLog
@@ -16,7 +16,7 @@ from trainfast_runner.door.trainfast_door.step_log import StepLog
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepLog:
     """The log of a script that is to stop after two steps."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
     files = RankFiles(str(tmp_path), steps_from_log=False)
     return StepLog(files, Settings(steps=2), write_facts=lambda: files.write("script"))
 

@@ -29,8 +29,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.search import control
 from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.journal.best import UNNAMED, BestEnded
-from trainfast_runner.search.journal.lines import CANCELLED
+from trainfast_runner.search.journal.best import UNNAMED_REASON, BestEnded
+from trainfast_runner.search.journal.lines import CANCELLED_REASON
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.best_control import BestControl, BestOptions, BestPlanned
@@ -90,7 +90,7 @@ async def test_s_stops_the_search_and_f5_continues_its_question(
         await best_opened(pilot, live_best)
         await pilot.press("s")
         await until_true(pilot, lambda: cancelled == [live_best], "the end")
-        ended = BestEnded(t_ns=START_NS + 36 * S, state="cancelled", reason=CANCELLED, seconds=36.0)
+        ended = BestEnded(t_ns=START_NS + 36 * S, state="cancelled", reason=CANCELLED_REASON, seconds=36.0)
         write_lines(live_best / "journal.jsonl", [*best_going_on(), ended])
         assert "■ stopped; its journal is kept, f5 continues" in await show_best(pilot, live_best)
         await pilot.press("f5")
@@ -380,7 +380,7 @@ def test_a_refused_setting_is_named_once_in_the_plan() -> None:
 
 
 def test_a_knob_without_a_named_value_says_how_to_name_it_here() -> None:
-    left_alone = {"precision": UNNAMED}
+    left_alone = {"precision": UNNAMED_REASON}
     reason = "left alone: precision: no present value is named"
     assert varied_line({}, 4096) == "varying nothing at a global batch of 4,096"
     assert question_lines({}, left_alone, None)[1] == f"{reason}; --set precision=VALUE names it"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfast_runner.worker.data.global_order import GlobalOrder
-from trainfast_runner.worker.data.samples import IGNORED, Masking
+from trainfast_runner.worker.data.samples import IGNORED_LABEL, Masking
 from trainfast_runner.worker.data.whole_texts import CountedBatches, WholeTexts, pieces_of
 
 Train = Callable[..., Any]
@@ -45,7 +45,7 @@ def test_padding_is_masked_and_is_no_target() -> None:
     batch = texts([3, 5, 2], seq_len=8).__getitems__([0, 2])
     assert batch["input_ids"].tolist() == [[1, 2, 3], [9, 10, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert batch["labels"].tolist() == [[1, 2, 3], [9, 10, IGNORED]]
+    assert batch["labels"].tolist() == [[1, 2, 3], [9, 10, IGNORED_LABEL]]
     assert texts([3, 5, 2], seq_len=8, width=8).__getitems__([0, 2])["labels"].shape == (2, 8)
 
 
@@ -54,7 +54,7 @@ def test_a_masked_sample_is_the_same_beside_any_other() -> None:
     alone, beside = samples.__getitems__([0]), samples.__getitems__([1, 0])
     for name in ("input_ids", "labels"):
         assert torch.equal(alone[name][0], beside[name][1, :30])
-    assert (alone["labels"] != IGNORED).any()
+    assert (alone["labels"] != IGNORED_LABEL).any()
 
 
 def test_the_first_step_takes_the_longest_and_every_micro_batch_one_of_the_very_longest() -> None:

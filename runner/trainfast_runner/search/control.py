@@ -23,7 +23,7 @@ from trainfast_runner.search.journal.lines import newest_conducted
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
 
-MODULE = "trainfast_runner.search"
+CONDUCTOR_MODULE = "trainfast_runner.search"
 """The module that conducts a search in a process of its own."""
 END_POLL_S = 0.02
 """Seconds between checks that the conductor has ended."""
@@ -74,7 +74,7 @@ def start_search(
 def _conduct(request: SearchRequest) -> dict[str, Any]:
     """Start a conductor; return its one line of output: its directory or its error."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", MODULE],
+        [sys.executable, "-P", "-m", CONDUCTOR_MODULE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

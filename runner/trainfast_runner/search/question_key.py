@@ -14,6 +14,8 @@ from trainfast_runner.running.planning import RunPlan
 
 MAX_HASHED_BYTES = 1 << 20
 """The content of a file this large is left out of the hash of a script's command: an interpreter, or data."""
+KEY_DIGITS, FILES_DIGITS = 16, 8
+"""Hex digits of the hash of a question, and of the files of a script's command."""
 
 
 def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:
@@ -25,16 +27,17 @@ def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:
 
 
 def _hash_of_files(words: Sequence[str], cwd: str) -> str:
-    """Return 8 hex digits of the contents of a command's files: its script, and files named alone or after `=`."""
+    """Return a hash of the contents of a command's files: its script, and files named alone or after `=`."""
     contents = hashlib.sha256()
-    for name in (name for word in words for name in (word, word.partition("=")[2])):
+    names = [name for word in words for name in (word, word.partition("=")[2])]
+    for name in names:
         path = os.path.join(cwd, name)
         with suppress(OSError):
             if os.path.isfile(path) and os.path.getsize(path) < MAX_HASHED_BYTES:
                 contents.update(hashlib.sha256(Path(path).read_bytes()).digest())
-    return contents.hexdigest()[:8]
+    return contents.hexdigest()[:FILES_DIGITS]
 
 
 def _hash_of(value: object) -> str:
-    """Return 16 hex digits that differ for different values."""
-    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+    """Return a hash that differs for different values."""
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:KEY_DIGITS]

@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
+WORKER_FOLDER = Path(__file__).resolve().parent
 """The folder of the worker."""
 
 
@@ -17,10 +17,10 @@ def register() -> None:
     """Make this folder importable as `trainfast_worker`, and keep its files from shadowing other modules."""
     if "trainfast_worker" in sys.modules:
         return
-    if sys.path and Path(sys.path[0] or ".").resolve().is_relative_to(FOLDER):
+    if sys.path and Path(sys.path[0] or ".").resolve().is_relative_to(WORKER_FOLDER):
         del sys.path[0]
     spec = importlib.util.spec_from_file_location(
-        "trainfast_worker", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
+        "trainfast_worker", WORKER_FOLDER / "__init__.py", submodule_search_locations=[str(WORKER_FOLDER)]
     )
     assert spec is not None
     assert spec.loader is not None

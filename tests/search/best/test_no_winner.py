@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.best.choose.answer import CHOSEN, answer_of
+from trainfast_runner.search.best.choose.answer import CHOSEN_REASON, answer_of
 from trainfast_runner.search.best.choose.state import state_of_best_journal
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.journal.best import BestEnded, BestLine, read_best_journal
@@ -44,7 +44,7 @@ def test_noise_decides_instead_of_a_winner(tmp_path: Path, space: Synthetic) -> 
     assert "no winner" in text
     assert "\nbest " not in text
     assert "none beyond the noise: the baseline is kept" in text
-    assert [one["reason"] for one in noisy["verdicts"] if one["knobs"] == noisy["best"]["knobs"]] == [CHOSEN]
+    assert [one["reason"] for one in noisy["verdicts"] if one["knobs"] == noisy["best"]["knobs"]] == [CHOSEN_REASON]
 
 
 def test_a_clear_answer_names_its_winner(tmp_path: Path, space: Synthetic) -> None:

@@ -14,12 +14,12 @@ from .import_hooks import hook_modules
 if TYPE_CHECKING:
     from .script_run import ScriptRun
 
-SANDBOX = "sandbox"
+SANDBOX_FOLDER = "sandbox"
 """The folder of a trial's own files in the run directory."""
-UPLOADS = ("upload_file", "upload_folder", "create_commit", "preupload_lfs_files")
+UPLOAD_METHODS = ("upload_file", "upload_folder", "create_commit", "preupload_lfs_files")
 """Upload methods of the Hub's `HfApi`. Its module also exports them as functions bound to one instance, so both
 are replaced."""
-SAVES = {
+SAVE_FUNCTIONS = {
     "safetensors.torch": ("save_file", "save_model"),
     "transformers.modeling_utils": ("PreTrainedModel.save_pretrained", "PreTrainedModel.push_to_hub"),
     "transformers.tokenization_utils_base": (
@@ -32,11 +32,11 @@ SAVES = {
     "lightning.pytorch.trainer.trainer": ("Trainer.save_checkpoint",),
     "pytorch_lightning.trainer.trainer": ("Trainer.save_checkpoint",),
     "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint", "DeepSpeedEngine.save_16bit_model"),
-    "huggingface_hub.hf_api": (*UPLOADS, *(f"HfApi.{name}" for name in UPLOADS)),
+    "huggingface_hub.hf_api": (*UPLOAD_METHODS, *(f"HfApi.{name}" for name in UPLOAD_METHODS)),
 }
 """Functions that write checkpoints or upload them, by module; in a trial they do nothing."""
 
-SILENT = "_trainfast_silent"
+SILENT_MARK = "_trainfast_silent"
 """Marks a function that was replaced."""
 
 
@@ -46,7 +46,7 @@ def install(run: ScriptRun) -> None:
         return
     run.suppress("experiment trackers")
     _silence(torch, ("save",), run)
-    hook_modules({name: functools.partial(_silence, names=names, run=run) for name, names in SAVES.items()})
+    hook_modules({name: functools.partial(_silence, names=names, run=run) for name, names in SAVE_FUNCTIONS.items()})
 
 
 def sandbox_fields(run: ScriptRun) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def sandbox_fields(run: ScriptRun) -> dict[str, Any]:
     if not run.is_trial:
         return {}
     return {
-        "output_dir": os.path.join(run.files.directory, SANDBOX),
+        "output_dir": os.path.join(run.files.directory, SANDBOX_FOLDER),
         "save_strategy": "no",
         "eval_strategy": "no",
         "load_best_model_at_end": False,
@@ -74,7 +74,7 @@ def _silence(module: Any, names: tuple[str, ...], run: ScriptRun) -> None:
         *owner_names, function_name = name.split(".")
         owner = getattr(module, owner_names[0], None) if owner_names else module
         function = getattr(owner, function_name, None)
-        if function is None or hasattr(function, SILENT):
+        if function is None or hasattr(function, SILENT_MARK):
             continue
         silent = _silenced(function, f"{module.__name__.partition('.')[0]}: {name}", run)
         setattr(owner, function_name, silent)
@@ -86,5 +86,5 @@ def _silenced(function: Any, label: str, run: ScriptRun) -> Any:
     def silent(*args: Any, **kwargs: Any) -> None:
         run.suppress(label)
 
-    setattr(silent, SILENT, True)
+    setattr(silent, SILENT_MARK, True)
     return silent

@@ -17,7 +17,7 @@ from . import flags
 from .import_hooks import hook_modules
 from .notes import never_raises
 
-REPORT = "discovered.json"
+REPORT_FILE = "discovered.json"
 """The file that discovery writes."""
 FRAMEWORK_OF_MODULE = (
     ("transformers.trainer", "HF Trainer"),
@@ -36,7 +36,7 @@ class Discovery:
     """The hooks of one process; `directory` takes the report."""
 
     def __init__(self, directory: str) -> None:
-        self._path = os.path.join(directory, REPORT)
+        self._path = os.path.join(directory, REPORT_FILE)
         self._pid = os.getpid()
         self._parsers: list[argparse.ArgumentParser] = []
         """The parsers called since the outermost call began: the script's own, then its subcommands'."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TRACEBACK_CHARACTERS, MESSAGE_CHARACTERS = 4000, 2000
 """Kept equal to the worker's (`records/worker_log.py`): the door imports nothing of the worker while a script runs."""
-BACKWARD = ("torch/_tensor.py", "torch/autograd/")
+BACKWARD_PATHS = ("torch/_tensor.py", "torch/autograd/")
 """Parts of the paths of frames in a backward pass."""
 PHASE_OF_FRAME = (
     ("torch/utils/data/", "", "data"),
@@ -69,7 +69,7 @@ def phase_of(stack: TracebackType | None) -> str | None:
     innermost = None
     for frame, _ in traceback.walk_tb(stack):
         code = frame.f_code
-        if code.co_name == "backward" and any(file in code.co_filename for file in BACKWARD):
+        if code.co_name == "backward" and any(file in code.co_filename for file in BACKWARD_PATHS):
             return "backward"
         for file, function, phase in PHASE_OF_FRAME:
             if file in code.co_filename and function in ("", code.co_name):

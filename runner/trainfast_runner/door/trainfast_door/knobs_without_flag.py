@@ -50,10 +50,10 @@ def set_trainer_fields(module: Any, run: ScriptRun) -> None:
 
 
 @never_raises
-def set_loader_defaults(loader: Any, run: ScriptRun) -> None:
+def set_loader_defaults(loader_class: Any, run: ScriptRun) -> None:
     """Change the defaults of `DataLoader`'s arguments; an argument that the script gives wins."""
     new_defaults = run.settings.loader_defaults
-    init = loader.__init__
+    init = loader_class.__init__
     if not new_defaults or not init.__defaults__:
         return
     names = [

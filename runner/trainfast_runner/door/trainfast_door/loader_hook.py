@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def install(run: ScriptRun) -> None:
     """Time `__next__` of the loaders' iterators: the class's method, so that no object changes its type."""
     set_loader_defaults(dataloader.DataLoader, run)
-    iterator = dataloader._BaseDataLoaderIter
-    next_batch = iterator.__next__
+    iterator_class = dataloader._BaseDataLoaderIter
+    next_batch = iterator_class.__next__
     steps = run.steps
 
     @functools.wraps(next_batch)
@@ -36,14 +36,14 @@ def install(run: ScriptRun) -> None:
                 note_error("DataLoader", error)
         return batch
 
-    def add(loader: Any, batch: Any, begun_ns: int) -> None:
+    def add(iterator: Any, batch: Any, begun_ns: int) -> None:
         size = leading_size(batch) or 0
         if steps.taken == 0 and steps.data_ns is None:
             steps.begun_ns = begun_ns
-            run.ran.setdefault("workers", loader._num_workers)
-            run.ran.setdefault("pin_memory", "on" if loader._pin_memory else "off")
+            run.ran.setdefault("workers", iterator._num_workers)
+            run.ran.setdefault("pin_memory", "on" if iterator._pin_memory else "off")
             if size:
                 run.ran.setdefault("batch_size", size)
         steps.add_batch(size, monotonic_ns() - begun_ns)
 
-    iterator.__next__ = timed  # type: ignore[method-assign]
+    iterator_class.__next__ = timed  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from typing import Any
 from .memory_peaks import status_sizes
 from .notes import never_raises
 
-SIZES = ("VmPeak", "VmSize", "VmData")
+ADDRESS_SPACE_SIZES = ("VmPeak", "VmSize", "VmData")
 """The peak of all address space, its size, and the private writable memory in it, which RLIMIT_DATA counts."""
 
 
@@ -21,7 +21,7 @@ class MemoryLimit:
         self._limits_bytes = limits_bytes
         self._device = device
         self._sizes_before: list[int] | None = None
-        """`SIZES` when the limit on a CPU was set; None while there is none."""
+        """`ADDRESS_SPACE_SIZES` when the limit on a CPU was set; None while there is none."""
         self._limit_bytes = 0
         """The limit of this rank on a GPU; 0 before it is set, and without one."""
         self._limited_gpus: set[int] = set()
@@ -52,7 +52,7 @@ class MemoryLimit:
             matrix = torch.ones(1024, 1024, dtype=torch.float32, device="cpu", requires_grad=True)
             (matrix @ matrix).sum().backward()
         del matrix
-        self._sizes_before = status_sizes(*SIZES)
+        self._sizes_before = status_sizes(*ADDRESS_SPACE_SIZES)
         _set_limit(status_sizes("VmData")[0] + limit_bytes)
 
     @never_raises
@@ -82,7 +82,7 @@ class MemoryLimit:
         """
         if self._sizes_before is not None:
             peak_before, size_before, data_before = self._sizes_before
-            peak, size, data = status_sizes(*SIZES)
+            peak, size, data = status_sizes(*ADDRESS_SPACE_SIZES)
             growth_of_others = max(0, (size - data) - (size_before - data_before))
             self._peak_bytes = max(0, peak - size_before - growth_of_others) if peak > peak_before else None
         return self._peak_bytes

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from .script_run import ScriptRun
 
-WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
+WRAPPER_NAMES = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
 """Names of the classes that wrap a script's model."""
-COMPILED = "the script compiles: a hook in the compiled part would break its graph"
+COMPILED_REASON = "the script compiles: a hook in the compiled part would break its graph"
 """The reason that a compiled script's phases are unknown."""
 
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -91,7 +91,8 @@ def find_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor
     compiled = kind == "OptimizedModule"
     run.actual.update(
         wrapper=next(
-            (ancestor.__name__ for ancestor in type(model).__mro__ if ancestor.__name__ in WRAPPERS), _sharded(model)
+            (ancestor.__name__ for ancestor in type(model).__mro__ if ancestor.__name__ in WRAPPER_NAMES),
+            _sharded(model),
         ),
         compiled=compiled or getattr(model, "_compiled_call_impl", None) is not None or _has_compiled(),
         attention=getattr(getattr(model, "config", None), "_attn_implementation", None),
@@ -101,7 +102,7 @@ def find_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor
 
         watch_step(run, model, optimizer)
     if run.actual["compiled"] and not compiled:
-        run.steps.unknown["forward_ms"] = COMPILED
+        run.steps.unknown["forward_ms"] = COMPILED_REASON
         return  # autocast shows in a forward pass alone
     run.actual["compute_dtype"] = run.actual.get("param_dtype")
     times = ForwardTimes(run)

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-VARIABLE = "TRAINFAST_RUN"
+RUN_VARIABLE = "TRAINFAST_RUN"
 """Names the run directory, in the environment of the command and all it starts."""
 MAX_NOTES = 20
 """Chosen, not measured: the most problems that one process notes."""
+NOTE_CHARACTERS = 500
+"""Chosen, not measured: the most of a problem's text, as of an error that prints a tensor."""
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
@@ -80,8 +82,8 @@ def note(detail: str) -> None:
     if detail in _noted or len(_noted) >= MAX_NOTES:
         return
     _noted.add(detail)
-    line = {"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": "trouble", "detail": detail[:500]}
+    line = {"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": "trouble", "detail": detail[:NOTE_CHARACTERS]}
     try:
-        append_line(os.environ.get(VARIABLE, ""), "door.jsonl", line)
+        append_line(os.environ.get(RUN_VARIABLE, ""), "door.jsonl", line)
     except (OSError, ValueError):
         return  # the run directory is gone, or the disk is full: the script goes on

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from .model_hook import find_model
 from .notes import note_error
-from .step_log import OPTIMIZER
+from .step_log import OPTIMIZER_SOURCE
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun
@@ -72,7 +72,7 @@ class OptimizerHook:
             # A GPU still works when the host's call returns.
             steps.optimizer_ns = (steps.optimizer_ns or 0) + monotonic_ns() - self._begun_ns
         steps.lr = _finite(optimizer.param_groups[0].get("lr"))
-        if steps.source == OPTIMIZER and steps.record_step():
+        if steps.source == OPTIMIZER_SOURCE and steps.record_step():
             self._run.trace.trace_memory()
             raise SystemExit(0)
 
@@ -89,7 +89,7 @@ class OptimizerHook:
             self._smaller.add(optimizer)
             self._run.trace.untraced_reason = "the script has a second optimizer"
             return False
-        if steps.source == OPTIMIZER:
+        if steps.source == OPTIMIZER_SOURCE:
             steps.note_hook("optimizer step hook")
         self._main, self._main_count = weakref.ref(optimizer), count
         group = optimizer.param_groups[0]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .memory_limit import MemoryLimit
-from .notes import VARIABLE, append_line
+from .notes import RUN_VARIABLE, append_line
 from .rank_files import RankFiles
 from .settings import settings_of
 from .step_log import StepLog
@@ -110,7 +110,7 @@ _runs: dict[str, ScriptRun | None] = {}
 
 def current_run() -> ScriptRun | None:
     """The run that TRAINFAST_RUN names; None without one, and for a directory that has no readable `run.json`."""
-    directory = os.environ.get(VARIABLE, "")
+    directory = os.environ.get(RUN_VARIABLE, "")
     if directory not in _runs:
         try:
             _runs[directory] = ScriptRun(directory) if directory else None

@@ -20,9 +20,9 @@ WRITE_EVERY_NS = 100_000_000
 """Steps faster than this share one write."""
 FACTS_AFTER = 2
 """The step after which the hooks know the model, its input and the optimizer."""
-OPTIMIZER = "torch.optim"
+OPTIMIZER_SOURCE = "torch.optim"
 """The source of steps when no framework counts them."""
-UNKNOWN = {
+UNKNOWN_REASONS = {
     "tokens": "no hook sees how many tokens a sample has",
     "loss": "torch reports no loss; the HF Trainer and Lightning do",
     "backward_ms": "no hook marks the end of a script's backward: it is in other_ms",
@@ -41,7 +41,7 @@ class StepLog:
 
     def __init__(self, files: RankFiles, settings: Settings, write_facts: Callable[[], None]) -> None:
         """`write_facts` is called after step FACTS_AFTER; an error of it is noted."""
-        self.source = OPTIMIZER
+        self.source = OPTIMIZER_SOURCE
         """The reporter whose steps are counted."""
         self.framework: str | None = None
         """The framework that has reported steps; None without one."""
@@ -82,7 +82,7 @@ class StepLog:
         self._ignored_stop = False
         self._sources: dict[str, int] = {}
         """Steps by the source of their samples: a loader that fetches ahead gives none to the last."""
-        self.unknown = dict(UNKNOWN)
+        self.unknown = dict(UNKNOWN_REASONS)
         """The reason for each null field. A hook removes a field that it can fill, and adds the reason if it cannot."""
 
     @property
@@ -113,7 +113,7 @@ class StepLog:
     def count_optimizer_steps(self) -> None:
         """Count the steps of torch's optimizers again: the framework's training is over."""
         self.flush()
-        self.source, self.waits_for_loss = OPTIMIZER, False
+        self.source, self.waits_for_loss = OPTIMIZER_SOURCE, False
 
     def start_first_step(self) -> None:
         """Time the first step from now; does nothing once a step is recorded."""

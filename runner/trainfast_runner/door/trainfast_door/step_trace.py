@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 TRACED_TORCH = "2.13."
 """Beginning of the versions of torch that traces of scripts are tested with."""
-WORKER = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir, "worker")
+WORKER_FOLDER = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir, "worker")
 """The folder of the worker, which traces the step."""
+REASON_CHARACTERS = 200
+"""Chosen, not measured: the most that a reason quotes of the error of a trace."""
 
 
 class TraceState:
@@ -59,7 +61,7 @@ class TraceState:
             try:
                 self.traced_memory = _traced(watched_step)
             except Exception as error:
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:REASON_CHARACTERS]}"
         self.untraced_reason = reason
 
 
@@ -67,7 +69,7 @@ def _traced(watched_step: Any) -> dict[str, Any]:
     """The lines of the step's peak, for each row of the batch, and the rows that the trial had."""
     begun_ns = time.monotonic_ns()
     model = watched_step.model()
-    runpy.run_path(os.path.join(WORKER, "bootstrap.py"))
+    runpy.run_path(os.path.join(WORKER_FOLDER, "bootstrap.py"))
     tracer = importlib.import_module("trainfast_worker.memory_trace.script_step")
     step = tracer.ScriptStep(
         arguments=watched_step.arguments,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .script_run import ScriptRun
 
-PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+PLAIN_INPUT_TYPES = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """Inputs that a trace gives to the model as they are."""
 TRACED_WRAPPERS = ("none", "DistributedDataParallel")
 """Wrappers in which the model has all its parameters and the whole batch of its rank."""
@@ -82,7 +82,9 @@ class WatchedStep:
             self.holds_gradients = True
             return
         foreign_types = {
-            type(value).__name__ for value in tree_flatten((args, kwargs))[0] if not isinstance(value, (Tensor, *PLAIN))
+            type(value).__name__
+            for value in tree_flatten((args, kwargs))[0]
+            if not isinstance(value, (Tensor, *PLAIN_INPUT_TYPES))
         }
         inputs = [tensor for tensor in tree_flatten((args, kwargs))[0] if isinstance(tensor, Tensor)]
         self.rows = next((len(tensor) for tensor in inputs if tensor.dim()), 0)

@@ -16,7 +16,7 @@ from trainfast_runner.settings.spec import RunSpec
 
 RUNS_READ_FOR_ADVICE = 300
 """Number of newest runs that are searched for runs of the same preset."""
-SHAPES = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "vocab_size")
+SHAPE_FIELDS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "vocab_size")
 """Fields of a configuration that are sides of a model's matrices."""
 
 
@@ -28,7 +28,7 @@ def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = Non
         config = {}
     return Situation(
         size=model_size(config),
-        shapes={name: config[name] for name in SHAPES if isinstance(config.get(name), int)},
+        shapes={name: config[name] for name in SHAPE_FIELDS if isinstance(config.get(name), int)},
         links=read_links_among({gpu.uuid for gpu in machine.gpus if gpu.uuid}),
         measured=_measured(spec, home),
     )

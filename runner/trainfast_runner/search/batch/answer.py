@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.search.batch.decide import (
-    ALIGNED,
+    ALIGNED_UNIT,
     MAX_PROBES,
     TOLERANCE_BYTES,
     TOLERANCE_SHARE,
@@ -23,7 +23,7 @@ from trainfast_runner.search.journal.batch import BatchAnswer, ConfirmationRun, 
 from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_runner.units import mebibytes
 
-ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
+LARGE_ALIGNED_UNIT, LARGE_ALIGNED_FROM = 64, 512
 """From this size on an aligned batch is a multiple of 64, which is best for large sizes (NVIDIA's matrix multiplication
 guide): alignment then costs an eighth of the batch at most."""
 SPREAD_SHARE = TOLERANCE_SHARE
@@ -118,7 +118,7 @@ def _sizes_text(sizes: list[int]) -> str:
 
 def aligned(batch_size: int) -> int | None:
     """Return the largest aligned batch within a batch size; None below 8."""
-    unit = ALIGNED_MORE if batch_size >= ALIGNED_MORE_FROM else ALIGNED
+    unit = LARGE_ALIGNED_UNIT if batch_size >= LARGE_ALIGNED_FROM else ALIGNED_UNIT
     return batch_size // unit * unit or None
 
 

@@ -24,7 +24,7 @@ MAX_VOID_PROBES = 4
 """Chosen, not measured: a search ends after this many probes in which other processes took memory."""
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 """A maximum is exact when the smallest size that needs this much more runs out of memory."""
-ALIGNED = 8
+ALIGNED_UNIT = 8
 """Tensor cores work on multiples of 8 (NVIDIA's matrix multiplication guide)."""
 FIRST_SIZE_DIVISOR = 8
 """The first size is this part of the predicted maximum: quick, and large enough for a slope."""
@@ -257,7 +257,7 @@ def deciding_size(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_bat
     On a GPU the next aligned size; on a CPU the size that needs 3 % or 48 MiB more, whichever is more.
     """
     if state.device == "cuda":
-        return (max_batch // ALIGNED + 1) * ALIGNED
+        return (max_batch // ALIGNED_UNIT + 1) * ALIGNED_UNIT
     tight_fit = tightest(memory_fits, max_batch)
     needed_bytes = tight_fit.need_bytes(max_batch) + tolerance_bytes(tight_fit.need_bytes(max_batch))
 

@@ -108,9 +108,9 @@ def _gain(percent: Interval | None) -> dict[str, float] | None:
     return None if percent is None else {"percent": percent.median, "low": percent.low, "high": percent.high}
 
 
-def _effect(effect: Effect | EarlierEffect, *more: str) -> dict[str, Any]:
+def _effect(effect: Effect | EarlierEffect, *more_fields: str) -> dict[str, Any]:
     gain = {"from": effect.before, "gain": _gain(effect.gain_percent)}
-    return {**fields_of(effect, "knob", "value"), **gain, **fields_of(effect, *more)}
+    return {**fields_of(effect, "knob", "value"), **gain, **fields_of(effect, *more_fields)}
 
 
 def _instruction(instruction: Instruction, space: Space | None) -> dict[str, Any]:

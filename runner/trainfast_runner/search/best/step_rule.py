@@ -38,5 +38,5 @@ class StepRule:
         return "enough" if len(step_ms) >= self.max_steps or relative_error(step_ms) <= self.standard_error else "more"
 
 
-ORDINARY = StepRule()
+ORDINARY_RULE = StepRule()
 """The rule of a trial that is never given up."""

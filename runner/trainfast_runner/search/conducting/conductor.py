@@ -25,7 +25,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.conducting.run_ends import POLL_S, Cancelled
 from trainfast_runner.search.conducting.search_runs import SearchRuns
 from trainfast_runner.search.journal.lines import (
-    CANCELLED,
+    CANCELLED_REASON,
     Conducted,
     EndState,
     Line,
@@ -118,7 +118,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
                 if end is not None:
                     return self._write_end(end)
         except Cancelled:
-            return self._write_end(self.end_line("cancelled", CANCELLED))
+            return self._write_end(self.end_line("cancelled", CANCELLED_REASON))
         except UserError as error:
             with suppress(UserError):  # a full disk takes no last line either
                 self._write_end(self.end_line("cancelled", error.line_without_option()))

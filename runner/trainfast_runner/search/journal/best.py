@@ -32,7 +32,7 @@ from trainfast_runner.search.journal.lines import (
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import KnobValue
 
-UNNAMED = "no present value is named"
+UNNAMED_REASON = "no present value is named"
 """The reason that a script's knob is left alone if neither the preset nor a setting names its value.
 
 A journal keeps it; a screen that finds it there adds how to name the value.

@@ -22,7 +22,7 @@ from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 from trainfast_runner.records.search_directories import JOURNAL_FILE
 
-CANCELLED = "the same command continues it"
+CANCELLED_REASON = "the same command continues it"
 """The reason of an end that the user asked for; any other reason of `cancelled` is the error that ended the search."""
 EndState = Literal["answered", "nothing_fits", "failed", "cancelled"]
 """The `state` of a `SearchEnded`; a journal of another version may have other words."""

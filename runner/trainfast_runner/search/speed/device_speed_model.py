@@ -22,7 +22,7 @@ from trainfast_runner.search.speed.step_time import step_time
 from trainfast_runner.settings.device_counts import device_count, first_gpu_name
 from trainfast_runner.settings.spec import RunSpec
 
-NOMINAL = {
+NOMINAL_CEILINGS = {
     "cpu": Ceiling(
         device="cpu", name="", tflops=dict.fromkeys(("fp32", "bf16"), 0.1), copy_gb_per_s=10.0, operation_us=10.0
     ),
@@ -64,7 +64,7 @@ def speed_model_on(home: Home, spec: RunSpec, device: SpeedDevice, python: str |
     """
     name = device.gpu or cpu_name()
     calibrated = calibration.is_calibrated(home, name)
-    ceiling = calibration.read(home)[name] if calibrated else NOMINAL[device.kind]
+    ceiling = calibration.read(home)[name] if calibrated else NOMINAL_CEILINGS[device.kind]
     cores = len(os.sched_getaffinity(0))
     model_of = cached_models(device.kind, python, device.gpu or None)
     measured_steps = []

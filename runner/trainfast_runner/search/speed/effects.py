@@ -78,7 +78,9 @@ def covariance_parts(levels: Levels, observation: Observation, other: Observatio
 
 
 def _parts_of_points(levels: Levels, point: Point, other: Point) -> CovarianceParts:
-    correlations = [table[left][right] for table, left, right in zip(levels.correlations, point, other, strict=True)]
+    correlations = [
+        table[level][other_level] for table, level, other_level in zip(levels.correlations, point, other, strict=True)
+    ]
     total: float = sum(correlations)
     squares: float = sum(map(mul, correlations, correlations))
     return CovarianceParts(1.0, total, total * total - squares, 1.0 if point == other else 0.0, 0.0)

@@ -13,7 +13,7 @@ from trainfast_runner.search.speed.trial_rates import MAX_VOID_PROCESSES, VOID_L
 
 MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
 """Numbers of own observations at which the scales of the effects are chosen again."""
-MAINS, PAIRS, PROCESSES = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
+MAIN_DEVIATIONS, PAIR_DEVIATIONS, PROCESS_DEVIATIONS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
 """The `Scales` to choose from: of effects, of pairwise terms, between processes."""
 
 
@@ -57,12 +57,12 @@ def fit_effects(
 def _scales(levels: Levels, center: float, observations: Sequence[Observation], measurements: Measurements) -> Scales:
     """Return the scales under which the observations are most likely."""
     min_deviation = _drift_deviation(measurements)
-    deviations = [deviation for deviation in PROCESSES if deviation >= min_deviation] or [min_deviation]
+    deviations = [deviation for deviation in PROCESS_DEVIATIONS if deviation >= min_deviation] or [min_deviation]
     score = cache(Likelihood(levels, observations, center).log_likelihood)
     best = Scales(process=min(deviations, key=lambda deviation: abs(deviation - Scales().process)))
     for _ in range(2):
-        best = max((replace(best, main=main) for main in MAINS), key=score)
-        best = max((replace(best, pair=pair) for pair in PAIRS), key=score)
+        best = max((replace(best, main=main) for main in MAIN_DEVIATIONS), key=score)
+        best = max((replace(best, pair=pair) for pair in PAIR_DEVIATIONS), key=score)
         best = max((replace(best, process=deviation) for deviation in deviations), key=score)
     return best
 

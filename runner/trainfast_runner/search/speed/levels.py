@@ -11,7 +11,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 
 Point = tuple[int, ...]
 """The level of each modelled knob: the index of its value among the values that the candidates have."""
-SMOOTH = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
+SMOOTH_KNOBS = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
 """Numeric knobs whose similar values have similar effects."""
 LENGTH_SCALE_LOG2 = 1.4
 """Two values of a smooth knob a factor of 2**LENGTH_SCALE_LOG2 apart share exp(-1/2) of their effect."""
@@ -30,8 +30,8 @@ class Levels:
             name: {_typed_key(value): level for level, value in enumerate(self.values[name])} for name in self.names
         }
         self.points: list[Point] = [self.point(candidate) for candidate in candidates]
-        weight = (weights or {}).get
-        self.correlations = [_correlations(name, self.values[name], weight(name, 1.0)) for name in self.names]
+        weight_of = weights or {}
+        self.correlations = [_correlations(name, self.values[name], weight_of.get(name, 1.0)) for name in self.names]
         """By knob, level and other level."""
         self.columns = [[point[index] for point in self.points] for index in range(len(self.names))]
         """The levels of all candidates, by knob."""
@@ -108,7 +108,7 @@ def _correlations(name: str, values: Sequence[object], weight: float) -> list[li
 
     Two numbers of a smooth knob correlate by their distance in log2, two values of another knob do not correlate.
     """
-    if name not in SMOOTH or not all(isinstance(value, int | float) for value in values):
+    if name not in SMOOTH_KNOBS or not all(isinstance(value, int | float) for value in values):
         return [[weight if column == row else 0.0 for column in range(len(values))] for row in range(len(values))]
     # Zero loader processes are as far from one as one is from two.
     logs = [math.log2(max(float(str(value)), 0.5)) for value in values]

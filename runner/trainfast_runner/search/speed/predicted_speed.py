@@ -2,8 +2,8 @@
 
 ln(measured rate x calibrated step time) is modelled as the parts of the step that take longer than calibrated, weighted
 by their shares of the step, plus the speed of the machine since it was calibrated, plus the effects of knobs as in a
-best-fit search, relative to `REFERENCE`, plus a process's own effect and noise. The posterior is exact (Rasmussen and
-Williams, "Gaussian Processes for Machine Learning", 2.2).
+best-fit search, relative to `REFERENCE_KNOBS`, plus a process's own effect and noise. The posterior is exact
+(Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2.2).
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ KNOB_DEVIATIONS = {
     "model": 0.12,
 }
 """Prior deviations, in ln rate, of a knob's effect beyond the work it changes. Other knobs do not change the speed."""
-SCALES = Scales(main=0.1, pair=0.03, process=0.04)
-"""Prior deviations; that of a knob's effect is scaled to its own in `KNOB_DEVIATIONS` by `WEIGHTS`."""
+PRIOR_SCALES = Scales(main=0.1, pair=0.03, process=0.04)
+"""Prior deviations; that of a knob's effect is scaled to its own in `KNOB_DEVIATIONS` by `KNOB_WEIGHTS`."""
 RUN_DEVIATIONS = (0.04, 0.08, 0.16)
 """Deviations between runs of the same settings, in ln rate, to choose from; the first with few runs."""
 ENOUGH_RUNS = 4
 """Number of runs from which their own scatter chooses among `RUN_DEVIATIONS`."""
-WEIGHTS = {name: (deviation / SCALES.main) ** 2 for name, deviation in KNOB_DEVIATIONS.items()}
+KNOB_WEIGHTS = {name: (deviation / PRIOR_SCALES.main) ** 2 for name, deviation in KNOB_DEVIATIONS.items()}
 """Factor on the prior variance of each knob's effect."""
-REFERENCE: KnobValues = {
+REFERENCE_KNOBS: KnobValues = {
     **{name: value for name, value in defaults().items() if name in KNOB_DEVIATIONS},
     "batch_size": 8,
     "devices": 1,
     "model": "",
 }
 """Knobs without an effect beyond their work; the effects of other values are relative to these knobs."""
-NEAREST = 16
+NEAREST_COUNT = 16
 """Number of earlier speeds behind a prediction: those with the most similar settings."""
 ASSUMED_NOISE_VARIANCE = 1e-4
 """Assumed variance of the ln rate that a run measures, before the first run."""
@@ -91,7 +91,7 @@ class UnknownSpeed:
 
 @dataclass(frozen=True)
 class _ObservedRun:
-    """A run's observation, relative to REFERENCE, and the shares of its step."""
+    """A run's observation, relative to REFERENCE_KNOBS, and the shares of its step."""
 
     observation: Observation
     shares: tuple[float, ...]
@@ -117,11 +117,11 @@ class SpeedModel:
         nearest_numbers = sorted(
             range(len(self._measured_knobs)),
             key=lambda number: _prior_variance_between(wanted_knobs, self._measured_knobs[number]),
-        )[:NEAREST]
+        )[:NEAREST_COUNT]
         levels = Levels(
-            [wanted_knobs, REFERENCE, *(self._measured_knobs[number] for number in nearest_numbers)], WEIGHTS
+            [wanted_knobs, REFERENCE_KNOBS, *(self._measured_knobs[number] for number in nearest_numbers)], KNOB_WEIGHTS
         )
-        reference = levels.point(REFERENCE)
+        reference = levels.point(REFERENCE_KNOBS)
 
         def observed(
             knobs: KnobValues, step: ExpectedStep, log_rate: float, variance: float, process: str
@@ -142,7 +142,7 @@ class SpeedModel:
         likelihood = Likelihood(levels, [run.observation for run in runs], 0.0, fixed_covariances)
         deviations = RUN_DEVIATIONS if len(nearest_numbers) >= ENOUGH_RUNS else RUN_DEVIATIONS[:1]
         scales = max(
-            (replace(SCALES, process=deviation) for deviation in deviations),
+            (replace(PRIOR_SCALES, process=deviation) for deviation in deviations),
             key=lambda scales: likelihood.log_likelihood(scales, len(nearest_numbers)),
         )
         factor = likelihood.factor(scales)
@@ -182,7 +182,7 @@ class SpeedModel:
 
 def _prior_variance_between(knobs: KnobValues, other_knobs: KnobValues) -> float:
     """Return the prior variance of the knobs in which two runs differ."""
-    return sum(WEIGHTS[name] for name, value in knobs.items() if other_knobs[name] != value)
+    return sum(KNOB_WEIGHTS[name] for name, value in knobs.items() if other_knobs[name] != value)
 
 
 def _log_rate(step: ExpectedStep) -> float:

@@ -105,7 +105,7 @@ class ScheduleEntry:
     stages_per_rank: int = 1
 
 
-EVERYTHING = ("weights", "gradients", "states")
+ALL_STATE_PARTS = ("weights", "gradients", "states")
 """The parts of a training's state that a strategy can shard."""
 TENSOR_KNOBS = ("tp_degree",)
 """The knobs of a strategy with tensor parallelism."""
@@ -144,7 +144,7 @@ _ZERO3 = replace(
     what="zero2 with its share of the parameters too",
     speed="sends half as much again as ddp",
     memory="1/N of the model plus two gathered blocks",
-    shards=EVERYTHING,
+    shards=ALL_STATE_PARTS,
     parameter_form=SWAPPED,
     fallback="zero2",
     memory_rule="ZeroParameters",
@@ -177,7 +177,7 @@ _ZERO3_OFFLOAD = replace(
     _ZERO2_OFFLOAD,
     name="zero3-offload",
     what="zero3 with parameters and states in host memory, or under offload_path on a disk, stepping on the CPU",
-    shards=EVERYTHING,
+    shards=ALL_STATE_PARTS,
     knobs=("offload_path",),
     memory_rule="ZeroParametersOffloaded",
     zero_stage=3,
@@ -235,7 +235,7 @@ _STRATEGIES = (
         speed="moves 1.5x ddp's data",
         memory="1/N of the model plus one gathered block",
         axes=("dp",),
-        shards=EVERYTHING,
+        shards=ALL_STATE_PARTS,
         parameter_form=SLICES,
         knobs=("reshard",),
         fallback="ddp",
@@ -293,7 +293,7 @@ _STRATEGIES = (
         wrapper="DTensor+FSDPModule",
         what="groups of tp inside fsdp",
         axes=("dp", "tp"),
-        shards=EVERYTHING,
+        shards=ALL_STATE_PARTS,
         parameter_form=SLICES,
         knobs=(*TENSOR_KNOBS, "reshard"),
         fallback="fsdp",

@@ -22,12 +22,14 @@ from typing import Any
 
 from ..invalid import InvalidInput, one_line
 
-FORMAT = 3
+ENTRY_VERSION = 3
 """The version of an entry, a part of its key: entries of another version are made again."""
 TEXT_LIMIT_BYTES = 8_000_000
 """Chosen, not measured: the most bytes that are read of the standard library's sources."""
 VOCAB_LIMIT = 8192
 """Chosen, not measured: the largest vocabulary of a tokenizer that is trained here."""
+KEY_DIGITS = 20
+"""Hex digits of the hash in an entry's name."""
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -179,7 +181,7 @@ def _hub_documents(request: CorpusRequest) -> Iterator[tuple[str, int]]:
 
 
 def _key(request: CorpusRequest) -> str:
-    parts: dict[str, Any] = {"format": FORMAT, **asdict(request)}
+    parts: dict[str, Any] = {"format": ENTRY_VERSION, **asdict(request)}
     if request.kind == "text":
         parts["python"] = [sys.version, sysconfig.get_paths()["stdlib"], TEXT_LIMIT_BYTES]
     if request.kind == "files":
@@ -191,7 +193,7 @@ def _key(request: CorpusRequest) -> str:
             _stamp(path) for path in sorted(Path(request.tokenizer).glob("*")) if path.is_file()
         ]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
-    return f"{request.kind}-{digest.hexdigest()[:20]}"
+    return f"{request.kind}-{digest.hexdigest()[:KEY_DIGITS]}"
 
 
 def _stamp(path: Path) -> list[Any]:

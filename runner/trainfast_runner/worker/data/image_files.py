@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from .corpus import make_once
 
-FORMAT = 1
+DRAWING_VERSION = 1
 """The version of the drawing, a part of the cache's folder name: images of another version are drawn again."""
-IMAGE_COUNT, CLASSES = 512, 10
+IMAGE_COUNT, DRAWN_CLASSES = 512, 10
 """Chosen, not measured: the number of drawn images, and of their classes."""
-IMAGE_SIZE, QUALITY = (320, 240), 90
+IMAGE_SIZE, JPEG_QUALITY = (320, 240), 90
 """Chosen, not measured: pixels of a drawn image, and Pillow's quality of its JPEG file."""
-SEED = 20_190_401
+DRAWING_SEED = 20_190_401
 """Any number: the images depend on it and on their index alone."""
 
 
@@ -47,28 +47,28 @@ def user_images(paths: list[str]) -> ImageFiles:
 
 def drawn_images(cache_dir: Path, on_make: Callable[[str], None]) -> ImageFiles:
     """The drawn images in the cache; missing ones are drawn under a lock, after a call of `on_make` with the detail."""
-    folder = cache_dir / "images" / f"drawn-{FORMAT}-{IMAGE_COUNT}-{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]}"
+    folder = cache_dir / "images" / f"drawn-{DRAWING_VERSION}-{IMAGE_COUNT}-{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]}"
     names = [f"{index:04}.jpg" for index in range(IMAGE_COUNT)]
     files = f"{IMAGE_COUNT} JPEG files of {IMAGE_SIZE[0]}x{IMAGE_SIZE[1]}"
 
     def make(half_made: Path) -> None:
         on_make(f"drawing {files}, once")
         for index, name in enumerate(names):
-            draw_image(index).save(half_made / name, quality=QUALITY)
+            draw_image(index).save(half_made / name, quality=JPEG_QUALITY)
 
     make_once(folder, names[-1], make)
     paths = [folder / name for name in names]
     source = f"{files} drawn from a seed"
-    return ImageFiles(paths, np.arange(IMAGE_COUNT, dtype=np.int64) % CLASSES, source, synthetic=True)
+    return ImageFiles(paths, np.arange(IMAGE_COUNT, dtype=np.int64) % DRAWN_CLASSES, source, synthetic=True)
 
 
 def draw_image(index: int) -> Any:
     """Draw image `index`, a Pillow image that depends on nothing else."""
     from PIL import Image, ImageDraw
 
-    random = np.random.default_rng((SEED, index))
+    random = np.random.default_rng((DRAWING_SEED, index))
     width, height = IMAGE_SIZE
-    kind = index % CLASSES
+    kind = index % DRAWN_CLASSES
     slopes = random.uniform(-1, 1, (3, 2))
     columns, rows = np.meshgrid(np.linspace(-1, 1, width), np.linspace(-1, 1, height))
     ground = np.stack([a * columns + b * rows for a, b in slopes], axis=-1) * 50 + random.uniform(70, 180, 3)
@@ -83,7 +83,7 @@ def draw_image(index: int) -> Any:
     for _ in range(int(random.integers(4, 9))):
         x, y = random.uniform(0, width), random.uniform(0, height)
         reach = random.uniform(0.1, 0.3) * height
-        hue = (kind + random.uniform(-0.25, 0.25)) / CLASSES
+        hue = (kind + random.uniform(-0.25, 0.25)) / DRAWN_CLASSES
         colour = tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue % 1, 0.8, random.uniform(0.5, 1)))
         if kind % 2:
             pen.regular_polygon((x, y, reach), 3 + kind // 2, int(random.integers(360)), fill=colour)

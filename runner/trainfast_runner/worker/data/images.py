@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from ..invalid import InvalidInput
 from ..model.model_config import image_shape
-from .image_files import CLASSES, ImageFiles, drawn_images, user_images
+from .image_files import DRAWN_CLASSES, ImageFiles, drawn_images, user_images
 from .samples import Batch
 
 CROP_AREA = (0.08, 1.0)
@@ -26,7 +26,7 @@ CROP_RATIO = (3 / 4, 4 / 3)
 """Least and greatest width of a crop over its height."""
 CROP_TRIES = 10
 """Random crops that are tried before the whole image is taken."""
-MEAN, DEVIATION = 0.5, 0.5
+PIXEL_MEAN, PIXEL_DEVIATION = 0.5, 0.5
 """Subtracted from values between 0 and 1, and divided by, to lie between -1 and 1."""
 
 
@@ -74,7 +74,7 @@ class ImageSamples(Dataset[Batch]):
             raise InvalidInput(f"{path}: {error.strerror or error}", key="data.paths") from error
         if random.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        values = (np.asarray(image, dtype=np.float32) / 255 - MEAN) / DEVIATION
+        values = (np.asarray(image, dtype=np.float32) / 255 - PIXEL_MEAN) / PIXEL_DEVIATION
         planes = values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
         return np.ascontiguousarray(planes)
 
@@ -111,7 +111,7 @@ def image_samples(
     else:
         images = drawn_images(cache_dir, on_make)
         # Drawn images fit a head with any number of classes.
-        images.classes[:] %= min(int(config.num_labels), CLASSES)
+        images.classes[:] %= min(int(config.num_labels), DRAWN_CLASSES)
     classes = int(images.classes.max()) + 1
     if classes > int(config.num_labels):
         raise InvalidInput(

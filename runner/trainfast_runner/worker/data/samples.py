@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from ..invalid import InvalidInput
 from .corpus import Corpus
 
-IGNORED = -100
+IGNORED_LABEL = -100
 """cross_entropy's default ignore_index."""
 MASKED_FRACTION = 0.15
 """Share of the tokens that masked-lm predicts (Devlin et al. 2018, 3.1)."""
@@ -49,7 +49,7 @@ class Masking:
         inputs = np.where(is_predicted & (replacement_draw < 0.8), self.mask_id, ids)
         is_replaced = is_predicted & (replacement_draw >= 0.8) & (replacement_draw < 0.9)
         inputs = np.where(is_replaced, random.integers(0, self.vocab_size, ids.shape), inputs)
-        return inputs, np.where(is_predicted, ids, IGNORED)
+        return inputs, np.where(is_predicted, ids, IGNORED_LABEL)
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ def corpus_masking(corpus: Corpus, seed: int) -> Masking:
 
 def corpus_classes(corpus: Corpus, starts: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
     """Labels, below `classes`, of the samples that start at these tokens: each has the label of its source."""
-    firsts = np.array([first for first, _ in corpus.sections])
+    first_tokens = np.array([first_token for first_token, _ in corpus.sections])
     kinds = np.array([label for _, label in corpus.sections], dtype=np.int64)
-    labels: NDArray[np.int64] = kinds[np.searchsorted(firsts, starts, side="right") - 1] % classes
+    labels: NDArray[np.int64] = kinds[np.searchsorted(first_tokens, starts, side="right") - 1] % classes
     return labels
 
 

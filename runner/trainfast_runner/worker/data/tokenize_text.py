@@ -19,7 +19,7 @@ from ..invalid import InvalidInput, one_line
 from ..shared.recipes import SMALLEST_VOCAB
 from .corpus import VOCAB_LIMIT, CorpusRequest, describe, texts
 
-PAD, END, MASK = "<pad>", "<end>", "<mask>"
+PAD_TOKEN, END_TOKEN, MASK_TOKEN = "<pad>", "<end>", "<mask>"
 """Special tokens of a tokenizer that is trained here."""
 DOCUMENTS_AT_ONCE, LINES_AT_ONCE = 64, 4096
 """Texts that are tokenized in one call."""
@@ -83,7 +83,7 @@ def _train_bpe(contents: list[str], vocab: int, folder: Path) -> tuple[Encode, d
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=min(vocab, VOCAB_LIMIT),
-        special_tokens=[PAD, END, MASK],
+        special_tokens=[PAD_TOKEN, END_TOKEN, MASK_TOKEN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -91,9 +91,9 @@ def _train_bpe(contents: list[str], vocab: int, folder: Path) -> tuple[Encode, d
     tokenizer.save(str(folder / "tokenizer.json"))
     meta = {
         "vocab_size": tokenizer.get_vocab_size(),
-        "end_id": tokenizer.token_to_id(END),
-        "mask_id": tokenizer.token_to_id(MASK),
-        "special_ids": [tokenizer.token_to_id(name) for name in (PAD, END, MASK)],
+        "end_id": tokenizer.token_to_id(END_TOKEN),
+        "mask_id": tokenizer.token_to_id(MASK_TOKEN),
+        "special_ids": [tokenizer.token_to_id(name) for name in (PAD_TOKEN, END_TOKEN, MASK_TOKEN)],
     }
     return lambda batch: [encoding.ids for encoding in tokenizer.encode_batch(batch)], meta
 

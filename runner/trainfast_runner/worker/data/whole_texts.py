@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from .samples import IGNORED, Batch, Masking
+from .samples import IGNORED_LABEL, Batch, Masking
 
-SHORTEST = 2
+SHORTEST_TOKENS = 2
 """Tokens of the shortest sample: a causal model cannot learn from one token alone."""
 
 
@@ -33,7 +33,7 @@ def pieces_of(text_lengths: NDArray[np.int64], seq_len: int) -> Pieces:
     number_in_text = np.arange(len(text_of_piece)) - pieces_before_text[text_of_piece]
     starts = (ends - text_lengths)[text_of_piece] + number_in_text * seq_len
     lengths = np.minimum(seq_len, ends[text_of_piece] - starts)
-    long_enough = lengths >= SHORTEST
+    long_enough = lengths >= SHORTEST_TOKENS
     return Pieces(starts[long_enough], lengths[long_enough])
 
 
@@ -63,7 +63,7 @@ class WholeTexts(Dataset[Batch]):
         lengths = self.pieces.lengths[indices]
         shape = len(indices), self.width or int(lengths.max())
         inputs = np.full(shape, self.pad_id, dtype=np.int64)
-        labels = np.full(shape, IGNORED, dtype=np.int64)
+        labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
         for row, index in enumerate(indices.tolist()):
             start, length = self.pieces.starts[index], self.pieces.lengths[index]
             ids = self.ids[start : start + length].astype(np.int64)

@@ -30,8 +30,10 @@ PR_SET_PDEATHSIG = 1
 """prctl's option, from sys/prctl.h."""
 FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transformers.generation.utils")
 """Imported before the forks: a thousand modules that each fork would import again, which takes as long as torch."""
-PROCESSES = 2
+TRACING_PROCESSES = 2
 """Processes that trace at a time; each uses one core."""
+REASON_CHARACTERS = 300
+"""Chosen, not measured: the most that an answer quotes of the error of a trace."""
 HIDDEN_PACKAGES = (
     "accelerate",
     "deepspeed",
@@ -113,7 +115,7 @@ def _trace_all(requests: list[TraceRequest]) -> Iterator[tuple[int, dict[str, An
     tasks_by_future: dict[Future[dict[str, Any]], Task] = {}
     with _pool_for(requests) as pool:
         while ready_tasks or tasks_by_future:
-            while ready_tasks and len(tasks_by_future) < PROCESSES:
+            while ready_tasks and len(tasks_by_future) < TRACING_PROCESSES:
                 task = ready_tasks.pop(0)
                 tasks_by_future[pool.submit(_trace, requests[task.request], task.size_index)] = task
             for future in wait(tasks_by_future, return_when=FIRST_COMPLETED).done:
@@ -157,7 +159,9 @@ def _pool_for(requests: list[TraceRequest]) -> Executor:
         return InProcess()
     try:
         return ProcessPoolExecutor(
-            min(PROCESSES, os.cpu_count() or 1), multiprocessing.get_context("fork"), initializer=die_with_parent
+            min(TRACING_PROCESSES, os.cpu_count() or 1),
+            multiprocessing.get_context("fork"),
+            initializer=die_with_parent,
         )
     except (OSError, ImportError):
         return InProcess()  # a container without /dev/shm has no semaphores
@@ -180,14 +184,14 @@ def _trace(request: TraceRequest, size_index: int) -> dict[str, Any]:
 
 def _join(small: dict[str, Any], large: dict[str, Any]) -> dict[str, Any]:
     """Join the traces at both sizes into one answer; the first failure if one failed."""
-    from .envelope import BATCHES, extrapolate_blocks, extrapolate_work, segment_lines
+    from .envelope import TRACED_BATCH_SIZES, extrapolate_blocks, extrapolate_work, segment_lines
 
     for traced in (small, large):
         if "error" in traced or "untraceable" in traced:
             return traced
     try:
         if "segments" in small:
-            return {**small, "segments": segment_lines(small["segments"], large["segments"], BATCHES)}
+            return {**small, "segments": segment_lines(small["segments"], large["segments"], TRACED_BATCH_SIZES)}
         low = small["segment"]
         high = large.get("segment", small["segment"])
         extra_blocks = small["left_out"]
@@ -198,4 +202,4 @@ def _join(small: dict[str, Any], large: dict[str, Any]) -> dict[str, Any]:
 
 
 def _untraceable(error: Exception) -> dict[str, Any]:
-    return {"untraceable": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    return {"untraceable": f"{type(error).__name__}: {' '.join(str(error).split())[:REASON_CHARACTERS]}"}

@@ -9,7 +9,7 @@ from .step_work import Work
 
 Line = tuple[tuple[float, ...], tuple[float, ...]]
 """Bytes by category, or work by kind: fixed, and for each sample of the batch."""
-BATCHES = (2, 4)
+TRACED_BATCH_SIZES = (2, 4)
 """Batch sizes that are traced. Not 1: with one sample some copies are views."""
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 KEPT_BLOCKS = 3
 """Blocks kept of a stack: the first, one for all between, and the last."""
-NUMBERS = ("layer_idx", "layer_id", "layer_number", "layer_index", "block_idx")
+PLACE_ATTRIBUTES = ("layer_idx", "layer_id", "layer_number", "layer_index", "block_idx")
 """Attributes in which blocks of one kind differ: their place."""
 
 
@@ -78,5 +78,5 @@ def _plain_attributes(module: nn.Module) -> Any:
     return tuple(
         (name, value)
         for name, value in sorted(vars(module).items())
-        if isinstance(value, bool | int | float | str) and name not in NUMBERS
+        if isinstance(value, bool | int | float | str) and name not in PLACE_ATTRIBUTES
     )

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from ..shared.traced import OPTIMIZER, PARAMS, TEMPORARY
-from .envelope import BATCHES, peak_lines
+from .envelope import TRACED_BATCH_SIZES, peak_lines
 from .live_bytes import LiveBytes, TracedSegment
 from .step_watch import StepWatch
 from .without_memory import choose_foreach, empty_like, replace_with_empty, tensors_of
@@ -54,8 +54,8 @@ def trace_peaks(model: nn.Module, optimizer: Any, step: ScriptStep) -> list[tupl
     Raises any error for a step that cannot be traced.
     """
     latest = time.monotonic() + MAX_TRACE_S
-    small, large = (_trace(model, optimizer, step, factor, latest) for factor in BATCHES)
-    return peak_lines(small, large, (BATCHES[0] * step.rows, BATCHES[1] * step.rows))
+    small, large = (_trace(model, optimizer, step, factor, latest) for factor in TRACED_BATCH_SIZES)
+    return peak_lines(small, large, (TRACED_BATCH_SIZES[0] * step.rows, TRACED_BATCH_SIZES[1] * step.rows))
 
 
 class _TimeLimitedLiveBytes(LiveBytes):  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ def spread_over(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
     `head` is the stage that computes the logits. A tied head is computed where the embedding is (`_move_own`).
     """
     layers = divide(model, count)
-    first = {id(parameter) for module in layers.before for parameter in module.parameters(recurse=False)}
+    first_ids = {id(parameter) for module in layers.before for parameter in module.parameters(recurse=False)}
     stages = []
     for index in range(count):
         begin, end = layers.bounds[index], layers.bounds[index + 1]
@@ -42,12 +42,12 @@ def spread_over(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
             stage_parameters |= {id(p): p for module in layers.before for p in module.parameters(recurse=False)}
         if index == count - 1:
             after = [p for module in layers.after for p in module.parameters(recurse=False)]
-            stage_parameters |= {id(p): p for p in after if id(p) not in first}
+            stage_parameters |= {id(p): p for p in after if id(p) not in first_ids}
         sizes = [parameter.numel() for parameter in stage_parameters.values()]
         stages.append({"begin": begin, "end": end, "elements": sum(sizes), "largest": max(sizes)})
     hf_model: Any = model
     output = hf_model.get_output_embeddings()
-    is_tied = output is not None and id(output.weight) in first
+    is_tied = output is not None and id(output.weight) in first_ids
     return {"stages": stages, "tied": 0, "head": 0 if is_tied else count - 1, **_passing(model, seq_len)}
 
 

@@ -31,7 +31,7 @@ from ..shared.traced import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
 from ..spec import Knobs
 from ..strategies import make_strategy
 from ..strategies.base import Strategy
-from .envelope import BATCHES
+from .envelope import TRACED_BATCH_SIZES
 from .live_bytes import LiveBytes, TracedSegment
 from .repeated_blocks import KEPT_BLOCKS, TracedStack, shorten
 from .step_watch import StepWatch
@@ -40,7 +40,7 @@ from .without_memory import choose_foreach, replace_with_empty, tensors_of
 
 PAGED_ELEMENTS = 100_000
 """bitsandbytes pages states from this many elements on."""
-HANDLES = 2
+CUBLAS_HANDLES = 2
 """cuBLAS handles: one each for the forward's and the backward's thread."""
 WORKSPACE_KIB, HOPPER_WORKSPACE_KIB = 2 * 4096 + 8 * 16, 32 * 1024
 """cuBLAS's workspace in KiB when CUBLAS_WORKSPACE_CONFIG (`:KIB:COUNT`) is unset."""
@@ -57,10 +57,11 @@ class TracedTraining:
 
 
 def trace_step(request: TraceRequest, size_index: int) -> dict[str, Any]:
-    """Trace forward and backward at `BATCHES[size_index]`: `segments`, and the facts about the model for a prediction.
+    """Trace forward and backward at `TRACED_BATCH_SIZES[size_index]`.
 
-    `library_bytes` are memory of torch's allocator that libraries never free, `unused` the names of the parameters
-    without a gradient. Raises InvalidInput for a model that cannot be built, any error for one that cannot be traced.
+    Returns `segments`, and the facts about the model for a prediction: `library_bytes` are memory of torch's allocator
+    that libraries never free, `unused` the names of the parameters without a gradient. Raises InvalidInput for a model
+    that cannot be built, any error for one that cannot be traced.
     """
     knobs = replace(request.knobs, grad_accum=TRACED_MICRO_BATCHES)
     config = resolve_config(request.model)
@@ -79,7 +80,7 @@ def trace_step(request: TraceRequest, size_index: int) -> dict[str, Any]:
     sizes = [parameter.numel() for parameter in model.parameters()]
     with _traced_training(request, config, knobs, model) as traced_training:
         stacks = shorten(model, config, whole=request.whole)
-        segments = _forward_backward(traced_training, stacks, BATCHES[size_index])
+        segments = _forward_backward(traced_training, stacks, TRACED_BATCH_SIZES[size_index])
         return {
             "parameter_sizes": sizes,
             "stacks": [{"kept": len(stack.blocks), "sizes": list(stack.sizes)} for stack in stacks],
@@ -110,7 +111,7 @@ def library_bytes(device_type: str) -> int:
     workspaces = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     is_hopper = torch.cuda.get_device_capability() == (9, 0)
     usual_kib = HOPPER_WORKSPACE_KIB if is_hopper else WORKSPACE_KIB
-    return HANDLES * 1024 * (sum(int(kib) * int(count) for kib, count in workspaces) or usual_kib)
+    return CUBLAS_HANDLES * 1024 * (sum(int(kib) * int(count) for kib, count in workspaces) or usual_kib)
 
 
 def _whole_model_names(stacks: list[TracedStack], names: list[str]) -> list[str]:

@@ -21,8 +21,8 @@ class StepWatch:
     In the backward, a block begins when the gradient of its output is there.
     """
 
-    def __init__(self, live: LiveBytes) -> None:
-        self.live = live
+    def __init__(self, live_bytes: LiveBytes) -> None:
+        self.live_bytes = live_bytes
         self.phase = ""
         self.micro = 0
         self.place = ""
@@ -31,15 +31,15 @@ class StepWatch:
         """Begin a phase of the step, outside of all blocks."""
         self.micro += phase == "forward"
         self.phase, self.place = phase, ""
-        self.live.category = TEMPORARY if phase in ("backward", "optimizer") else ACTIVATIONS
-        self.live.begin(phase, self.micro, "")
+        self.live_bytes.category = TEMPORARY if phase in ("backward", "optimizer") else ACTIVATIONS
+        self.live_bytes.begin(phase, self.micro, "")
 
     def enter_block(self, place: str) -> None:
         """Enter a block; with the empty string, leave it for the operations outside of all blocks."""
-        self.live.before_next = None
+        self.live_bytes.before_next = None
         if place != self.place:
             self.place = place
-            self.live.begin(self.phase, self.micro, place)
+            self.live_bytes.begin(self.phase, self.micro, place)
 
     def around_checkpoints(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Return the contexts that torch's checkpoint enters: one for the forward, one for computing it again."""
@@ -48,11 +48,11 @@ class StepWatch:
     @contextmanager
     def _recomputation(self) -> Iterator[None]:
         """Count what the backward recomputes as activations, also when torch stops it by an exception."""
-        self.live.category = ACTIVATIONS
+        self.live_bytes.category = ACTIVATIONS
         try:
             yield
         finally:
-            self.live.category = TEMPORARY
+            self.live_bytes.category = TEMPORARY
 
     def follow(self, stacks: list[TracedStack]) -> list[RemovableHandle]:
         """Add hooks to every block, and return them for removal."""
@@ -88,7 +88,7 @@ class _Follower:
         self._when_differentiated(output if isinstance(output, tuple | list) else [output], self.place)
         if self.is_last:
             # Only with the next operation: the model releases the last block's input after this hook.
-            self.watch.live.before_next = lambda: self.watch.enter_block("")
+            self.watch.live_bytes.before_next = lambda: self.watch.enter_block("")
 
     def _when_differentiated(self, values: Any, place: str) -> None:
         for value in values:

@@ -17,7 +17,7 @@ Work = tuple[float, float, float]
 """Calls of operations, FLOPs, bytes moved."""
 BACKWARD_PRODUCTS = 2.5
 """An attention's backward has five products where its forward has two (FlashAttention-2, Dao 2023, section 3.1)."""
-UNTOUCHED = ("empty", "detach", "alias", "_local_scalar_dense")
+OPERATIONS_WITHOUT_TRAFFIC = ("empty", "detach", "alias", "_local_scalar_dense")
 """Beginnings of the names of operations that neither read nor write their tensors."""
 
 
@@ -49,7 +49,7 @@ def _traits(func: Any) -> tuple[str, bool, tuple[int, ...]]:
         for index, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    return name, is_view or name.partition("::")[2].startswith(UNTOUCHED), tuple(written_indexes)
+    return name, is_view or name.partition("::")[2].startswith(OPERATIONS_WITHOUT_TRAFFIC), tuple(written_indexes)
 
 
 def _flops(name: str, args: tuple[Any, ...], result: Any) -> float:

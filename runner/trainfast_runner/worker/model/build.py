@@ -26,6 +26,8 @@ CHECKPOINTING_ARGUMENTS = {"use_reentrant": False}
 """Arguments of torch's checkpoint with `checkpointing=full`."""
 BESIDES_PIXELS = {"input_ids", "spatial_shapes"}
 """Other inputs of some image classifiers: text, or patches cut by a processor of their own."""
+REASON_CHARACTERS = 600
+"""Chosen, not measured: the most that a refusal quotes of transformers' message, which may list every model."""
 _ATTENTION = {"auto": None, "eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """`attention` as transformers' `attn_implementation`; with None transformers takes sdpa if the model has it."""
 
@@ -88,7 +90,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
                 **{_dtype_argument(): weights},
             )
     except (ValueError, ImportError, KeyError) as error:
-        raise _refusal(one_line(error)[:600], config.model_type, knobs.attention) from error
+        raise _refusal(one_line(error)[:REASON_CHARACTERS], config.model_type, knobs.attention) from error
     model.config.use_cache = False
     if knobs.checkpointing == "full":
         if not model.supports_gradient_checkpointing:

@@ -66,13 +66,13 @@ class CompileWatch:
     def __init__(self) -> None:
         from torch._dynamo.callback import callback_handler
 
-        self._seen = False
+        self._has_compiled = False
         callback_handler.register_start_callback(self._see)
 
     def _see(self, *_: Any) -> None:
-        self._seen = True
+        self._has_compiled = True
 
     def take(self) -> bool:
         """Return True if torch has compiled since the last call."""
-        seen, self._seen = self._seen, False
-        return seen
+        has_compiled, self._has_compiled = self._has_compiled, False
+        return has_compiled

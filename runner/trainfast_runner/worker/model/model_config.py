@@ -9,13 +9,13 @@ from typing import Any
 from ..invalid import InvalidInput, one_line, unknown_name
 from ..shared.recipes import longest_seq_len, positions_needed
 
-SOURCES = ("family", "path", "hub")
+SOURCE_KEYS = ("family", "path", "hub")
 """Keys of `[model]` that name its configuration: each model has exactly one."""
 EXTRA_FIELDS = frozenset({"num_labels"})
 """Fields that every configuration takes, although it does not store them."""
 FREE_IMAGE_SIZE = 224
 """Side in pixels of images for a model that takes any size, as in the ImageNet recipe of the loader."""
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+POSITIVE_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 """Fields of a configuration that must be positive."""
 
 
@@ -24,10 +24,10 @@ def resolve_config(model: dict[str, Any]) -> Any:
 
     Raises InvalidInput for a family, a directory, a Hub id or a field that does not exist.
     """
-    source = next(key for key in SOURCES if key in model)
+    source = next(key for key in SOURCE_KEYS if key in model)
     place = str(model[source])
     base = _from_family(place) if source == "family" else _from_files(source, place)
-    overrides = {key: value for key, value in model.items() if key not in SOURCES}
+    overrides = {key: value for key, value in model.items() if key not in SOURCE_KEYS}
     allowed_names = field_names(base)
     for name in overrides:
         if name not in allowed_names:
@@ -49,7 +49,7 @@ def resolve_config(model: dict[str, Any]) -> Any:
 
 def _check_sizes(base: Any, overrides: dict[str, Any]) -> None:
     """Raise InvalidInput for a size below 1, most of which transformers would take."""
-    size_names = {base.attribute_map.get(name, name) for name in SIZES} | set(SIZES)
+    size_names = {base.attribute_map.get(name, name) for name in POSITIVE_FIELDS} | set(POSITIVE_FIELDS)
     for name, value in overrides.items():
         if name in size_names and isinstance(value, int) and value < 1:
             raise InvalidInput(

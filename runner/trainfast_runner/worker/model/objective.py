@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..data.samples import IGNORED, Batch
+from ..data.samples import IGNORED_LABEL, Batch
 
 
 def model_inputs(batch: Batch) -> Batch:
@@ -31,11 +31,11 @@ class Objective:
     def targets(self, batch: Batch) -> Tensor:
         """The target of each logit: its label; for a causal model, the label of the next position."""
         labels = batch["labels"]
-        return functional.pad(labels[:, 1:], (0, 1), value=IGNORED) if self.shifts else labels
+        return functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL) if self.shifts else labels
 
     def count_targets(self, batches: list[Batch]) -> Tensor:
         """Number of targets that count in all of `batches`, as an int64 scalar on their device."""
-        counts = [(self.targets(batch) != IGNORED).sum() for batch in batches]
+        counts = [(self.targets(batch) != IGNORED_LABEL).sum() for batch in batches]
         return torch.stack(counts).sum()
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -48,6 +48,9 @@ class Objective:
         Computed on the logits' device, returned on the targets' device.
         """
         loss = functional.cross_entropy(
-            logits.flatten(0, -2).float(), targets.flatten().to(logits.device), ignore_index=IGNORED, reduction="sum"
+            logits.flatten(0, -2).float(),
+            targets.flatten().to(logits.device),
+            ignore_index=IGNORED_LABEL,
+            reduction="sum",
         )
         return loss.to(targets.device)

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "flash-attn", "numpy")
+VERSIONED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "flash-attn", "numpy")
 """Packages whose versions are asked for, beside those of the catalog."""
 
 
@@ -64,7 +64,7 @@ def _versions() -> dict[str, str | None]:
     from ..catalog import packages
 
     versions: dict[str, str | None] = {}
-    for name in (*PACKAGES, *packages()):
+    for name in (*VERSIONED_PACKAGES, *packages()):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

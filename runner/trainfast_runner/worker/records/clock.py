@@ -21,7 +21,7 @@ from ..shared.phases import STEP_PHASES
 
 WAKE_NS = 1_000_000
 """An event may be complete for this long before the wait for it returns."""
-UNSPLIT = "forward_backward"
+UNSPLIT_PHASE = "forward_backward"
 """Phase of a forward and backward that cannot be told apart."""
 
 
@@ -36,7 +36,7 @@ def make_clock(device: torch.device) -> StepClock:
 
 
 def _fields(total_ms: float, phases_ms: dict[str, float]) -> dict[str, float | None]:
-    unknown = ("forward", "backward") if UNSPLIT in phases_ms else ()
+    unknown = ("forward", "backward") if UNSPLIT_PHASE in phases_ms else ()
     measured_ms = {name: phases_ms.get(name, 0.0) for name in STEP_PHASES if name != "other" and name not in unknown}
     phase_fields = {f"{name}_ms": measured_ms.get(name) for name in STEP_PHASES if name != "other"}
     return {"step_ms": total_ms, **phase_fields, "other_ms": total_ms - sum(measured_ms.values())}
@@ -46,23 +46,23 @@ class HostClock:
     """The clock of a CPU: marks are times already."""
 
     def __init__(self) -> None:
-        self._step_start = self._since = time.monotonic_ns()
+        self._step_start_ns = self._since_ns = time.monotonic_ns()
         self._phase = "other"
         self._spent_ns: dict[str, int] = {}
 
     def enter(self, phase: str) -> None:
         """Close the running interval now."""
-        now = time.monotonic_ns()
-        self._spent_ns[self._phase] = self._spent_ns.get(self._phase, 0) + now - self._since
-        self._phase, self._since = phase, now
+        now_ns = time.monotonic_ns()
+        self._spent_ns[self._phase] = self._spent_ns.get(self._phase, 0) + now_ns - self._since_ns
+        self._phase, self._since_ns = phase, now_ns
 
     def end_step(self) -> StepTimes:
         """End the step; its times are known at once."""
         self.enter("other")
         phases_ms = {name: ns / 1e6 for name, ns in self._spent_ns.items()}
-        end_ns = self._since
-        fields = _fields((self._since - self._step_start) / 1e6, phases_ms)
-        self._step_start, self._spent_ns = end_ns, {}
+        end_ns = self._since_ns
+        fields = _fields((end_ns - self._step_start_ns) / 1e6, phases_ms)
+        self._step_start_ns, self._spent_ns = end_ns, {}
         return lambda: (end_ns, fields)
 
 

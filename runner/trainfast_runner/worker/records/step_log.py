@@ -18,6 +18,9 @@ from .clock import StepTimes
 from .recorder import EndedStep
 from .worker_log import WorkerLog
 
+ARRIVAL_POLL_S = 0.01
+"""Seconds between looks for a last step's figures: a handle can be asked, but not waited for with a limit."""
+
 
 @dataclass
 class _Pending:
@@ -125,7 +128,7 @@ def _arrives(ready: Any, timeout_s: float) -> bool:
     while ready is not None and not ready.is_completed():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.01)
+        time.sleep(ARRIVAL_POLL_S)
     return True
 
 

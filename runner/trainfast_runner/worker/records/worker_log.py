@@ -18,6 +18,8 @@ TRACEBACK_CHARACTERS, MESSAGE_CHARACTERS = 4000, 2000
 """Kept equal to the door's (`ending.py`): the door imports nothing of the worker while a script runs."""
 SETTLE_S = 10.0
 """Seconds for retries, as long as the supervisor tries to write the result."""
+RETRY_EVERY_S = 0.1
+"""Seconds between retries: someone has to free space meanwhile."""
 
 
 class WorkerLog:
@@ -48,7 +50,7 @@ class WorkerLog:
         """Wait until the disk takes the waiting lines: a rank without its last record counts as lost."""
         deadline = time.monotonic() + SETTLE_S
         while self._file.is_behind and time.monotonic() < deadline:
-            time.sleep(0.1)
+            time.sleep(RETRY_EVERY_S)
             self._file.catch_up()
 
     def enter(self, phase: str, detail: str = "") -> None:

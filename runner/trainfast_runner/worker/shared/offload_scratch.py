@@ -9,9 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
-PREFIX = "trainfast-offload-"
+SCRATCH_PREFIX = "trainfast-offload-"
 """Beginning of the name of a directory for offloaded states."""
-MARKER = "made-by-trainfast-tui"
+MARKER_FILE = "made-by-trainfast-tui"
 """The file that marks a directory as made here: only such directories are deleted."""
 DISK_FULL_BELOW_BYTES = 1 << 24
 """A disk with less space than this counts as full: DeepSpeed writes blocks of 1 MiB from several threads."""
@@ -28,9 +28,9 @@ class Scratch:
     def __init__(self, parent: Path) -> None:
         with _Lock(parent, wait=True):
             _remove_unlocked(parent)
-            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            self._folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
             self._alive = _Lock(self._folder, wait=False)
-            (self._folder / MARKER).write_bytes(self._alive.mark())
+            (self._folder / MARKER_FILE).write_bytes(self._alive.mark())
         self.path = self._folder / "states"
         self.path.mkdir()
 
@@ -64,7 +64,7 @@ def free_bytes(parent: Path) -> int:
 
 def _remove_unlocked(parent: Path) -> None:
     """Delete each directory that has our mark and that no live run has locked."""
-    for folder in parent.glob(f"{PREFIX}*"):
+    for folder in parent.glob(f"{SCRATCH_PREFIX}*"):
         try:
             lock = _Lock(folder, wait=False)
         except OSError:
@@ -76,7 +76,7 @@ def _remove_unlocked(parent: Path) -> None:
 
 def _is_marked(folder: Path, lock: _Lock) -> bool:
     try:
-        return (folder / MARKER).read_bytes() == lock.mark()
+        return (folder / MARKER_FILE).read_bytes() == lock.mark()
     except OSError:
         return False
 

@@ -127,18 +127,18 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
         """Initialize part after part; this rank keeps only its slices of each, in the dtype the engine computes in."""
         import deepspeed
 
-        first: Any = None
+        first_parameter: Any = None
         for part in init_in_turn(model, self.knobs.seed, self.device):
             part_parameters = dict.fromkeys(p for module in part.modules for p in module.parameters(recurse=False))
             # A parameter tied to an earlier part is cut already.
             fresh = [parameter for parameter in part_parameters if not hasattr(parameter, "ds_id")]
             for parameter in fresh:
                 parameter.data = parameter.data.to(ENGINE_DTYPE.get(self.knobs.precision, torch.float32))
-            if first is None and fresh:
-                first = fresh[0]
+            if first_parameter is None and fresh:
+                first_parameter = fresh[0]
                 deepspeed.zero.Init(module=nn.ParameterList(fresh), config_dict_or_path=self.config)
             elif fresh:
-                first.convert_to_zero_parameters(param_list=fresh)
+                first_parameter.convert_to_zero_parameters(param_list=fresh)
 
     def _offload_directory(self) -> str | None:
         """Directory below `offload_path`, which rank 0 makes for all; None without the knob."""

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+REASON_CHARACTERS = 100
+"""Chosen, not measured: the most that a reason quotes of a compiler's error, which output.log has whole."""
+
 
 def build_failure(builder: str) -> str | None:
     """Build or load one of DeepSpeed's extensions; return the reason for a failure, None on success."""
@@ -32,7 +35,7 @@ def build_failure(builder: str) -> str | None:
     except Exception as error:
         print(f"deepspeed: {builder}: {error}", file=sys.stderr)
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return f"the build of {builder} failed ({first_line[:100]}; more in output.log)"
+        return f"the build of {builder} failed ({first_line[:REASON_CHARACTERS]}; more in output.log)"
     return None
 
 

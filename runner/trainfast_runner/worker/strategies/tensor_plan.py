@@ -17,9 +17,9 @@ from torch import nn
 from ..invalid import InvalidInput
 from ..shared.parallel_plans import OUR_TENSOR_PLANS
 
-GATHERED = ("colwise_gather_output", "colwise_rep")
+GATHERED_STYLES = ("colwise_gather_output", "colwise_rep")
 """Styles of transformers' plans that cut a matrix and make its output whole again."""
-SUMMED = ("replicated_with_grad_allreduce",)
+SUMMED_STYLES = ("replicated_with_grad_allreduce",)
 """Styles of transformers' plans that keep a parameter whole and sum its gradients over the ranks."""
 
 
@@ -108,13 +108,13 @@ def _cut_module(plan: TensorPlan, model: nn.Module, name: str, module: nn.Module
     # transformers' Conv1D keeps its matrix as (in, out), nn.Linear as (out, in).
     out, into = (1, 0) if type(module).__name__ == "Conv1D" else (0, 1)
     bias = getattr(module, "bias", None) is not None
-    if style in GATHERED:
+    if style in GATHERED_STYLES:
         weight: Any = module.weight
         tied = sum(weight is parameter for part in model.modules() for parameter in part._parameters.values()) > 1
         if tied or weight.shape[out] % degree:
             return
         plan.gathers.add(name)
-    if style in ("colwise", *GATHERED):
+    if style in ("colwise", *GATHERED_STYLES):
         plan.slices[f"{name}.weight"] = Slice(out)
         if bias:
             plan.slices[f"{name}.bias"] = Slice(0)
@@ -132,7 +132,7 @@ def _cut_module(plan: TensorPlan, model: nn.Module, name: str, module: nn.Module
         if bias:
             plan.once.add(f"{name}.bias")
         plan.reduces.add(name)
-    elif style in SUMMED:
+    elif style in SUMMED_STYLES:
         plan.summed |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)}
     elif style == "moe_tp_experts" and set(module._parameters) == {"gate_up_proj", "down_proj"}:
         plan.enters.add(name)

@@ -156,9 +156,9 @@ class ProbeRunner:
             self.memory.end_phase("optimizer" if in_optimizer else "forward_backward")
             fields = dict(self.memory.end_step_fields())
             # The peak of a phase that was not reached is that of before the step.
-            seen = {"forward_backward", *reached, *(["optimizer"] if in_optimizer else [])}
+            measured_phases = {"forward_backward", *reached, *(["optimizer"] if in_optimizer else [])}
             peaks = fields["phase_peaks"]
-            fields["phase_peaks"] = {name: peak for name, peak in peaks.items() if name in seen}
+            fields["phase_peaks"] = {name: peak for name, peak in peaks.items() if name in measured_phases}
         self.log.write(
             "probe",
             **probe_fields,

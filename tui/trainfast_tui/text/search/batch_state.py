@@ -44,7 +44,7 @@ def _doing_words(search: BatchSnapshot, now_ns: int | None) -> str:
 
 def _end_words(search: BatchSnapshot) -> str:
     """Return the answer, or the reason there is none; empty for a search that goes on or was cancelled."""
-    from trainfast_runner.search.journal.lines import CANCELLED
+    from trainfast_runner.search.journal.lines import CANCELLED_REASON
 
     ended = search.ended
     if ended is None:
@@ -59,7 +59,7 @@ def _end_words(search: BatchSnapshot) -> str:
         return f"batch_size 1 does not fit{missing}"
     if search.state == "failed":
         return f"failed: {fmt.plain(ended.reason)}"
-    if search.state == "cancelled" and ended.reason not in ("", CANCELLED):
+    if search.state == "cancelled" and ended.reason not in ("", CANCELLED_REASON):
         return f"stopped early: {fmt.plain(ended.reason)}; its journal is kept, f5 continues"
     return ""
 

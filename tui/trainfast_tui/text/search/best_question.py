@@ -72,11 +72,11 @@ def left_alone_lines(left_alone: Mapping[str, str], *, to_name: str = NAMED_BY_C
 
     `to_name` says how the missing present value of a `{knob}` is named.
     """
-    from trainfast_runner.search.journal.best import UNNAMED
+    from trainfast_runner.search.journal.best import UNNAMED_REASON
 
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_alone.items():
-        words = f"{reason}; {to_name.format(knob=name)}" if reason == UNNAMED else reason
+        words = f"{reason}; {to_name.format(knob=name)}" if reason == UNNAMED_REASON else reason
         by_reason.setdefault(words, []).append(name)
     return [_left_alone(", ".join(names), reason) for reason, names in by_reason.items()]
 

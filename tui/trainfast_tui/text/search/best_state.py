@@ -49,7 +49,7 @@ def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
 
 def _end_words(search: BestSnapshot) -> str:
     """Return the answer, or the reason there is none; empty for a search that goes on."""
-    from trainfast_runner.search.journal.lines import CANCELLED
+    from trainfast_runner.search.journal.lines import CANCELLED_REASON
 
     ended = search.so_far.ended
     if ended is None:
@@ -62,7 +62,7 @@ def _end_words(search: BestSnapshot) -> str:
     if search.state == "failed":
         return f"failed: {fmt.plain(ended.reason)}; v asks a new question, Esc goes back to the knobs"
     if search.state == "cancelled":
-        why = "" if ended.reason in ("", CANCELLED) else f": {fmt.plain(ended.reason)}"
+        why = "" if ended.reason in ("", CANCELLED_REASON) else f": {fmt.plain(ended.reason)}"
         return f"stopped{why}; its journal is kept, f5 continues"
     return ""
 

@@ -39,7 +39,7 @@ from trainfast_runner.units import chance_text, counted
 
 NOTED_LOG_GAP = 0.03
 """A difference between trials and cold runs that the answer mentions, in ln of the objective. Chosen, not measured."""
-CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
+CHOSEN_REASON = "chosen: no setting is faster beyond the noise of this machine"
 """The verdict on an answer that is not clearly the fastest."""
 
 
@@ -63,7 +63,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
     tried_numbers = {run.candidate_number for run in state.journal.attempts if run.outcome != "void"}
     verdicts = [_verdict(ranking, prospects, number) for number in range(len(state.candidates))]
     if within_percent is not None:
-        verdicts[best_number] = msgspec.structs.replace(verdicts[best_number], reason=CHOSEN)
+        verdicts[best_number] = msgspec.structs.replace(verdicts[best_number], reason=CHOSEN_REASON)
     return BestAnswer(
         best_number=best_number,
         best_rate=best_rate,

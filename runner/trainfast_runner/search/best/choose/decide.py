@@ -19,10 +19,10 @@ from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR, TRIALS_SH
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.next_cold_run import best_step, next_cold_run
 from trainfast_runner.search.best.choose.prospects import LIKELY_CHANCE, Prospects, count_drifted_if_budget_spent
-from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS, UNUSABLE, void_text
+from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS, UNUSABLE_OUTCOMES, void_text
 from trainfast_runner.search.best.choose.state import WORTHWHILE_PERCENT, BestState
 from trainfast_runner.search.best.objective import seq_len_of
-from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, ORDINARY, StepRule
+from trainfast_runner.search.best.step_rule import MIN_TIMED_STEPS, ORDINARY_RULE, StepRule
 from trainfast_runner.search.best.too_large import TOO_LARGE
 from trainfast_runner.search.candidate_spec import value_text
 from trainfast_runner.search.journal.best import BestStep
@@ -40,7 +40,7 @@ class BestDecision:
     step: BestStep
     needs_new_process: bool = False
     """True for a trial that the warm process cannot take."""
-    step_rule: StepRule = ORDINARY
+    step_rule: StepRule = ORDINARY_RULE
     """The steps of a trial or a cold run."""
     end_state: EndState | None = None
     """The state of a search whose step is its end; None for another step."""
@@ -70,7 +70,7 @@ def _baseline_trial(state: BestState) -> BestDecision | None:
     if number in state.counted_trials:
         return None
     trials = [trial for trial in state.journal.trials if trial.candidate_number == number]
-    if any(trial.outcome in UNUSABLE for trial in trials):
+    if any(trial.outcome in UNUSABLE_OUTCOMES for trial in trials):
         return _end("failed", f"the baseline failed: {trials[-1].reason}")
     void_trials = [trial for trial in trials if trial.outcome == "void"]
     if len(void_trials) >= MAX_VOID_ATTEMPTS:

@@ -16,7 +16,7 @@ MAX_BEFORE_TURN_BACK = 12
 """From this number of counted cold runs on no knob is turned back."""
 UNDER_LIMIT_REASON = "the peak may reach memory_limit: one run under the limit"
 """The reason for a run of a candidate near memory_limit, or of unknown need."""
-ROLES: tuple[ColdRole, ...] = (*SPEED_ROLES, UNDER_LIMIT)
+COLD_ROLES: tuple[ColdRole, ...] = (*SPEED_ROLES, UNDER_LIMIT)
 """Roles of all cold runs."""
 
 
@@ -93,7 +93,7 @@ def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     gains = []
     for knob in overridden:
         number = ranking.without_override(answer_number, knob)
-        if number is not None and not ranking.count_runs(number, *ROLES):
+        if number is not None and not ranking.count_runs(number, *COLD_ROLES):
             log_gain = state.log_objective(answer_number).value - state.log_objective(number).value
             gains.append((log_gain, knob, number))
     for _, knob, number in sorted(gains, reverse=True):

@@ -25,7 +25,7 @@ from trainfast_runner.search.speed.levels import Levels
 
 MAX_VOID_ATTEMPTS = 3
 """A candidate with this many void trials or runs is given up."""
-UNUSABLE: tuple[AttemptOutcome, ...] = ("failed", "incompatible")
+UNUSABLE_OUTCOMES: tuple[AttemptOutcome, ...] = ("failed", "incompatible")
 """Outcomes of a candidate that is never the answer."""
 LOSS_SHARE = 0.05
 """A loss leaves the baseline's if the difference is over this share of the baseline's last or first loss.
@@ -66,7 +66,7 @@ def _without_rate(
         number = attempt.candidate_number
         if attempt.outcome == "oom":
             verdicts += _too_large(attempt, candidates, attempts)
-        elif attempt.outcome in UNUSABLE:
+        elif attempt.outcome in UNUSABLE_OUTCOMES:
             verdicts.append(CandidateVerdict(candidate_number=number, verdict=attempt.outcome, reason=attempt.reason))
         elif attempt.outcome == "void":
             void_attempts_by_number[number].append(attempt)
@@ -185,7 +185,9 @@ def _failed_levels(attempts: Attempts, measured_numbers: Collection[int], levels
 
     Where those candidates share several such values, only candidates with all of them are ruled out.
     """
-    failed_attempts = {attempt.candidate_number: attempt for attempt in attempts if attempt.outcome in UNUSABLE}
+    failed_attempts = {
+        attempt.candidate_number: attempt for attempt in attempts if attempt.outcome in UNUSABLE_OUTCOMES
+    }
     if len(failed_attempts) < 2:
         return []
     measured_pairs = {pair for number in measured_numbers for pair in enumerate(levels.points[number])}

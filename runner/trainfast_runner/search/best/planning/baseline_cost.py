@@ -50,8 +50,8 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
     steps_s = 0.0 if speed is None else MIN_TRIAL_STEPS * samples_per_step / speed.high
     cost_s = shortest_s + steps_s
     if cost_s > budget_s:
-        more = f", {MIN_TRIAL_STEPS} steps take {steps_s:.1f} s" if steps_s else ""
-        raise budget_error(budget_s, cost_s, f": a process starts in {shortest_s:.1f} s{more}")
+        steps_text = f", {MIN_TRIAL_STEPS} steps take {steps_s:.1f} s" if steps_s else ""
+        raise budget_error(budget_s, cost_s, f": a process starts in {shortest_s:.1f} s{steps_text}")
 
 
 def budget_error(budget_s: float, cost_s: float, detail: str) -> UserError:

@@ -14,7 +14,7 @@ from trainfast_runner.search.best.step_rule import MIN_TRIAL_STEPS, UNTIMED_TRIA
 from trainfast_runner.search.best.survey.script_survey import ScriptSurvey
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.conducting.cool_down import check_coolable
-from trainfast_runner.search.journal.best import UNNAMED
+from trainfast_runner.search.journal.best import UNNAMED_REASON
 from trainfast_runner.search.memory.limits import limits_of
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.script_runs import script_planner
@@ -94,7 +94,9 @@ def _check_answerable(request: BestRequest, named_knobs: Sequence[str], preset: 
 def _unnamed_knobs(preset: ScriptPreset, named_knobs: Sequence[str], *, has_batch: bool) -> dict[str, str]:
     """Return the mapped knobs that are left alone because a present value is missing, with the reasons."""
     reasons = {
-        name: UNNAMED for name in preset.flag_words if name not in named_knobs and KNOBS_BY_NAME[name].search_values
+        name: UNNAMED_REASON
+        for name in preset.flag_words
+        if name not in named_knobs and KNOBS_BY_NAME[name].search_values
     }
     if not has_batch:
         other_knob = {"batch_size": "grad_accum", "grad_accum": "batch_size"}
