@@ -58,7 +58,7 @@ class Prospects:
         """The gain of each open candidate over the leader."""
         if self.leader_number is None:
             return {}
-        return {number: self._state.log_gain(number, self.leader_number) for number in self.open_candidates}
+        return self._state.log_gains(self.open_candidates, self.leader_number)
 
     @cached_property
     def chances(self) -> dict[int, float]:
@@ -75,10 +75,11 @@ class Prospects:
         """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
         state, budget_s = self._state, self._state.question.budget_s
         left_s = max(budget_s - self._cold_costs.reserve_s(), TRIALS_SHARE * budget_s) - state.spent_s
+        left_if_warm_s = left_s - self._closing_s
         return {
             number
-            for number in self.open_candidates
-            if self.cost_s(number) + (self._closing_s if state.is_warm(number) else 0.0) <= left_s
+            for number, cost_s in self._costs_s.items()
+            if cost_s <= (left_if_warm_s if state.is_warm(number) else left_s)
         }
 
     @cached_property
@@ -156,9 +157,8 @@ class Prospects:
         Candidates that share a process have much in common: the best candidate of each process counts, independently.
         """
         best_of_process: dict[KnobsKey, int] = {}
-        for number, chance in self.chances.items():
-            process = self._state.process_keys[number]
-            if chance > COUNTED_CHANCE and chance > self.chances.get(best_of_process.get(process, -1), 0.0):
-                best_of_process[process] = number
+        counted = [number for number, chance in self.chances.items() if chance > COUNTED_CHANCE]
+        for number in sorted(counted, key=lambda number: -self.chances[number]):
+            best_of_process.setdefault(self._state.process_keys[number], number)
         no_gain_chance = math.prod(1 - self.chances[number] for number in best_of_process.values())
         return Outlook(1 - no_gain_chance, sum(self.cost_s(number) for number in best_of_process.values()))

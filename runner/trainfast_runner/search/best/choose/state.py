@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -115,12 +115,20 @@ class BestState:
 
     def log_gain(self, number: int, other_number: int) -> LogGain:
         """Return the ln of one candidate's objective over another's by the effects model."""
-        value, slope = self.log_objective(number)
+        return self.log_gains((number,), other_number)[number]
+
+    def log_gains(self, numbers: Iterable[int], other_number: int) -> dict[int, LogGain]:
+        """Return the ln of each candidate's objective over another's, by its number."""
         other_value, other_slope = self.log_objective(other_number)
-        variances, covariances = self.posterior.variance, self.posterior.covariances(other_number)
-        variance = slope**2 * variances[number] + other_slope**2 * variances[other_number]
-        variance -= 2 * slope * other_slope * covariances[number]
-        return LogGain(value - other_value, math.sqrt(max(variance, MIN_GAIN_VARIANCE)))
+        means, variances = self.posterior.mean, self.posterior.variance
+        covariances = self.posterior.covariances(other_number)
+        other_variance = other_slope**2 * variances[other_number]
+        gains = {}
+        for number in numbers:
+            value, slope = self._log_objective_at(number, means[number])
+            variance = slope**2 * variances[number] + other_variance - 2 * slope * other_slope * covariances[number]
+            gains[number] = LogGain(value - other_value, math.sqrt(max(variance, MIN_GAIN_VARIANCE)))
+        return gains
 
     def is_bound(self, number: int, leader_number: int) -> bool:
         """True if a candidate's FLOPs alone take longer than the leader's whole sample."""
