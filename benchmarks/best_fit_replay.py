@@ -184,7 +184,7 @@ def question(
     return BestQuestion(
         preset=name,
         title=name,
-        model={},
+        model={"family": name},
         data={},
         knobs=dict(baseline.knobs),
         overrides=[],

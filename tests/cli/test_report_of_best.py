@@ -184,7 +184,7 @@ def test_a_search_of_a_script_that_its_budget_ended_says_how_far_it_came(home: C
     directory = home.home / "searches" / SEARCH_ID
     write(home, BestEnded(state="answered", stopped_because="the budget of 120 s", answer=found))
     lines = [
-        msgspec.structs.replace(question(), model={}, limits_trials=True),
+        msgspec.structs.replace(question(), model={}),
         *journal(BestEnded(state="answered", answer=found))[1:],
     ]
     (directory / "journal.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))

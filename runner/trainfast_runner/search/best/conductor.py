@@ -88,13 +88,14 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def open(self) -> None:
         """Take over the runs of an earlier conductor, and list the candidates with their predictions."""
         self._orphans.end_trying_runs()
+        recorded_space = newest(self._lines, Space)
+        if recorded_space is not None:
+            self._space = recorded_space
         for launch_line, directory in self._orphans.cold_runs():
             self._follow(launch_line, directory)
-        space = newest(self._lines, Space)
-        if space is None:
+        if recorded_space is None:
             self.list_candidates()
         else:
-            self._space = space
             self.update_candidates()
 
     def step(self) -> BestEnded | None:

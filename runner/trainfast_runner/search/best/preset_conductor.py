@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
-
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.search.best.choose.decide import BestDecision
@@ -94,13 +92,14 @@ class PresetBestConductor(BestConductor):
             rule=decision.step_rule,
             needs_energy=self._question.objective == "samples_per_joule",
             keep_disturbed=is_usually_disturbed(self._lines, number),
+            is_warm=any(isinstance(line, Trial) and line.run_id == process.directory.name for line in self._lines),
+            repeats=decision.step.repeats,
         )
         trial = take_trial(process, self._process_uuids, wanted)
         if trial is None:
             self._record_end(number, self._runs.wait_for_process_end(), self._runs.clock_s() - began_s)
             return
-        is_warm = any(isinstance(line, Trial) and line.run_id == trial.run_id for line in self._lines)
-        self._write(msgspec.structs.replace(trial, warm=is_warm, repeats=decision.step.repeats))
+        self._write(trial)
         if trial.step_ms:  # the setting took a step, with which its FLOPs are recorded
             self._add_flops_bounds(process, candidate)
         if process.ended_by_error:

@@ -30,30 +30,6 @@ def is_usable(directory: Path) -> bool:
     return is_alive(directory) if result is None else result.state in ("finished", "oom", "failed")
 
 
-def ended_run_of(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | None:
-    """Return a run of the plan's settings that ended by itself with figures; None without one.
-
-    A failed run is not adopted: the conductor's end may have killed a process of the run.
-    """
-    for run_id, run in runs.items():
-        result = read_result(home.directory(run_id))
-        if has_settings(run, plan) and result is not None and result.state in ("finished", "oom"):
-            return home.directory(run_id)
-    return None
-
-
-def adopt_one(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | None:
-    """Return the newest usable run of the plan's settings and end all others; None without one."""
-    adopted_directory: Path | None = None
-    for run_id, run in reversed(runs.items()):
-        directory = home.directory(run_id)
-        if adopted_directory is None and has_settings(run, plan) and is_usable(directory):
-            adopted_directory = directory
-        else:
-            end_if_live(directory)
-    return adopted_directory
-
-
 def end_if_live(directory: Path) -> None:
     """End a run if it is still live."""
     if read_result(directory) is None and is_alive(directory):
@@ -90,18 +66,29 @@ class OrphanedRuns:
             end_if_live(self._home.directory(run_id))
 
     def adopt_trying_run(self, plan: RunPlan) -> Path | None:
-        """Return the ended trying run of a script with the plan's settings, if the journal lacks it; else None."""
-        directory = ended_run_of(self._trying, self._home, plan)
-        if directory is not None:
-            del self._trying[directory.name]
-        return directory
+        """Return a script's ended trying run of the plan's settings that the journal lacks; None without one.
+
+        A failed run is not adopted: the conductor's end may have killed a process of the run.
+        """
+        for run_id, run in self._trying.items():
+            result = read_result(self._home.directory(run_id))
+            if has_settings(run, plan) and result is not None and result.state in ("finished", "oom"):
+                del self._trying[run_id]
+                return self._home.directory(run_id)
+        return None
 
     def adopt_measuring_run(self, plan: RunPlan) -> Path | None:
         """Return the newest usable measuring run of the plan's settings, if the journal lacks its outcome; else None.
 
         All other measuring runs are ended.
         """
-        directory = adopt_one(self._measuring, self._home, plan)
-        if directory is not None:
-            del self._measuring[directory.name]
-        return directory
+        adopted_directory: Path | None = None
+        for run_id, run in reversed(self._measuring.items()):
+            directory = self._home.directory(run_id)
+            if adopted_directory is None and has_settings(run, plan) and is_usable(directory):
+                adopted_directory = directory
+            else:
+                end_if_live(directory)
+        if adopted_directory is not None:
+            del self._measuring[adopted_directory.name]
+        return adopted_directory

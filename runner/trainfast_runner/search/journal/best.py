@@ -84,7 +84,8 @@ class EarlierEffect(msgspec.Struct, frozen=True, kw_only=True):
 class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
     """The question of a best-fit search. The baseline is the recorded spec, with a batch that makes `global_batch`.
 
-    Each process takes the first of `device_uuids`; `limits_bytes` is empty without `memory_limit`.
+    Each process takes the first of `device_uuids`; `limits_bytes` is empty without `memory_limit`. Every
+    trial of a script is under these limits, and no trial of a preset.
     """
 
     vary: dict[str, list[KnobValue]]
@@ -98,8 +99,6 @@ class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
     for_steps: int | None = None
     budget_s: float = 600.0
     device_names: list[str] = []
-    limits_trials: bool = False
-    """True if every trial is under `limits_bytes`, as those of a script are."""
     earlier: list[EarlierEffect] = []
     """Effects that earlier searches measured; empty with --fresh."""
 

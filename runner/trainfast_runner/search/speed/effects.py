@@ -96,11 +96,6 @@ class PriorCovariance:
         self._residual = (RESIDUAL_SHARE * scales.pair) ** 2
         self._process = scales.process**2
 
-    def between_points(self, point: Point, other: Point) -> float:
-        """Return the covariance of two points."""
-        (covariance,) = self.from_parts([_parts_of_points(self._levels, point, other)])
-        return covariance
-
     def from_parts(self, pairs: Sequence[CovarianceParts]) -> list[float]:
         """Return the covariance of every pair of observations by its parts."""
         main, pair, residual, process = self._main, self._pair, self._residual, self._process
@@ -165,7 +160,8 @@ class Posterior:
         self._prior, self._factor = PriorCovariance(levels, scales), Factor()
         self.mean = [center] * len(levels.points)
         # Every point has the same covariance with itself.
-        self.variance = [self._prior.between_points(point, point) for point in levels.points[:1]] * len(levels.points)
+        point = levels.points[0]
+        self.variance = self._prior.from_parts([_parts_of_points(levels, point, point)]) * len(levels.points)
         self._vectors: list[list[float]] = [[] for _ in levels.points]
         self._cached_number: int | None = None
         self._cached_covariances: list[float] = []

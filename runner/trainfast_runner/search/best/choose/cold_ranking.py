@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from trainfast_runner.known_values import lowest
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.choose.cold_runs import Difference, MeasuredRuns
 from trainfast_runner.search.best.choose.state import BestState
@@ -151,9 +152,15 @@ class ColdRanking:
 
     def _needs_more_memory(self, number: int) -> bool:
         """True if a candidate needs more memory than the equally fast one that needs the least."""
-        needs = {other_number: self.memory_bytes(other_number) for other_number in self.equally_fast}
-        needed_bytes, known_needs = needs[number], [need for need in needs.values() if need is not None]
-        return needed_bytes is not None and needed_bytes > min(known_needs) * (1 + EQUAL_MEMORY_SHARE)
+        needed_bytes, least_bytes = self.memory_bytes(number), self._least_bytes
+        if needed_bytes is None or least_bytes is None:
+            return False
+        return needed_bytes > least_bytes * (1 + EQUAL_MEMORY_SHARE)
+
+    @cached_property
+    def _least_bytes(self) -> int | None:
+        """Memory of the equally fast candidate that needs the least; None if no need is known."""
+        return lowest(map(self.memory_bytes, self.equally_fast))
 
     def memory_bytes(self, number: int) -> int | None:
         """Return the measured peak of a candidate, else the predicted one; None without either."""

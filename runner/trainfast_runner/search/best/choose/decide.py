@@ -17,7 +17,7 @@ import msgspec
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR, TRIALS_SHARE, ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
-from trainfast_runner.search.best.choose.next_cold_run import best_step, next_cold_run
+from trainfast_runner.search.best.choose.next_cold_run import next_cold_run
 from trainfast_runner.search.best.choose.prospects import LIKELY_CHANCE, Prospects, count_drifted_if_budget_spent
 from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS, UNUSABLE_OUTCOMES, void_text
 from trainfast_runner.search.best.choose.state import WORTHWHILE_PERCENT, BestState
@@ -215,13 +215,13 @@ def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDeci
     ):
         return decision
     reason = "the first setting measured in this process again: a change would be drift"
-    step = best_step("trial", reason, reference.candidate_number, repeats=True)
+    step = BestStep(action="trial", why=reason, candidate_number=reference.candidate_number, repeats=True)
     return BestDecision(step, step_rule=StepRule(min_steps=max(MIN_TIMED_STEPS, len(reference.step_ms))))
 
 
 def _trial_of(state: BestState, number: int, reason: str) -> BestDecision:
     step_rule = StepRule(give_up_ms=_give_up_ms(state, number))
-    step = best_step("trial", reason, number)
+    step = BestStep(action="trial", why=reason, candidate_number=number)
     return BestDecision(step, needs_new_process=not state.is_warm(number), step_rule=step_rule)
 
 
@@ -244,7 +244,7 @@ def _give_up_ms(state: BestState, number: int) -> float | None:
 
 
 def _end(end_state: EndState, reason: str) -> BestDecision:
-    return BestDecision(best_step("end", reason), end_state=end_state)
+    return BestDecision(BestStep(action="end", why=reason), end_state=end_state)
 
 
 def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects) -> BestDecision:

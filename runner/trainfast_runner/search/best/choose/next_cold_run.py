@@ -8,7 +8,7 @@ from __future__ import annotations
 from trainfast_runner.search.best.choose.cold_costs import ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import NEAR_LOG_GAIN, SPEED_ROLES, ColdRanking
 from trainfast_runner.search.best.choose.ruled_out import MAX_VOID_ATTEMPTS
-from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestAction, BestStep, ColdRole
+from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestStep, ColdRole
 
 MAX_VOID_COLD_RUNS = 2 * MAX_VOID_ATTEMPTS
 """After this many void cold runs of any candidates no further one is started."""
@@ -18,13 +18,6 @@ UNDER_LIMIT_REASON = "the peak may reach memory_limit: one run under the limit"
 """The reason for a run of a candidate near memory_limit, or of unknown need."""
 COLD_ROLES: tuple[ColdRole, ...] = (*SPEED_ROLES, UNDER_LIMIT)
 """Roles of all cold runs."""
-
-
-def best_step(
-    action: BestAction, reason: str, number: int | None = None, *, knob: str | None = None, repeats: bool = False
-) -> BestStep:
-    """Return a step of the search; `number` is its candidate, None for the end."""
-    return BestStep(action=action, candidate_number=number, why=reason, knob=knob, repeats=repeats)
 
 
 def next_cold_run(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
@@ -47,7 +40,7 @@ def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     """Return the next run of the race, runs under memory_limit first; None when the race is decided."""
     for number in ranking.finalists:
         if ranking.is_near_limit(number) and not ranking.count_runs(number, UNDER_LIMIT):
-            return best_step(UNDER_LIMIT, UNDER_LIMIT_REASON, number)
+            return BestStep(action=UNDER_LIMIT, why=UNDER_LIMIT_REASON, candidate_number=number)
     has_confirming = any(run.role == CONFIRM for run in ranking.state.journal.cold_runs)
     if len(ranking.finalists) < 2 or has_confirming:
         return None
@@ -63,7 +56,7 @@ def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
             return None
         if missing_numbers:
             reason = f"one of {len(ranking.finalists)} settings within {100 * NEAR_LOG_GAIN:.0f} % of the leader"
-            return best_step(RACE, reason, missing_numbers[0])
+            return BestStep(action=RACE, why=reason, candidate_number=missing_numbers[0])
     return None
 
 
@@ -71,7 +64,7 @@ def _confirm(ranking: ColdRanking) -> BestStep | None:
     """Return the next run of winner, baseline, baseline, winner; None when both have two runs."""
     winner_number, baseline_number = ranking.winner_number, ranking.baseline_number
     if ranking.state.untested_limits and not ranking.count_runs(winner_number, UNDER_LIMIT):
-        return best_step(UNDER_LIMIT, "the winner, under memory_limit", winner_number)
+        return BestStep(action=UNDER_LIMIT, why="the winner, under memory_limit", candidate_number=winner_number)
     order = [winner_number, baseline_number, baseline_number, winner_number]
     if winner_number == baseline_number or baseline_number in ranking.state.ruled_out:
         order = [winner_number, winner_number]
@@ -80,7 +73,7 @@ def _confirm(ranking: ColdRanking) -> BestStep | None:
     for index, number in enumerate(order):
         if ranking.count_runs(number, CONFIRM) < order[: index + 1].count(number):
             role = "baseline" if number == baseline_number else "winner"
-            return best_step(CONFIRM, f"the {role} in a fresh process", number)
+            return BestStep(action=CONFIRM, why=f"the {role} in a fresh process", candidate_number=number)
     return None
 
 
@@ -99,7 +92,7 @@ def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     for _, knob, number in sorted(gains, reverse=True):
         if costs.are_affordable([number]):
             reason = f"the winner with {knob} back at the baseline's value, to measure the gain of {knob}"
-            return best_step(TURN_BACK, reason, number, knob=knob)
+            return BestStep(action=TURN_BACK, why=reason, candidate_number=number, knob=knob)
     return None
 
 
@@ -107,6 +100,6 @@ def _under_limit(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     """Return the run under memory_limit of the answer, then of candidates near the limit that the budget pays for."""
     answer_number = ranking.answer_number
     if ranking.state.untested_limits and not ranking.count_runs(answer_number, UNDER_LIMIT):
-        return best_step(UNDER_LIMIT, "the answer, under memory_limit", answer_number)
+        return BestStep(action=UNDER_LIMIT, why="the answer, under memory_limit", candidate_number=answer_number)
     number = next((number for number in ranking.unchecked if costs.are_affordable([number])), None)
-    return None if number is None else best_step(UNDER_LIMIT, UNDER_LIMIT_REASON, number)
+    return None if number is None else BestStep(action=UNDER_LIMIT, why=UNDER_LIMIT_REASON, candidate_number=number)

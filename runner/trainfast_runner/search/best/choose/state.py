@@ -68,8 +68,8 @@ class BestState:
 
     @property
     def untested_limits(self) -> list[int]:
-        """Bytes of each rank under `memory_limit`; empty without a limit, and if every trial is under it."""
-        return [] if self.question.limits_trials else self.question.limits_bytes
+        """Bytes of each rank under `memory_limit`; empty without one. A script's trials are all under it."""
+        return [] if self.question.is_script else self.question.limits_bytes
 
     @cached_property
     def counted_trials(self) -> dict[int, list[Trial]]:

@@ -44,6 +44,10 @@ class WantedTrial:
     """True to add steps until the GPUs' energy counters were read twice."""
     keep_disturbed: bool = False
     """True to measure a trial that other processes or heat disturb, and record the reason; False to void it at once."""
+    is_warm: bool = False
+    """True if the process has tried a candidate before."""
+    repeats: bool = False
+    """True for the repeat of the process's first trial."""
 
 
 @dataclass
@@ -106,7 +110,7 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         candidate_number=wanted.candidate_number,
         run_id=process.directory.name,
         outcome=outcome,
-        warm=True,
+        warm=wanted.is_warm,
         samples_per_step=wanted.samples_per_step,
         step_ms=steps.step_ms,
         joules=joules_of(gpus),
@@ -116,6 +120,7 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         seconds=time.monotonic() - began,
         reason=reason,
         missing_bytes=ending.missing_bytes,
+        repeats=wanted.repeats,
     )
 
 

@@ -63,7 +63,6 @@ def plan_script_best(
         left_alone=left_alone,
         global_batch=global_batch_of(request, preset_batch) if has_batch else None,
         limits_bytes=list(limits_of(plan).by_rank),
-        limits_trials=True,
     )
     return BestPlan(question, survey, survey.space(question))
 

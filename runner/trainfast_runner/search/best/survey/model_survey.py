@@ -20,7 +20,7 @@ from trainfast_runner.search.best.candidates import with_predictions
 from trainfast_runner.search.best.survey.base import Survey
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import BestQuestion, Candidate, Space
-from trainfast_runner.search.memory.limits import host_limit
+from trainfast_runner.search.memory.limits import host_limits
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.device_counts import device_count
@@ -103,6 +103,11 @@ class ModelSurvey(Survey):
         limit_bytes = min(plan.memory_limit_bytes or (), default=None)
         if plan.device == "cpu":
             free_bytes = read_host_free_bytes()
-            return lambda number: host_limit(limit_bytes, space.candidates[number].world_size, free_bytes)
+
+            def host_limit(number: int) -> int:
+                ranks = space.candidates[number].world_size
+                return host_limits(None if limit_bytes is None else (limit_bytes,) * ranks, ranks, free_bytes)[0]
+
+            return host_limit
         gpu_limit = lowest(gpu.memory_free_bytes for gpu in plan.gpus) if limit_bytes is None else limit_bytes
         return lambda number: gpu_limit
