@@ -14,6 +14,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.output_log import last_line
 
 WORKER = Path(__file__).parents[1] / "worker"
 PROGRAMS = WORKER / "programs"
@@ -164,8 +165,7 @@ def whole_text(file: IO[bytes]) -> str:
 
 def last_error_line(text: str) -> str:
     """The last line of a process's errors, or a sentence when it wrote none."""
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "it exited without reporting an error"
+    return last_line(text.splitlines()) or "it exited without reporting an error"
 
 
 def timeout_error(executable: str) -> UserError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainfast_runner.records.capped_file import HEAD_BYTES, dropped_text
@@ -45,6 +45,11 @@ def read_log(
     text = b"".join(reversed(parts)).decode(errors="replace").replace("\0", "")
     whole_lines = text.removesuffix("\n").split("\n") if text else []
     return whole_lines if last_lines is None else whole_lines[len(whole_lines) - min(last_lines, len(whole_lines)) :]
+
+
+def last_line(lines: Sequence[str]) -> str:
+    """The last of these lines that is not blank; empty without one."""
+    return next((line for line in reversed(lines) if line.strip()), "")
 
 
 class LogTail:

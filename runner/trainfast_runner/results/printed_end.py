@@ -6,6 +6,8 @@ import os
 import re
 import signal
 
+from trainfast_runner.records.output_log import last_line
+
 # The report torchrun prints: the ranks it saw fail, each with its exit code.
 _REPORTED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: \d+\)")
 
@@ -33,13 +35,7 @@ def exit_text(code: int) -> str:
 
 def error_location(output: str) -> str:
     """The file and line, ` (train.py:3)`, where the output ends in an error of Python's grammar; empty elsewhere."""
-    if not last_line(output).startswith(("SyntaxError", "IndentationError", "TabError")):
+    if not last_line(output.splitlines()).startswith(("SyntaxError", "IndentationError", "TabError")):
         return ""
     locations = re.findall(r'^ *File "(.+)", line (\d+)', output, re.MULTILINE)
     return f" ({os.path.basename(locations[-1][0])}:{locations[-1][1]})" if locations else ""
-
-
-def last_line(text: str) -> str:
-    """The last line that is not blank; empty without one."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

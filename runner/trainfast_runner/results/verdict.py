@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from trainfast_runner.records.output_log import last_line
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_states import NO_STEP
@@ -23,7 +24,7 @@ from trainfast_runner.records.worker_lines import (
     error_of,
 )
 from trainfast_runner.results.asked_and_ran import first_difference
-from trainfast_runner.results.printed_end import error_location, exit_text, last_line, reported_codes, reported_end
+from trainfast_runner.results.printed_end import error_location, exit_text, reported_codes, reported_end
 from trainfast_runner.units import counted, gibibytes
 from trainfast_runner.worker.shared.oom import hints_at_memory, is_out_of_memory
 
@@ -275,7 +276,9 @@ def _by_exit_code(facts: EndFacts) -> Verdict:
         reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
         return _verdict(facts, "failed", reason, silent[0])
     output = facts.output_tail
-    printed = reported_end(output) or one_line(last_line(output)) + error_location(output) + _no_stdin(facts)
+    printed = reported_end(output) or one_line(last_line(output.splitlines())) + error_location(output) + _no_stdin(
+        facts
+    )
     reason = f"the training exited with status {code}" + (f": {printed}" if printed else "")
     verdict = _verdict(facts, "failed_to_start", reason)
     return replace(verdict, state="failed", reason=f"{reason} ({point})") if _in_training(facts) else verdict
@@ -390,4 +393,8 @@ def _hint(facts: EndFacts, line: ExceptionLine) -> str:
 def _no_stdin(facts: EndFacts) -> str:
     """The reason that a script could not read its standard input; empty for another error."""
     is_script = facts.run is not None and facts.run.script is not None
-    return " (a run has no standard input)" if is_script and "EOFError" in last_line(facts.output_tail) else ""
+    return (
+        " (a run has no standard input)"
+        if is_script and "EOFError" in last_line(facts.output_tail.splitlines())
+        else ""
+    )

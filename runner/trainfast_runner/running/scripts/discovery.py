@@ -20,7 +20,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.processes.family import started_with
 from trainfast_runner.machine.processes.identity import send
 from trainfast_runner.records.discovered import DISCOVERED_FILE, Discovered
-from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
+from trainfast_runner.records.output_log import OUTPUT_FILE, last_line, read_log
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER, RUN_VARIABLE
 from trainfast_runner.running.scripts.sandbox import sandbox
@@ -123,4 +123,4 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, cancelled: threading
 def _last_line(folder: Path) -> str:
     """The beginning of the last line that the script printed; empty if it printed none."""
     lines = read_log(folder / OUTPUT_FILE, most_bytes=READ_BYTES)
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:MAX_SHOWN]
+    return last_line(lines).strip()[:MAX_SHOWN]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.search_directories import JOURNAL_FILE, PAUSE_FILE, is_conducted
 from trainfast_runner.records.search_states import LIVE_STATES
-from trainfast_runner.search.journal.batch import BatchJournal
-from trainfast_runner.search.journal.best import BestJournal
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.journal.batch import BatchJournal
+    from trainfast_runner.search.journal.best import BestJournal
 
 LineT = TypeVar("LineT")
 
