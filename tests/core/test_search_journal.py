@@ -46,9 +46,9 @@ from trainfast_runner.search.journal.fitted_memory import MemoryFit, PhaseFit
 from trainfast_runner.search.journal.lines import (
     Conducted,
     CoolingDown,
+    JournalWriter,
     Paused,
     Resumed,
-    SearchJournal,
     Waiting,
     worked_seconds,
 )
@@ -70,9 +70,9 @@ def conducted(t_ns: int = 1) -> Conducted:
     return Conducted(t_ns=t_ns, pid=os.getpid(), start_ticks=1, boot_id=boot_id())
 
 
-def search(home: Home, key: str = "k") -> tuple[Path, SearchJournal]:
+def search(home: Home, key: str = "k") -> tuple[Path, JournalWriter]:
     directory = new_search(home, "tiny-llama")
-    journal = SearchJournal(directory)
+    journal = JournalWriter(directory)
     journal.write(asked(directory, key))
     return directory, journal
 
@@ -124,7 +124,7 @@ def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
     journal.close()
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"probe","batch_')
-    again = SearchJournal(directory)
+    again = JournalWriter(directory)
     again.write(conducted())
     again.close()
     assert [type(line) for line in read_batch_journal(directory)] == [BatchQuestion, Conducted]
@@ -132,19 +132,19 @@ def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
 
 def test_a_journal_that_cannot_be_written_names_the_reason(tmp_path: Path) -> None:
     (tmp_path / JOURNAL_FILE).symlink_to("/dev/full")
-    journal = SearchJournal(tmp_path)
+    journal = JournalWriter(tmp_path)
     with pytest.raises(UserError, match=f"cannot use {tmp_path}: the disk is full"):
         journal.write(conducted())
     (tmp_path / JOURNAL_FILE).unlink()
     (tmp_path / JOURNAL_FILE).mkdir()
     with pytest.raises(UserError, match=f"cannot use {tmp_path}: Is a directory"):
-        SearchJournal(tmp_path)
+        JournalWriter(tmp_path)
 
 
 def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_skipped(tmp_path: Path) -> None:
     home = Home(tmp_path)
     directory = new_search(home, "tiny-llama")
-    journal = SearchJournal(directory)
+    journal = JournalWriter(directory)
     journal.write(replace(asked(directory), schema=SCHEMA + 1))
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"dreamt","t_ns":1}\n')

@@ -30,7 +30,7 @@ from trainfast_runner.search.best.survey.script_memory import (
 from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.conducting.run_ends import end_run
 from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal
-from trainfast_runner.search.journal.lines import SearchJournal
+from trainfast_runner.search.journal.lines import JournalWriter
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings.scripts import script_preset
@@ -203,7 +203,7 @@ def test_samples_that_a_trial_saw_are_learned_where_a_killed_search_had_not_writ
     directory = open_best(best, home, SearchOptions())
     asked = [one.samples_per_step for one in best.space.candidates]
     number = best.space.baseline_number
-    journal = SearchJournal(directory)
+    journal = JournalWriter(directory)
     for line in (best.space, measured(number, 4 * asked[number], None)):
         journal.write(line)
     journal.close()

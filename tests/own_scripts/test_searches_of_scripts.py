@@ -19,7 +19,7 @@ from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.question import plan_script_batch
 from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.conducting.orphaned_runs import end_if_live
-from trainfast_runner.search.journal.lines import Conducted, SearchJournal
+from trainfast_runner.search.journal.lines import Conducted, JournalWriter
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.worker.shared.search_roles import PROBE
@@ -192,7 +192,7 @@ def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli: Cli) -> None:
     batch_plan = plan_script_batch(preset, (), None, options)
     directory = open_batch(batch_plan, home, options)
     # The conductor that was killed wrote this line before it started anything.
-    journal = SearchJournal(directory)
+    journal = JournalWriter(directory)
     journal.write(Conducted(pid=1, start_ticks=1, boot_id="killed"))
     journal.close()
     left = plan_script((), preset=preset, steps=1000, trial=True)

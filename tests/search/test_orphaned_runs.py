@@ -11,7 +11,7 @@ from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.preset_conductor import PresetBatchConductor
 from trainfast_runner.search.batch.question import plan_preset_batch
 from trainfast_runner.search.conducting.conductor import SearchCaller
-from trainfast_runner.search.journal.lines import Conducted, SearchJournal
+from trainfast_runner.search.journal.lines import Conducted, JournalWriter
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.spec import resolve
 
@@ -26,7 +26,7 @@ def test_only_a_continued_batch_search_lists_the_runs_of_the_home(
     monkeypatch.setattr(Home, "run_ids", lambda home: listed.append(home) or [])
     PresetBatchConductor(directory, batch_plan, home, options, SearchCaller()).close()
     assert listed == [], "a new search has no runs, and a home may have thousands"
-    journal = SearchJournal(directory)
+    journal = JournalWriter(directory)
     journal.write(Conducted(pid=1, start_ticks=1, boot_id="an earlier conductor"))
     journal.close()
     PresetBatchConductor(directory, batch_plan, home, options, SearchCaller()).close()

@@ -27,7 +27,7 @@ from trainfast_runner.search.journal.best import (
     Interval,
     Trial,
 )
-from trainfast_runner.search.journal.lines import Conducted, SearchJournal
+from trainfast_runner.search.journal.lines import Conducted, JournalWriter
 from trainfast_runner.search.searches import (
     BATCH_KIND,
     BEST_KIND,
@@ -58,7 +58,7 @@ def question(directory: Path, model: str = "llama", objective: str = "samples_pe
 
 def best_search(home: Home, *lines: BestEnded | Trial, model: str = "llama", objective: str = "samples_per_s") -> Path:
     directory = new_search(home, "tiny")
-    journal = SearchJournal(directory)
+    journal = JournalWriter(directory)
     for line in (question(directory, model, objective), CONDUCTED, *lines):
         journal.write(line)
     journal.close()
@@ -72,7 +72,7 @@ def at_second(second: int, directory: Path) -> Path:
 
 def batch_search(home: Home) -> Path:
     directory = new_search(home, "tiny")
-    journal = SearchJournal(directory)
+    journal = JournalWriter(directory)
     journal.write(BatchQuestion(search_id=directory.name, key="k", preset="tiny", clock=CLOCK))
     journal.write(CONDUCTED)
     journal.close()

@@ -12,7 +12,7 @@ from trainfast_runner.search.best.choose.answer import CHOSEN_REASON, answer_of
 from trainfast_runner.search.best.choose.state import state_of_best_journal
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.journal.best import BestEnded, BestLine, read_best_journal
-from trainfast_runner.search.journal.lines import SearchJournal
+from trainfast_runner.search.journal.lines import JournalWriter
 from trainfast_tui.text.search.best_answer import answer_lines
 
 from .synthetic import asking, confirmed, process_ready, trial
@@ -27,7 +27,7 @@ def searched(
     lines: list[BestLine] = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False)]
     lines += [trial(other, ms=99.5), *confirmed(other, rates[0]), *confirmed(base, rates[1])]
     answer = answer_of(state_of_best_journal(lines, spent_s))
-    journal = SearchJournal(directory)
+    journal = JournalWriter(directory)
     for line in (*lines, BestEnded(state=state, answer=answer)):
         journal.write(line)
     journal.close()

@@ -19,7 +19,7 @@ from trainfast_runner.records.result_conditions import RunConditions, Throttle
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
 from trainfast_runner.search.journal.best import BestQuestion, Candidate, Space, Trial
-from trainfast_runner.search.journal.lines import SearchJournal
+from trainfast_runner.search.journal.lines import JournalWriter
 from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed, SpeedDevice, measured_speeds
 from trainfast_runner.search.speed.predicted_speed import MAX_SHOWN_RATIO, SpeedModel, UnknownSpeed
 from trainfast_runner.search.speed.step_time import SLOWDOWN, ExpectedStep, step_time
@@ -191,7 +191,7 @@ def test_the_newest_trials_of_a_search_come_first(tmp_path: Path) -> None:
     candidates = [Candidate(knobs={"batch_size": size}, samples_per_step=size) for size in (8, 16)]
     directory = home.search_directory("20261122-120000-tiny-llama-0000")
     directory.mkdir(parents=True)
-    journal = SearchJournal(directory)
+    journal = JournalWriter(directory)
     journal.write(BestQuestion(**spec.record_fields(), search_id=directory.name, key="", vary={}, clock=clock))
     journal.write(Space(candidates=candidates, baseline_number=0))
     for place, number in enumerate((0, 1, 0)):

@@ -13,7 +13,7 @@ from trainfast_runner.records.search_directories import is_conducted
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.question import BatchPlan
 from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
-from trainfast_runner.search.journal.lines import SearchJournal
+from trainfast_runner.search.journal.lines import JournalWriter
 from trainfast_runner.search.memory.limits import limits_of
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.question_key import key_of_question
@@ -33,7 +33,7 @@ def open_batch(batch_plan: BatchPlan, home: Home, options: BatchSearchOptions) -
     directory = new_search(home, plan.spec.name)
     spec = plan.spec
     limits = limits_of(plan)
-    journal = SearchJournal(directory)
+    journal = JournalWriter(directory)
     journal.write(
         BatchQuestion(
             search_id=directory.name,

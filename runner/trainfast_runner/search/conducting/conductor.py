@@ -28,11 +28,11 @@ from trainfast_runner.search.journal.lines import (
     CANCELLED_REASON,
     Conducted,
     EndState,
+    JournalWriter,
     Line,
     Paused,
     Resumed,
     SearchEnded,
-    SearchJournal,
     worked_seconds,
 )
 from trainfast_runner.search.options import SearchOptions
@@ -80,7 +80,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         self._options, self._caller = options, caller
         self._plan = dataclasses.replace(plan, search_id=directory.name)
         self._lines = lines
-        self._journal = SearchJournal(directory)
+        self._journal = JournalWriter(directory)
         self._runs = SearchRuns(home, options, self._write, self._raise_if_cancelled)
 
     def conducted_line(self, conducted: Conducted) -> Conducted:

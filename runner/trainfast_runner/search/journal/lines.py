@@ -168,7 +168,7 @@ def worked_seconds(lines: Iterable[Any]) -> float:
     return total_ns / 1e9
 
 
-class SearchJournal:
+class JournalWriter:
     """The journal of one search of either kind, open for appending by the holder of its lock."""
 
     def __init__(self, directory: Path) -> None:

@@ -12,7 +12,7 @@ from trainfast_runner.search.best.planning.baseline_cost import check_budget
 from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.planning.earlier_effects import earlier_effects
 from trainfast_runner.search.candidate_spec import candidate_spec
-from trainfast_runner.search.journal.lines import SearchJournal
+from trainfast_runner.search.journal.lines import JournalWriter
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.question_key import key_of_question
 from trainfast_runner.search.searches import BEST_KIND, new_search, unfinished
@@ -31,7 +31,7 @@ def open_best(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path:
         return unfinished_search
     check_new_budget(best_plan, home)
     directory = new_search(home, best_plan.question.name)
-    journal = SearchJournal(directory)
+    journal = JournalWriter(directory)
     # A script has no model by which its searches could be compared.
     ignores_earlier = options.fresh or best_plan.plan.script is not None
     earlier = [] if ignores_earlier else earlier_effects(home, best_plan.question, own_directory=directory)
