@@ -96,14 +96,14 @@ def read_spec(run_dir: Path, rank: int) -> RankSpec:
     record = json.loads((run_dir / "run.json").read_text())
     role = record.get("role")
     # A trial's speed is measured without the limit: under one, every step has strict malloc thresholds.
-    limits = None if role == TRIAL else record.get("memory_limit_bytes")
+    limits_bytes = None if role == TRIAL else record.get("memory_limit_bytes")
     return RankSpec(
         model=record["model"],
         data=Data(**record["data"]),
         knobs=knobs_of(record["knobs"]),
         device=record["device"],
         cache_dir=Path(record["cache_dir"]),
-        memory_limit_bytes=limit_of_rank(limits, rank),
+        memory_limit_bytes=limit_of_rank(limits_bytes, rank),
         role=role,
         search_id=record.get("search_id"),
     )

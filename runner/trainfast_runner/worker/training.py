@@ -106,7 +106,7 @@ class Training:
         write_actual()
         recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log, write_actual)
         self.log.enter("train")
-        began = time.monotonic()
+        began_s = time.monotonic()
         try:
             self.state.engine.train(self.state.knobs, self.state.batches, recorder)
             step_log.flush()
@@ -116,7 +116,7 @@ class Training:
         self.log.write(
             "finished",
             steps=self.spec.knobs.steps,
-            seconds=time.monotonic() - began,
+            seconds=time.monotonic() - began_s,
             scaler=self.strategy.precision.state(),
         )
 

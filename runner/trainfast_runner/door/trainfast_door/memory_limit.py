@@ -81,15 +81,20 @@ class MemoryLimit:
         of VmPeak less that of the rest. None without a limit, and until VmPeak rises above its value at that moment.
         """
         if self._sizes_before is not None:
-            peak_before, size_before, data_before = self._sizes_before
-            peak, size, data = status_sizes(*ADDRESS_SPACE_SIZES)
-            growth_of_others = max(0, (size - data) - (size_before - data_before))
-            self._peak_bytes = max(0, peak - size_before - growth_of_others) if peak > peak_before else None
+            peak_before_bytes, size_before_bytes, data_before_bytes = self._sizes_before
+            peak_bytes, size_bytes, data_bytes = status_sizes(*ADDRESS_SPACE_SIZES)
+            others_growth_bytes = max(0, (size_bytes - data_bytes) - (size_before_bytes - data_before_bytes))
+            self._peak_bytes = (
+                max(0, peak_bytes - size_before_bytes - others_growth_bytes) if peak_bytes > peak_before_bytes else None
+            )
         return self._peak_bytes
 
 
 def _set_limit(data_bytes: int) -> None:
     """Set RLIMIT_DATA, as far as the hard limit allows."""
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = hard if data_bytes == resource.RLIM_INFINITY else data_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    soft_bytes = hard_bytes if data_bytes == resource.RLIM_INFINITY else data_bytes
+    resource.setrlimit(
+        resource.RLIMIT_DATA,
+        (soft_bytes if hard_bytes == resource.RLIM_INFINITY else min(soft_bytes, hard_bytes), hard_bytes),
+    )

@@ -60,10 +60,10 @@ class MemoryPeaks:
             }
         if kind != "cpu" or self._baseline is None:
             return {}
-        resident_before, files_before = self._baseline
-        resident_peak, files_now = status_sizes("VmHWM", "RssFile")
+        resident_before_bytes, files_before_bytes = self._baseline
+        resident_peak_bytes, files_bytes = status_sizes("VmHWM", "RssFile")
         # A first step reads about 10 MiB of library files, which are not the training's memory.
-        above_bytes = max(0, resident_peak - resident_before - max(0, files_now - files_before))
+        above_bytes = max(0, resident_peak_bytes - resident_before_bytes - max(0, files_bytes - files_before_bytes))
         return {"peak_allocated_bytes": above_bytes, "peak_reserved_bytes": above_bytes}
 
 

@@ -32,8 +32,11 @@ COMPILED_REASON = "the script compiles: a hook in the compiled part would break 
 """The reason that a compiled script's phases are unknown."""
 
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""The modules that the script has built; the outermost ones are not in `_inner`."""
 _inner: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""The modules that are part of another one."""
 _handles: list[Any] = []
+"""The handles of all hooks that are in place."""
 
 
 def install(run: ScriptRun) -> None:
@@ -76,7 +79,7 @@ def install(run: ScriptRun) -> None:
 
 
 @never_raises
-def find_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+def hook_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     """Hook the outermost module with most of the optimizer's parameters; a wrapper counts as the module."""
     remove_hooks()
     parameter_ids = {id(parameter) for parameter in parameters}

@@ -19,7 +19,9 @@ NOTE_CHARACTERS = 500
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
+"""Returns the JSON of a value; raises ValueError for a number that is not finite."""
 _noted: set[str] = set()
+"""The problems that this process has noted."""
 
 
 class LineFile:

@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .model_hook import find_model
+from .model_hook import hook_model
 from .notes import note_error
 from .step_log import OPTIMIZER_SOURCE
 
@@ -104,7 +104,7 @@ class OptimizerHook:
             device=str(parameters[0].device),
             parameters=count,
         )
-        find_model(self._run, optimizer, parameters)
+        hook_model(self._run, optimizer, parameters)
         return True
 
     def _is_skipped(self, count: int) -> bool:

@@ -106,6 +106,7 @@ class ScriptRun:
 
 
 _runs: dict[str, ScriptRun | None] = {}
+"""The run of each directory that `current_run` has looked at; None for one without a readable `run.json`."""
 
 
 def current_run() -> ScriptRun | None:

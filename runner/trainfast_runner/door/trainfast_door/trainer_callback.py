@@ -33,7 +33,7 @@ def install(module: Any, run: ScriptRun) -> None:
         batch_size, accumulated, unread = 1, 1, 0
 
         @never_raises
-        def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
             run.steps.count_steps_of(HF_TRAINER)
             # The loss of a step is logged after its end.
             run.steps.waits_for_loss = True
@@ -42,7 +42,7 @@ def install(module: Any, run: ScriptRun) -> None:
             self.unread = FACTS_AFTER
 
         @never_raises
-        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
+        def on_step_end(self, args: Any, state: Any, control: Any, **_more: Any) -> Any:
             # A data set with fewer samples than the batch gives smaller ones.
             batch = min(self.batch_size, run.steps.largest_batch or self.batch_size)
             if self.unread:
@@ -55,12 +55,12 @@ def install(module: Any, run: ScriptRun) -> None:
             return control
 
         @never_raises
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_more: Any) -> None:
             if logs and "loss" in logs:
                 run.steps.add_loss(float(logs["loss"]))
 
         @never_raises
-        def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        def on_train_end(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
             run.end_training()
 
     module.DEFAULT_CALLBACKS.append(TrainerSteps)

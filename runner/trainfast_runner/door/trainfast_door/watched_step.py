@@ -44,8 +44,8 @@ class WatchedStep:
         self.autocast: torch.dtype | None = None
         self._run = run
         self._calls = 0
-        self._known: set[int] = set()
-        """The addresses of the model's inputs and outputs."""
+        self._input_addresses: set[int] = set()
+        """The addresses of the model's inputs."""
         self._outputs: list[tuple[weakref.ref[Tensor], Any, int]] = []
         """Each output tensor with its node in the graph and its address; empty once the backward was seen."""
         self._backward: Any = torch.autograd.backward
@@ -96,7 +96,7 @@ class WatchedStep:
             return
         device = next(module.parameters()).device
         self.autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        self._known = {_address(tensor) for tensor in inputs}
+        self._input_addresses = {_address(tensor) for tensor in inputs}
         self.arguments, self.keywords = tree_map(_without_memory, (args, kwargs))
 
     @never_raises
@@ -127,13 +127,13 @@ class WatchedStep:
         if not self.used:
             self.untraceable_reason = "the loss depends on no output of the model"
             return
-        addresses = [address for _, _, address in outputs]
+        output_addresses = [address for _, _, address in outputs]
         self.kept = tuple(
             index
             for index, (output, _, address) in enumerate(outputs)
             if output() is not None or address in graph.saved
         )
-        self.loss_bytes = graph.bytes_beside(self._known.union(addresses))
+        self.loss_bytes = graph.bytes_beside(self._input_addresses.union(output_addresses))
         model = self.model()
         self.holds_gradients |= model is not None and any(
             parameter.grad is not None for parameter in model.parameters()

@@ -61,51 +61,56 @@ def _by_decision_tree(spec: RunSpec, machine: Machine, situation: Situation) -> 
             " shows how one works, not how fast it is."
         )
     usable = [gpu for gpu in machine.gpus if gpu.error is None]
-    memory = min((gpu.memory_total_bytes for gpu in usable if gpu.memory_total_bytes is not None), default=0)
+    gpu_bytes = min((gpu.memory_total_bytes for gpu in usable if gpu.memory_total_bytes is not None), default=0)
     size, knobs = situation.size, spec.knobs
-    if size is None or not memory:
+    if size is None or not gpu_bytes:
         strategy = "single" if len(usable) < 2 else "ddp"
         return strategy, "the model's size is not known here; this is what suits a model that fits one GPU."
     precision, optimizer = str(knobs["precision"]), str(knobs["optimizer"])
 
-    def needs(strategy: str) -> int:
+    def needed_bytes(strategy: str) -> int:
         return state_bytes(size, strategy, len(usable), precision, optimizer) + CONTEXT_BYTES
 
     estimate = (
         f"estimate: {bytes_per_parameter(precision, optimizer)} bytes x {_short_count(size.parameters)} parameters"
-        f" = {short_gibibytes(needs('single') - CONTEXT_BYTES)} of weights, gradients and states,"
-        f" of {short_gibibytes(memory)} a GPU, activations not counted"
+        f" = {short_gibibytes(needed_bytes('single') - CONTEXT_BYTES)} of weights, gradients and states,"
+        f" of {short_gibibytes(gpu_bytes)} a GPU, activations not counted"
     )
     if len(usable) < 2:
-        if needs("single") <= FITTING_SHARE * memory:
+        if needed_bytes("single") <= FITTING_SHARE * gpu_bytes:
             return "single", f"the model fits this GPU ({estimate}). {ZERO_ONLY_SLOWS}"
-        return _one_gpu_too_small(needs, memory, estimate)
-    if needs("ddp") <= FITTING_SHARE * memory:
+        return _one_gpu_too_small(needed_bytes, gpu_bytes, estimate)
+    if needed_bytes("ddp") <= FITTING_SHARE * gpu_bytes:
         return "ddp", (
             f"the model fits each of {len(usable)} GPUs ({estimate}); ddp exchanges gradients only."
             f" Take zero2 only where it measures faster. {ZERO_ONLY_SLOWS}"
         )
-    return _several_gpus_needed(size, needs, memory, estimate, situation.links, len(usable))
+    return _several_gpus_needed(size, needed_bytes, gpu_bytes, estimate, situation.links, len(usable))
 
 
-def _one_gpu_too_small(needs: Callable[[str], int], memory: int, estimate: str) -> tuple[str, str]:
+def _one_gpu_too_small(needed_bytes: Callable[[str], int], gpu_bytes: int, estimate: str) -> tuple[str, str]:
     lighter = "checkpointing=full, optimizer=adamw-8bit or precision=bf16-pure cost less speed, so try them first"
     for strategy in ("zero2-offload", "zero3-offload"):
-        if needs(strategy) <= FITTING_SHARE * memory:
+        if needed_bytes(strategy) <= FITTING_SHARE * gpu_bytes:
             return strategy, f"the model does not fit this GPU ({estimate}): {lighter}; offloading moves states to RAM."
     return "zero3-offload", f"the model does not fit this GPU ({estimate}): {lighter}; it may need more than one GPU."
 
 
 def _several_gpus_needed(
-    size: ModelSize, needs: Callable[[str], int], memory: int, estimate: str, links: Interconnect | None, count: int
+    size: ModelSize,
+    needed_bytes: Callable[[str], int],
+    gpu_bytes: int,
+    estimate: str,
+    links: Interconnect | None,
+    count: int,
 ) -> tuple[str, str]:
-    largest = 4 * size.largest_layer + CONTEXT_BYTES
-    if largest > FITTING_SHARE * memory:
+    layer_bytes = 4 * size.largest_layer + CONTEXT_BYTES
+    if layer_bytes > FITTING_SHARE * gpu_bytes:
         return "tp", (
-            f"not even the largest layer fits one GPU ({short_gibibytes(largest)} with the context): tp cuts the"
+            f"not even the largest layer fits one GPU ({short_gibibytes(layer_bytes)} with the context): tp cuts the"
             " layers themselves; else zero3-offload with checkpointing and an 8-bit optimizer."
         )
-    if needs("zero3") > FITTING_SHARE * memory:
+    if needed_bytes("zero3") > FITTING_SHARE * gpu_bytes:
         return "zero3-offload", f"the model does not fit {count} GPUs together ({estimate}): states have to go to RAM."
     if links is not None and links.all_nvlink:
         return "fsdp", (

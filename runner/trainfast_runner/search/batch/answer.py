@@ -105,9 +105,9 @@ def _untried_text(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_bat
 
 def _tolerance_text(tight_fit: MemoryFit, max_batch: int) -> str:
     """Name the tolerance in force above the largest batch: a share of its memory, or the least one in bytes."""
-    tolerance = tolerance_bytes(tight_fit.need_bytes(max_batch))
-    share = f" ({100 * TOLERANCE_SHARE:.0f} % of what {max_batch} needs)" if tolerance > TOLERANCE_BYTES else ""
-    return f"within the tolerance of {mebibytes(tolerance)}{share}"
+    allowed_bytes = tolerance_bytes(tight_fit.need_bytes(max_batch))
+    share = f" ({100 * TOLERANCE_SHARE:.0f} % of what {max_batch} needs)" if allowed_bytes > TOLERANCE_BYTES else ""
+    return f"within the tolerance of {mebibytes(allowed_bytes)}{share}"
 
 
 def _sizes_text(sizes: list[int]) -> str:
@@ -136,12 +136,14 @@ def _margins(state: BatchState, tight_fit: MemoryFit, max_batch: int) -> list[Ma
             ((peak.peak_reserved_bytes or 0) - (peak.peak_allocated_bytes or 0) for peak in peaks), default=0
         )
         margins.append(Margin(margin_bytes=fragment_bytes, why="fragmentation (memory reserved beyond the peak)"))
-        available = [
+        available_bytes = [
             rank.available_bytes for probe in state.probes for rank in probe.ranks if rank.rank == tight_fit.rank
         ]
-        known_bytes = [value for value in available if value is not None]
-        change = max(known_bytes) - min(known_bytes) if known_bytes else 0
-        margins.append(Margin(margin_bytes=change, why="other users of the GPU, whose share changed while searching"))
+        known_bytes = [value for value in available_bytes if value is not None]
+        change_bytes = max(known_bytes) - min(known_bytes) if known_bytes else 0
+        margins.append(
+            Margin(margin_bytes=change_bytes, why="other users of the GPU, whose share changed while searching")
+        )
     margins.append(Margin(margin_bytes=0, why="evaluation, which needs less: it keeps nothing for a backward"))
     return margins
 

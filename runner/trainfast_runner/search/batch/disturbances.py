@@ -64,7 +64,7 @@ def others_growth_text(
             if len(other_bytes) == len(listed):
                 continue
             for pid, used_bytes in other_bytes.items():
-                growth = used_bytes - first_bytes[device.uuid].get(pid, 0)
-                if growth > VOIDING_BYTES:
-                    return f"process {pid} took {mebibytes(growth)} of GPU {device.index} meanwhile"
+                growth_bytes = used_bytes - first_bytes[device.uuid].get(pid, 0)
+                if growth_bytes > VOIDING_BYTES:
+                    return f"process {pid} took {mebibytes(growth_bytes)} of GPU {device.index} meanwhile"
     return None

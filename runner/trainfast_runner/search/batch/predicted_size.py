@@ -62,10 +62,10 @@ def linear_from(traced_peak: Callable[[int], float], max_batch: int) -> int:
     A traced peak is convex in the batch, so the sizes off the line are the smallest ones.
     """
     highest_peak = traced_peak(max_batch)
-    growth = traced_peak(max_batch + 1) - traced_peak(max_batch)
+    bytes_per_sample = traced_peak(max_batch + 1) - traced_peak(max_batch)
 
     def is_bent(size: int) -> bool:
-        return traced_peak(size) > highest_peak - (max_batch - size) * growth + BEND_BYTES
+        return traced_peak(size) > highest_peak - (max_batch - size) * bytes_per_sample + BEND_BYTES
 
     return min(largest_fitting(is_bent, max_batch) + 1, max_batch)
 
@@ -87,10 +87,10 @@ def predict_script_size(peak: TracedPeak, limit_bytes: int, run_id: str) -> Pred
     """Predict a script's largest batch under a limit of bytes per rank, from the peak of its probe `run_id`."""
     max_batch = largest_fitting(lambda size: peak.need_bytes(size) <= limit_bytes, LARGEST_BATCH)
     anchor_size = max(1, max_batch)
-    growth = peak.need_bytes(anchor_size + 1) - peak.need_bytes(anchor_size)
+    bytes_per_sample = peak.need_bytes(anchor_size + 1) - peak.need_bytes(anchor_size)
     return Predicted(
-        fixed_bytes=round(peak.need_bytes(anchor_size) - growth * anchor_size),
-        bytes_per_sample=round(growth),
+        fixed_bytes=round(peak.need_bytes(anchor_size) - bytes_per_sample * anchor_size),
+        bytes_per_sample=round(bytes_per_sample),
         max_batch=max_batch,
         linear_from=linear_from(peak.need_bytes, anchor_size),
         basis=f"the step traced in {run_id}, scaled from its measured peak at batch {peak.batch_size}",

@@ -54,9 +54,9 @@ class ScriptBatchConductor(BatchConductor):
         """Plan a probe of one size, under the limit of the search."""
         knobs = {"batch_size": batch_size, "steps": steps, "timing_warmup": timing_warmup}
         plan = self._plan_script_run(knobs)
-        limits = self._plan.memory_limit_bytes
-        if limits is not None:
-            plan = dataclasses.replace(plan, memory_limit_bytes=limits)
+        limits_bytes = self._plan.memory_limit_bytes
+        if limits_bytes is not None:
+            plan = dataclasses.replace(plan, memory_limit_bytes=limits_bytes)
         return dataclasses.replace(plan, search_id=self._plan.search_id)
 
     def probe(self, batch_size: int) -> BatchEnded | None:

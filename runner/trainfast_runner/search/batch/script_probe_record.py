@@ -78,14 +78,14 @@ def script_peaks(directory: Path, available_bytes: int | None) -> list[RankPeaks
 
 def _script_rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available_bytes: int | None) -> RankPeaks:
     peaks = highest_peaks(rank, steps)
-    allocated = peaks.peak_allocated_bytes or 0
+    allocated_bytes = peaks.peak_allocated_bytes or 0
     # malloc keeps freed blocks, so the limit counts a little more than the resident memory.
-    counted = highest(line.limit_peak_bytes for line in lines if isinstance(line, ScriptLine))
+    counted_bytes = highest(line.limit_peak_bytes for line in lines if isinstance(line, ScriptLine))
     return msgspec.structs.replace(
         peaks,
-        phase_peaks={SCRIPT_PHASE: counted or allocated},
-        peak_allocated_bytes=allocated,
+        phase_peaks={SCRIPT_PHASE: counted_bytes or allocated_bytes},
+        peak_allocated_bytes=allocated_bytes,
         peak_reserved_bytes=peaks.peak_reserved_bytes or 0,
-        limit_peak_bytes=counted,
+        limit_peak_bytes=counted_bytes,
         available_bytes=available_bytes,
     )

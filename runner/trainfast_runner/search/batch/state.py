@@ -93,10 +93,10 @@ def _fits_with_slope(state: BatchState, slope: float | None) -> tuple[MemoryFit,
     memory_fits = []
     for rank in range(state.world_size):
         peaks = _counted_peaks(state, rank).by_size
-        limit = _limit(state, rank)
-        if peaks and limit is not None:
+        limit_bytes = _limit_bytes(state, rank)
+        if peaks and limit_bytes is not None:
             fit = fit_lines(peaks, state.device, slope)
-            memory_fits.append(MemoryFit(rank=rank, limit_bytes=limit, **msgspec.structs.asdict(fit)))
+            memory_fits.append(MemoryFit(rank=rank, limit_bytes=limit_bytes, **msgspec.structs.asdict(fit)))
     return tuple(memory_fits)
 
 
@@ -119,23 +119,23 @@ class _CountedPeaks(NamedTuple):
 
 def _counted_peaks(state: BatchState, rank: int) -> _CountedPeaks:
     by_size: dict[int, dict[str, int]] = {}
-    uncounted = 0
+    beyond_bytes = 0
     for probe in state.probes_that_fit:
         for peaks in probe.ranks:
             if peaks.rank == rank and peaks.phase_peaks:
                 if peaks.limit_peak_bytes is not None:
-                    uncounted = max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
-                by_size[probe.batch_size] = {phase: peak + uncounted for phase, peak in peaks.phase_peaks.items()}
-    return _CountedPeaks(by_size, uncounted)
+                    beyond_bytes = max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
+                by_size[probe.batch_size] = {phase: peak + beyond_bytes for phase, peak in peaks.phase_peaks.items()}
+    return _CountedPeaks(by_size, beyond_bytes)
 
 
-def _limit(state: BatchState, rank: int) -> int | None:
+def _limit_bytes(state: BatchState, rank: int) -> int | None:
     """The rank's limit in bytes, or its last reported available memory if that is less; None if neither is known."""
-    available = [
+    available_bytes = [
         peaks.available_bytes
         for probe in state.probes
         for peaks in probe.ranks
         if peaks.rank == rank and peaks.available_bytes is not None
     ]
-    limit = limit_of_rank(state.limits_bytes, rank)
-    return min([*([] if limit is None else [limit]), *available[-1:]], default=None)
+    limit_bytes = limit_of_rank(state.limits_bytes, rank)
+    return min([*([] if limit_bytes is None else [limit_bytes]), *available_bytes[-1:]], default=None)

@@ -41,8 +41,8 @@ def trial_result(directory: Path, knobs: Mapping[str, Any], answers: Mapping[int
     )
     result = summarise(directory, trial_records, _verdict(trial_records, answers), None)
     # The process's peak may be another trial's.
-    peak = _used_bytes(records, began_ns, ended_ns)
-    memory = msgspec.structs.replace(result.memory, device_peak_used_bytes=peak)
+    peak_bytes = _used_bytes(records, began_ns, ended_ns)
+    memory = msgspec.structs.replace(result.memory, device_peak_used_bytes=peak_bytes)
     return msgspec.structs.replace(result, memory=memory, seconds=(ended_ns - began_ns) / 1e9)
 
 

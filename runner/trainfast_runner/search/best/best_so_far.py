@@ -115,12 +115,12 @@ class BestSoFar(BestJournal):
         """Bytes that a rank may take: `memory_limit`, else the limit that candidates exceed; None if unknown."""
         if self.question is not None and self.question.limits_bytes:
             return min(self.question.limits_bytes)
-        limits = (
+        limits_bytes = (
             candidate.predicted_bytes - candidate.excess_bytes
             for candidate in self.candidates
             if candidate.predicted_bytes is not None and candidate.excess_bytes is not None
         )
-        return next(limits, None)
+        return next(limits_bytes, None)
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -137,8 +137,8 @@ class BestSoFar(BestJournal):
 
     def memory_bytes(self, number: int) -> int | None:
         """The highest measured peak of a candidate, else its prediction; None without either."""
-        peak = self.peak_bytes(number)
-        return self.candidate(number).predicted_bytes if peak is None else peak
+        peak_bytes = self.peak_bytes(number)
+        return self.candidate(number).predicted_bytes if peak_bytes is None else peak_bytes
 
     def spent_s(self, now_ns: int | None = None) -> float:
         """Seconds that conductors worked on the search, until the last line or until `now_ns` (CLOCK_MONOTONIC)."""

@@ -98,8 +98,8 @@ def with_predictions(space: Space, bytes_of: Mapping[int, int], limit_of: Callab
         predicted = msgspec.structs.replace(candidate, predicted_bytes=needed_bytes)
         limit_bytes = limit_of(number)
         if candidate.excluded_as is None and limit_bytes is not None and needed_bytes > limit_bytes:
-            excess = needed_bytes - limit_bytes
-            predicted = msgspec.structs.replace(predicted, excess_bytes=excess)
+            excess_bytes = needed_bytes - limit_bytes
+            predicted = msgspec.structs.replace(predicted, excess_bytes=excess_bytes)
             if number != space.baseline_number:
                 reason = excess_text(needed_bytes, limit_bytes)
                 predicted = msgspec.structs.replace(predicted, excluded_as=TOO_LARGE, reason=reason)

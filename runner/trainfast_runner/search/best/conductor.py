@@ -133,16 +133,18 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Return the end: the answer, or the smallest excess if nothing fits."""
         assert decision.end_state is not None, "a decision to end has its state"
         self._runs.end_process()
-        excess = [candidate.excess_bytes for candidate in self._space.candidates if candidate.excess_bytes is not None]
+        excess_bytes = [
+            candidate.excess_bytes for candidate in self._space.candidates if candidate.excess_bytes is not None
+        ]
         reason = decision.step.why
-        if decision.end_state == "nothing_fits" and not excess:
+        if decision.end_state == "nothing_fits" and not excess_bytes:
             reason += f": {closest_to_fit(self._state().ruled_out.values()).reason}"
         return BestEnded(
             state=decision.end_state,
             reason=reason,
             stopped_because=decision.step.why,
             answer=answer_of(self._state()) if decision.end_state == "answered" else None,
-            missing_bytes=min(excess, default=None) if decision.end_state == "nothing_fits" else None,
+            missing_bytes=min(excess_bytes, default=None) if decision.end_state == "nothing_fits" else None,
         )
 
     def _plan_of(self, number: int, *, under_memory_limit: bool = False, **knobs: KnobValue) -> RunPlan:

@@ -50,16 +50,16 @@ def oom_failure(result: Result) -> Failure:
 def verdict_of(line: Attempt, candidate: Candidate) -> CandidateVerdict:
     """Return the verdict on a candidate that ran out of memory: its excess by the prediction, else as measured."""
     reason = line.reason or "ran out of memory"
-    excess = candidate.excess_bytes
-    predicted = candidate.predicted_bytes
-    if excess is not None and predicted is not None:
-        reason = f"{excess_text(predicted, predicted - excess)}; {reason}"
+    excess_bytes = candidate.excess_bytes
+    predicted_bytes = candidate.predicted_bytes
+    if excess_bytes is not None and predicted_bytes is not None:
+        reason = f"{excess_text(predicted_bytes, predicted_bytes - excess_bytes)}; {reason}"
     else:
-        excess = line.missing_bytes
-        reason += "" if excess is None else f", at least {mebibytes(excess)} too large"
-        reason += "" if predicted is None else f"; predicted {mebibytes(predicted)}"
+        excess_bytes = line.missing_bytes
+        reason += "" if excess_bytes is None else f", at least {mebibytes(excess_bytes)} too large"
+        reason += "" if predicted_bytes is None else f"; predicted {mebibytes(predicted_bytes)}"
     return CandidateVerdict(
-        candidate_number=line.candidate_number, verdict=TOO_LARGE, reason=reason, excess_bytes=excess
+        candidate_number=line.candidate_number, verdict=TOO_LARGE, reason=reason, excess_bytes=excess_bytes
     )
 
 

@@ -40,9 +40,9 @@ class SearchRuns:
         while True:
             if self._options.wait:
                 self._wait_for_devices(plan)
-            began = time.monotonic()
+            began_s = time.monotonic()
             cool_down(plan, self._options.cool_to_c, self._write, self._raise_if_cancelled)
-            self._waited_s += time.monotonic() - began
+            self._waited_s += time.monotonic() - began_s
             try:
                 self._live_run = launch.start(replace(plan, role=role), self._home)
             except busy_devices.DevicesBusy:
@@ -95,8 +95,8 @@ class SearchRuns:
         other = busy_devices.busy_with(plan, self._home)
         if other is None:
             return
-        began = time.monotonic()
+        began_s = time.monotonic()
         self._write(Waiting(run_id=other.run_id))
         busy_devices.wait_for_devices(plan, self._home, lambda run, seconds: self._raise_if_cancelled())
         self._write(Resumed())
-        self._waited_s += time.monotonic() - began
+        self._waited_s += time.monotonic() - began_s

@@ -108,21 +108,21 @@ class WarmProcess:
         number = self._orders_written
         self._give(order)
 
-        def over() -> bool:
+        def is_over() -> bool:
             return len(replies.get(number, {})) == len(self._tails) or self.ended_by_error
 
-        return replies[number] if self._wait(over) else None
+        return replies[number] if self._wait(is_over) else None
 
-    def _wait(self, over: Callable[[], bool]) -> bool:
+    def _wait(self, is_over: Callable[[], bool]) -> bool:
         """Wait until `over`; False when the run ended before."""
-        looked, watch = 0.0, ResultWatch(self.directory)
+        looked_s, watch = 0.0, ResultWatch(self.directory)
         while True:
             # The result is read before the lines: all lines of an ended run are then there.
-            if (self.directory / RESULT_FILE).exists() or time.monotonic() - looked > STATE_EVERY_S:
-                looked = time.monotonic()
+            if (self.directory / RESULT_FILE).exists() or time.monotonic() - looked_s > STATE_EVERY_S:
+                looked_s = time.monotonic()
                 self.result = watch.result()
             self._read()
-            if over():
+            if is_over():
                 return True
             if self.result is not None:
                 return False

@@ -96,12 +96,12 @@ class PriorCovariance:
         self._residual = (RESIDUAL_SHARE * scales.pair) ** 2
         self._process = scales.process**2
 
-    def from_parts(self, pairs: Sequence[CovarianceParts]) -> list[float]:
+    def from_parts(self, parts: Sequence[CovarianceParts]) -> list[float]:
         """Return the covariance of every pair of observations by its parts."""
         main, pair, residual, process = self._main, self._pair, self._residual, self._process
         return [
             MEAN_VARIANCE * mean + main * total + pair * products + residual * equal + process * same
-            for mean, total, products, equal, same in pairs
+            for mean, total, products, equal, same in parts
         ]
 
     def with_candidates(self, point: Point) -> list[float]:

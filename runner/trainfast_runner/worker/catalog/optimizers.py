@@ -88,6 +88,7 @@ _EIGHT_BIT = OptimizerEntry(
     trainer_name="adamw_bnb_8bit",
 )
 _FACTORS = "factors whole matrices"
+"""The reason that Adafactor cannot work with flat slices."""
 _OPTIMIZERS = (
     _ADAMW,
     replace(

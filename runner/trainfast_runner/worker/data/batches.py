@@ -34,6 +34,7 @@ from .tokenize_text import build_in_child
 from .whole_texts import WholeTexts, pieces_of
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Files of which a directory with a tokenizer has one."""
 Samples = TokenSamples | WholeTexts | ImageSamples
 """The samples of a training, by the kind and the form of its data."""
 

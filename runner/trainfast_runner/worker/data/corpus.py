@@ -31,6 +31,7 @@ VOCAB_LIMIT = 8192
 KEY_DIGITS = 20
 """Hex digits of the hash in an entry's name."""
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+"""Folders of the standard library that are left out."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def fullest_device_memory(devices: list[torch.device], limit_bytes: int | None) 
 
 
 def _available(device: torch.device, limit_bytes: int | None) -> DeviceMemory:
-    free, total = torch.cuda.mem_get_info(device)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     if limit_bytes is not None:
-        free = max(0, min(free, limit_bytes - torch.cuda.memory_allocated(device)))
-    return DeviceMemory(free, free < max(LOW_BYTES, LOW_SHARE * total))
+        free_bytes = max(0, min(free_bytes, limit_bytes - torch.cuda.memory_allocated(device)))
+    return DeviceMemory(free_bytes, free_bytes < max(LOW_BYTES, LOW_SHARE * total_bytes))

@@ -30,11 +30,11 @@ NOT_MEASURED: dict[str, object] = {
 """Memory fields of a CPU step under ordinary thresholds, whose resident memory includes freed blocks."""
 
 
-def step_fields(peaks: dict[str, int], reserved: int, retries: int) -> dict[str, object]:
+def step_fields(peaks: dict[str, int], reserved_bytes: int, retries: int) -> dict[str, object]:
     """Memory fields of a step record."""
     return {
         "peak_allocated_bytes": max(peaks.values()),
-        "peak_reserved_bytes": reserved,
+        "peak_reserved_bytes": reserved_bytes,
         "alloc_retries": retries,
         "phase_peaks": dict(peaks),
     }
@@ -132,9 +132,9 @@ def bytes_in_status(status: bytes) -> dict[str, int]:
 
 def _limit_data(cap_bytes: int) -> None:
     """Set the soft limit, which the kernel enforces."""
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = cap_bytes if hard == resource.RLIM_INFINITY else min(cap_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    soft_bytes = cap_bytes if hard_bytes == resource.RLIM_INFINITY else min(cap_bytes, hard_bytes)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft_bytes, hard_bytes))
 
 
 class CudaMemoryMeter:
@@ -144,7 +144,7 @@ class CudaMemoryMeter:
         self._devices = devices
         self._limit_bytes = limit_bytes
         self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
-        self._reserved = 0
+        self._reserved_bytes = 0
         self._retries = 0
 
     def start(self, strict_steps: int | None) -> None:
@@ -152,8 +152,8 @@ class CudaMemoryMeter:
         torch.cuda.set_device(self._devices[0])
         for device in self._devices:
             if self._limit_bytes is not None:
-                total = torch.cuda.get_device_properties(device).total_memory
-                torch.cuda.set_per_process_memory_fraction(min(1.0, self._limit_bytes / total), device)
+                total_bytes = torch.cuda.get_device_properties(device).total_memory
+                torch.cuda.set_per_process_memory_fraction(min(1.0, self._limit_bytes / total_bytes), device)
             torch.cuda.reset_peak_memory_stats(device)
 
     def return_freed(self) -> None:
@@ -166,15 +166,17 @@ class CudaMemoryMeter:
         """Read and reset the allocator's peaks, which are host counters: nothing waits for the device."""
         stats = [torch.cuda.memory_stats_as_nested_dict(device) for device in self._devices]
         self._peaks[phase] = max(counters["allocated_bytes"]["all"]["peak"] for counters in stats)
-        self._reserved = max(self._reserved, *(counters["reserved_bytes"]["all"]["peak"] for counters in stats))
+        self._reserved_bytes = max(
+            self._reserved_bytes, *(counters["reserved_bytes"]["all"]["peak"] for counters in stats)
+        )
         self._retries = sum(counters["num_alloc_retries"] for counters in stats)
         for device in self._devices:
             torch.cuda.reset_peak_memory_stats(device)
 
     def end_step_fields(self) -> dict[str, object]:
         """End the step's measurement and return its fields; `alloc_retries` counts from the start of the process."""
-        fields = step_fields(self._peaks, self._reserved, self._retries)
-        self._reserved = 0
+        fields = step_fields(self._peaks, self._reserved_bytes, self._retries)
+        self._reserved_bytes = 0
         return fields
 
     def peak_bytes(self) -> int | None:

@@ -59,7 +59,7 @@ def peak_lines(
 
 
 def _check_same_segments(small: list[TracedSegment], large: list[TracedSegment]) -> None:
-    if [_name(segment) for segment in small] != [_name(segment) for segment in large]:
+    if [_key(segment) for segment in small] != [_key(segment) for segment in large]:
         raise TimelinesDiffer("the step has other operations at another batch size")
 
 
@@ -124,5 +124,5 @@ def _above(bytes_: Bytes, start: Bytes) -> Bytes:
     return tuple(a - b for a, b in zip(bytes_, start, strict=True))
 
 
-def _name(segment: TracedSegment) -> tuple[str, int, str]:
+def _key(segment: TracedSegment) -> tuple[str, int, str]:
     return segment.phase, segment.micro, segment.place

@@ -52,6 +52,7 @@ class TracedSegment:
 
 
 _GROUPED = getattr(torch.ops.aten._grouped_mm, "default", None) if hasattr(torch.ops.aten, "_grouped_mm") else None
+"""torch's grouped matrix product, of a mixture of experts; None in a version without it."""
 
 
 def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -37,7 +37,7 @@ class RequestLines:
     """The lines of stdin, read only when there is input."""
 
     def __init__(self) -> None:
-        self._begun = b""
+        self._partial_line = b""
         self._waiting: list[dict[str, Any]] = []
         self.is_over = False
 
@@ -45,7 +45,7 @@ class RequestLines:
         """Read the lines in the pipe; block while it is empty."""
         chunk = os.read(STDIN, READ_BYTES)
         self.is_over = not chunk
-        *lines, self._begun = (self._begun + chunk).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
         self._waiting += [json.loads(line) for line in lines]
 
     def next(self) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ _CLASSES = {
     "seq2seq": "AutoModelForSeq2SeqLM",
     "image-classification": "AutoModelForImageClassification",
 }
+"""transformers' Auto class of each objective."""
 CHECKPOINTING_ARGUMENTS = {"use_reentrant": False}
 """Arguments of torch's checkpoint with `checkpointing=full`."""
 BESIDES_PIXELS = {"input_ids", "spatial_shapes"}

@@ -25,6 +25,7 @@ _ADDED = re.compile(r"(^|\.)(position_embeddings|cls_token|mask_token|distillati
 _ONE_TOKEN = re.compile(r"(^|\.)(pooler|classifier)\.")
 """Heads that look at one token of a sample."""
 _ENCODER = re.compile(r"(^|\.)encoder\.")
+"""Parameters of an encoder, which multiply the encoder's tokens."""
 _CROSS_KEYS = re.compile(r"\.(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)\.")
 """Parameters of a decoder that multiply the encoder's tokens."""
 

@@ -117,11 +117,11 @@ def _best_seconds(work: Callable[[], Any], device: Any) -> float:
     def once() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        began = time.perf_counter()
+        began_s = time.perf_counter()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return time.perf_counter() - began
+        return time.perf_counter() - began_s
 
     once()
     times = [once()]

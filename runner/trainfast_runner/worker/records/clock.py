@@ -23,8 +23,6 @@ WAKE_NS = 1_000_000
 """An event may be complete for this long before the wait for it returns."""
 UNSPLIT_PHASE = "forward_backward"
 """Phase of a forward and backward that cannot be told apart."""
-
-
 StepTimes = Callable[[], tuple[int, dict[str, float | None]]]
 """Returns a step's end (CLOCK_MONOTONIC nanoseconds), and `step_ms` with every phase's `..._ms`, as soon as the device
 has passed the step's marks."""

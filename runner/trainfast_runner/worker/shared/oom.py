@@ -34,6 +34,7 @@ _KERNEL_RESOURCES = re.compile(r"out of resources?: *(?:shared memory|threads|re
 _ANY, _HINT = (
     re.compile("|".join(f"(?:{pattern})" for _, pattern in table), re.IGNORECASE) for table in (SPELLINGS, HINTS)
 )
+"""Any of the spellings, and any of the hints."""
 
 
 def is_out_of_memory(texts: Iterable[str], *, memory_is_low: bool = False) -> bool:

@@ -13,6 +13,7 @@ PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 """Variables that set how long a waiting thread spins: OpenMP's, libgomp's, and two of libiomp and libomp."""
 _LIBRARY = re.compile(r"/(lib(?:gomp|iomp5|omp5?)[^/\s]*\.so[.\d]*)$", re.MULTILINE)
+"""The file of an OpenMP library at the end of a line of `/proc/self/maps`."""
 
 
 def openmp_libraries() -> str | None:

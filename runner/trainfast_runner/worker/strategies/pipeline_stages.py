@@ -124,16 +124,16 @@ class Cut:
         """Make stage `index`, which shares its parameters with the whole model."""
         is_first, is_last = index == 0, index == self.stage_count - 1
         begin, end = self.bounds[index], self.bounds[index + 1]
-        layers = _at(self.model, self.layout.layers)
+        layers = _module_at(self.model, self.layout.layers)
         assert isinstance(layers, nn.ModuleList)
         shared_modules = [*layers, *self._parts(self.layout.entry), *self._parts(self.layout.exit)]
         # Modules in the memo are not copied: only the frame around the layers is new.
         frame = copy.deepcopy(self.model, {id(module): module for module in shared_modules})
-        _put(frame, self.layout.layers, nn.ModuleList(list(layers)[begin:end]))
+        _put_module(frame, self.layout.layers, nn.ModuleList(list(layers)[begin:end]))
         for is_left_out, replacements in ((not is_first, self.layout.entry), (not is_last, self.layout.exit)):
             for path, replacement in replacements.items() if is_left_out else ():
-                if _at(frame, path) is not None:
-                    _put(frame, path, replacement() if replacement else None)
+                if _module_at(frame, path) is not None:
+                    _put_module(frame, path, replacement() if replacement else None)
         config: Any = frame.config
         if getattr(config, "layer_types", None):
             # Indexed by the position in the layer list; set without the configuration's check of its length.
@@ -141,7 +141,7 @@ class Cut:
         return StageModule(frame, is_first=is_first, is_last=is_last)
 
     def _parts(self, replacements: dict[str, Replacement]) -> list[nn.Module]:
-        parts = [_at(self.model, path) for path in replacements]
+        parts = [_module_at(self.model, path) for path in replacements]
         return [module for module in parts if module is not None]
 
 
@@ -164,7 +164,7 @@ def cut(model: nn.Module, stage_count: int, seq_len: int) -> Cut:
             f"a pipeline can be cut from {config.model_type} with the head {' or '.join(layout.heads)}, not {head}",
             key="data.objective",
         )
-    layers = _at(model, layout.layers)
+    layers = _module_at(model, layout.layers)
     assert isinstance(layers, nn.ModuleList)
     if stage_count > len(layers):
         raise InvalidInput(
@@ -196,15 +196,15 @@ def _parameters(modules: list[nn.Module]) -> list[nn.Parameter]:
     return [parameter for module in modules for parameter in module.parameters()]
 
 
-def _at(model: nn.Module, path: str) -> nn.Module | None:
+def _module_at(model: nn.Module, path: str) -> nn.Module | None:
     part: Any = model
     for name in path.split("."):
         part = getattr(part, name, None)
     return part if isinstance(part, nn.Module) else None
 
 
-def _put(model: nn.Module, path: str, module: nn.Module | None) -> None:
+def _put_module(model: nn.Module, path: str, module: nn.Module | None) -> None:
     parent, _, name = path.rpartition(".")
-    owner = _at(model, parent) if parent else model
+    owner = _module_at(model, parent) if parent else model
     assert owner is not None
     owner._modules[name] = module

@@ -78,22 +78,22 @@ class ProbeRunner:
             batch_size, number = order.batch_size, number + 1
             self.forget_last_probe()
             probe_fields = {"number": number, "batch_size": batch_size, "room_bytes": self.gauge.available_bytes()}
-            peak_before = self.gauge.peak_bytes() or 0
-            began = time.monotonic()
+            peak_before_bytes = self.gauge.peak_bytes() or 0
+            began_s = time.monotonic()
             steps = ProbeSteps()
             try:
                 self.take_steps(batch_size, order.steps, steps, is_first=number == 1)
                 fields = steps.fields()
             except Exception as error:
-                self.record_if_oom(error, {**probe_fields, "seconds": time.monotonic() - began}, steps.reached)
+                self.record_if_oom(error, {**probe_fields, "seconds": time.monotonic() - began_s}, steps.reached)
                 raise
-            peak = self.gauge.peak_bytes() or 0
+            peak_bytes = self.gauge.peak_bytes() or 0
             self.log.write(
                 "probe",
                 **probe_fields,
                 outcome="fits",
-                seconds=time.monotonic() - began,
-                limit_peak_bytes=peak if peak > peak_before else None,
+                seconds=time.monotonic() - began_s,
+                limit_peak_bytes=peak_bytes if peak_bytes > peak_before_bytes else None,
                 room_after_bytes=self.gauge.available_bytes(),
                 samples=batch_size * self.state.knobs.grad_accum,
                 **{**fields, "alloc_retries": fields["alloc_retries"] - retries},
@@ -149,9 +149,9 @@ class ProbeRunner:
             return
         self.memory.free_reserve()
         fields: dict[str, Any] = {}
-        available_after = None
+        available_after_bytes = None
         with suppress(RuntimeError):
-            available_after = self.gauge.available_bytes()
+            available_after_bytes = self.gauge.available_bytes()
             in_optimizer = self.log.phase == "optimizer"
             self.memory.end_phase("optimizer" if in_optimizer else "forward_backward")
             fields = dict(self.memory.end_step_fields())
@@ -166,6 +166,6 @@ class ProbeRunner:
             phase=self.log.phase,
             message=chain[0]["message"],
             rank=self.log.rank,
-            room_after_bytes=available_after,
+            room_after_bytes=available_after_bytes,
             **fields,
         )

@@ -77,24 +77,24 @@ class TrialRunner:
         number = 0
         while (order := orders.next()) is not None:
             number += 1
-            began = time.monotonic()
+            began_s = time.monotonic()
             try:
                 fields = self._take(order)
             except Exception as error:
-                self._record_failure(error, number, time.monotonic() - began)
+                self._record_failure(error, number, time.monotonic() - began_s)
                 raise
-            self.log.write("trial", number=number, rank=self.log.rank, seconds=time.monotonic() - began, **fields)
+            self.log.write("trial", number=number, rank=self.log.rank, seconds=time.monotonic() - began_s, **fields)
 
     def _take(self, order: TrialOrder) -> dict[str, Any]:
         """Take the steps of an order and return the fields of its record."""
-        began = time.monotonic()
+        began_s = time.monotonic()
         untimed = 0 if order.more else order.untimed
         state = self._same_setting() if order.more else self._next_setting(order.knobs, untimed)
         records: list[dict[str, Any]] = []
         step_log = state.step_log(records.append, self.log, untimed)
         write_actual = None if order.more else partial(state.write_actual, self.log)
         recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log, write_actual)
-        switch_s = time.monotonic() - began
+        switch_s = time.monotonic() - began_s
         state.engine.train(replace(state.knobs, steps=untimed + order.steps), state.batches, recorder)
         step_log.flush()
         return {"switch_s": switch_s, **trial_fields(records)}

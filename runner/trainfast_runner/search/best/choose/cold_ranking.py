@@ -186,9 +186,9 @@ class ColdRanking:
 
     def is_near_limit(self, number: int) -> bool:
         """True if a candidate needs nearly all of memory_limit, or its need is unknown."""
-        limits = self.state.untested_limits
+        limits_bytes = self.state.untested_limits
         needed_bytes = self.memory_bytes(number)
-        return bool(limits) and (needed_bytes is None or needed_bytes > NEAR_LIMIT * min(limits))
+        return bool(limits_bytes) and (needed_bytes is None or needed_bytes > NEAR_LIMIT * min(limits_bytes))
 
     @cached_property
     def unchecked(self) -> list[int]:

@@ -176,8 +176,8 @@ def _without_leader(state: BestState) -> BestDecision | None:
         return _end("failed", "no setting could be measured")
     if state.spent_s > state.question.budget_s:
         return _end("failed", f"no setting could be measured in the budget of {duration(state.question.budget_s)}")
-    needs = {number: state.candidates[number].predicted_bytes or 0 for number in untried}
-    number = min(untried, key=lambda number: (needs[number], state.candidates[number].batch_size))
+    needed_bytes = {number: state.candidates[number].predicted_bytes or 0 for number in untried}
+    number = min(untried, key=lambda number: (needed_bytes[number], state.candidates[number].batch_size))
     return _trial_of(state, number, f"{_no_baseline_reason(state)}: the smallest setting first")
 
 

@@ -91,7 +91,7 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
 
     A trial that ran other settings than the wanted ones has failed.
     """
-    began, steps = time.monotonic(), _StepsTaken()
+    began_s, steps = time.monotonic(), _StepsTaken()
     ending = _take_steps(process, wanted, steps)
     if ending is None:
         return None
@@ -117,7 +117,7 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         peak_allocated_bytes=steps.peak_bytes,
         last_loss=next((loss for loss in reversed(steps.losses) if loss is not None), None),
         losses=steps.losses,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - began_s,
         reason=reason,
         missing_bytes=ending.missing_bytes,
         repeats=wanted.repeats,

@@ -31,7 +31,7 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
         if trial.peak_allocated_bytes is not None and "batch_size" in candidate.knobs:
             trials_by_knobs[_knobs_but_batch(candidate)].setdefault(candidate.batch_size, trial)
     needed_bytes: dict[int, int] = {}
-    limits: dict[int, int] = {}
+    limits_bytes: dict[int, int] = {}
     for number, candidate in enumerate(space.candidates):
         trials_by_size = trials_by_knobs.get(_knobs_but_batch(candidate), {})
         if candidate.batch_size in trials_by_size or candidate.excluded_as is not None:
@@ -41,11 +41,11 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
         )
         if prediction is None:
             continue
-        need, error = prediction
-        needed_bytes[number] = round(need)
-        if limit_bytes is not None and need - error > limit_bytes:
-            limits[number] = limit_bytes
-    return with_predictions(space, needed_bytes, limits.get)
+        need_bytes, error_bytes = prediction
+        needed_bytes[number] = round(need_bytes)
+        if limit_bytes is not None and need_bytes - error_bytes > limit_bytes:
+            limits_bytes[number] = limit_bytes
+    return with_predictions(space, needed_bytes, limits_bytes.get)
 
 
 def _by_sizes(trials: Mapping[int, Trial], batch_size: int, device: str) -> tuple[float, float] | None:
@@ -68,10 +68,10 @@ def _by_trace(
         if trial.traced is not None:
             measured_bytes = trial.peak_allocated_bytes or 0
             peak = TracedPeak(traced=trial.traced, batch_size=size, measured_bytes=measured_bytes)
-            need = peak.need_bytes(candidate.batch_size)
-            error = NOISE_BYTES[device] + TRACED_SHARE[device] * abs(need - measured_bytes)
+            need_bytes = peak.need_bytes(candidate.batch_size)
+            error_bytes = NOISE_BYTES[device] + TRACED_SHARE[device] * abs(need_bytes - measured_bytes)
             is_alike = candidate.accumulates == space.candidates[trial.candidate_number].accumulates
-            return need, error if is_alike else math.inf
+            return need_bytes, error_bytes if is_alike else math.inf
     return None
 
 
