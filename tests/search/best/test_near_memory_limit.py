@@ -11,7 +11,7 @@ from benchmarks.best_fit_spaces import Synthetic
 
 from cli.command import Cli
 from trainfast_runner.search.best.choose.answer import answer_of
-from trainfast_runner.search.best.choose.cold_ranking import NEAR_LIMIT, ColdRanking
+from trainfast_runner.search.best.choose.cold_ranking import NEAR_LIMIT_SHARE, ColdRanking
 from trainfast_runner.search.best.choose.decide import decide
 from trainfast_runner.search.best.choose.state import state_of_best_journal
 from trainfast_runner.search.journal.best import BestAnswer, BestLaunched, BestLine, BestQuestion, ColdRun
@@ -42,7 +42,7 @@ def limited(space: Synthetic, **more: object) -> BestQuestion:
 
 
 def near(space: Synthetic, question: BestQuestion, answer: BestAnswer) -> set[int]:
-    return {one for one in measured(answer) if needed(space, one) > NEAR_LIMIT * question.limits_bytes[0]}
+    return {one for one in measured(answer) if needed(space, one) > NEAR_LIMIT_SHARE * question.limits_bytes[0]}
 
 
 def test_the_answer_and_every_measured_setting_near_the_limit_run_under_it_once(space: Synthetic) -> None:
@@ -168,6 +168,8 @@ def test_settings_near_a_real_limit_run_under_it(cli: Cli) -> None:
     assert answer["best"]["knobs"] in under
     assert all(under.count(knobs) == 1 for knobs in under)
     for one in answer["verdicts"]:
-        near = one["predicted_bytes"] is not None and one["predicted_bytes"] > NEAR_LIMIT * (predicted + 24 * 2**20)
+        near = one["predicted_bytes"] is not None and one["predicted_bytes"] > NEAR_LIMIT_SHARE * (
+            predicted + 24 * 2**20
+        )
         if near and one["verdict"] == "measured":
             assert one["knobs"] in under or "no time was left" in one["reason"], one

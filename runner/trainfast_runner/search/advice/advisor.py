@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, EndedRun, Situation, has_same, total_batch
+from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, EndedRun, Situation, has_same, samples_per_step
 from trainfast_runner.search.advice.strategy import strategy_advice
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.precisions import MIXED
@@ -16,6 +16,11 @@ from trainfast_runner.settings.spec import RunSpec
 
 USEFUL_BATCH = 1024
 """Chosen, not measured: a larger global batch seldom trains better."""
+TENSOR_CORE_UNIT, VOCABULARY_UNIT = 8, 64
+"""Tensor cores work on multiples of 8; of the vocabulary, a model's longest side, on multiples of 64 (NVIDIA's matrix
+multiplication guide)."""
+MIN_ALIGNED_BATCH = 5
+"""Chosen, not measured: a smaller batch is not advised to grow to `TENSOR_CORE_UNIT`, which would double it or more."""
 LONG_SEQUENCE = 1024
 """Chosen, not measured: from this length on the scores of eager attention take much memory."""
 
@@ -37,8 +42,8 @@ def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation:
 
 def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advice | None:
     """Advise a rate by the linear rule (Goyal et al. 2017); None if the global batch is the preset's or unknown."""
-    batch = total_batch(spec, spec.knobs, machine)
-    preset_batch = total_batch(spec, preset_knobs, machine)
+    batch = samples_per_step(spec, spec.knobs, machine)
+    preset_batch = samples_per_step(spec, preset_knobs, machine)
     rate = preset_knobs["lr"]
     if batch is None or preset_batch is None or batch == preset_batch or not isinstance(rate, float):
         return None
@@ -76,14 +81,14 @@ def precision_advice(spec: RunSpec, machine: Machine) -> Advice | None:
 def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:
     """Advise an aligned batch, and warn of batches too large to be of use."""
     batch, texts, value = whole_number(spec.knobs, "batch_size"), [], None
-    total = total_batch(spec, spec.knobs, machine)
-    if _tensor_cores(spec, machine) and batch > 4 and batch % 8:
+    global_batch = samples_per_step(spec, spec.knobs, machine)
+    if _tensor_cores(spec, machine) and batch >= MIN_ALIGNED_BATCH and batch % TENSOR_CORE_UNIT:
         # Downward where possible: a larger batch may not fit.
-        value = str(max(8, batch - batch % 8))
+        value = str(max(TENSOR_CORE_UNIT, batch - batch % TENSOR_CORE_UNIT))
         condition = "" if machine.device == "cuda" else " where it is to train on a GPU"
         texts.append(f"{value} instead of {batch}{condition}: tensor cores work on multiples of 8, an A100 best on 64.")
-    if total is not None and total > USEFUL_BATCH:
-        texts.append(f"A global batch of {total:,}: over {USEFUL_BATCH:,} it is seldom of use to the model.")
+    if global_batch is not None and global_batch > USEFUL_BATCH:
+        texts.append(f"A global batch of {global_batch:,}: over {USEFUL_BATCH:,} it is seldom of use to the model.")
     return Advice("batch_size", " ".join(texts), value) if texts else None
 
 
@@ -91,13 +96,13 @@ def model_advice(situation: Situation) -> Advice | None:
     """Advise dimensions of the model that are multiples of 8 (tensor cores) or, for the vocabulary, of 64."""
     hints = []
     for name, length in (situation.shapes or {}).items():
-        if name == "vocab_size" and length % 64:
+        if name == "vocab_size" and length % VOCABULARY_UNIT:
             hints.append(
-                f"model.vocab_size={-(-length // 64) * 64} instead of {length}: a multiple of 64 suits tensor cores,"
-                " and the added rows are never used."
+                f"model.vocab_size={-(-length // VOCABULARY_UNIT) * VOCABULARY_UNIT} instead of {length}:"
+                f" a multiple of {VOCABULARY_UNIT} suits tensor cores, and the added rows are never used."
             )
-        elif name != "vocab_size" and length % 8:
-            hints.append(f"model.{name}={_aligned(length, 8)} instead of {length}: a multiple of 8 suits tensor cores.")
+        elif name != "vocab_size" and length % TENSOR_CORE_UNIT:
+            hints.append(f"model.{name}={_aligned(length)} instead of {length}: a multiple of 8 suits tensor cores.")
     return Advice("model", " ".join(hints)) if hints else None
 
 
@@ -132,8 +137,8 @@ def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
 def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:
     """Advise an aligned sequence, and the attention kernel for a long one."""
     length, texts, value = whole_number(spec.knobs, "seq_len"), [], None
-    if length % 8 and _tensor_cores(spec, machine):
-        value = str(_aligned(length, 8))
+    if length % TENSOR_CORE_UNIT and _tensor_cores(spec, machine):
+        value = str(_aligned(length))
         texts.append(f"{value} instead of {length}: tensor cores work on multiples of 8, better 64.")
     if length >= LONG_SEQUENCE and spec.knobs["attention"] == "eager":
         texts.append(f"attention=auto: eager keeps scores of {length} x {length} for every head, layer and sample.")
@@ -149,6 +154,6 @@ def _batch(run: EndedRun) -> int:
     return int(str(run.knobs.get("batch_size") or 0))
 
 
-def _aligned(value: int, multiple: int) -> int:
-    """Return the nearest multiple of `multiple`, at least one."""
-    return max(multiple, round(value / multiple) * multiple)
+def _aligned(length: int) -> int:
+    """Return the nearest multiple of `TENSOR_CORE_UNIT`, at least one."""
+    return max(TENSOR_CORE_UNIT, round(length / TENSOR_CORE_UNIT) * TENSOR_CORE_UNIT)

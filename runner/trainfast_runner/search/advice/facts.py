@@ -50,7 +50,7 @@ class Advice:
     value: str | None = None
 
 
-def total_batch(spec: RunSpec, knobs: KnobValues, machine: Machine) -> int | None:
+def samples_per_step(spec: RunSpec, knobs: KnobValues, machine: Machine) -> int | None:
     """Return the samples of a step with these knobs; None if there are too few devices."""
     try:
         return global_batch(knobs, device_count(replace(spec, knobs=knobs), machine))

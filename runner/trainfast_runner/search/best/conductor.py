@@ -116,16 +116,14 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _check_budget(self) -> None:
         """Raise UserError if the baseline's trial took longer than the budget, unless other processes disturbed it."""
-        index, first_trial = next(
-            ((index, line) for index, line in enumerate(self._lines) if isinstance(line, Trial)), (0, None)
-        )
+        first_trial = next((line for line in self._lines if isinstance(line, Trial)), None)
         if (
             first_trial is None
             or first_trial.outcome == "void"
             or first_trial.candidate_number != self._space.baseline_number
         ):
             return
-        cost_s = worked_seconds(self._lines[: index + 1])
+        cost_s = worked_seconds(self._lines[: self._lines.index(first_trial) + 1])
         if cost_s > self._question.budget_s:
             raise budget_error(self._question.budget_s, cost_s, f", which took {cost_s:.1f} s")
 

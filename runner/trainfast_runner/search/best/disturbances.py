@@ -19,8 +19,8 @@ VOIDING_THROTTLED_SHARE = 0.02
 """A measurement is void if a GPU was throttled for more than this share of the time: a search looks for that gain."""
 VOIDING_FRACTIONS = {"thermal": "thermal_fraction", "brake": "brake_fraction"}
 """Causes of throttling that void a measurement, with their fields in a run's `Throttle`."""
-USUALLY_DISTURBED, AMONG_LAST = 2, 8
-"""With this many disturbed measurements of a candidate, or among the last `AMONG_LAST`, the next counts: the
+USUAL_DISTURBANCES, LAST_MEASUREMENTS = 2, 8
+"""With this many disturbed measurements of a candidate, or among the last `LAST_MEASUREMENTS`, the next counts: the
 disturbance is the machine's normal noise. Chosen, not measured."""
 
 
@@ -66,8 +66,8 @@ def is_usually_disturbed(lines: Sequence[BestLine], number: int) -> bool:
     """True if so many of the last measurements, or of this candidate's, were disturbed that disturbance is normal."""
     attempts = BestJournal(tuple(lines)).attempts
     of_candidate = [line for line in attempts if line.candidate_number == number]
-    counts = [sum(map(_is_disturbed, attempts[-AMONG_LAST:])), sum(map(_is_disturbed, of_candidate))]
-    return max(counts) >= USUALLY_DISTURBED
+    counts = [sum(map(_is_disturbed, attempts[-LAST_MEASUREMENTS:])), sum(map(_is_disturbed, of_candidate))]
+    return max(counts) >= USUAL_DISTURBANCES
 
 
 def _is_disturbed(line: Attempt) -> bool:

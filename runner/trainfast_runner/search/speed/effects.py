@@ -20,6 +20,8 @@ MEAN_VARIANCE = 4.0
 """Prior variance of the mean of ln rate, large because the mean is unknown."""
 RESIDUAL_SHARE = 0.5
 """Standard deviation of the residual, as a share of that of the pairwise terms."""
+MIN_VARIANCE = 1e-12
+"""Variance at least: rounding can leave the square of a diagonal at zero or below."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Factor:
         row: list[float] = []
         for covariance, earlier_row, diagonal in zip(covariances, self.rows, self.diagonal, strict=True):
             row.append((covariance - sum(map(mul, earlier_row, row))) / diagonal)
-        diagonal = math.sqrt(max(own_variance - sum(map(mul, row, row)), 1e-12))
+        diagonal = math.sqrt(max(own_variance - sum(map(mul, row, row)), MIN_VARIANCE))
         whitened = (value - sum(map(mul, row, self.whitened))) / diagonal
         self.rows.append(row)
         self.diagonal.append(diagonal)

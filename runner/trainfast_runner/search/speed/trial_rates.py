@@ -18,6 +18,10 @@ VOID_LOG_DRIFT = 0.02
 """A process is void if the ln rate of its first candidate changed by more than this until its end."""
 MAX_VOID_PROCESSES = 3
 """After this many voided processes drift counts as noise of the machine, and voids no more of them."""
+SURE_ERRORS = 3
+"""A drift is one only beyond this many times its own error."""
+MIN_SPREAD_STEPS = 3
+"""The fewest steps that show a spread."""
 POOL_STEPS = 4
 """The pooled variance of a step weighs as much as this many steps of the trial itself. Chosen, not measured."""
 NOISE_GRID_RATIO = 1.25
@@ -91,7 +95,7 @@ def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Me
             continue
         size, error = drift
         drifts.append(size)
-        has_drifted = abs(size) > max(VOID_LOG_DRIFT, 3 * error * deviation)
+        has_drifted = abs(size) > max(VOID_LOG_DRIFT, SURE_ERRORS * error * deviation)
         if has_drifted and len(drifted) < MAX_VOID_PROCESSES and not is_noise:
             # Both ends have an error: half of the squared difference is the variance of one.
             drifted[run_id] = size * size / 2
@@ -175,7 +179,7 @@ def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:
 
 def _deviations(step_ms: Sequence[float]) -> list[float]:
     """Return the ln of each step less that of the median step; empty below three steps, too few for a spread."""
-    if len(step_ms) < 3:
+    if len(step_ms) < MIN_SPREAD_STEPS:
         return []
     middle = math.log(statistics.median(step_ms))
     return [math.log(step) - middle for step in step_ms]

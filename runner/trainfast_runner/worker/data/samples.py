@@ -21,6 +21,8 @@ IGNORED_LABEL = -100
 """cross_entropy's default ignore_index."""
 MASKED_FRACTION = 0.15
 """Share of the tokens that masked-lm predicts (Devlin et al. 2018, 3.1)."""
+MASKED_BELOW, REPLACED_BELOW = 0.8, 0.9
+"""A predicted token with a draw below the first becomes the mask, one below the second a random token."""
 RANDOM_SAMPLES = 512
 """Number of random samples in Hugging Face's single-GPU guide (presets/guide-single-gpu.toml)."""
 RANDOM_IDS = (100, 30_000)
@@ -46,8 +48,8 @@ class Masking:
         random = np.random.default_rng((self.seed, index))
         is_predicted = (random.random(ids.shape) < MASKED_FRACTION) & ~np.isin(ids, self.special_ids)
         replacement_draw = random.random(ids.shape)
-        inputs = np.where(is_predicted & (replacement_draw < 0.8), self.mask_id, ids)
-        is_replaced = is_predicted & (replacement_draw >= 0.8) & (replacement_draw < 0.9)
+        inputs = np.where(is_predicted & (replacement_draw < MASKED_BELOW), self.mask_id, ids)
+        is_replaced = is_predicted & (replacement_draw >= MASKED_BELOW) & (replacement_draw < REPLACED_BELOW)
         inputs = np.where(is_replaced, random.integers(0, self.vocab_size, ids.shape), inputs)
         return inputs, np.where(is_predicted, ids, IGNORED_LABEL)
 

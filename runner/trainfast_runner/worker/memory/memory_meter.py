@@ -12,6 +12,8 @@ from .allocator import Allocator
 
 RESERVE_BYTES = 16 << 20
 """Chosen, not measured: kept free for the last records after out of memory."""
+STATUS_BYTES = 4096
+"""More than `/proc/self/status` has."""
 
 
 def make_memory_meter(devices: list[torch.device], limit_bytes: int | None, allocator: Allocator) -> MemoryMeter:
@@ -121,7 +123,7 @@ class HostMemoryMeter:
         self._reserve = None
 
     def _read_status(self) -> dict[str, int]:
-        return bytes_in_status(os.pread(self._status_fd, 4096, 0))
+        return bytes_in_status(os.pread(self._status_fd, STATUS_BYTES, 0))
 
 
 def bytes_in_status(status: bytes) -> dict[str, int]:

@@ -22,12 +22,12 @@ NEAR_LOG_GAIN = 0.03
 """Candidates within this of the leader, in ln of the objective, take part in the race. Chosen, not measured."""
 MAX_FINALISTS = 4
 """Chosen, not measured: the most candidates in the race. Each candidate takes cold runs."""
-SURELY_SLOWER = 0.01
+MIN_FASTEST_CHANCE = 0.01
 """A candidate with a smaller chance than this to be the fastest takes no part. Chosen, not measured."""
 EQUAL_LOG_GAIN = 0.005
 """Candidates that differ by less than this, and by less than the noise, are equal: the simpler one wins
 (docs/decisions.md)."""
-NEAR_LIMIT = 0.9
+NEAR_LIMIT_SHARE = 0.9
 """A candidate that needs more than this share of memory_limit gets a run under the limit (docs/decisions.md)."""
 EQUAL_MEMORY_SHARE = 0.05
 """Memory that exceeds the least by at most this share is the same. Chosen, not measured."""
@@ -83,7 +83,7 @@ class ColdRanking:
             if number == leader_number or number not in state.counted_trials:
                 continue
             gain = state.log_gain(number, leader_number)
-            if gain.mean > -NEAR_LOG_GAIN and gain.chance_above(0.0) > SURELY_SLOWER:
+            if gain.mean > -NEAR_LOG_GAIN and gain.chance_above(0.0) > MIN_FASTEST_CHANCE:
                 gains.append((gain.mean, number))
         return [number for _, number in sorted(gains, key=lambda pair: (-pair[0], pair[1]))][:MAX_FINALISTS]
 
@@ -188,7 +188,7 @@ class ColdRanking:
         """True if a candidate needs nearly all of memory_limit, or its need is unknown."""
         limits_bytes = self.state.untested_limits
         needed_bytes = self.memory_bytes(number)
-        return bool(limits_bytes) and (needed_bytes is None or needed_bytes > NEAR_LIMIT * min(limits_bytes))
+        return bool(limits_bytes) and (needed_bytes is None or needed_bytes > NEAR_LIMIT_SHARE * min(limits_bytes))
 
     @cached_property
     def unchecked(self) -> list[int]:
