@@ -19,7 +19,7 @@ from trainfast_runner.worker.shared.phases import MEMORY_PHASES
 from trainfast_runner.worker.spec import Knobs
 from trainfast_runner.worker.strategies.base import Strategy
 from trainfast_runner.worker.warm.probing import (
-    MAX_SKIPPED,
+    MAX_SKIPPED_STEPS,
     ProbeRunner,
     ProbeSteps,
 )
@@ -142,5 +142,5 @@ def test_a_probe_in_fp16_goes_on_until_steps_have_updated_the_weights(gradient: 
 
 
 def test_a_probe_in_fp16_that_only_overflows_fits_nothing() -> None:
-    with pytest.raises(RuntimeError, match=f"batch_size=8: fp16 overflowed in all {2 + MAX_SKIPPED} steps: no"):
+    with pytest.raises(RuntimeError, match=f"batch_size=8: fp16 overflowed in all {2 + MAX_SKIPPED_STEPS} steps: no"):
         probe_in_fp16(float("inf"))

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-MAX_TEXT = 200
+MAX_TEXT_CHARACTERS = 200
 """Chosen, not measured: the most characters kept of a text."""
 MAX_ITEMS = 200
 """Chosen, not measured: the most items kept of a list."""
@@ -136,4 +136,4 @@ def _text(help: Any) -> str:
 
 def _cut(text: str) -> str:
     """The text's beginning; bytes of a file's name that are not UTF-8 (lone surrogates) become question marks."""
-    return text[:MAX_TEXT].encode(errors="replace").decode()
+    return text[:MAX_TEXT_CHARACTERS].encode(errors="replace").decode()

@@ -37,7 +37,7 @@ def _callbacks(module: str) -> list[Any] | None:
 def _callback_class(base: Any, run: ScriptRun) -> Any:
     class LightningSteps(base):  # type: ignore[misc]
         _steps_before = 0
-        _unread = FACTS_AFTER
+        _reads_left = FACTS_AFTER
         # Lightning profiles the call of each hook, 4 us for an empty one. It skips a hook that cannot be called.
         on_train_batch_start = on_before_zero_grad = on_before_backward = None
         on_after_backward = on_before_optimizer_step = None
@@ -63,9 +63,9 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
                 )
             elif loss is not None:
                 run.steps.unknown["loss"] = "reading it would stall the GPU"
-            if self._unread:
+            if self._reads_left:
                 # Lightning does not call the model's own forward: no hook sees the compute dtype.
-                self._unread -= 1
+                self._reads_left -= 1
                 run.actual.update(compute_dtype_of_trainer(trainer))
             if run.steps.record_step(loss=step_loss):
                 trainer.should_stop = True

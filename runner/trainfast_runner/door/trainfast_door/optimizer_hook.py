@@ -20,7 +20,7 @@ from .step_log import OPTIMIZER_SOURCE
 if TYPE_CHECKING:
     from .script_run import ScriptRun
 
-MAX_SKIPPED = 20
+MAX_SKIPPED_STEPS = 20
 """Steps of smaller optimizers that are skipped before the largest one's first step, which may never come."""
 
 
@@ -114,7 +114,7 @@ class OptimizerHook:
             self._live = weakref.WeakSet(
                 optimizer for optimizer in gc.get_objects() if issubclass(type(optimizer), Optimizer)
             )
-        if self._skipped == MAX_SKIPPED:
+        if self._skipped == MAX_SKIPPED_STEPS:
             return False
         self._skipped += 1
         return any(_parameter_count(optimizer) > count for optimizer in self._live)

@@ -24,25 +24,25 @@ def step_line(record: StepRecord, warmup: int) -> str:
     else here, and its JSON encoder takes 8 us more.
     """
     t_ns, step, samples, (step_ns, data_ns, forward_ns, optimizer_ns), lr, peaks, loss = record
-    seen_ns = 0
+    phases_ns = 0
     data = forward = optimizer = other = NULL
     if data_ns is not None:
-        seen_ns += data_ns
+        phases_ns += data_ns
         data = f"{data_ns}e-6"
     if forward_ns is not None:
-        seen_ns += forward_ns
+        phases_ns += forward_ns
         forward = f"{forward_ns}e-6"
     if optimizer_ns is not None:
-        seen_ns += optimizer_ns
+        phases_ns += optimizer_ns
         optimizer = f"{optimizer_ns}e-6"
-    if seen_ns:
-        other = f"{step_ns - seen_ns if step_ns > seen_ns else 0}e-6"
-    known_loss = NULL if loss is None else loss if math.isfinite(loss) else NOT_FINITE
-    memory = "".join([f',"{name}":{size}' for name, size in peaks.items()]) if peaks else ""
+    if phases_ns:
+        other = f"{step_ns - phases_ns if step_ns > phases_ns else 0}e-6"
+    loss_json = NULL if loss is None else loss if math.isfinite(loss) else NOT_FINITE
+    peaks_json = "".join([f',"{name}":{size}' for name, size in peaks.items()]) if peaks else ""
     return (
         f'{{"t_ns":{t_ns},"step":{step},"warmup":{"true" if step <= warmup else "false"},'
         f'"samples":{NULL if samples is None else samples},'
-        f'"tokens":null,"loss":{known_loss},"step_ms":{step_ns}e-6,"data_ms":{data},"forward_ms":{forward},'
+        f'"tokens":null,"loss":{loss_json},"step_ms":{step_ns}e-6,"data_ms":{data},"forward_ms":{forward},'
         f'"backward_ms":null,"optimizer_ms":{optimizer},"other_ms":{other},'
-        f'"lr":{NULL if lr is None else lr}{memory}}}\n'
+        f'"lr":{NULL if lr is None else lr}{peaks_json}}}\n'
     )

@@ -30,7 +30,7 @@ def install(module: Any, run: ScriptRun) -> None:
     class TrainerSteps(module.TrainerCallback):  # type: ignore[misc]
         """Counts the Trainer's steps. Properties of its arguments, microseconds each, are read once in a training."""
 
-        batch_size, accumulated, unread = 1, 1, 0
+        batch_size, accumulated, reads_left = 1, 1, 0
 
         @never_raises
         def on_train_begin(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
@@ -39,14 +39,14 @@ def install(module: Any, run: ScriptRun) -> None:
             run.steps.waits_for_loss = True
             run.ran.update(knobs_of_arguments(args))
             self.batch_size, self.accumulated = args.train_batch_size, args.gradient_accumulation_steps
-            self.unread = FACTS_AFTER
+            self.reads_left = FACTS_AFTER
 
         @never_raises
         def on_step_end(self, args: Any, state: Any, control: Any, **_more: Any) -> Any:
             # A data set with fewer samples than the batch gives smaller ones.
             batch = min(self.batch_size, run.steps.largest_batch or self.batch_size)
-            if self.unread:
-                self.unread -= 1
+            if self.reads_left:
+                self.reads_left -= 1
                 # Under DataParallel the batch is split among the GPUs.
                 run.ran["batch_size"] = batch // max(1, args.n_gpu)
                 run.actual.update(compute_dtype_of_arguments(args))

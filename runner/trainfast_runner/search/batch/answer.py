@@ -37,7 +37,7 @@ def answer_of(state: BatchState) -> BatchAnswer:
     confirmation = state.confirmations[-1]
     max_batch, memory_fits = confirmation.batch_size, memory_fits_by_rank(state)
     tight_fit = tightest(memory_fits, max_batch)
-    line = max(tight_fit.lines, key=lambda phase_line: phase_line.at(max_batch))
+    limiting_line = max(tight_fit.lines, key=lambda phase_line: phase_line.at(max_batch))
     margins = _margins(state, tight_fit, max_batch)
     recommended = _recommended(state, memory_fits, max_batch, sum(margin.margin_bytes for margin in margins))
     fastest, rate = _fastest(state)
@@ -53,9 +53,9 @@ def answer_of(state: BatchState) -> BatchAnswer:
         fastest_samples_per_s=rate,
         limit_bytes=tight_fit.limit_bytes,
         headroom_bytes=_headroom(state, tight_fit, max_batch),
-        fixed_bytes=round(line.fixed_bytes),
-        bytes_per_sample=round(line.bytes_per_sample),
-        phase=line.phase,
+        fixed_bytes=round(limiting_line.fixed_bytes),
+        bytes_per_sample=round(limiting_line.bytes_per_sample),
+        phase=limiting_line.phase,
         tightest_rank=tight_fit.rank,
         confirmation_run_id=confirmation.run_id,
         certainty=_certainty(state, memory_fits, max_batch, too_large),

@@ -121,22 +121,22 @@ def _instruction(instruction: Instruction, space: Space | None) -> dict[str, Any
 
 
 def _trial(line: Trial, space: Space) -> dict[str, Any]:
-    end = "outcome", "reason", "missing_bytes"
+    end_fields = "outcome", "reason", "missing_bytes"
     return {
         "knobs": space.candidates[line.candidate_number].knobs,
         "samples_per_s": _rate(line),
         "steps": len(line.step_ms),
-        **fields_of(line, "warm", *end, "seconds", "peak_allocated_bytes", "run_id", "repeats"),
+        **fields_of(line, "warm", *end_fields, "seconds", "peak_allocated_bytes", "run_id", "repeats"),
     }
 
 
 def _cold_run(line: ColdRun, space: Space) -> dict[str, Any]:
-    figures = "samples_per_joule", "start_s", "peak_allocated_bytes", "seconds"
+    figure_fields = "samples_per_joule", "start_s", "peak_allocated_bytes", "seconds"
     return {
         "knobs": space.candidates[line.candidate_number].knobs,
         "samples_per_s": None if line.samples_per_s is None else {"median": line.samples_per_s, "mad": line.mad},
         "predicted": line.predicted,
-        **fields_of(line, "role", "knob", "outcome", *figures, "run_id", "reason", "missing_bytes"),
+        **fields_of(line, "role", "knob", "outcome", *figure_fields, "run_id", "reason", "missing_bytes"),
     }
 
 

@@ -75,12 +75,12 @@ class _Follower:
     is_first: bool
     is_last: bool
 
-    def before(self, _block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def before(self, _block: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if self.watch.phase == "backward":
             return  # a recomputation, which stays in the block whose backward it is
         self.watch.enter_block(self.place)
         if self.is_first:
-            self._when_differentiated([*inputs, *named.values()], "")
+            self._when_differentiated([*inputs, *keywords.values()], "")
 
     def after(self, _block: nn.Module, _inputs: Any, output: Any) -> None:
         if self.watch.phase == "backward":

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MAX_KEPT = 64
+MAX_KEPT_LINES = 64
 """Chosen, not measured: the most lines that wait for a full disk; a run has few lines that are kept."""
 
 
@@ -23,14 +23,15 @@ def rank_suffix(rank: int) -> str:
 class RecordFile:
     """An append-only JSON-lines file. Every line is one `os.write` to an O_APPEND descriptor, so lines never mix.
 
-    A full disk does not end a training: the line is dropped, or with `keep` kept for later (the newest `MAX_KEPT`).
+    A full disk does not end a training: the line is dropped, or with `keep` kept for later, among the newest
+    `MAX_KEPT_LINES`.
     `complain` is called with the first failure, and when the file can be written again.
     """
 
     def __init__(self, path: Path, *, keep: bool = False, complain: Callable[[str], None] | None = None) -> None:
         self._name = path.name
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._waiting: deque[bytes] | None = deque(maxlen=MAX_KEPT) if keep else None
+        self._waiting: deque[bytes] | None = deque(maxlen=MAX_KEPT_LINES) if keep else None
         self._complain = complain
         self._lost = 0
         self._torn = False

@@ -27,7 +27,7 @@ from ..spec import Knobs
 from ..train_state import TrainState
 from .orders import Orders, ProbeOrder
 
-MAX_SKIPPED = 20
+MAX_SKIPPED_STEPS = 20
 """Most steps that a probe adds where fp16 skips updates: the scale falls from 65536 to 1 in 16."""
 
 
@@ -101,7 +101,7 @@ class ProbeRunner:
             retries = fields["alloc_retries"]
 
     def take_steps(self, batch_size: int, wanted_updates: int, steps: ProbeSteps, *, is_first: bool) -> None:
-        """Train until as many steps as `wanted_updates` have updated the weights, at most `MAX_SKIPPED` steps longer.
+        """Train until as many steps as `wanted_updates` have updated the weights, or `MAX_SKIPPED_STEPS` more ended.
 
         Where a gradient overflows, fp16 skips the update and halves the loss scale, and before the first update there
         are no optimizer states to measure. The ranks skip the same steps, because every strategy agrees on an overflow.
@@ -109,7 +109,7 @@ class ProbeRunner:
         """
         state, precision = self.state, self.state.strategy.precision
         skips_before, attempted, updates = precision.skipped_steps(), 0, 0
-        max_steps = wanted_updates + MAX_SKIPPED
+        max_steps = wanted_updates + MAX_SKIPPED_STEPS
         while updates < wanted_updates and attempted < max_steps:
             next_steps = min(wanted_updates - updates, max_steps - attempted)
             knobs = replace(state.knobs, batch_size=batch_size, steps=next_steps)

@@ -32,7 +32,7 @@ from ..spec import RankSpec
 from ..train_state import TrainState
 from .orders import PARENT_CHECK_S, Orders, TrialOrder
 
-MAX_STEPS = 1_000_000
+LOADER_STEPS = 1_000_000
 """Length of a trial's loader: `more` steps may be ordered again and again."""
 
 
@@ -123,7 +123,7 @@ class TrialRunner:
         self.memory.return_freed()
         self._state = state = TrainState(replace(self.spec, knobs=knobs), self.config, self.device)
         loader = HeldLoader(self.device)
-        state.load(self.samples, MAX_STEPS, loader.begin)
+        state.load(self.samples, LOADER_STEPS, loader.begin)
         state.strategy.start()
         self.memory.start(untimed)
         state.build(self.samples)
