@@ -84,12 +84,14 @@ class ProcessList:
             self._looked_for = frozenset(devices_by_pid) if self._pids_are_ours else frozenset()
             self._scan(self._looked_for)
             self._next_scan_s = began + max(SCAN_EVERY_S, (time.monotonic() - began) / SCAN_SHARE)
-        row_by_pid = dict(self._rows)
+        rows_without_gpu = dict(self._rows)
+        rows_on_gpus = []
         for pid, held_on in devices_by_pid.items():
-            scanned = row_by_pid.get(pid) if self._pids_are_ours else None
-            row_by_pid[pid] = replace(scanned or ProcessRow(pid=pid), devices=tuple(held_on))
+            # In a container the driver's id may be that of an unrelated process here: both are listed.
+            scanned = rows_without_gpu.pop(pid, None) if self._pids_are_ours else None
+            rows_on_gpus.append(replace(scanned or ProcessRow(pid), devices=tuple(held_on)))
         # A driver may list thousands; those that hold most are the ones a person looks for.
-        rows = tuple(row_by_pid.values())
+        rows = (*rows_without_gpu.values(), *rows_on_gpus)
         return rows if len(rows) <= MAX_ROWS else tuple(heapq.nlargest(MAX_ROWS, rows, key=_weight))
 
     def _scan(self, wanted: frozenset[int]) -> None:

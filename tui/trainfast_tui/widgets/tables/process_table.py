@@ -59,8 +59,9 @@ class ProcessTable(SortedTable[ProcessRow]):
         heading.append((f"   of {fmt.count(len(self._ordered_rows))}" if width >= WIDE_COLUMNS_FROM else "", "muted"))
         return [heading, *self.visible_rows(width, height - 1)]
 
-    def identity(self, row: ProcessRow) -> int:
-        return row.pid
+    def identity(self, row: ProcessRow) -> object:
+        # In a container a process of the host may have the pid of one here.
+        return row.identity or row.pid
 
     def columns(self, width: int) -> Columns:
         columns = WIDE_COLUMNS if width >= WIDE_COLUMNS_FROM else NARROW_COLUMNS
