@@ -10,6 +10,7 @@ import pytest
 
 from own_scripts.conftest import SCRIPTS
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.running.scripts.command import read_command
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
@@ -94,6 +95,20 @@ def test_a_title_is_the_script_and_its_own_arguments(words: tuple[str, ...], tit
     assert read_command(words).title == title
 
 
+@pytest.mark.parametrize(
+    ("command", "other", "same"),
+    [
+        ("python -mpackage.a", "python -mpackage.b", False),
+        ("python -mpackage.a", "python -um package.a --lr 1", True),
+        ("python -mtorch.distributed.run a.py", "torchrun a.py", True),
+        ("train -dimension 2", "train -dimension 4", True),
+    ],
+)
+def test_two_commands_are_of_one_script_by_its_file_or_module(command: str, other: str, same: bool) -> None:
+    figures, other_figures = (ScriptFigures(command=words.split(), cwd="/work") for words in (command, other))
+    assert figures.is_of_one_script(other_figures) == same
+
+
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -127,6 +142,7 @@ def test_deepspeed_starts_a_rank_on_each_gpu_unless_it_is_given_a_number(
         (("-m", "resnet50", "--num_processes", "4"), "my-train", 4),
         (("-m", "cyclic", "python", "train.py"), "train.py", 1),
         (("-m", "cyclic", "python", "-m", "package.train"), "package.train", 1),
+        (("-m", "cyclic", "python", "-u", "-mpackage.train"), "package.train", 1),
     ],
 )
 def test_a_programs_own_m_is_no_module(words: tuple[str, ...], name: str, ranks: int, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -26,17 +27,35 @@ SCRIPT_RUNNERS = (
     "viztracer",
 )
 """Modules that run the script or module given after them."""
-MODULE_FLAG = re.compile(r"-[bBdEiIOPqsSuvx]*m|--module")
-"""`-m` alone or after other letters of Python's own, as in `python -um MODULE`; torchrun also has `--module`."""
+PYTHON = re.compile(r"python(\d(\.\d+)*)?")
+"""File names of a Python."""
+PYTHON_LETTERS = "[bBdEiIOPqsSuvx]*"
+"""Python's own options of one letter without a value, which may stand before `m` in one word: `python -um MODULE`."""
+MODULE_FLAG = re.compile(rf"-{PYTHON_LETTERS}m|--module")
+"""The word before a module; `--module` is torchrun's."""
+FLAG_WITH_MODULE = re.compile(rf"-{PYTHON_LETTERS}m([^\W\d][\w.]*)")
+"""A word of Python's that names the module too: `python -mMODULE`."""
 
 
 def script_index(words: Sequence[str]) -> int | None:
-    """Return the index of the script's file, or of its module after `-m`; None if there is neither."""
+    """Return the index of the word with the script's file or module (`script_name`); None if there is neither."""
+    in_python_options = False
     for index, word in enumerate(words):
         if word.endswith(".py"):
             return index
         # `numactl -m 0` and `docker run -m 4g` name memory.
         is_module = index > 0 and MODULE_FLAG.fullmatch(words[index - 1]) and re.match(r"[^-\d]", word)
-        if is_module and word not in SCRIPT_RUNNERS:
+        # Another program's option may look the same: `train -dimension 2`.
+        is_module = is_module or (in_python_options and FLAG_WITH_MODULE.fullmatch(word))
+        if is_module and script_name(word) not in SCRIPT_RUNNERS:
             return index
+        in_python_options = bool(PYTHON.fullmatch(os.path.basename(word))) or (
+            in_python_options and word.startswith("-")
+        )
     return None
+
+
+def script_name(word: str) -> str:
+    """Return the script's file or module of the word at `script_index`: MODULE of `-mMODULE`."""
+    with_module = FLAG_WITH_MODULE.fullmatch(word)
+    return word if with_module is None else with_module[1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.script_in_command import script_index
+from trainfast_runner.records.script_in_command import script_index, script_name
 
 FIRST_TORCH = "2.5"
 """The first torch that loads the hooks: it calls the entry points of group `torch.backends`."""
@@ -102,7 +102,7 @@ class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
     def _script(self) -> str:
         """The file or module that the command trains with, else its program."""
         index = script_index(self.command)
-        return [*self.command, ""][0 if index is None else index]
+        return script_name([*self.command, ""][index or 0])
 
 
 class HookLine(msgspec.Struct, frozen=True, kw_only=True):

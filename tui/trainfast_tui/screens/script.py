@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.script_in_command import script_index
+from trainfast_runner.records.script_in_command import script_index, script_name
 from trainfast_runner.running.scripts.discovery import LIMIT_S
 from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.settings.presets import user_directory
@@ -210,5 +210,5 @@ class ScriptScreen(AppScreen):
 def _name_for(command: tuple[str, ...]) -> str:
     """Return a name for the preset of this command: its script's or module's, or else its first word's."""
     index = script_index(command)
-    name = Path(command[0]).stem if index is None else Path(command[index]).name.removesuffix(".py")
+    name = Path(command[0]).stem if index is None else Path(script_name(command[index])).name.removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "mine"

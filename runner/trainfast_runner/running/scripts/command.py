@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.records.script_in_command import ACCELERATE_MODULES, TORCHRUN_MODULES, script_index
+from trainfast_runner.records.script_in_command import (
+    ACCELERATE_MODULES,
+    PYTHON,
+    PYTHON_LETTERS,
+    TORCHRUN_MODULES,
+    script_index,
+    script_name,
+)
 from trainfast_runner.running.scripts.accelerate_launch import AccelerateLaunch, read_accelerate_launch
 
-PYTHON = re.compile(r"python(\d(\.\d+)*)?")
 LAUNCHERS = {
     "torchrun": TORCHRUN_MODULES[0],
     "accelerate": ACCELERATE_MODULES[0],
@@ -124,7 +130,7 @@ def _program_command(typed: Sequence[str], python: str | None, cwd: str) -> Scri
     return ScriptCommand(
         typed=tuple(typed),
         argv=argv,
-        name=Path(typed[index]).name,
+        name=Path(script_name(typed[index])).name,
         interpreter=python or interpreter,
         processes=count,
         script=script,
@@ -225,7 +231,7 @@ def _split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     while remaining and remaining[0].startswith("-") and remaining[0] not in ("-m", "-c", "-"):
         flag = remaining.pop(0)
         # `-um MODULE` is `-u -m MODULE`, and `-mMODULE` is `-m MODULE`.
-        if joined := re.fullmatch(r"(-[bBdEiIOPqsSuvx]*)([mc])(.*)", flag):
+        if joined := re.fullmatch(rf"(-{PYTHON_LETTERS})([mc])(.*)", flag):
             own = [joined[1]] if joined[1] != "-" else []
             attached = [joined[3]] if joined[3] else []
             return [*flags, *own], [f"-{joined[2]}", *attached, *remaining]
