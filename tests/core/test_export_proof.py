@@ -97,6 +97,18 @@ def test_speeds_on_other_devices_are_not_compared(tmp_path: Path) -> None:
     assert proof(tmp_path, "training-args", on_gpus).compared_with == 131.5, "its text chooses no device"
 
 
+@pytest.mark.parametrize(("model", "compared"), [("NVIDIA A100", True), ("NVIDIA H100", False)])
+def test_speeds_on_as_many_gpus_compare_if_they_are_of_one_model(tmp_path: Path, model: str, compared: bool) -> None:
+    before, after = (
+        msgspec.structs.replace(a_run(), device="cuda", device_uuids=[uuid], device_names=[name])
+        for uuid, name in (("GPU-a", "NVIDIA A100"), ("GPU-b", model))
+    )
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(after))
+    found = proof(tmp_path, "torchrun", before)
+    reason = None if compared else "r1 was on 1 GPU (NVIDIA H100), and r1 on 1 GPU (NVIDIA A100)"
+    assert found.not_compared == reason
+
+
 def test_settings_that_ran_otherwise_prove_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="r2 did not run as exported: batch_size=16 ran as 4") as refused:
         proof(tmp_path, batch_size=4)

@@ -34,6 +34,8 @@ FORMS: dict[str, Callable[[RunFile, KnobValues, Path], ExportText]] = {
     "preset": whole_preset,
 }
 """Values of `--to`."""
+FORMS_WITH_DEVICES = ("torchrun", "command", "preset")
+"""Forms whose text chooses the devices."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import Exported
+from trainfast_runner.export.formats import FORMS_WITH_DEVICES, Exported
 from trainfast_runner.export.imported import import_settings
 from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.records.export_proof import ExportProof
@@ -23,8 +23,6 @@ from trainfast_runner.units import counted
 
 ENGINES = {"HF Trainer": "trainer", "accelerate": "accelerate", "DeepSpeed": "native", "torch": "native"}
 """The engine whose steps stand for the steps of a script with that framework."""
-FORMS_WITH_DEVICES = ("torchrun", "command", "preset")
-"""Forms whose text chooses the devices."""
 WHOLE_PARAMETERS = (None, "none", "DataParallel", "DistributedDataParallel")
 """Wrappers under which the optimizer of a rank holds every parameter of the model."""
 
@@ -100,7 +98,7 @@ def _no_comparison(
 
 
 def _different_devices(run: RunFile, exported: Exported, directory: Path) -> str | None:
-    """The reason that the run in `directory` was on other devices than `run`; None if its form chooses none."""
+    """The reason that the run in `directory` was on unlike devices; None if alike, or if the form chooses none."""
     proof_run = read_run_file(directory)
     if exported.to not in FORMS_WITH_DEVICES or proof_run is None or _devices(proof_run) == _devices(run):
         return None
@@ -108,4 +106,8 @@ def _different_devices(run: RunFile, exported: Exported, directory: Path) -> str
 
 
 def _devices(run: RunFile) -> str:
-    return "the CPU" if run.device == CPU else counted(len(run.device_uuids), "GPU")
+    """The devices of a run, such as "2 GPUs (NVIDIA A100, NVIDIA A100)"; runs on GPUs of one model compare."""
+    if run.device == CPU:
+        return "the CPU"
+    models = f" ({', '.join(sorted(run.device_names))})" if run.device_names else ""
+    return f"{counted(len(run.device_uuids), 'GPU')}{models}"
