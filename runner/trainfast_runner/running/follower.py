@@ -129,7 +129,7 @@ class Follower:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._known = RunSnapshot(directory)
+        self._snapshot = RunSnapshot(directory)
         """The snapshot so far: `run.json` and the ranks' lines are added as they are read, `poll` replaces the rest."""
         self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
         self._rates = SummedRates(STEPS_KEPT)
@@ -153,21 +153,21 @@ class Follower:
         Once a run has ended its last snapshot is kept.
         """
         if self._has_ended:
-            return self._known
-        if self._known.run_file is None:
-            self._known = dataclasses.replace(self._known, run_file=read_run_file(self.directory))
+            return self._snapshot
+        if self._snapshot.run_file is None:
+            self._snapshot = dataclasses.replace(self._snapshot, run_file=read_run_file(self.directory))
         # First the lock, then the state: the files read afterwards are at least as new as both.
         alive = is_alive(self.directory)
-        state = run_state(self.directory, self._known.run_file, self._state_events)
+        state = run_state(self.directory, self._snapshot.run_file, self._state_events)
         result = recover_result(self.directory) if state.ended and not alive else read_result(self.directory)
         grew = self._read()
         # The supervisor records the end before it writes the result: while it lives, the result may still come.
         self._has_ended = (is_whole(result) or (state.ended and not alive)) and not grew
         if self._join is not None:
             self._conditions.extend(self._join.joined(final=self._has_ended))
-        known = self._known
-        self._known = dataclasses.replace(
-            known,
+        previous = self._snapshot
+        self._snapshot = dataclasses.replace(
+            previous,
             state=result.state if result else state.state,
             supervised=state.supervised or state.ended or state.state == "starting",
             reason=(result.reason if result else state.reason) or "",
@@ -177,15 +177,15 @@ class Follower:
             rates=self._rates.rates(),
             ticks=tuple(self._ticks.kept),
             events=tuple(self._events.kept),
-            synthetic=known.synthetic if result is None else result.synthetic_data,
+            synthetic=previous.synthetic if result is None else result.synthetic_data,
             log=self._log.lines,
             unreadable_lines=sum(source.unreadable_lines for source in (self._ranks, self._ticks, self._events)),
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
             steady=result.conditions if result else self._live.steady,
-            tried=tuple(read_knobs_tried(self.directory / CONTROL_FILE, known.run_file)),
+            tried=tuple(read_knobs_tried(self.directory / CONTROL_FILE, previous.run_file)),
         )
-        return self._known
+        return self._snapshot
 
     def _read(self) -> bool:
         """Read all files; True if any gave something new."""
@@ -200,15 +200,15 @@ class Follower:
         if join is not None:
             for tick in ticks:
                 join.add_tick(tick.t_ns, tick.devices)
-            if self._known.run_file is not None and ticks:
-                self._live.renew(self._known.run_file, self._steps, self._ticks.kept, self._events.kept, join)
+            if self._snapshot.run_file is not None and ticks:
+                self._live.renew(self._snapshot.run_file, self._steps, self._ticks.kept, self._events.kept, join)
         return self._log.read() or any((new_steps, new_lines, events, ticks))
 
     def _step_join(self) -> StepJoin | None:
         """The join of this run's steps; None before `run.json` is there."""
-        if self._join is None and self._known.run_file is not None:
+        if self._join is None and self._snapshot.run_file is not None:
             self._join = StepJoin(
-                self._known.run_file.watch_uuids,
+                self._snapshot.run_file.watch_uuids,
                 samples_factor=self._summed_ranks(),
                 keep=TICKS_KEPT,
                 keep_steps=CONDITIONS_KEPT,
@@ -216,24 +216,30 @@ class Follower:
         return self._join
 
     def _add_steps(self, rank: int, steps: list[Step]) -> None:
+        first_steps = self._first_steps(rank) if self._begins(rank, steps) else []
+        self._ranks_begun.add(rank)
         if rank == 0:
-            begins = self._known.first_loss is None or len(self._steps) < LOSSES_IN_A_MEAN
-            if begins and any(step.loss is not None for step in steps):
-                self._known = dataclasses.replace(self._known, first_loss=_first_loss(self._first_steps(0)))
+            if first_steps:
+                self._snapshot = dataclasses.replace(self._snapshot, first_loss=_first_loss(first_steps))
             self._steps.extend(steps)
             if (join := self._step_join()) is not None:
                 for step in steps:
                     join.add(step)
         self._live.add(rank, steps)
-        # A training on the CPU has peaks in its first steps alone, which the tail of a long file lacks.
-        first_steps = [] if rank in self._ranks_begun else self._first_steps(rank)
-        self._ranks_begun.add(rank)
+        # A training on the CPU has peaks in its first steps alone, and the tail of a long file lacks them.
         peaks = [step.peak_allocated_bytes for step in (*first_steps, *steps) if step.peak_allocated_bytes is not None]
         if peaks:
-            self._known = dataclasses.replace(
-                self._known, peak_allocated_bytes=max(self._known.peak_allocated_bytes or 0, *peaks)
+            self._snapshot = dataclasses.replace(
+                self._snapshot, peak_allocated_bytes=max(self._snapshot.peak_allocated_bytes or 0, *peaks)
             )
         self._rates.add(rank, steps, self._summed_ranks())
+
+    def _begins(self, rank: int, steps: list[Step]) -> bool:
+        """True if these are a rank's first steps, or rank 0's until its first losses are complete."""
+        if rank not in self._ranks_begun:
+            return True
+        lacks_losses = self._snapshot.first_loss is None or len(self._steps) < LOSSES_IN_A_MEAN
+        return rank == 0 and lacks_losses and any(step.loss is not None for step in steps)
 
     def _first_steps(self, rank: int) -> list[Step]:
         """The steps in the head of a rank's file."""
@@ -241,22 +247,22 @@ class Follower:
 
     def _summed_ranks(self) -> int:
         """Number of ranks with samples of their own; the others share rank 0's."""
-        run = self._known.run_file
+        run = self._snapshot.run_file
         return 1 if run is None else ranks_with_samples(run)
 
     def _add_line(self, rank: int, line: WorkerLine) -> None:
-        known = self._known
+        snapshot = self._snapshot
         match line:
             case ExceptionLine() | InvalidLine():
-                if known.error is None:
+                if snapshot.error is None:
                     error = msgspec.structs.replace(line, rank=rank if line.rank is None else line.rank)
-                    self._known = dataclasses.replace(known, error=error)
+                    self._snapshot = dataclasses.replace(snapshot, error=error)
             case PhaseLine() if rank == 0:
-                self._known = dataclasses.replace(known, phase=line.phase or "", detail=line.detail or "")
+                self._snapshot = dataclasses.replace(snapshot, phase=line.phase or "", detail=line.detail or "")
             case DataLine() if rank == 0:
-                self._known = dataclasses.replace(known, synthetic=line.synthetic)
+                self._snapshot = dataclasses.replace(snapshot, synthetic=line.synthetic)
             case ActualLine() if rank == 0:
-                self._known = dataclasses.replace(known, actual=line)
+                self._snapshot = dataclasses.replace(snapshot, actual=line)
 
 
 def newest_run(home: Home) -> Path | None:
