@@ -32,15 +32,15 @@ def edit_calls(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str
     offsets = ByteOffsets(source)
     edits: list[Edit] = []
     notes: list[str] = []
-    for wanted, nodes in called:
-        node = _only_call(wanted, nodes)
+    for target, nodes in called:
+        node = _only_call(target, nodes)
         if node is None:
             lines = ", ".join(str(node.lineno) for node in nodes)
-            settings = ", ".join(f"{name}={value!r}" for name, value in wanted.fields.items() if wanted.is_added(name))
-            name = wanted.functions[0]
+            settings = ", ".join(f"{name}={value!r}" for name, value in target.fields.items() if target.is_added(name))
+            name = target.functions[0]
             notes += [f"{file} calls {name} in lines {lines}: the one that trains needs {settings}"] if settings else []
             continue
-        edits_of_call, notes_of_call = call_edits(node, wanted, offsets, file)
+        edits_of_call, notes_of_call = call_edits(node, target, offsets, file)
         edits += edits_of_call
         notes += notes_of_call
     return with_edits(source, edits), notes
@@ -54,7 +54,7 @@ def with_edits(source: str, edits: Sequence[Edit]) -> str:
     return content.decode()
 
 
-def _only_call(wanted: CallFields, nodes: list[ast.Call]) -> ast.Call | None:
+def _only_call(target: CallFields, nodes: list[ast.Call]) -> ast.Call | None:
     """The only call, or the only one that shuffles, as a loader for training does; None if several are left."""
     shuffling = [node for node in nodes if any(_is_shuffle(keyword) for keyword in node.keywords)]
     return nodes[0] if len(nodes) == 1 else shuffling[0] if len(shuffling) == 1 else None
@@ -64,10 +64,10 @@ def _is_shuffle(keyword: ast.keyword) -> bool:
     return keyword.arg == "shuffle" and getattr(keyword.value, "value", None) is True
 
 
-def call_edits(node: ast.Call, wanted: CallFields, offsets: ByteOffsets, file: str) -> tuple[list[Edit], list[str]]:
+def call_edits(node: ast.Call, target: CallFields, offsets: ByteOffsets, file: str) -> tuple[list[Edit], list[str]]:
     """Edits that give a call its arguments, and notes for the user on those that are not literals."""
     starred = next((index for index, argument in enumerate(node.args) if isinstance(argument, ast.Starred)), None)
-    arguments = dict(zip(wanted.order, node.args[:starred], strict=False))
+    arguments = dict(zip(target.order, node.args[:starred], strict=False))
     arguments |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
     edits: list[Edit] = []
     added: list[str] = []
@@ -79,23 +79,23 @@ def call_edits(node: ast.Call, wanted: CallFields, offsets: ByteOffsets, file: s
     if starred is not None:
         argument = node.args[starred]
         notes.append(f"{file}:{argument.lineno}: {ast.unparse(argument)} may hold settings too")
-    for field, value in wanted.fields.items():
-        name = wanted.name_in(field, arguments)
-        by = arguments.get(wanted.displaced.get(field, ""))
+    for field, value in target.fields.items():
+        name = target.name_in(field, arguments)
+        by = arguments.get(target.displaced.get(field, ""))
         if by is not None:
-            notes.append(f"{file}:{by.lineno}: {wanted.displaced[field]} makes the batches: {name} has to be {value!r}")
+            notes.append(f"{file}:{by.lineno}: {target.displaced[field]} makes the batches: {name} has to be {value!r}")
             continue
         if name not in arguments:
-            added += [f"{name}={value!r}"] if wanted.is_added(field) else []
+            added += [f"{name}={value!r}"] if target.is_added(field) else []
             continue
         try:
-            now = ast.literal_eval(arguments[name])
+            present_value = ast.literal_eval(arguments[name])
         except (ValueError, TypeError):
             notes.append(
                 f"{file}:{arguments[name].lineno}: {name} is {ast.unparse(arguments[name])}: make it {value!r}"
             )
             continue
-        if now != value:
+        if present_value != value:
             edits.append((*offsets.span(arguments[name]), repr(value)))
     return edits + ([_insertion(node, added, offsets)] if added else []), notes
 

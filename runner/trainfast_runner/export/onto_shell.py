@@ -18,19 +18,19 @@ ShellEdit = tuple[int, int, str]
 
 
 def edit_command(
-    text: str, file: str, wanted: CallFields, applied: Callable[[list[str]], list[str]] | None = None
+    text: str, file: str, target: CallFields, applied: Callable[[list[str]], list[str]] | None = None
 ) -> tuple[str, list[str]]:
     """The file with the settings in its command, and notes for the user on words that the shell fills in.
 
-    `wanted` are flags of transformers' TrainingArguments, `applied` puts settings into flags of the script's own.
+    `target` has flags of transformers' TrainingArguments, `applied` puts settings into flags of the script's own.
     Raises UserError unless one command starts a script, with flags of TrainingArguments if there is no `applied`.
     """
     words = _only_command(text, file)
     script = script_of(words) or 0
     flags = flags_of(words[script + 1 :])
     edits, notes = _word_edits(words, applied, file) if applied is not None else ([], [])
-    if any(wanted.name_in(field, flags) in flags for field in wanted.fields) or "output_dir" in flags:
-        flag_edits, new_flags, flag_notes = _flag_edits(flags, wanted, file)
+    if any(target.name_in(field, flags) in flags for field in target.fields) or "output_dir" in flags:
+        flag_edits, new_flags, flag_notes = _flag_edits(flags, target, file)
         edits, notes = [*edits, *flag_edits], [*notes, *flag_notes]
         if new_flags:
             between = " \\\n  " if "\n" in text[words[0].begin : words[-1].end] else " "
@@ -42,8 +42,8 @@ def edit_command(
             key="--onto",
             advice="the script itself: --onto SCRIPT.py",
         )
-    elif wanted.fields:
-        notes.append(f"{file}: its command has no flag for {', '.join(wanted.fields)}")
+    elif target.fields:
+        notes.append(f"{file}: its command has no flag for {', '.join(target.fields)}")
     for begin, end, new in sorted(edits, reverse=True):
         before = text[:begin] if new else BLANKS_AT_END.sub("", text[:begin])
         text = before + new + text[end:]
@@ -90,17 +90,17 @@ def _word_edits(
 
 
 def _flag_edits(
-    flags: dict[str, tuple[Word, Word | None]], wanted: CallFields, file: str
+    flags: dict[str, tuple[Word, Word | None]], target: CallFields, file: str
 ) -> tuple[list[ShellEdit], list[str], list[str]]:
     """Replacements in the text, flags to add, and notes for the user."""
     edits: list[ShellEdit] = []
     new_flags: list[str] = []
     notes: list[str] = []
-    for field, value in wanted.fields.items():
-        name = wanted.name_in(field, flags)
+    for field, value in target.fields.items():
+        name = target.name_in(field, flags)
         new = shlex.quote(str(value))
         if name not in flags:
-            new_flags += [f"--{name} {new}"] if wanted.is_added(field) else []
+            new_flags += [f"--{name} {new}"] if target.is_added(field) else []
             continue
         flag, value_word = flags[name]
         if value_word is not None and "$" in value_word.text:

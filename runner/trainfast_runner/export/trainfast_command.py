@@ -64,13 +64,13 @@ def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:
     names_source = spec.model.get(source) != run.model[source] or not spec.model.keys() <= run.model.keys()
     model = dict(sorted(run.model.items(), key=lambda field: field[0] != source)) if names_source else run.model
     words = ["trainfast-tui", "run", reference]
-    for section, now, before in (("model.", model, {} if names_source else spec.model), ("data.", run.data, spec.data)):
-        for name, value in now.items():
+    sections = (("model.", model, {} if names_source else spec.model), ("data.", run.data, spec.data))
+    for section, fields, preset_fields in sections:
+        for name, value in fields.items():
             # Recorded paths are expanded, so they differ from the preset's even where --set did not change them.
-            is_expanded = (
-                name == "paths" and "data.paths" not in run.overrides and now.get("kind") == before.get("kind")
-            )
-            if value != before.get(name) and not is_expanded:
+            is_same_kind = fields.get("kind") == preset_fields.get("kind")
+            is_expanded = name == "paths" and "data.paths" not in run.overrides and is_same_kind
+            if value != preset_fields.get(name) and not is_expanded:
                 text = _joined_paths(value) if name == "paths" else _toml_text(value)
                 words += ["--set", f"{section}{name}={text}"]
     for name, value in knobs.items():
@@ -116,7 +116,7 @@ def _toml_text(value: object) -> str:
 def _on_one_line(value: object) -> str:
     """A TOML value without line breaks; tomlkit writes a table as lines of their own."""
     if isinstance(value, dict):
-        pairs = (f"{tomlkit.item(key).as_string()} = {_on_one_line(each)}" for key, each in value.items())
+        pairs = (f"{tomlkit.item(key).as_string()} = {_on_one_line(entry)}" for key, entry in value.items())
         return "{" + ", ".join(pairs) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_on_one_line, value)) + "]"

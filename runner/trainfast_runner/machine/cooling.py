@@ -64,20 +64,20 @@ def cooling(
         )
     nvml = Nvml()
     read_devices = read or (lambda: nvml.sample(time.monotonic_ns()))
-    began = best_since = clock()
-    best = math.inf
+    began_s = best_since_s = clock()
+    best_c = math.inf
     try:
         while True:
             readings, missing = read_devices()
             temperature_c, index = _hottest(uuids, readings, missing, below_c)
-            now = clock()
+            now_s = clock()
             if temperature_c < below_c:
                 return
-            if temperature_c < best:
-                best, best_since = temperature_c, now
-            if now - best_since > STUCK_S or now - began > LONGEST_S:
-                raise _does_not_cool(index, best, below_c, now - began)
-            yield Cooling(index, temperature_c, below_c, now - began, now - best_since)
+            if temperature_c < best_c:
+                best_c, best_since_s = temperature_c, now_s
+            if now_s - best_since_s > STUCK_S or now_s - began_s > LONGEST_S:
+                raise _does_not_cool(index, best_c, below_c, now_s - began_s)
+            yield Cooling(index, temperature_c, below_c, now_s - began_s, now_s - best_since_s)
     finally:
         nvml.close()
 

@@ -249,9 +249,9 @@ def _mig_mode_error(gpus: Sequence[DeviceReading], instances: Sequence[Instance]
     """The refusal of GPUs in MIG mode, with the instances to name instead; `setting` begins the message."""
     indexes = [gpu.index for gpu in gpus]
     names = [instance.uuid for instance in instances if instance.gpu_index in indexes]
-    are = "is" if len(gpus) == 1 else "are"
+    verb = "is" if len(gpus) == 1 else "are"
     return UserError(
-        f"{setting}{gpus_text(indexes)} {are} in MIG mode, where runs use an instance by its name"
+        f"{setting}{gpus_text(indexes)} {verb} in MIG mode, where runs use an instance by its name"
         + ("" if names else ", and there is none"),
         key="devices" if setting else VISIBLE_DEVICES,
         allowed=names or None,

@@ -90,5 +90,5 @@ def read_device_corrections(device: str, gpu: str | None = None, home: Path | No
         return devices.get(cpu_name(), DeviceCorrections())
     if gpu is not None:
         return devices.get(gpu, DeviceCorrections())
-    gpus = [known for known in devices.values() if known.device == "cuda"]
+    gpus = [corrections for corrections in devices.values() if corrections.device == "cuda"]
     return gpus[0] if len(gpus) == 1 else DeviceCorrections()

@@ -122,10 +122,10 @@ def trace_models(
     """
     executable = training_python.find_python(python)
     installed = training_python.install_stamps(executable)
-    wanted = [requests_for(spec, device, executable, installed=installed) for spec in specs]
+    requests_of_specs = [requests_for(spec, device, executable, installed=installed) for spec in specs]
     traces: dict[Path, TraceOrError] = {}
-    _read_cached(wanted, traces)
-    waiting = dict(enumerate(wanted))
+    _read_cached(requests_of_specs, traces)
+    waiting = dict(enumerate(requests_of_specs))
 
     def new_models() -> Iterator[tuple[int, MemoryModel | UserError]]:
         for index, model_requests in list(waiting.items()):
@@ -134,12 +134,12 @@ def trace_models(
                 yield index, model
 
     yield from new_models()
-    requests = _missing_requests(wanted, traces)
+    requests = _missing_requests(requests_of_specs, traces)
     is_cold = bool(requests) and (tracer is None or not tracer.is_warm(executable))
-    on_traced(replace(_progress(requests, traces, wanted), importing=executable if is_cold else ""))
+    on_traced(replace(_progress(requests, traces, requests_of_specs), importing=executable if is_cold else ""))
 
     def imported() -> None:
-        on_traced(_progress(requests, traces, wanted))
+        on_traced(_progress(requests, traces, requests_of_specs))
 
     environment = _tracer_environment(device, gpus)
     with closing(_answers(executable, requests, environment, cancelled, imported, tracer)) as answers:
@@ -147,7 +147,7 @@ def trace_models(
             traces[request.file] = trace
             if not isinstance(trace, UserError):
                 write_cached(request.file, trace)
-            on_traced(_progress(requests, traces, wanted))
+            on_traced(_progress(requests, traces, requests_of_specs))
             yield from new_models()
 
 
@@ -194,13 +194,15 @@ def _model(
     )
 
 
-def _missing_requests(wanted: list[ModelRequests], traces: Mapping[Path, TraceOrError]) -> list[TraceRequest]:
-    """The requests of the missing traces, each once, in the order of `wanted`.
+def _missing_requests(
+    requests_of_specs: list[ModelRequests], traces: Mapping[Path, TraceOrError]
+) -> list[TraceRequest]:
+    """The requests of the missing traces, each once, in the order of `requests_of_specs`.
 
     An optimizer's request names the unused parameters of its model's step, or the request that will tell them.
     """
     requests: dict[Path, TraceRequest] = {}
-    for model_requests in wanted:
+    for model_requests in requests_of_specs:
         step, optimizer = model_requests.step, model_requests.optimizer
         if step.file not in traces:
             requests.setdefault(step.file, step)
@@ -216,7 +218,7 @@ def _missing_requests(wanted: list[ModelRequests], traces: Mapping[Path, TraceOr
 
 
 def _progress(
-    requests: list[TraceRequest], traces: Mapping[Path, TraceOrError], wanted: list[ModelRequests]
+    requests: list[TraceRequest], traces: Mapping[Path, TraceOrError], requests_of_specs: list[ModelRequests]
 ) -> TraceProgress:
     missing = [request for request in requests if request.file not in traces]
     done = len(requests) - len(missing)
@@ -227,7 +229,7 @@ def _progress(
     text = f"forward and backward, {knobs['precision']}, checkpointing {knobs.get('checkpointing')}"
     if fields["part"] == "optimizer":
         text = f"the optimizer's step, {knobs['optimizer']}"
-    files = [(model_requests.step.file, model_requests.optimizer.file) for model_requests in wanted]
+    files = [(model_requests.step.file, model_requests.optimizer.file) for model_requests in requests_of_specs]
     index = next(index for index, files_of_model in enumerate(files) if file in files_of_model)
     return TraceProgress(done, len(requests), index, text)
 
@@ -294,9 +296,9 @@ def _decoded_trace(answer: dict[str, Any], fields: Mapping[str, Any]) -> Trace:
         raise UserError(f"the tracer's answer is not understood: {error}", key="model") from None
 
 
-def _read_cached(wanted: list[ModelRequests], traces: dict[Path, TraceOrError]) -> None:
+def _read_cached(requests_of_specs: list[ModelRequests], traces: dict[Path, TraceOrError]) -> None:
     """Add the cached traces to `traces`."""
-    for model_requests in wanted:
+    for model_requests in requests_of_specs:
         for request, kind in zip((model_requests.step, model_requests.optimizer), KINDS, strict=True):
             if request.file not in traces and (trace := read_cached(request.file, kind)) is not None:
                 traces[request.file] = trace

@@ -186,14 +186,14 @@ class Home:
 
     def _next_stamp(self) -> str:
         """Timestamp of this second, or of the one after the newest run's, so that the later of two runs is `last`."""
-        now = time.time()
+        now_s = time.time()
         newest = "".join(self.run_ids()[-1:])[:STAMP_CHARACTERS]
         # UTC, in which no hour comes twice.
         for ahead_s in range(MAX_AHEAD_S):
-            stamp = time.strftime(STAMP, time.gmtime(now + ahead_s))
+            stamp = time.strftime(STAMP, time.gmtime(now_s + ahead_s))
             if stamp > newest:
                 return stamp
-        return time.strftime(STAMP, time.gmtime(now))
+        return time.strftime(STAMP, time.gmtime(now_s))
 
     def launching(self) -> AbstractContextManager[int]:
         """Hold the launch lock: a device that is free within stays free for this launch."""

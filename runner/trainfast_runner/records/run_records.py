@@ -181,11 +181,11 @@ def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]
 
 def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
     """Ticks are many: only the devices of this run are kept, and a run without devices keeps the host's alone."""
-    wanted = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
-    ticks = Thinned[_DeviceTick](MAX_SAMPLES // (len(wanted) + 1))
+    uuids = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
+    ticks = Thinned[_DeviceTick](MAX_SAMPLES // (len(uuids) + 1))
     used_peaks = records.highest_used_bytes
     for tick in _each(TelemetryTail(directory / TELEMETRY_FILE, _DeviceTick), records):
-        wanted_samples = [sample for sample in tick.devices if sample.uuid in wanted]
+        wanted_samples = [sample for sample in tick.devices if sample.uuid in uuids]
         for sample in wanted_samples:
             if sample.uuid is not None and sample.memory_used_bytes is not None:
                 used_peaks[sample.uuid] = max(used_peaks.get(sample.uuid, 0), sample.memory_used_bytes)

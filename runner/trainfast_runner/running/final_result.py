@@ -17,10 +17,10 @@ def result_or_none_while_live(directory: Path) -> Result | None:
     """Return the result, or None while the run is alive; raises UserError for a directory without records."""
     result = recover_result(directory)
     if result is None and not is_alive(directory):
-        now = run_state(directory)
-        if now.ended:
+        state = run_state(directory)
+        if state.ended:
             raise UserError(
-                f"{directory.name} has no result: {now.reason}", key=directory.name, exit_code=EXIT_CODES["lost"]
+                f"{directory.name} has no result: {state.reason}", key=directory.name, exit_code=EXIT_CODES["lost"]
             )
     return result
 

@@ -130,20 +130,20 @@ def row_of(home: Home, run_id: str) -> RunRow:
     if result is not None:
         return _row_of_head(msgspec.convert(result, ResultHead, from_attributes=True))
     run = read_run_file(directory)
-    now = run_state(directory, run)
+    state = run_state(directory, run)
     return RunRow(
         run_id=run_id,
         preset=run.preset if run else "",
         variant=run.variant if run else None,
-        state=now.state,
-        reason=now.reason or "",
+        state=state.state,
+        reason=state.reason or "",
         started_wall_ns=run.clock.wall_ns if run else None,
         knobs=run.knobs if run else {},
         overrides=run.override_values() if run else {},
         clean=run.clean if run else True,
         role=run.role if run else None,
         command=run.script.command if run and run.script else [],
-        supervised=None if now.ended else now.supervised or now.state == "starting",
+        supervised=None if state.ended else state.supervised or state.state == "starting",
     )
 
 

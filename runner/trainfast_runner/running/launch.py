@@ -184,21 +184,25 @@ def _wait_for_memory(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
     """
     if not plan.gpus and not plan.watched:
         return plan, True
-    before = _used_before_last_run(plan, home)
+    freed_limits = _freed_limits(plan, home)
     deadline = time.monotonic() + MEMORY_SETTLES_S
     while True:
         readings = sample_gpus([uuid for uuid in plan.device_uuids if is_instance(uuid)]).readings
-        now = {gpu.uuid: gpu for gpu in readings if gpu.uuid}
-        clean = all((now[uuid].memory_used_bytes or 0) <= limit for uuid, limit in before.items() if uuid in now)
+        gpu_by_uuid = {gpu.uuid: gpu for gpu in readings if gpu.uuid}
+        clean = all(
+            (gpu_by_uuid[uuid].memory_used_bytes or 0) <= limit_bytes
+            for uuid, limit_bytes in freed_limits.items()
+            if uuid in gpu_by_uuid
+        )
         if clean or time.monotonic() > deadline:
             gpus, watched = (
-                tuple(now.get(gpu.uuid or "", gpu) for gpu in group) for group in (plan.gpus, plan.watched)
+                tuple(gpu_by_uuid.get(gpu.uuid or "", gpu) for gpu in group) for group in (plan.gpus, plan.watched)
             )
             return replace(plan, gpus=gpus, watched=watched), clean
         time.sleep(MEMORY_POLL_S)
 
 
-def _used_before_last_run(plan: RunPlan, home: Home) -> dict[str, int]:
+def _freed_limits(plan: RunPlan, home: Home) -> dict[str, int]:
     """Most used bytes of each of the plan's devices that count as freed, by UUID; empty if none was used before."""
     if not plan.device_uuids:
         return {}

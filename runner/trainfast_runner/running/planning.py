@@ -71,8 +71,8 @@ class RunPlan:
     @property
     def compute_capabilities(self) -> list[str]:
         """Compute capabilities of the GPUs the ranks use, as in `8.6`; empty on a CPU or if one is unknown."""
-        known = [gpu.compute_capability for gpu in self.gpus if gpu.compute_capability]
-        return known if len(known) == len(self.gpus) else []
+        capabilities = [gpu.compute_capability for gpu in self.gpus if gpu.compute_capability]
+        return capabilities if len(capabilities) == len(self.gpus) else []
 
     def argv(self, directory: Path) -> list[str]:
         """The command of the training process; torchrun is called as a module, so it need not be on PATH."""

@@ -83,6 +83,6 @@ def _signal_supervisor(directory: Path, signum: int) -> bool:
 
 
 def _refuse_ended(directory: Path) -> None:
-    now = run_state(directory)
-    if now.ended:
-        raise UserError(f"{directory.name} is not running: it is {now.state}", key=directory.name)
+    state = run_state(directory)
+    if state.ended:
+        raise UserError(f"{directory.name} is not running: it is {state.state}", key=directory.name)

@@ -185,12 +185,12 @@ def _cpu(text: str) -> str:
     allowed = [CPU, f"{CPU}:1 to {CPU}:{MAX_CPU_PROCESSES}"]
     if text == CPU:
         return CPU
-    asked = cpu_processes(text)
-    if asked is None:
+    processes = cpu_processes(text)
+    if processes is None:
         raise UserError(f"{text[:40]!r} is not cpu or cpu:N", allowed=allowed, nearest=CPU)
-    count = min(max(1, asked), MAX_CPU_PROCESSES)
-    if count != asked:
-        raise UserError(f"{text} asks for {asked} processes on the CPU", allowed=allowed, nearest=f"{CPU}:{count}")
+    count = min(max(1, processes), MAX_CPU_PROCESSES)
+    if count != processes:
+        raise UserError(f"{text} asks for {processes} processes on the CPU", allowed=allowed, nearest=f"{CPU}:{count}")
     return f"{CPU}:{count}"
 
 

@@ -152,8 +152,8 @@ def expand_paths(data: dict[str, Any]) -> dict[str, Any]:
             matched = [path for match in matched for path in _images_below(match)]
         matched = [os.path.abspath(path) for path in matched if os.path.isfile(path)]
         if not matched:
-            wanted = "JPEG file" if kind == "jpeg" else "file"
-            raise UserError(f"data.paths {pattern!r} matches no {wanted}", key="data.paths")
+            file_kind = "JPEG file" if kind == "jpeg" else "file"
+            raise UserError(f"data.paths {pattern!r} matches no {file_kind}", key="data.paths")
         files += matched
     return {**data, "paths": list(dict.fromkeys(files))}
 

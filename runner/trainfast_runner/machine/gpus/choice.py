@@ -41,7 +41,7 @@ def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology
     free, links, gpus = max(linked, key=lambda choice: choice[:2])
     more_percent = 100 * (min(map(_free_bytes, freest)) / free - 1) if free else 0
     than = f", which have {more_percent:.0f} % more free memory" if more_percent >= 1 else ""
-    chosen, instead = (gpus_text([gpu.index for gpu in each]) for each in (gpus, freest))
+    chosen, instead = (gpus_text([gpu.index for gpu in group]) for group in (gpus, freest))
     return GpuChoice(gpus, f"{chosen}: linked by NVLink (NV{links}), instead of {instead}{than}")
 
 

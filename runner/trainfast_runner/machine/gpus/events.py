@@ -34,12 +34,15 @@ class DeviceChanges:
         if device.throttle_reasons is None:
             return []
         key = device.uuid or str(device.index)
-        now = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
-        before = self._throttled.get(key, frozenset())
-        self._throttled[key] = now
+        reasons = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
+        previous_reasons = self._throttled.get(key, frozenset())
+        self._throttled[key] = reasons
         return [
             Event(t_ns=t_ns, kind=kind, device=device.index, detail=name)
-            for kind, names in (("throttle_on", now - before), ("throttle_off", before - now))
+            for kind, names in (
+                ("throttle_on", reasons - previous_reasons),
+                ("throttle_off", previous_reasons - reasons),
+            )
             for name in sorted(names)
         ]
 
@@ -94,20 +97,20 @@ class DeviceEvents:
     def _foreigners(self, device: DeviceReading, uuid: str, t_ns: int) -> list[Event]:
         if device.processes is None:
             return []
-        now = {process.pid: process for process in device.processes}
-        before = self._processes.get(uuid)
-        self._processes[uuid] = now
+        processes = {process.pid: process for process in device.processes}
+        previous = self._processes.get(uuid)
+        self._processes[uuid] = processes
         foreign = self._foreign.setdefault(uuid, set())
-        appeared = now.keys() - (before or {}).keys()
+        appeared = processes.keys() - (previous or {}).keys()
         if not self._all_foreign:
-            appeared = appeared - own_pids() if appeared and (before is None or sees_host_pids()) else set()
+            appeared = appeared - own_pids() if appeared and (previous is None or sees_host_pids()) else set()
         foreign |= appeared
-        left = foreign - now.keys()
-        foreign -= left
+        gone = foreign - processes.keys()
+        foreign -= gone
         event = partial(process_event, device.index, t_ns, kind="foreign_process")
         return [
-            *(event("appeared", now[pid]) for pid in sorted(appeared)),
-            *(event("left", (before or {})[pid]) for pid in sorted(left)),
+            *(event("appeared", processes[pid]) for pid in sorted(appeared)),
+            *(event("left", (previous or {})[pid]) for pid in sorted(gone)),
         ]
 
 

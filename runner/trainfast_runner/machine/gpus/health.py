@@ -67,11 +67,11 @@ def _link(gpu: DeviceReading) -> Iterator[Defect]:
     width, widest = gpu.pcie_width, gpu.pcie_width_max
     if width is not None and widest is not None and width < widest:
         yield Defect(f"{width} of its {widest} PCIe lanes", RESEAT)
-    now, generation_max = gpu.pcie_generation, gpu.pcie_generation_max
+    generation, generation_max = gpu.pcie_generation, gpu.pcie_generation_max
     if (
-        now is not None
+        generation is not None
         and generation_max is not None
-        and now < generation_max
+        and generation < generation_max
         and (gpu.gpu_utilization_percent or 0) >= BUSY_PERCENT
     ):
-        yield Defect(f"PCIe generation {now} of {generation_max} under load", RESEAT)
+        yield Defect(f"PCIe generation {generation} of {generation_max} under load", RESEAT)

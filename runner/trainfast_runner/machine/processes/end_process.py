@@ -14,10 +14,10 @@ def check_endable(identity: Identity) -> None:
     """Raise UserError if this process must not be signalled: another user's, this program, or a later one with its
     pid."""
     pid = identity.pid
-    now = identify(pid)
-    if now is None:
+    current = identify(pid)
+    if current is None:
         raise UserError(f"process {pid} has ended already", key="pid")
-    if now != identity:
+    if current != identity:
         raise UserError(f"pid {pid} belongs to another process by now: nothing was signalled", key="pid")
     if pid in (1, os.getpid()):
         raise UserError(

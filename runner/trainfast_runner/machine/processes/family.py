@@ -72,8 +72,8 @@ def session_members(leader: Identity) -> list[Identity]:
 
     While one of them runs, the kernel does not reuse that pid.
     """
-    now = identify(leader.pid)
-    if now is not None and now != leader:
+    current = identify(leader.pid)
+    if current is not None and current != leader:
         return []
     return [
         Identity(pid, stat.start_ticks)
@@ -87,10 +87,10 @@ def started_with(variable: str, value: str) -> list[Identity]:
 
     A process that has left its parent, its group and its session still has it.
     """
-    wanted = os.fsencode(f"{variable}={value}")
+    assignment = os.fsencode(f"{variable}={value}")
     processes = []
     for pid, stat in _all():
         with suppress(OSError):  # the process ended, or belongs to another user
-            if not stat.ended and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if not stat.ended and assignment in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 processes.append(Identity(pid, stat.start_ticks))
     return processes

@@ -67,7 +67,7 @@ class ProcessList:
     def __init__(self) -> None:
         self._pids_are_ours = sees_host_pids()
         """True if the driver lists ids as in /proc."""
-        self._known: dict[Identity, _Sighting] = {}
+        self._sightings: dict[Identity, _Sighting] = {}
         self._rows: dict[int, ProcessRow] = {}
         self._next_scan_s = 0.0
         self._looked_for: frozenset[int] = frozenset()
@@ -94,7 +94,7 @@ class ProcessList:
         rows = (*rows_without_gpu.values(), *rows_on_gpus)
         return rows if len(rows) <= MAX_ROWS else tuple(heapq.nlargest(MAX_ROWS, rows, key=_weight))
 
-    def _scan(self, wanted: frozenset[int]) -> None:
+    def _scan(self, gpu_pids: frozenset[int]) -> None:
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         rows: dict[int, ProcessRow] = {}
         sightings: dict[Identity, _Sighting] = {}
@@ -104,12 +104,12 @@ class ProcessList:
             if KERNEL_THREADS_PARENT in (pid, stat.parent_pid):
                 continue
             identity = Identity(pid, stat.start_ticks)
-            before = self._known.get(identity)
+            before = self._sightings.get(identity)
             cpu_percent = None
             if before is not None and now_s > before.looked_s:
                 cpu_percent = 100 * (stat.cpu_s - before.cpu_s) / (now_s - before.looked_s)
             rss_bytes = stat.memory_rss_bytes
-            is_listed = pid in wanted or rss_bytes >= MIN_RSS_BYTES or (cpu_percent or 0) >= MIN_CPU_PERCENT
+            is_listed = pid in gpu_pids or rss_bytes >= MIN_RSS_BYTES or (cpu_percent or 0) >= MIN_CPU_PERCENT
             sighting = sightings[identity] = before or _Sighting(None, False, 0.0, 0.0)
             sighting.cpu_s, sighting.looked_s = stat.cpu_s, now_s
             if not is_listed:
@@ -122,14 +122,14 @@ class ProcessList:
             rows[pid] = ProcessRow(
                 pid, identity, sighting.owner, sighting.is_own, command, cpu_percent, rss_bytes, age_s
             )
-        self._known = sightings
-        self._rows = rows if len(rows) <= MAX_ROWS else _largest(rows, wanted)
+        self._sightings = sightings
+        self._rows = rows if len(rows) <= MAX_ROWS else _largest(rows, gpu_pids)
 
 
-def _largest(rows: dict[int, ProcessRow], wanted: frozenset[int]) -> dict[int, ProcessRow]:
+def _largest(rows: dict[int, ProcessRow], gpu_pids: frozenset[int]) -> dict[int, ProcessRow]:
     by_weight = sorted(
         rows.values(),
-        key=lambda row: (row.pid in wanted, row.cpu_percent or 0.0, row.memory_rss_bytes or 0),
+        key=lambda row: (row.pid in gpu_pids, row.cpu_percent or 0.0, row.memory_rss_bytes or 0),
         reverse=True,
     )
     return {row.pid: row for row in by_weight[:MAX_ROWS]}

@@ -36,7 +36,7 @@ class ProcessTree:
         self.root_pid = root_pid
         self._ticks = 0
         self._members: dict[int, _Member] = {}
-        self._seen: set[int] = set()
+        self._seen_pids: set[int] = set()
         """Every pid of the last search, whose parents need no second look."""
         self._read_s: float | None = None
         self._ended_read_bytes = 0
@@ -86,8 +86,8 @@ class ProcessTree:
     def _search(self, *, everyone: bool) -> None:
         """Add new descendants, reading `everyone` or only the processes that the last search did not see."""
         pids = set(psutil.pids())
-        unseen = pids if everyone else pids - self._seen
-        self._seen = pids
+        unseen = pids if everyone else pids - self._seen_pids
+        self._seen_pids = pids
         children: dict[int, list[tuple[int, Stat]]] = {}
         for pid in unseen:
             if (stat := read_stat(pid)) is not None and not stat.ended:

@@ -26,7 +26,7 @@ class DeviceList:
         Raises NVMLError when the library fails.
         """
         handles: dict[Device, Handle] = {}
-        seen: set[int] = set()
+        seen_indexes: set[int] = set()
         asks = [partial(nv.nvmlDeviceGetHandleByIndex, position) for position in range(nv.nvmlDeviceGetCount())]
         asks += [partial(nv.nvmlDeviceGetHandleByUUID, uuid.encode()) for uuid in self._instances]
         for position, ask in enumerate(asks):
@@ -40,9 +40,9 @@ class DeviceList:
                     raise
                 device = device or self._identify(position, None)
                 device.fail(failures.device_failure(error.value, str(error)), lost=failures.may_pass(error.value))
-            seen.add(device.index)
+            seen_indexes.add(device.index)
         for device in self.devices:
-            if device.index not in seen:
+            if device.index not in seen_indexes:
                 device.fail(failures.VANISHED, lost=True)
         return handles
 

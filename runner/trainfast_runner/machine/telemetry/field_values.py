@@ -119,9 +119,9 @@ class FieldBatch:
             (label, [NvmlField(name, first + index, ullong=True) for index, name in enumerate(CAUSE_COUNTERS)])
             for label, first in CAUSE_NUMBERS
         ]
-        wanted = [*FIELDS, *(field for _, fields in candidates for field in fields)]
+        fields_to_ask = [*FIELDS, *(field for _, fields in candidates for field in fields)]
         try:
-            entries = dict(zip(wanted, FieldCall(nv, wanted).ask(nv, handle), strict=True))
+            entries = dict(zip(fields_to_ask, FieldCall(nv, fields_to_ask).ask(nv, handle), strict=True))
         except (nv.NVMLError, AttributeError, TypeError) as error:
             code = getattr(error, "value", None)
             if code is not None and failures.is_fatal(code):

@@ -76,21 +76,21 @@ class HostReader:
         return self._temperature_c
 
     def _per_core(self, missing: dict[str, str]) -> list[float] | None:
-        before = self._cores
-        now = _ask("host.cpu_percent", read_cores, missing)
-        self._cores = now
-        if now is None:
+        previous_cores = self._cores
+        cores = _ask("host.cpu_percent", read_cores, missing)
+        self._cores = cores
+        if cores is None:
             return None
-        if before is None or len(before) != len(now):  # a core was switched on or off
+        if previous_cores is None or len(previous_cores) != len(cores):  # a core was switched on or off
             missing["host.cpu_percent"] = "a rate needs two readings: it comes with the next one"
             return None
-        return busy_percent(before, now)
+        return busy_percent(previous_cores, cores)
 
 
-def busy_percent(before: Sequence[CoreSeconds], now: Sequence[CoreSeconds]) -> list[float]:
+def busy_percent(before: Sequence[CoreSeconds], after: Sequence[CoreSeconds]) -> list[float]:
     """Percent of the time that each core was busy between two readings, 0 to 100."""
     percents: list[float] = []
-    for earlier, later in zip(before, now, strict=True):
+    for earlier, later in zip(before, after, strict=True):
         # The kernel may set waiting times back a little (proc(5)).
         busy = max(0.0, later.busy - earlier.busy)
         idle = max(0.0, later.idle - earlier.idle)

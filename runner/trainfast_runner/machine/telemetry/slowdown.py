@@ -33,5 +33,5 @@ def degrees_left(reading: ThermalReading) -> float | None:
 def degrees_by_limits(values: dict[str, Any]) -> int | None:
     """Degrees Celsius to the lower of the two slowdown temperatures; None without either, or without a temperature."""
     limit = lowest((values.get("gpu_max_temperature_c"), values.get("slowdown_temperature_c")))
-    now: int | None = values.get("temperature_c")
-    return None if now is None or limit is None else int(limit) - now
+    temperature_c: int | None = values.get("temperature_c")
+    return None if temperature_c is None or limit is None else int(limit) - temperature_c

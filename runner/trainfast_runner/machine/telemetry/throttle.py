@@ -130,12 +130,12 @@ class SampledReasons:
 
     def see(self, reasons: Iterable[str], t_ns: int) -> None:
         """Add the reasons read at `t_ns` (CLOCK_MONOTONIC)."""
-        now = frozenset(reasons)
-        before, self._last = self._last, (t_ns, now)
+        shown = frozenset(reasons)
+        before, self._last = self._last, (t_ns, shown)
         if before is None or not 0 < t_ns - before[0] <= MAX_INTERVAL_NS:
             return
         for cause in CAUSES:
-            ends = bool(cause.reasons & before[1]) + bool(cause.reasons & now)
+            ends = bool(cause.reasons & before[1]) + bool(cause.reasons & shown)
             self._held_ns[cause.name] += (t_ns - before[0]) * ends // 2
 
     def held_ns(self) -> dict[str, int]:

@@ -105,13 +105,13 @@ def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, fl
 
 def _is_at_level(block: _Block, settled: Sequence[_Block]) -> bool:
     """True if a block is like the settled ones, within their scatter."""
-    times = [known.step_ms for known in settled]
+    times = [other.step_ms for other in settled]
     middle = statistics.median(times)
     scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle) for ms in times)
     # Blocks of a noisy run differ by more than a drift does, even when it is steady.
     if abs(block.step_ms - middle) > max(DRIFT_OF_STEP * middle, SIGMAS * scatter):
         return False
-    degrees = [known.temperature_c for known in settled if known.temperature_c is not None]
+    degrees = [other.temperature_c for other in settled if other.temperature_c is not None]
     return (
         not degrees or block.temperature_c is None or abs(block.temperature_c - statistics.median(degrees)) <= DRIFT_C
     )

@@ -44,35 +44,39 @@ class CounterGrowth:
         self._counts_energy = False
         """True if a counter was seen. Power times time never replaces a silent or distrusted counter."""
 
-    def throttled(self, cause: Cause, before: Reading, now: Reading, ns: int) -> ThrottledTime:
+    def throttled(self, cause: Cause, earlier: Reading, later: Reading, ns: int) -> ThrottledTime:
         """The time throttled for `cause` in the `ns` nanoseconds between two samples."""
-        policy = self._growth(cause.policy_counter, before, now) if cause.policy_counter else None
-        grown = [growth for field in cause.reason_counters if (growth := self._growth(field, before, now)) is not None]
+        policy = self._growth(cause.policy_counter, earlier, later) if cause.policy_counter else None
+        grown = [
+            growth for field in cause.reason_counters if (growth := self._growth(field, earlier, later)) is not None
+        ]
         if grown and len(grown) == len(cause.reason_counters):
-            return ThrottledTime(_union_ns(grown, policy, cause, (before, now), ns), _BY_REASON)
+            return ThrottledTime(_union_ns(grown, policy, cause, (earlier, later), ns), _BY_REASON)
         if policy is not None:
             return ThrottledTime(policy, _BY_POLICY)
-        if (sampled := _sampled_ns(cause, before, now)) is not None:
+        if (sampled := _sampled_ns(cause, earlier, later)) is not None:
             return ThrottledTime(sampled, _BY_SAMPLES)
-        shown = shows(cause.reasons, before), shows(cause.reasons, now)
+        shown = shows(cause.reasons, earlier), shows(cause.reasons, later)
         if None in shown:
             return ThrottledTime(None, _BY_REASON)
         return ThrottledTime(ns * sum(map(bool, shown)) / 2, _BY_SAMPLES)
 
-    def energy(self, before: Reading, now: Reading, ns: int) -> SpentEnergy:
+    def energy(self, earlier: Reading, later: Reading, ns: int) -> SpentEnergy:
         """The energy spent in the `ns` nanoseconds between two samples."""
-        first, last = before.energy_mj, now.energy_mj
+        first, last = earlier.energy_mj, later.energy_mj
         self._counts_energy |= first is not None or last is not None
         if ENERGY_FIELD in self._distrusted:
             return SpentEnergy(None)
         # A counter that went back was reset in between, and its difference is not an energy.
         if first is not None and last is not None and last >= first:
             return SpentEnergy((last - first) / 1e3)
-        watts = None if self._counts_energy else mean_of_ends(reading_of(before, "power_w"), reading_of(now, "power_w"))
+        watts = (
+            None if self._counts_energy else mean_of_ends(reading_of(earlier, "power_w"), reading_of(later, "power_w"))
+        )
         return SpentEnergy(None) if watts is None else SpentEnergy(watts * ns / 1e9, is_integrated=True)
 
-    def _growth(self, field: str, before: Reading, now: Reading) -> float | None:
-        first, last = reading_of(before, field), reading_of(now, field)
+    def _growth(self, field: str, earlier: Reading, later: Reading) -> float | None:
+        first, last = reading_of(earlier, field), reading_of(later, field)
         if first is None or last is None or last < first or field in self._distrusted:
             return None
         return last - first
@@ -94,7 +98,7 @@ def _union_ns(
     return low if both else high
 
 
-def _sampled_ns(cause: Cause, before: Reading, now: Reading) -> float | None:
+def _sampled_ns(cause: Cause, earlier: Reading, later: Reading) -> float | None:
     """Nanoseconds summed from polls between two samples; None without any."""
-    first, last = (sample.throttled_sampled_ns.get(cause.name) for sample in (before, now))
+    first, last = (sample.throttled_sampled_ns.get(cause.name) for sample in (earlier, later))
     return None if first is None or last is None or last < first else float(last - first)

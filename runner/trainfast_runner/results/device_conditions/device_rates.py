@@ -40,45 +40,45 @@ class DeviceRates:
         for rate in self._rates:
             rate.begin(t_ns)
 
-    def grow(self, before: Reading, now: Reading, began_ns: int, t_ns: int) -> None:
+    def grow(self, earlier: Reading, later: Reading, began_ns: int, t_ns: int) -> None:
         """Add the time between two samples."""
         ns = t_ns - began_ns
-        self.clock.grow(t_ns, mean_of_ends(reading_of(before, "sm_clock_mhz"), reading_of(now, "sm_clock_mhz")))
-        turns_ns = [self._grow_throttling(cause, before, now, began_ns, t_ns) for cause in CAUSES]
+        self.clock.grow(t_ns, mean_of_ends(reading_of(earlier, "sm_clock_mhz"), reading_of(later, "sm_clock_mhz")))
+        turns_ns = [self._grow_throttling(cause, earlier, later, began_ns, t_ns) for cause in CAUSES]
         turned_ns = next((turn_ns for turn_ns in turns_ns if turn_ns is not None), None)
-        losses = working_clock_loss(before), working_clock_loss(now)
+        losses = working_clock_loss(earlier), working_clock_loss(later)
         # The clock jumps when throttling begins or ends, so a mean of both samples would be wrong on either side.
         if turned_ns is None or None in losses:
             self.clock_loss.grow(t_ns, mean_of_ends(*losses))
         else:
             self.clock_loss.grow(turned_ns, losses[0])
             self.clock_loss.grow(t_ns, losses[1])
-        energy = self._growth.energy(before, now, ns)
+        energy = self._growth.energy(earlier, later, ns)
         self.energy.grow(t_ns, None if energy.joules is None else energy.joules / ns)
         self.integrated.append(energy.is_integrated)
 
-    def _grow_throttling(self, cause: Cause, before: Reading, now: Reading, began_ns: int, t_ns: int) -> int | None:
+    def _grow_throttling(self, cause: Cause, earlier: Reading, later: Reading, began_ns: int, t_ns: int) -> int | None:
         """Add the throttling for one cause between two samples; return when it began or ended, if one shows that."""
         throttled = self.throttled[cause.name]
         lost = self.lost[cause.name]
         ns = t_ns - began_ns
-        throttled_ns, source = self._growth.throttled(cause, before, now, ns)
+        throttled_ns, source = self._growth.throttled(cause, earlier, later, ns)
         self.sources[cause.name].append(source)
         share = None if throttled_ns is None else throttled_ns / ns
-        first, last = shows(cause.reasons, before), shows(cause.reasons, now)
+        first, last = shows(cause.reasons, earlier), shows(cause.reasons, later)
         turn_ns: int | None = None
         if share is not None and first is not None and last is not None and first != last:
             # Throttling began or ended once between the samples: its time is one spell at the end that shows it.
             spell_ns = round(min(max(share, 0.0), 1.0) * ns)
             turn_ns = began_ns + spell_ns if first else t_ns - spell_ns
             if 0 < share < 1:
-                loss = clock_loss(before if first else now)
+                loss = clock_loss(earlier if first else later)
                 for until_ns, is_on in ((turn_ns, first), (t_ns, last)):
                     throttled.grow(until_ns, float(is_on))
                     lost.grow(until_ns, _product(float(is_on), loss))
                 return turn_ns
         throttled.grow(t_ns, share)
-        lost.grow(t_ns, _product(share, mean_of_ends(clock_loss(before), clock_loss(now))))
+        lost.grow(t_ns, _product(share, mean_of_ends(clock_loss(earlier), clock_loss(later))))
         return turn_ns
 
     def extend_ends(self, sample: Reading, *, is_first: bool) -> None:

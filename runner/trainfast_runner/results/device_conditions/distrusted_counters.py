@@ -55,18 +55,18 @@ def _runs_unseen(field: str, answered: TimedReadings, distrusted: AbstractSet[st
     reasons = REASONS_OF_COUNTER[field]
     policy = next(cause.policy_counter for cause in CAUSES if field in cause.reason_counters)
     claimed = beyond = 0.0
-    for (t0, before), (t1, now) in itertools.pairwise(answered):
+    for (t0, earlier), (t1, later) in itertools.pairwise(answered):
         # Where a sample shows the reason the counter may run: only its growth without one speaks against it.
-        if shows(reasons, before) is not False or shows(reasons, now) is not False or t1 <= t0:
+        if shows(reasons, earlier) is not False or shows(reasons, later) is not False or t1 <= t0:
             continue
-        grown = _growth(field, before, now)
-        policy_growth = None if policy is None or policy in distrusted else _growth(policy, before, now)
+        grown = _growth(field, earlier, later)
+        policy_growth = None if policy is None or policy in distrusted else _growth(policy, earlier, later)
         claimed += (grown or 0.0) / (t1 - t0)
         beyond += 0.0 if grown is None or policy_growth is None else max(0.0, grown - policy_growth) / (t1 - t0)
     seen = sum(bool(shows(reasons, sample)) for _, sample in answered)
     return beyond > BEYOND_POLICY or claimed > SIGHTINGS_MISSED + seen
 
 
-def _growth(field: str, before: Reading, now: Reading) -> float | None:
-    first, last = reading_of(before, field), reading_of(now, field)
+def _growth(field: str, earlier: Reading, later: Reading) -> float | None:
+    first, last = reading_of(earlier, field), reading_of(later, field)
     return None if first is None or last is None else max(0.0, last - first)

@@ -61,14 +61,14 @@ class OutageLog:
         """Drop the outages that ended before this time."""
         self.ended = [outage for outage in self.ended if outage.end_ns >= before_ns]
 
-    def _grown(self, before: Reading, now: Reading, ns: int) -> dict[str, float]:
+    def _grown(self, earlier: Reading, later: Reading, ns: int) -> dict[str, float]:
         """The growth of the counters between the two answers around an outage, without those that ran too far."""
         grown: dict[str, float] = {}
         for cause in CAUSES:
-            throttled = self._growth.throttled(cause, before, now, ns)
+            throttled = self._growth.throttled(cause, earlier, later, ns)
             if throttled.ns is not None and throttled.is_counted and throttled.ns <= ns + LATE_NS:
                 grown[cause.name] = min(throttled.ns, float(ns))
-        energy = self._growth.energy(before, now, ns)
+        energy = self._growth.energy(earlier, later, ns)
         if energy.joules is not None and not energy.is_integrated:
             grown[ENERGY] = energy.joules
         return grown

@@ -47,6 +47,6 @@ def working_clock_loss(sample: Reading) -> float | None:
     return None if "idle" in (sample.throttle_reasons or ()) else clock_loss(sample)
 
 
-def mean_of_ends(before: float | None, now: float | None) -> float | None:
+def mean_of_ends(first: float | None, last: float | None) -> float | None:
     """The mean of a reading over the time between two samples; None if one of them lacks it."""
-    return None if before is None or now is None else (before + now) / 2
+    return None if first is None or last is None else (first + last) / 2

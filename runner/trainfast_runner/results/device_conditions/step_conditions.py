@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
 import msgspec
 
@@ -113,9 +114,8 @@ def join_of(
     """A `StepJoin` with all samples of ended records, without the counters that the records refute."""
     distrusted = {uuid: distrusted_counters(samples) for uuid, samples in devices.items()}
     join = StepJoin(uuids, samples_factor=samples_factor, distrusted=distrusted)
-    for t_ns, sample in sorted(
-        ((t_ns, sample) for uuid in uuids for t_ns, sample in devices.get(uuid, ())), key=lambda seen: seen[0]
-    ):
+    timed_samples = ((t_ns, sample) for uuid in uuids for t_ns, sample in devices.get(uuid, ()))
+    for t_ns, sample in sorted(timed_samples, key=itemgetter(0)):
         join.add_tick(t_ns, (sample,))
     return join
 

@@ -321,11 +321,11 @@ def _command_path(word: str, cwd: str) -> str:
         return os.path.abspath(path) if os.sep in word else path
     if word.endswith(".py") and os.path.exists(file):
         raise UserError(f"{word} cannot be executed", key=word, advice=f"python {word}", option=f"run -- python {word}")
-    known = ("python", "deepspeed", *LAUNCHERS)
+    commands = ("python", "deepspeed", *LAUNCHERS)
     message = f"there is no command {word!r}"
-    if word in known:
+    if word in commands:
         raise UserError(message, key=word, option="--python PATH of the Python that has it")
-    raise UserError(message, key=word, nearest=_nearest_file(word, cwd) or nearest(word, known))
+    raise UserError(message, key=word, nearest=_nearest_file(word, cwd) or nearest(word, commands))
 
 
 def _refuse_missing(script: str, cwd: str) -> None:
@@ -342,7 +342,7 @@ def _nearest_file(path: str, cwd: str) -> str | None:
         names = os.listdir(os.path.join(cwd, directory) or ".")
     except OSError:
         return None
-    near = nearest(name, [known for known in names if known != name])
+    near = nearest(name, [other for other in names if other != name])
     return near and os.path.join(directory, near)
 
 

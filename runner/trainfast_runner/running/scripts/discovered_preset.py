@@ -28,14 +28,14 @@ def preset_of(
     `python` replaces the command's interpreter.
     """
     mappings = list(mappings)
-    now: KnobValues = {
+    mapped_knobs: KnobValues = {
         mapping.knob: mapping.value for mapping in mappings if mapping.knob in KEPT_KNOBS and mapping.value is not None
     }
     command = read_command(typed, None if python is None else training_python.find_python(python), cwd)
     return ScriptPreset(
         command=tuple(typed),
         flag_words={mapping.knob: mapping.flag_words for mapping in mappings},
-        knobs=_trainer_knobs(discovered.fields) | now,
+        knobs=_trainer_knobs(discovered.fields) | mapped_knobs,
         name=name,
         title=command.title,
         cwd=cwd,

@@ -39,11 +39,11 @@ class StopLadder:
 
     def kill_now(self, child: Identity) -> None:
         """End the training at once, as a person asked."""
-        now = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         if self.asked_ns is None:
-            self.asked_ns = now
-        self.begun, self._deadline_ns, self.granted_s = True, now, 0.0
-        self._on_event(Event(t_ns=now, kind="stop_requested", deadline_ns=now))
+            self.asked_ns = now_ns
+        self.begun, self._deadline_ns, self.granted_s = True, now_ns, 0.0
+        self._on_event(Event(t_ns=now_ns, kind="stop_requested", deadline_ns=now_ns))
         self.climb(child)
 
     def tear_down(self, child: Identity, grace_s: float) -> None:

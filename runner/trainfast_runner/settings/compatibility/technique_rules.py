@@ -19,12 +19,12 @@ def _compile_has_a_compiler(facts: Facts) -> None:
     if compile_mode == "off":
         return
     variable, names, package = COMPILER_OF_DEVICE[facts.machine.device]
-    wanted = os.environ.get(variable)
+    chosen = os.environ.get(variable)
     path = search_path(facts.python)
-    if any(shutil.which(name, path=path) for name in ((wanted,) if wanted else names)):
+    if any(shutil.which(name, path=path) for name in ((chosen,) if chosen else names)):
         return
     raise UserError(
-        f"compile={compile_mode} needs a compiler, and PATH has no {wanted or ' or '.join(names)}; install with:"
+        f"compile={compile_mode} needs a compiler, and PATH has no {chosen or ' or '.join(names)}; install with:"
         f" apt-get install {package}",
         key="compile",
         advice="compile=off",

@@ -130,8 +130,8 @@ def _precision_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
         values = max(families, key=lambda family: len({*family.values()} & {*flag_values}))
         if flag.type in ("str", "int") and {*values.values()} & {*flag_values}:
             words = {precision: flag_words_of(flag, word).replace("{}", value) for precision, value in values.items()}
-            now = next((precision for precision, value in values.items() if value == str(flag.value)), None)
-            return FlagMapping("precision", words, now, _reason("precision", flag, word))
+            value_now = next((precision for precision, value in values.items() if value == str(flag.value)), None)
+            return FlagMapping("precision", words, value_now, _reason("precision", flag, word))
     return None
 
 
@@ -151,9 +151,9 @@ def _half_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
         **{precision: _switch_words(*settings, on=True) for precision, settings in by_precision.items()},
         "fp32": off,
     }
-    now = next((precision for precision, (flag, _) in by_precision.items() if flag.value is True), "fp32")
+    value_now = next((precision for precision, (flag, _) in by_precision.items() if flag.value is True), "fp32")
     flag, word = by_precision[next(iter(by_precision))]
-    return FlagMapping("precision", flag_words, now, _reason("precision", flag, word))
+    return FlagMapping("precision", flag_words, value_now, _reason("precision", flag, word))
 
 
 def _half_meant(flag: Flag) -> str:
@@ -167,8 +167,8 @@ def _optimizer_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
         by_name = {name: value for name, value in values.items() if not flag.choices or value in flag.choices}
         if {*by_name.values()} & {str(flag.default), *flag.choices}:
             words = {name: flag_words_of(flag, word).replace("{}", value) for name, value in by_name.items()}
-            now = next((name for name, value in by_name.items() if value == str(flag.value)), None)
-            return FlagMapping("optimizer", words, now, _reason("optimizer", flag, word))
+            value_now = next((name for name, value in by_name.items() if value == str(flag.value)), None)
+            return FlagMapping("optimizer", words, value_now, _reason("optimizer", flag, word))
     return None
 
 
@@ -224,5 +224,5 @@ def _reason(name: str, flag: Flag, word: str) -> str:
         flag_facts = f"one of {', '.join(flag.choices)}"
     else:
         flag_facts = "no default" if flag.default is None else f"default {flag.default}"
-    now = f", this command gives {flag.value}" if flag.value != flag.default else ""
-    return f"{word} is a usual name for {name}; {flag_facts}{now}"
+    present = f", this command gives {flag.value}" if flag.value != flag.default else ""
+    return f"{word} is a usual name for {name}; {flag_facts}{present}"
