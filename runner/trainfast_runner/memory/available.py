@@ -63,12 +63,12 @@ def limit_below_weights_error(spec: RunSpec, parameters: int | None, devices: in
     limit_bytes = tightest_limit_bytes(spec.knobs)
     if parameters is None or limit_bytes is None:
         return None
-    needed = least_weight_bytes(parameters, spec.knobs, devices)
-    if limit_bytes >= needed:
+    needed_bytes = least_weight_bytes(parameters, spec.knobs, devices)
+    if limit_bytes >= needed_bytes:
         return None
     return UserError(
         f"memory_limit={spec.knobs['memory_limit']} is below what the {parameters:,} parameters alone need"
-        f"{' on each device' if devices > 1 else ''}: {needed:,} bytes ({mebibytes(needed)})",
+        f"{' on each device' if devices > 1 else ''}: {needed_bytes:,} bytes ({mebibytes(needed_bytes)})",
         key="memory_limit",
         exit_code=EXIT_CODES["oom"],
     )

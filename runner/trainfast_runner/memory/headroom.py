@@ -50,8 +50,8 @@ class PredictedFit:
     def needed_bytes(self) -> int:
         """Memory the run needs: the peak, its margin, and the CUDA context if that comes out of the same memory."""
         with_context = self.available is not None and self.available.with_context
-        context = self.predicted.context_bytes if with_context else None
-        return self.predicted.total_bytes + self.margin_bytes + (context or 0)
+        context_bytes = self.predicted.context_bytes if with_context else None
+        return self.predicted.total_bytes + self.margin_bytes + (context_bytes or 0)
 
     @property
     def left_bytes(self) -> int | None:
@@ -90,8 +90,8 @@ def predict_headroom(
         def fits(batch: int) -> bool:
             sized = replace(spec, knobs={**spec.knobs, "batch_size": batch})
             sized_prediction = model.predict(sized, ranks)
-            sized_margin = margin_bytes(model, sized, ranks, sized_prediction)
-            return PredictedFit(sized_prediction, available, sized_margin).fits is True
+            sized_margin_bytes = margin_bytes(model, sized, ranks, sized_prediction)
+            return PredictedFit(sized_prediction, available, sized_margin_bytes).fits is True
 
         max_batch = largest_fitting(fits, max_batch, batch_multiple(spec.knobs))
     return PredictedFit(predicted, available, margin, max_batch, refusal)
@@ -106,14 +106,14 @@ def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Predi
     failed = model.corrections.failed_by_case.get(correction_key(predicted.trace, spec.knobs, ranks))
     compiles = spec.knobs["compile"] != "off"
     if correction is None:
-        program = COMPILER_BYTES if compiles else 0
-        program += TRAINER_BYTES if spec.knobs["engine"] == "trainer" else 0
-        margin = program + max(UNCORRECTED_MARGIN_BYTES, int(UNCORRECTED_MARGIN_SHARE * predicted.total_bytes))
+        program_bytes = COMPILER_BYTES if compiles else 0
+        program_bytes += TRAINER_BYTES if spec.knobs["engine"] == "trainer" else 0
+        margin = program_bytes + max(UNCORRECTED_MARGIN_BYTES, int(UNCORRECTED_MARGIN_SHARE * predicted.total_bytes))
     else:
-        grown = max(0, predicted.traced_bytes["forward_backward"] - (correction.step_bytes or 0))
-        margin = UNTOUCHED_BYTES + int(EXTRAPOLATED_SHARE * grown) + (COLD_COMPILER_BYTES if compiles else 0)
+        grown_bytes = max(0, predicted.traced_bytes["forward_backward"] - (correction.step_bytes or 0))
+        margin = UNTOUCHED_BYTES + int(EXTRAPOLATED_SHARE * grown_bytes) + (COLD_COMPILER_BYTES if compiles else 0)
     if failed is None:
         return margin
-    traced = max(predicted.traced_bytes.values(), default=predicted.total_bytes)
-    beyond = failed.share(spec.knobs, traced) * failed.beyond_bytes[WHOLE_STEP]
-    return max(margin, ceil(traced + beyond) - predicted.total_bytes)
+    traced_bytes = max(predicted.traced_bytes.values(), default=predicted.total_bytes)
+    beyond_bytes = failed.share(spec.knobs, traced_bytes) * failed.beyond_bytes[WHOLE_STEP]
+    return max(margin, ceil(traced_bytes + beyond_bytes) - predicted.total_bytes)

@@ -42,9 +42,9 @@ def record_correction(home: Path, records: RunRecords, result: Result) -> None:
     run = records.run
     if run is None or run.predicted_from_trace is None or run.role in WARM_ROLES:
         return
-    beyond = _beyond_bytes(records, result)
+    beyond_bytes = _beyond_bytes(records, result)
     failed = _failed_correction(run, result)
-    if not beyond and failed is None:
+    if not beyond_bytes and failed is None:
         return
     name = _device_name(run)
     key = correction_key(run.predicted_from_trace, run.knobs, run.world_size)
@@ -52,19 +52,23 @@ def record_correction(home: Path, records: RunRecords, result: Result) -> None:
     with locked(home / f"{CORRECTIONS_FILE}.lock"):
         devices = read_corrections(home)
         corrections = devices.get(name, DeviceCorrections())
-        context = (_context_bytes(records, result) if beyond else None) or corrections.context_bytes
-        corrections = devices[name] = msgspec.structs.replace(corrections, device=run.device, context_bytes=context)
-        if beyond:
+        context_bytes = (_context_bytes(records, result) if beyond_bytes else None) or corrections.context_bytes
+        corrections = devices[name] = msgspec.structs.replace(
+            corrections, device=run.device, context_bytes=context_bytes
+        )
+        if beyond_bytes:
             step_bytes = run.traced_bytes.get("forward_backward")
             _keep_newest(
                 corrections.by_case,
                 key,
-                Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes),
+                Correction(run_id=run.run_id, beyond_bytes=beyond_bytes, step_bytes=step_bytes),
             )
-        before = corrections.failed_by_case.get(key)
-        if failed is not None and (before is None or before.beyond_bytes[WHOLE_STEP] < failed.beyond_bytes[WHOLE_STEP]):
+        known_failure = corrections.failed_by_case.get(key)
+        if failed is not None and (
+            known_failure is None or known_failure.beyond_bytes[WHOLE_STEP] < failed.beyond_bytes[WHOLE_STEP]
+        ):
             _keep_newest(corrections.failed_by_case, key, failed)
-        elif beyond and before is not None and _refutes(run, before):
+        elif beyond_bytes and known_failure is not None and _refutes(run, known_failure):
             del corrections.failed_by_case[key]
         write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(devices))
 
@@ -75,7 +79,7 @@ def _device_name(run: RunFile) -> str:
     return "GPU" if run.device == "cuda" else cpu_name()
 
 
-def _limit_of(run: RunFile, rank: int = 0) -> int | None:
+def _limit_bytes(run: RunFile, rank: int = 0) -> int | None:
     """The limit of address space that a rank of the run had; None on a GPU, and without a limit."""
     return limit_of_rank(run.memory_limit_bytes, rank) if run.device == "cpu" else None
 
@@ -85,23 +89,25 @@ def _failed_correction(run: RunFile, result: Result) -> Correction | None:
     error = result.error
     if result.state != "oom" or error is None or error.phase not in TRAINING_PHASES:
         return None
-    limit, traced = _limit_of(run, error.rank or 0), _traced_peak(run)
-    if limit is None or traced is None or limit < traced:
+    limit_bytes, traced_bytes = _limit_bytes(run, error.rank or 0), _traced_peak_bytes(run)
+    if limit_bytes is None or traced_bytes is None or limit_bytes < traced_bytes:
         return None
-    return Correction(run_id=run.run_id, beyond_bytes={WHOLE_STEP: limit - traced + 1}, step_bytes=traced)
+    return Correction(
+        run_id=run.run_id, beyond_bytes={WHOLE_STEP: limit_bytes - traced_bytes + 1}, step_bytes=traced_bytes
+    )
 
 
 def _refutes(run: RunFile, failed: Correction) -> bool:
     """True if a run finished that should have run out of memory by `failed`."""
-    limit, traced = _limit_of(run), _traced_peak(run)
+    limit_bytes, traced_bytes = _limit_bytes(run), _traced_peak_bytes(run)
     return (
-        limit is not None
-        and traced is not None
-        and limit - traced < failed.share(run.knobs, traced) * failed.beyond_bytes[WHOLE_STEP]
+        limit_bytes is not None
+        and traced_bytes is not None
+        and limit_bytes - traced_bytes < failed.share(run.knobs, traced_bytes) * failed.beyond_bytes[WHOLE_STEP]
     )
 
 
-def _traced_peak(run: RunFile) -> int | None:
+def _traced_peak_bytes(run: RunFile) -> int | None:
     return max(run.traced_bytes.values(), default=None)
 
 
@@ -121,10 +127,10 @@ def _beyond_bytes(records: RunRecords, result: Result) -> dict[str, int]:
     if run.data.get("samples", "packed") != "packed" or min(map(len, records.steps.values()), default=0) < FEWEST_STEPS:
         return {}
     traced = run.traced_bytes
-    beyond = {phase: peak - traced[phase] for phase, peak in _phase_peaks(records).items() if phase in traced}
-    if any(abs(size) > max(MAX_BEYOND * traced[phase], MAX_BEYOND_BYTES) for phase, size in beyond.items()):
+    beyond_bytes = {phase: peak - traced[phase] for phase, peak in _phase_peaks(records).items() if phase in traced}
+    if any(abs(size) > max(MAX_BEYOND * traced[phase], MAX_BEYOND_BYTES) for phase, size in beyond_bytes.items()):
         return {}
-    return beyond
+    return beyond_bytes
 
 
 def _phase_peaks(records: RunRecords) -> dict[str, int]:
@@ -141,19 +147,19 @@ def _context_bytes(records: RunRecords, result: Result) -> int | None:
 
     Only samples since torch reserved the most count: a short run may have only older ones.
     """
-    run, reserved = records.run, result.memory.peak_reserved_bytes
-    if run is None or run.device != "cuda" or reserved is None or not result.conditions.clean:
+    run, reserved_bytes = records.run, result.memory.peak_reserved_bytes
+    if run is None or run.device != "cuda" or reserved_bytes is None or not result.conditions.clean:
         return None
     steps = [step for steps_of_rank in records.steps.values() for step in steps_of_rank]
-    since_ns = min((step.t_ns for step in steps if step.peak_reserved_bytes == reserved), default=None)
+    since_ns = min((step.t_ns for step in steps if step.peak_reserved_bytes == reserved_bytes), default=None)
     if since_ns is None:
         return None
     until_ns = max(step.t_ns for step in steps)
-    used = [
+    used_bytes = [
         sample.memory_used_bytes
         for uuid in run.device_uuids
         for t_ns, sample in records.device_samples.get(uuid, ())
         if since_ns <= t_ns <= until_ns and sample.memory_used_bytes is not None
     ]
-    before = max(run.used_before_bytes.values(), default=0)
-    return max(0, max(used, default=0) - before - reserved) or None
+    before_bytes = max(run.used_before_bytes.values(), default=0)
+    return max(0, max(used_bytes, default=0) - before_bytes - reserved_bytes) or None

@@ -136,7 +136,7 @@ class _Server:
         self._batch += 1
         batch, unanswered = self._batch, len(requests)
         self._unsent += _json_line({"batch": batch, "requests": requests, "devices": devices})
-        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
         try:
             while unanswered:
                 lines = self._new_lines()
@@ -147,10 +147,10 @@ class _Server:
                 for answer in answers:
                     unanswered -= "imported" not in answer
                     yield answer
-                    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+                    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
                 if unanswered and cancelled.is_set():
                     raise ProgramCancelled
-                if unanswered and time.monotonic() > deadline:
+                if unanswered and time.monotonic() > deadline_s:
                     raise timeout_error(self.executable)
         finally:
             if unanswered:
@@ -174,10 +174,10 @@ class _Server:
         if not self.imported or not self.is_alive():
             self.end()
             return
-        deadline = time.monotonic() + CANCELLED_WITHIN_S
+        deadline_s = time.monotonic() + CANCELLED_WITHIN_S
         self._unsent += _json_line({"cancel": batch})
         while self._finished_batch != batch:
-            if time.monotonic() > deadline or self._new_lines() is None:
+            if time.monotonic() > deadline_s or self._new_lines() is None:
                 self.end()
                 return
 

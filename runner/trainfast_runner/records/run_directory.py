@@ -85,9 +85,9 @@ def is_unfinished(directory: Path) -> bool:
 
 def is_alive_after_grace(directory: Path) -> bool:
     """True if the run is alive; a run with a result first gets the time that its supervisor needs to end."""
-    deadline = time.monotonic() + LEAVING_S
+    deadline_s = time.monotonic() + LEAVING_S
     while is_alive(directory):
-        if time.monotonic() > deadline or not (directory / RESULT_FILE).exists():
+        if time.monotonic() > deadline_s or not (directory / RESULT_FILE).exists():
             return True
         time.sleep(POLL_S)
     return False

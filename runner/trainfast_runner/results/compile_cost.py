@@ -29,10 +29,10 @@ def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
         # A script's step records do not mark compiling, and its model and data, which decide a step, are unknown.
         return None
     steps = records.first_rank_steps
-    steady = [step.step_ms for step in steps if not step.warmup]
-    if not steady:
+    measured_ms = [step.step_ms for step in steps if not step.warmup]
+    if not measured_ms:
         return CompileCost(reason="no step was measured after compiling")
-    steady_ms = statistics.median(steady)
+    steady_ms = statistics.median(measured_ms)
     cold_s = sum(step.step_ms - steady_ms for step in steps if step.compiling) / 1000
     uncompiled = _latest_uncompiled(run, directory)
     if uncompiled is None:

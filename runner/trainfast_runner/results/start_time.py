@@ -16,8 +16,8 @@ def read_start_s(directory: Path) -> float:
     records = read_records(directory)
     steps = records.first_rank_steps
     warmup = [step for step in steps if step.warmup]
-    measured = [step.step_ms for step in steps if not step.warmup]
-    if records.run is None or not measured or not warmup:
+    measured_ms = [step.step_ms for step in steps if not step.warmup]
+    if records.run is None or not measured_ms or not warmup:
         return 0.0
     until_steady_s = (warmup[-1].t_ns - records.run.clock.monotonic_ns) / 1e9
-    return max(0.0, until_steady_s - len(warmup) * statistics.median(measured) / 1e3)
+    return max(0.0, until_steady_s - len(warmup) * statistics.median(measured_ms) / 1e3)

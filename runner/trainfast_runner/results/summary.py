@@ -195,15 +195,15 @@ def _no_peak_reason(records: RunRecords) -> str | None:
 
 
 def _step_time(measured: list[Step]) -> StepTime:
-    times = [step.step_ms for step in measured]
+    times_ms = [step.step_ms for step in measured]
     phases = {
         name: spread(value for step in measured if (value := getattr(step, f"{name}_ms")) is not None)
         for name in STEP_PHASES
     }
     return StepTime(
-        p50=percentile(times, 0.5),
-        p90=percentile(times, 0.9),
-        p99=percentile(times, 0.99),
+        p50=percentile(times_ms, 0.5),
+        p90=percentile(times_ms, 0.9),
+        p99=percentile(times_ms, 0.99),
         mad={name: phase.mad for name, phase in phases.items() if phase.mad is not None},
         **{name: phase.median for name, phase in phases.items()},
     )
@@ -292,7 +292,7 @@ def _conditions(
     if run is None:
         return RunConditions(clean=False)
     first_samples = (samples[0][1] for uuid in run.watch_uuids if (samples := records.device_samples.get(uuid)))
-    first_temperature = highest(sample.temperature_c for sample in first_samples)
+    first_temperature_c = highest(sample.temperature_c for sample in first_samples)
     lost = any(event.kind == "gpu_lost" for event in records.events)
     foreign = _foreign(run, records, measured_window)
     steady = steady_state(
@@ -308,7 +308,7 @@ def _conditions(
     )
     return RunConditions(
         **msgspec.structs.asdict(steady),
-        start_temperature_c=first_temperature if run.start_temperature_c is None else run.start_temperature_c,
+        start_temperature_c=first_temperature_c if run.start_temperature_c is None else run.start_temperature_c,
         measured_from_temperature_c=measured_from_c,
         foreign_processes=foreign,
         others_cpu_percent=None if measured_window is None else others_cpu_percent(measured_window),

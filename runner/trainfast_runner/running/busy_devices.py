@@ -47,12 +47,12 @@ def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, floa
 
     A run of a search counts until the search ends or is paused: the search starts one process after another.
     """
-    began = time.monotonic()
+    began_s = time.monotonic()
     while (run := busy_with(plan, home) or _newest_run_of_live_search(plan, home)) is not None:
         search = conducted_search_of(home, run)
         # Poll only this run until it has ended: there may be thousands.
         while is_unfinished(home.directory(run.run_id)) or (search is not None and may_start_a_run(search)):
-            on_wait(run, time.monotonic() - began)
+            on_wait(run, time.monotonic() - began_s)
             time.sleep(POLL_S)
 
 

@@ -166,9 +166,9 @@ def _spawn_supervisor(directory: Path) -> None:
         os.close(log)
     reap_when_ended(process)
     events = directory / EVENTS_FILE
-    deadline = time.monotonic() + HANDOVER_S
+    deadline_s = time.monotonic() + HANDOVER_S
     while not (events.exists() and events.stat().st_size):
-        if process.poll() is not None or time.monotonic() > deadline:
+        if process.poll() is not None or time.monotonic() > deadline_s:
             # SIGUSR1 ends a supervisor that has no handler yet; one that has a handler kills its training.
             process.send_signal(signal.SIGUSR1)
             reason = worker_programs.last_error_line((directory / "supervisor.log").read_text(errors="replace"))
@@ -185,7 +185,7 @@ def _wait_for_memory(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
     if not plan.gpus and not plan.watched:
         return plan, True
     freed_limits = _freed_limits(plan, home)
-    deadline = time.monotonic() + MEMORY_SETTLES_S
+    deadline_s = time.monotonic() + MEMORY_SETTLES_S
     while True:
         readings = sample_gpus([uuid for uuid in plan.device_uuids if is_instance(uuid)]).readings
         gpu_by_uuid = {gpu.uuid: gpu for gpu in readings if gpu.uuid}
@@ -194,7 +194,7 @@ def _wait_for_memory(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
             for uuid, limit_bytes in freed_limits.items()
             if uuid in gpu_by_uuid
         )
-        if clean or time.monotonic() > deadline:
+        if clean or time.monotonic() > deadline_s:
             gpus, watched = (
                 tuple(gpu_by_uuid.get(gpu.uuid or "", gpu) for gpu in group) for group in (plan.gpus, plan.watched)
             )

@@ -54,8 +54,8 @@ def stop_unsupervised(
     processes = _with_descendants({*first, *ranks})
     for process in first:
         send(process, signal.SIGTERM)
-    deadline = time.monotonic() + grace_s
-    while any(map(is_running, processes)) and (left_s := deadline - time.monotonic()) > 0:
+    deadline_s = time.monotonic() + grace_s
+    while any(map(is_running, processes)) and (left_s := deadline_s - time.monotonic()) > 0:
         on_tick(left_s)
         time.sleep(min(POLL_S, left_s))
         processes = _with_descendants(processes)

@@ -116,8 +116,8 @@ class DeviceEvents:
 
 def process_event(index: int, t_ns: int, change: str, process: DeviceProcess, *, kind: str) -> Event:
     """The event of a process that appeared on a GPU or left it, with its name; `change` is appeared or left."""
-    used = process.memory_used_bytes
-    memory = "" if used is None else f" with {process_memory(used)}"
+    used_bytes = process.memory_used_bytes
+    memory = "" if used_bytes is None else f" with {process_memory(used_bytes)}"
     is_visible = sees_host_pids()
     label = f"{_process_name(process.pid)} (pid {process.pid})" if is_visible else f"process {process.pid} of the host"
     return Event(
@@ -127,7 +127,7 @@ def process_event(index: int, t_ns: int, change: str, process: DeviceProcess, *,
         pid=process.pid,
         state=change,
         detail=f"{label}{memory} {change}",
-        memory_used_bytes=used,
+        memory_used_bytes=used_bytes,
     )
 
 

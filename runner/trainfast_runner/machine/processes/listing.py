@@ -79,11 +79,11 @@ class ProcessList:
         for device in devices:
             for process in device.processes or ():
                 devices_by_pid.setdefault(process.pid, []).append((device.index, process.memory_used_bytes))
-        began = time.monotonic()
-        if began >= self._next_scan_s or (self._pids_are_ours and not devices_by_pid.keys() <= self._looked_for):
+        began_s = time.monotonic()
+        if began_s >= self._next_scan_s or (self._pids_are_ours and not devices_by_pid.keys() <= self._looked_for):
             self._looked_for = frozenset(devices_by_pid) if self._pids_are_ours else frozenset()
             self._scan(self._looked_for)
-            self._next_scan_s = began + max(SCAN_EVERY_S, (time.monotonic() - began) / SCAN_SHARE)
+            self._next_scan_s = began_s + max(SCAN_EVERY_S, (time.monotonic() - began_s) / SCAN_SHARE)
         rows_without_gpu = dict(self._rows)
         rows_on_gpus = []
         for pid, held_on in devices_by_pid.items():

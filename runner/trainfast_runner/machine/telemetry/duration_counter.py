@@ -46,9 +46,9 @@ class DurationCounter:
             return None if self.distrust else value_ns
         if 0 < self._last[1] - value_ns < _ROUNDING_NS:
             value_ns = self._last[1]
-        grown, passed = value_ns - self._last[1], t_ns - self._last[0]
-        self._compare(grown, passed, throttled)
-        if grown < 0:
+        grown_ns, passed_ns = value_ns - self._last[1], t_ns - self._last[0]
+        self._compare(grown_ns, passed_ns, throttled)
+        if grown_ns < 0:
             self.distrust = "this driver's counter runs backwards"
         elif value_ns - self._first[1] > t_ns - self._first[0] + _SLACK_NS:
             self.distrust = "this driver's counter grows faster than time passes"
@@ -59,16 +59,16 @@ class DurationCounter:
         self._last = (t_ns, value_ns)
         return None if self.distrust else value_ns
 
-    def _compare(self, grown: int, passed: int, throttled: bool | None) -> None:
+    def _compare(self, grown_ns: int, passed_ns: int, throttled: bool | None) -> None:
         """Sum the intervals whose bits at both ends contradict the counter."""
         both_on = throttled is True and self._was_throttled is True
         both_off = throttled is False and self._was_throttled is False
-        self.suspect = grown == 0 and (self.suspect or throttled is True or self._was_throttled is True)
+        self.suspect = grown_ns == 0 and (self.suspect or throttled is True or self._was_throttled is True)
         # Several short contradictions count together: only growth clears them.
-        if grown:
+        if grown_ns:
             self._stuck_ns = 0
         elif both_on:
-            self._stuck_ns += passed
-        self._unseen_ns = self._unseen_ns + passed if both_off else 0
-        self._unseen_grown_ns = self._unseen_grown_ns + grown if both_off else 0
+            self._stuck_ns += passed_ns
+        self._unseen_ns = self._unseen_ns + passed_ns if both_off else 0
+        self._unseen_grown_ns = self._unseen_grown_ns + grown_ns if both_off else 0
         self._was_throttled = throttled

@@ -93,14 +93,14 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     """
     run, phase = oom_run.run, oom_run.phase
     spec = spec_of_record(run)
-    limit = oom_run.set_limit_bytes
-    if limit is None:
-        limit = _allocator_bytes(oom_run)
+    limit_bytes = oom_run.set_limit_bytes
+    if limit_bytes is None:
+        limit_bytes = _allocator_bytes(oom_run)
     _, predicted = predict_if_traced(model_of, spec, run.world_size) or (None, None)
     grown, grown_bytes = _fastest_growing(predicted, phase)
-    needed = run.predicted_bytes
-    if needed is None and predicted is not None:
-        needed = predicted.total_bytes
+    needed_bytes = run.predicted_bytes
+    if needed_bytes is None and predicted is not None:
+        needed_bytes = predicted.total_bytes
     asked_bytes = oom_run.asked_bytes
     return OomExplanation(
         phase=phase,
@@ -110,32 +110,32 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
         held_bytes=oom_run.held_bytes,
         untouched_bytes=_untouched_bytes(oom_run),
         asked_bytes=None if asked_bytes is None else int(asked_bytes),
-        needed_bytes=needed,
-        limit_bytes=limit,
-        missing_bytes=_missing_bytes(oom_run, needed, limit),
+        needed_bytes=needed_bytes,
+        limit_bytes=limit_bytes,
+        missing_bytes=_missing_bytes(oom_run, needed_bytes, limit_bytes),
         others=list(_other_processes(oom_run)),
-        changes=_proposed_changes(oom_run, spec, limit, predicted, model_of),
+        changes=_proposed_changes(oom_run, spec, limit_bytes, predicted, model_of),
         basis=predicted.basis if predicted is not None else "",
     )
 
 
 def _proposed_changes(
-    oom_run: OutOfMemory, spec: RunSpec, limit: int | None, predicted: Prediction | None, model_of: ModelOf
+    oom_run: OutOfMemory, spec: RunSpec, limit_bytes: int | None, predicted: Prediction | None, model_of: ModelOf
 ) -> list[OomChange]:
     """Return changes that would make the run fit the limit; without a limit, the best ones without a prediction."""
     run, phase = oom_run.run, oom_run.phase
-    if limit is None:
+    if limit_bytes is None:
         applicable = knob_changes_of_run(run, spec.knobs, phase)
         return [unpredicted_change(change) for change in best_of_each_knob(applicable, phase)[:MAX_CHANGES]]
     target = FitTarget(
         spec=spec,
         device=run.device,
         ranks=run.world_size,
-        limit_bytes=limit,
+        limit_bytes=limit_bytes,
         phase=phase,
         model_of=model_of,
         untouched_bytes=_untouched_bytes(oom_run) or 0,
-        beyond_bytes=beyond_bytes(limit, predicted, phase, in_first_step=oom_run.in_first_step),
+        beyond_bytes=beyond_bytes(limit_bytes, predicted, phase, in_first_step=oom_run.in_first_step),
         asked_bytes=oom_run.asked_bytes,
         compute_capabilities=tuple(run.compute_capabilities),
     )
@@ -148,11 +148,11 @@ def _allocator_bytes(oom_run: OutOfMemory) -> int | None:
     if run.device == "cpu":
         return None if oom_run.host_bytes is None else oom_run.host_bytes // run.world_size
     # torch's own sentence: "... of which X is free. ... Y is allocated by PyTorch, and Z is reserved by PyTorch but".
-    free = _bytes_after("of which", message)
-    allocated = _bytes_before("is allocated by PyTorch", message)
-    if free is None or allocated is None:
+    free_bytes = _bytes_after("of which", message)
+    allocated_bytes = _bytes_before("is allocated by PyTorch", message)
+    if free_bytes is None or allocated_bytes is None:
         return None
-    return int(free + allocated + (_bytes_before("is reserved by PyTorch but unallocated", message) or 0))
+    return int(free_bytes + allocated_bytes + (_bytes_before("is reserved by PyTorch but unallocated", message) or 0))
 
 
 def _untouched_bytes(oom_run: OutOfMemory) -> int | None:
@@ -160,24 +160,26 @@ def _untouched_bytes(oom_run: OutOfMemory) -> int | None:
 
     RLIMIT_DATA refuses a request that would exceed it, so everything but the request was in use.
     """
-    limit = oom_run.set_limit_bytes
+    limit_bytes = oom_run.set_limit_bytes
     held_bytes = oom_run.held_bytes
     asked_bytes = oom_run.asked_bytes
-    if oom_run.run.device != "cpu" or limit is None or held_bytes is None or asked_bytes is None:
+    if oom_run.run.device != "cpu" or limit_bytes is None or held_bytes is None or asked_bytes is None:
         return None
-    return max(0, int(limit - held_bytes - asked_bytes))
+    return max(0, int(limit_bytes - held_bytes - asked_bytes))
 
 
-def _missing_bytes(oom_run: OutOfMemory, needed: int | None, limit: int | None) -> int | None:
+def _missing_bytes(oom_run: OutOfMemory, needed_bytes: int | None, limit_bytes: int | None) -> int | None:
     """Bytes missing by the prediction; else the least missing of the last request; None if unknown."""
-    if needed is not None and limit is not None and needed > limit:
-        return needed - limit
+    if needed_bytes is not None and limit_bytes is not None and needed_bytes > limit_bytes:
+        return needed_bytes - limit_bytes
     asked_bytes = oom_run.asked_bytes
     # Under a limit that was set for the run the GPU's free memory does not matter.
-    free = None if oom_run.run.memory_limit_bytes else _bytes_after("of which", oom_run.message)
-    if free is None and limit is not None and oom_run.held_bytes is not None:
-        free = float(limit - oom_run.held_bytes)
-    return int(asked_bytes - free) if asked_bytes is not None and free is not None and asked_bytes > free else None
+    free_bytes = None if oom_run.run.memory_limit_bytes else _bytes_after("of which", oom_run.message)
+    if free_bytes is None and limit_bytes is not None and oom_run.held_bytes is not None:
+        free_bytes = float(limit_bytes - oom_run.held_bytes)
+    if asked_bytes is None or free_bytes is None or asked_bytes <= free_bytes:
+        return None
+    return int(asked_bytes - free_bytes)
 
 
 def _fastest_growing(prediction: Prediction | None, phase: str | None) -> tuple[str | None, int | None]:
@@ -218,8 +220,8 @@ def _other_processes(oom_run: OutOfMemory) -> Iterator[str]:
 def asked_and_free(message: str) -> tuple[int | None, int | None]:
     """Bytes of the request that an allocator's message refuses, and the bytes free then; None where it names none."""
     asked_bytes = _bytes_after("allocate", message)
-    free = _bytes_after("of which", message)
-    return None if asked_bytes is None else int(asked_bytes), None if free is None else int(free)
+    free_bytes = _bytes_after("of which", message)
+    return None if asked_bytes is None else int(asked_bytes), None if free_bytes is None else int(free_bytes)
 
 
 def _bytes_after(phrase: str, message: str) -> float | None:

@@ -95,8 +95,10 @@ class FitTarget:
         if any(name in settings for name in PROGRAM_KNOBS):
             return MemoryNeed(predicted, margin)
         # The same program takes as much beyond its trace as the run did, and a little more.
-        corrected = predicted.total_bytes - max(predicted.traced_bytes.values(), default=predicted.total_bytes)
-        return MemoryNeed(predicted, max(margin, self.beyond_bytes - corrected) + int(SPARE_SHARE * self.limit_bytes))
+        corrected_bytes = predicted.total_bytes - max(predicted.traced_bytes.values(), default=predicted.total_bytes)
+        return MemoryNeed(
+            predicted, max(margin, self.beyond_bytes - corrected_bytes) + int(SPARE_SHARE * self.limit_bytes)
+        )
 
     def change(self, settings: Settings, costs: str) -> OomChange | None:
         """The change with its predicted and missing bytes; None without a prediction."""
@@ -105,15 +107,15 @@ class FitTarget:
             return None
         predicted, margin = need
         saves = f"predicted peak {_size(predicted.total_bytes)} of {_size(self.limit_bytes)}"
-        missing = need.total_bytes - self.limit_bytes
-        if missing > 0:
-            saves += f", {_size(missing)} over with {_size(margin)} kept free for prediction error"
+        missing_bytes = need.total_bytes - self.limit_bytes
+        if missing_bytes > 0:
+            saves += f", {_size(missing_bytes)} over with {_size(margin)} kept free for prediction error"
         return OomChange(
             settings=settings,
             saves=saves,
             costs=costs,
             predicted_bytes=predicted.total_bytes,
-            missing_bytes=missing if missing > 0 else None,
+            missing_bytes=missing_bytes if missing_bytes > 0 else None,
         )
 
     def largest_batch(self, settings: Settings) -> int:
@@ -134,8 +136,8 @@ def beyond_bytes(limit_bytes: int, predicted: Prediction | None, phase: str | No
         return max(0, limit_bytes - predicted.traced_bytes.get("optimizer", predicted.total_bytes))
     expected = predicted.traced_bytes.get("forward_backward", predicted.total_bytes)
     # Before the first optimizer step there are no optimizer states.
-    states = predicted.phases.get("forward_backward", {}).get("optimizer", 0) if in_first_step else 0
-    return max(0, limit_bytes - (expected - states))
+    states_bytes = predicted.phases.get("forward_backward", {}).get("optimizer", 0) if in_first_step else 0
+    return max(0, limit_bytes - (expected - states_bytes))
 
 
 def predict_if_traced(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[MemoryModel, Prediction] | None:
@@ -213,8 +215,8 @@ def _changes_that_matter(target: FitTarget) -> list[KnobChange]:
     base = target.need({}) if target.phase in BATCH_PHASES else None
     if base is None:
         return target.applicable_changes
-    states = base.prediction.params_bytes + base.prediction.grads_bytes + base.prediction.optimizer_bytes
-    states_matter = states >= NEGLIGIBLE_SHARE * target.limit_bytes
+    states_bytes = base.prediction.params_bytes + base.prediction.grads_bytes + base.prediction.optimizer_bytes
+    states_matter = states_bytes >= NEGLIGIBLE_SHARE * target.limit_bytes
     return [knob_change for knob_change in target.applicable_changes if states_matter or not knob_change.frees_states]
 
 

@@ -94,8 +94,8 @@ def _loading(window: MeasuredWindow) -> Figures:
 def _exchange(window: MeasuredWindow) -> Figures:
     """The link, and the part of the backward that waits for it."""
     step_ms = window.mean_ms("step")
-    forward = window.mean_ms("forward")
-    backward = window.mean_ms("backward")
+    forward_ms = window.mean_ms("forward")
+    backward_ms = window.mean_ms("backward")
     recomputes = window.run.knobs.get("checkpointing") == "full"
     expected_ratio = BACKWARD_OVER_FORWARD_RECOMPUTED if recomputes else BACKWARD_OVER_FORWARD
     on_gpus = window.run.device == "cuda"
@@ -108,13 +108,13 @@ def _exchange(window: MeasuredWindow) -> Figures:
     elif not on_gpus:
         advice = "processes on one CPU share its cores: strategy=single has no exchange"
     figures: Figures = {"link": link, "link_advice": advice}
-    if not forward or backward is None or not step_ms:
+    if not forward_ms or backward_ms is None or not step_ms:
         return figures
     # Gradients are exchanged while the backward computes: only what makes it longer costs the step.
-    computed = expected_ratio * forward
-    exposed = max(0.0, backward - computed)
+    computed = expected_ratio * forward_ms
+    exposed = max(0.0, backward_ms - computed)
     return figures | {
-        "backward_over_forward": backward / forward,
+        "backward_over_forward": backward_ms / forward_ms,
         "computed_backward_ms": computed,
         "exposed_ms": exposed,
         "exposed_percent": 100 * exposed / step_ms,
@@ -123,8 +123,8 @@ def _exchange(window: MeasuredWindow) -> Figures:
 
 def others_cpu_percent(window: MeasuredWindow) -> float | None:
     """The mean share of all cores that processes other than the run's took; None if unknown."""
-    busy, own_percent = _busy_percent(window), _own_percent(window)
-    return None if busy is None or own_percent is None else max(0.0, busy - own_percent)
+    busy_percent, own_percent = _busy_percent(window), _own_percent(window)
+    return None if busy_percent is None or own_percent is None else max(0.0, busy_percent - own_percent)
 
 
 def _busy_percent(window: MeasuredWindow) -> float | None:
@@ -142,26 +142,27 @@ def _host(window: MeasuredWindow) -> Figures:
     """The host's CPU load, the run's share of the load and its cost, and the host's memory."""
     hosts = window.hosts
     cores = _last_known(host.cpu_count for host in hosts)
-    busy = _busy_percent(window)
+    busy_percent = _busy_percent(window)
     others_percent = others_cpu_percent(window)
-    available = lowest(host.memory_available_bytes for host in hosts)
-    total = _last_known(host.memory_total_bytes for host in hosts)
-    swaps = [host.swap_used_bytes for host in hosts if host.swap_used_bytes is not None]
-    grown = swaps[-1] - swaps[0] if swaps else None
+    available_bytes = lowest(host.memory_available_bytes for host in hosts)
+    total_bytes = _last_known(host.memory_total_bytes for host in hosts)
+    swaps_bytes = [host.swap_used_bytes for host in hosts if host.swap_used_bytes is not None]
+    grown_bytes = swaps_bytes[-1] - swaps_bytes[0] if swaps_bytes else None
     lost_ms, working_ms = None, window.working_ms
     # With all cores busy, the training lost the share of the cores that others took.
-    if busy is not None and busy >= ALL_CORES_BUSY_PERCENT and others_percent is not None and working_ms is not None:
+    are_all_busy = busy_percent is not None and busy_percent >= ALL_CORES_BUSY_PERCENT
+    if are_all_busy and others_percent is not None and working_ms is not None:
         lost_ms = others_percent / 100 * working_ms
     return {
-        "host_cpu_percent": busy,
+        "host_cpu_percent": busy_percent,
         "run_cpu_percent": _own_percent(window),
         "others_cpu_percent": others_percent,
         "others_cores": None if others_percent is None or not cores else others_percent / 100 * cores,
-        "memory_available_bytes": available,
-        "memory_available_percent": _percent(available, total),
-        "swap_used_bytes": swaps[-1] if swaps else None,
-        "swap_grown_bytes": grown,
-        "swap_grown_mib": None if grown is None else grown / 2**20,
+        "memory_available_bytes": available_bytes,
+        "memory_available_percent": _percent(available_bytes, total_bytes),
+        "swap_used_bytes": swaps_bytes[-1] if swaps_bytes else None,
+        "swap_grown_bytes": grown_bytes,
+        "swap_grown_mib": None if grown_bytes is None else grown_bytes / 2**20,
         "others_cost_ms": lost_ms,
         "others_lost_text": _lost_text(lost_ms),
     }
@@ -169,21 +170,21 @@ def _host(window: MeasuredWindow) -> Figures:
 
 def _devices(window: MeasuredWindow) -> list[Figures]:
     used = [device for device in window.devices if device.uuid in window.run.gpu_uuids]
-    clocks = [device.sm_clock_mhz for device in used if device.sm_clock_mhz]
-    return [_device(window, device, max(clocks, default=None)) for device in window.devices]
+    clocks_mhz = [device.sm_clock_mhz for device in used if device.sm_clock_mhz]
+    return [_device(window, device, max(clocks_mhz, default=None)) for device in window.devices]
 
 
-def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | None) -> Figures:
+def _device(window: MeasuredWindow, device: DeviceConditions, fastest_mhz: float | None) -> Figures:
     samples = window.samples.get(device.uuid or "", ())
     averaged = window.averaged(device.uuid or "")
-    hottest = highest(sample.temperature_c for sample in samples)
-    limit = _last_known(slows_down_at_c(sample) for sample in samples)
+    hottest_c = highest(sample.temperature_c for sample in samples)
+    limit_c = _last_known(slows_down_at_c(sample) for sample in samples)
     width = _last_known(sample.pcie_width for sample in samples)
     widest = _last_known(sample.pcie_width_max for sample in samples)
     foreign = [process for process in window.foreign if process.device == device.index]
-    memory = [process.memory_used_bytes for process in foreign if process.memory_used_bytes is not None]
-    clock = device.sm_clock_mhz
-    behind = None if clock is None or not fastest else 1 - clock / fastest
+    memory_bytes = [process.memory_used_bytes for process in foreign if process.memory_used_bytes is not None]
+    clock_mhz = device.sm_clock_mhz
+    behind = None if clock_mhz is None or not fastest_mhz else 1 - clock_mhz / fastest_mhz
     working_ms = window.working_ms if _meet_on_gpus(window.run) else None
     trains = device.uuid in window.run.device_uuids
     return {
@@ -193,17 +194,19 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | N
         "waited_for_text": ": ranks that meet in every step wait for it" if _meet_on_gpus(window.run) else "",
         "used": int(device.uuid in window.run.gpu_uuids),
         **_throttling(device, window, trains=trains),
-        "temperature_c": hottest,
-        "slows_down_at_c": limit,
-        "degrees_over_c": None if hottest is None or limit is None or hottest < limit else hottest - limit,
-        "degrees_under_c": None if hottest is None or limit is None or hottest >= limit else limit - hottest,
-        "cooling_advice": _cooling_advice(hottest, limit),
-        "temperature_text": _temperature_text(hottest, limit),
+        "temperature_c": hottest_c,
+        "slows_down_at_c": limit_c,
+        "degrees_over_c": None if hottest_c is None or limit_c is None or hottest_c < limit_c else hottest_c - limit_c,
+        "degrees_under_c": None
+        if hottest_c is None or limit_c is None or hottest_c >= limit_c
+        else limit_c - hottest_c,
+        "cooling_advice": _cooling_advice(hottest_c, limit_c),
+        "temperature_text": _temperature_text(hottest_c, limit_c),
         "power_w": mean_of_known(sample.power_w for sample in averaged),
         "power_limit_w": _last_known(sample.power_limit_w for sample in samples),
         "clock_loss_percent": None if device.clock_loss_fraction is None else 100 * device.clock_loss_fraction,
-        "sm_clock_mhz": clock,
-        "fastest_sm_clock_mhz": fastest,
+        "sm_clock_mhz": clock_mhz,
+        "fastest_sm_clock_mhz": fastest_mhz,
         "clock_behind_percent": None if behind is None else 100 * behind,
         "clock_behind_cost_ms": None if behind is None or working_ms is None else behind * working_ms,
         "gpu_utilization_percent": mean_of_known(sample.gpu_utilization_percent for sample in averaged),
@@ -214,7 +217,7 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | N
         "pcie_generation_max": _last_known(sample.pcie_generation_max for sample in samples),
         "foreign_processes": len(foreign),
         "foreign_text": _processes_text([process.pid for process in foreign if process.pid is not None]),
-        "foreign_memory_bytes": sum(memory) if memory else None,
+        "foreign_memory_bytes": sum(memory_bytes) if memory_bytes else None,
     }
 
 
@@ -261,26 +264,25 @@ def _processes_text(pids: Sequence[int]) -> str:
     return f"{len(pids):,} other processes (pid {shown}{', ...' if len(pids) > PIDS_SHOWN else ''})"
 
 
-def _temperature_text(hottest: float | None, limit: float | None) -> str:
-    if hottest is None:
+def _temperature_text(hottest_c: float | None, limit_c: float | None) -> str:
+    if hottest_c is None:
         return "at an unknown temperature"
-    if limit is None:
-        return f"at {hottest:.0f} °C"
-    over = hottest - limit
-    if over <= -FAR_UNDER_C:
-        return f"though its chip is at {hottest:.0f} °C, {-over:.0f} °C under the {limit:.0f} °C at which it slows down"
-    if over > 0:
-        side = f"{over:.0f} °C over"
-    elif over < 0:
-        side = f"{-over:.0f} °C under"
+    if limit_c is None:
+        return f"at {hottest_c:.0f} °C"
+    over_c = hottest_c - limit_c
+    at = f"though its chip is at {hottest_c:.0f} °C" if over_c <= -FAR_UNDER_C else f"at {hottest_c:.0f} °C"
+    if over_c > 0:
+        side = f"{over_c:.0f} °C over"
+    elif over_c < 0:
+        side = f"{-over_c:.0f} °C under"
     else:
         side = "exactly"
-    return f"at {hottest:.0f} °C, {side} the {limit:.0f} °C at which it slows down"
+    return f"{at}, {side} the {limit_c:.0f} °C at which it slows down"
 
 
-def _cooling_advice(hottest: float | None, limit: float | None) -> str:
+def _cooling_advice(hottest_c: float | None, limit_c: float | None) -> str:
     """Advice about heat; beside a cool chip another part is hot."""
-    if hottest is not None and limit is not None and hottest <= limit - FAR_UNDER_C:
+    if hottest_c is not None and limit_c is not None and hottest_c <= limit_c - FAR_UNDER_C:
         return (
             "the chip itself is cool: look at the temperature of the memory, at the regulators beside the chip, and for"
             " an outside signal (a server pulls one when its power supplies or its air are too hot)"
@@ -305,13 +307,13 @@ def _ranks(window: MeasuredWindow) -> list[Figures]:
         {
             "rank": rank,
             "steps": len(common),
-            "forward_ms": forward,
+            "forward_ms": forward_ms,
             "median_forward_ms": middle,
-            "behind_ms": forward - middle,
-            "behind_percent": _percent(forward - middle, middle),
+            "behind_ms": forward_ms - middle,
+            "behind_percent": _percent(forward_ms - middle, middle),
             "slowest_percent": 100 * slowest.count(rank) / len(common),
         }
-        for rank, forward in means.items()
+        for rank, forward_ms in means.items()
     ]
 
 

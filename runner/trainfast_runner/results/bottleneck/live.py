@@ -101,5 +101,7 @@ def _recent(steps: Sequence[Step], until_ns: int) -> list[Step]:
     if not covered:
         return []
     # From the newest step and not from now: in a step longer than the window the last ones still count.
-    since = covered[-1].t_ns - WINDOW_NS
-    return [step for index, step in enumerate(covered) if step.t_ns >= since or index >= len(covered) - MIN_LIVE_STEPS]
+    since_ns = covered[-1].t_ns - WINDOW_NS
+    return [
+        step for index, step in enumerate(covered) if step.t_ns >= since_ns or index >= len(covered) - MIN_LIVE_STEPS
+    ]

@@ -105,15 +105,17 @@ def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, fl
 
 def _is_at_level(block: _Block, settled: Sequence[_Block]) -> bool:
     """True if a block is like the settled ones, within their scatter."""
-    times = [other.step_ms for other in settled]
-    middle = statistics.median(times)
-    scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle) for ms in times)
+    times_ms = [other.step_ms for other in settled]
+    middle_ms = statistics.median(times_ms)
+    scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle_ms) for ms in times_ms)
     # Blocks of a noisy run differ by more than a drift does, even when it is steady.
-    if abs(block.step_ms - middle) > max(DRIFT_OF_STEP * middle, SIGMAS * scatter):
+    if abs(block.step_ms - middle_ms) > max(DRIFT_OF_STEP * middle_ms, SIGMAS * scatter):
         return False
-    degrees = [other.temperature_c for other in settled if other.temperature_c is not None]
+    temperatures_c = [other.temperature_c for other in settled if other.temperature_c is not None]
     return (
-        not degrees or block.temperature_c is None or abs(block.temperature_c - statistics.median(degrees)) <= DRIFT_C
+        not temperatures_c
+        or block.temperature_c is None
+        or abs(block.temperature_c - statistics.median(temperatures_c)) <= DRIFT_C
     )
 
 
@@ -127,8 +129,8 @@ def _drifts(blocks: Sequence[_Block], drift: float | None, slope: float | None) 
 def _step_drift(blocks: Sequence[_Block]) -> float | None:
     """The growth of a step over the blocks, as a share of its time."""
     slope = _slope([(block.at_s, block.step_ms) for block in blocks])
-    middle = statistics.median(block.step_ms for block in blocks)
-    return None if slope is None or not middle else slope * (blocks[-1].at_s - blocks[0].at_s) / middle
+    middle_ms = statistics.median(block.step_ms for block in blocks)
+    return None if slope is None or not middle_ms else slope * (blocks[-1].at_s - blocks[0].at_s) / middle_ms
 
 
 def _slope(points: Sequence[tuple[float, float | None]]) -> float | None:

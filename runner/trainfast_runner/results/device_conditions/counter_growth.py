@@ -63,13 +63,13 @@ class CounterGrowth:
 
     def energy(self, earlier: Reading, later: Reading, ns: int) -> SpentEnergy:
         """The energy spent in the `ns` nanoseconds between two samples."""
-        first, last = earlier.energy_mj, later.energy_mj
-        self._counts_energy |= first is not None or last is not None
+        first_mj, last_mj = earlier.energy_mj, later.energy_mj
+        self._counts_energy |= first_mj is not None or last_mj is not None
         if ENERGY_FIELD in self._distrusted:
             return SpentEnergy(None)
         # A counter that went back was reset in between, and its difference is not an energy.
-        if first is not None and last is not None and last >= first:
-            return SpentEnergy((last - first) / 1e3)
+        if first_mj is not None and last_mj is not None and last_mj >= first_mj:
+            return SpentEnergy((last_mj - first_mj) / 1e3)
         watts = (
             None if self._counts_energy else mean_of_ends(reading_of(earlier, "power_w"), reading_of(later, "power_w"))
         )

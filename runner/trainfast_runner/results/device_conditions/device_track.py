@@ -158,10 +158,10 @@ class DeviceTrack:
         """Return the part of each outage that lies in the window."""
         parts = []
         for outage in self._outages.ended:
-            covered = min(end_ns, outage.end_ns) - max(begin_ns, outage.begin_ns)
-            share = covered / (outage.end_ns - outage.begin_ns)
-            if covered > 0 and (share == 1 or not only_whole):
-                parts.append(_OutagePart(covered, share, outage.grown))
+            covered_ns = min(end_ns, outage.end_ns) - max(begin_ns, outage.begin_ns)
+            share = covered_ns / (outage.end_ns - outage.begin_ns)
+            if covered_ns > 0 and (share == 1 or not only_whole):
+                parts.append(_OutagePart(covered_ns, share, outage.grown))
         return parts
 
     def _within(self, t_ns: int) -> int:

@@ -128,12 +128,12 @@ def outage_rows(tracks: Iterable[DeviceTrack], window: Window | None) -> list[Re
 
 def _outage_row(index: int | None, outage: Outage, window: Window | None) -> RecordedOutage:
     began_ns, ended_ns = outage.silent_ns, outage.end_ns
-    covered = 0 if window is None else min(ended_ns, window.end_ns) - max(began_ns, window.begin_ns)
+    covered_ns = 0 if window is None else min(ended_ns, window.end_ns) - max(began_ns, window.begin_ns)
     return RecordedOutage(
         device=index,
         seconds=(ended_ns - began_ns) / 1e9,
         back=outage.back,
-        measured_fraction=0.0 if window is None else max(0, covered) / (window.end_ns - window.begin_ns),
+        measured_fraction=0.0 if window is None else max(0, covered_ns) / (window.end_ns - window.begin_ns),
         throttled_ms={cause.name: ns / 1e6 for cause in CAUSES if (ns := outage.grown.get(cause.name, 0.0)) > 0},
     )
 

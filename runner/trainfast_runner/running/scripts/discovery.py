@@ -104,8 +104,8 @@ def _run(
 
 def _end_left(folder: Path) -> None:
     """End the processes that the script started in sessions of their own."""
-    deadline = time.monotonic() + END_S
-    while (processes := started_with(RUN_VARIABLE, str(folder))) and time.monotonic() < deadline:
+    deadline_s = time.monotonic() + END_S
+    while (processes := started_with(RUN_VARIABLE, str(folder))) and time.monotonic() < deadline_s:
         for process in processes:
             send(process, signal.SIGKILL)
         time.sleep(END_POLL_S)
@@ -113,8 +113,8 @@ def _end_left(folder: Path) -> None:
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float, cancelled: threading.Event) -> int | None:
     """Wait for the process and return its exit code; None after `limit_s`, or once `cancelled` is set."""
-    deadline = time.monotonic() + limit_s
-    while not cancelled.is_set() and (left_s := deadline - time.monotonic()) > 0:
+    deadline_s = time.monotonic() + limit_s
+    while not cancelled.is_set() and (left_s := deadline_s - time.monotonic()) > 0:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(min(left_s, POLL_S))
     return None

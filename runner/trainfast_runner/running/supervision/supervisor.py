@@ -248,25 +248,25 @@ class Supervisor:
 
     def _end_leftovers(self) -> None:
         """End and collect the processes that the direct child left behind."""
-        deadline = time.monotonic() + (0 if self._ladder.killing else min(self._ladder.granted_s, LEFTOVER_GRACE_S))
+        deadline_s = time.monotonic() + (0 if self._ladder.killing else min(self._ladder.granted_s, LEFTOVER_GRACE_S))
         signalled: set[Identity] = set()
         if self._script is not None and not self._ladder.begun:
             self._record_leftovers()
         while not self._end.unended and collect_orphans():
-            kill = time.monotonic() >= deadline
+            kill = time.monotonic() >= deadline_s
             for process in descendants(os.getpid()):
                 if kill or process not in signalled:
                     send(process, signal.SIGKILL if kill else signal.SIGTERM)
                     signalled.add(process)
             self._requests.wait(TICK_S if kill or not signalled else ENDING_TICK_S)
             if signal.SIGUSR1 in self._requests.take() and not kill:
-                deadline = time.monotonic()
-            self._note_unkillable(deadline)
+                deadline_s = time.monotonic()
+            self._note_unkillable(deadline_s)
 
     def _record_leftovers(self) -> None:
         """Record the processes of a script that outlive its command, its loader workers' last moments apart."""
-        deadline = time.monotonic() + LAST_MOMENTS_S
-        while collect_orphans() and time.monotonic() < deadline:
+        deadline_s = time.monotonic() + LAST_MOMENTS_S
+        while collect_orphans() and time.monotonic() < deadline_s:
             self._requests.wait(ENDING_TICK_S)
         if leftovers := descendants(os.getpid()):
             count = counted(len(leftovers), "process", "processes")

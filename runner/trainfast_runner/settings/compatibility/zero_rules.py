@@ -59,9 +59,9 @@ def _offload_path_takes_files(facts: Facts) -> None:
             key="offload_path",
             advice="a directory of your own on the NVMe disk",
         )
-    if (free := free_bytes(folder)) < DISK_FULL_BELOW_BYTES:
+    if (available_bytes := free_bytes(folder)) < DISK_FULL_BELOW_BYTES:
         raise UserError(
-            f"offload_path={path} is full: {mebibytes(free)} free",
+            f"offload_path={path} is full: {mebibytes(available_bytes)} free",
             key="offload_path",
             advice="a directory on a disk with free space",
         )
@@ -88,12 +88,12 @@ def refuse_small_disk(knobs: KnobValues, parameters: int | None) -> None:
     if folder is None or parameters is None:
         return
     width = PRECISIONS[str(knobs["precision"])].weight_bytes
-    needed = parameters * width * (1 + OPTIMIZERS[str(knobs["optimizer"])].state_tensors)
-    free = free_bytes(folder)
-    if free < needed:
+    needed_bytes = parameters * width * (1 + OPTIMIZERS[str(knobs["optimizer"])].state_tensors)
+    available_bytes = free_bytes(folder)
+    if available_bytes < needed_bytes:
         raise UserError(
-            f"offload_path={knobs['offload_path']} has {mebibytes(free)} free;"
-            f" the states of {parameters:,} parameters take {mebibytes(needed)}",
+            f"offload_path={knobs['offload_path']} has {mebibytes(available_bytes)} free;"
+            f" the states of {parameters:,} parameters take {mebibytes(needed_bytes)}",
             key="offload_path",
             advice="a directory on a disk with free space",
         )
