@@ -24,7 +24,6 @@ from trainfast_runner.records.result_conditions import Energy, RunConditions, Th
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.script_run import ScriptFigures
-from trainfast_runner.results.bottleneck.doubts import doubts, watched_text
 from trainfast_runner.results.comparison.difference import BETTER, NOISE, WORSE, ComparisonRow, compare
 from trainfast_runner.results.comparison.ranking import (
     DIFFERENT_DEVICES,
@@ -36,6 +35,7 @@ from trainfast_runner.results.comparison.ranking import (
     STRICT_THRESHOLDS,
 )
 from trainfast_runner.results.distributions import spread
+from trainfast_runner.results.doubts import doubts, watched_text
 from trainfast_tui.text.comparison_words import difference_text, value_text, verdict_text
 
 

@@ -15,7 +15,7 @@ from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.export.accelerate_yaml import accelerate_yaml
 from trainfast_runner.export.deepspeed_json import deepspeed_json
 from trainfast_runner.export.export_text import ExportText
-from trainfast_runner.export.script_command import torchrun_command
+from trainfast_runner.export.trainer_command import torchrun_command
 from trainfast_runner.export.trainfast_command import run_command, whole_preset
 from trainfast_runner.export.training_block import training_block
 from trainfast_runner.export.user_script import user_script_export

@@ -12,7 +12,7 @@ import tomlkit
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.export_text import ExportText
-from trainfast_runner.export.script_command import script_comments
+from trainfast_runner.export.trainer_command import trainer_comments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
@@ -27,7 +27,7 @@ MAX_WORD_BYTES = (128 << 10) - 1
 def run_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     """The command that starts the same run again, and as comments those that start a script like it."""
     return ExportText(
-        "\n".join([_trainfast_command(run, knobs), *script_comments(run, knobs, directory)]), [], "run.sh"
+        "\n".join([_trainfast_command(run, knobs), *trainer_comments(run, knobs, directory)]), [], "run.sh"
     )
 
 

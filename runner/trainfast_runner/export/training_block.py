@@ -9,8 +9,8 @@ from pprint import pformat
 
 from trainfast_runner.export.deepspeed_json import config_for_trainer
 from trainfast_runner.export.export_text import ExportText, comment_lines, malloc_comments, torchrun_comments
-from trainfast_runner.export.script_command import has_field
 from trainfast_runner.export.trainer_arguments import settings_to_express, trainer_arguments
+from trainfast_runner.export.trainer_command import has_field
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME

@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export import onto_shell
 from trainfast_runner.export.call_fields import trainer_call
 from trainfast_runner.export.export_text import ExportText, comment_lines, torchrun_comments
-from trainfast_runner.export.script_command import has_field
+from trainfast_runner.export.trainer_command import has_field
 from trainfast_runner.export.training_block import TRAINING_ARGS_FILE, block_text
 from trainfast_runner.records.discovered import FRAMEWORKS
 from trainfast_runner.records.run_file import RunFile

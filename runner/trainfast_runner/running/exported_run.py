@@ -13,7 +13,7 @@ from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE
 from trainfast_runner.export.export_text import malloc_variables
 from trainfast_runner.export.formats import Exported
 from trainfast_runner.export.imported import spec_of_command
-from trainfast_runner.export.script_command import OUTPUT_FLAG, SCRIPT_PLACEHOLDER
+from trainfast_runner.export.trainer_command import OUTPUT_FLAG, SCRIPT_PLACEHOLDER
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.running.planning import RunPlan, plan_run

@@ -14,7 +14,7 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.run_states import notable_reason, state_text
 from trainfast_runner.records.script_run import ScriptFigures
-from trainfast_runner.results.bottleneck.doubts import doubt_marks, doubts, watched_text
+from trainfast_runner.results.doubts import doubt_marks, doubts, watched_text
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.text.format import (

@@ -15,7 +15,6 @@ from typing import Any
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Result
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_states import state_text
-from trainfast_runner.results.bottleneck.doubts import doubts, watched_text
 from trainfast_runner.results.comparison.conditions import ConditionRow, compared_conditions
 from trainfast_runner.results.comparison.ranking import (
     DIFFERENT_BATCH,
@@ -37,6 +36,7 @@ from trainfast_runner.results.comparison.significance import (
     ratio_interval,
     relative_noise,
 )
+from trainfast_runner.results.doubts import doubts, watched_text
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.phases import STEP_PHASES

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_states import state_text
-from trainfast_runner.results.bottleneck.doubts import doubt_marks
 from trainfast_runner.results.comparison.difference import NOISE
+from trainfast_runner.results.doubts import doubt_marks
 from trainfast_runner.search.bench.table import Row, Table
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME

@@ -142,7 +142,7 @@ def _watched_gpus(run: RunSnapshot, conditions: Sequence[StepConditions]) -> str
     """Name the GPUs that a CPU run only watches: their energy did not train its samples."""
     if run.run_file is None or run.run_file.device_uuids:
         return ""
-    from trainfast_runner.results.bottleneck.doubts import watched_gpus
+    from trainfast_runner.results.doubts import watched_gpus
 
     return watched_gpus([device.index for device in conditions[-1].devices])
 

@@ -1,4 +1,4 @@
-"""Commands that start a script of the user's own as a run was started: plain Python, torchrun or accelerate."""
+"""Commands that start a script of the Trainer as a run was started: plain Python, torchrun or accelerate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OUTPUT_FLAG = ("--output_dir", "out")
 
 def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     """The command that starts a script of the Trainer like this run. Raises UserError where it would be another."""
-    command, left_out = script_command(run, knobs)
+    command, left_out = trainer_command(run, knobs)
     other_files = {}
     head = comment_lines(run, ("transformers", "torch"), left_out)
     if strategy_of(knobs).is_zero:
@@ -44,7 +44,7 @@ def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> Export
     return ExportText("\n".join([*head, f"# {PLACEHOLDER_NOTE}", command]), left_out, "train.sh", other_files)
 
 
-def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
+def trainer_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
     """The command for a script of the Trainer, and the knobs not at their defaults without a flag.
 
     Raises UserError where the flags would start another run.
@@ -60,10 +60,10 @@ def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
     return shlex.join(words), list(dict.fromkeys([*left_out, *unexpressed]))
 
 
-def script_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[str]:
+def trainer_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[str]:
     """Comment lines: the command that starts a script like this run, or the reason there is none."""
     try:
-        command, left_out = script_command(run, knobs)
+        command, left_out = trainer_command(run, knobs)
     except UserError as error:
         return [f"# For a script of your own: {error.message}."]
     lines = [f"# For a script of your own. {PLACEHOLDER_NOTE}", f"# {command}"]
