@@ -23,8 +23,9 @@ from trainfast_runner.settings.precisions import ACCELERATE_NAMES
 from trainfast_runner.settings.scripts.script_preset import FlagWords, ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.spec import spec_of_record
+from trainfast_runner.units import mebibytes
 
-LONGEST_BYTES = 1 << 20
+LONGEST_SCRIPT_BYTES = 1 << 20
 """The largest file that counts as a script."""
 
 
@@ -147,8 +148,8 @@ def _read(file: Path) -> str:
         content = file.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}", key="--onto") from None
-    if len(content) > LONGEST_BYTES:
-        raise UserError(f"{file} is longer than 1 MiB: not a script", key="--onto")
+    if len(content) > LONGEST_SCRIPT_BYTES:
+        raise UserError(f"{file} is longer than {mebibytes(LONGEST_SCRIPT_BYTES)}: not a script", key="--onto")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -46,7 +46,7 @@ class TelemetryLog:
         self._file: Appender | None = None
         self._failed = False
         self._cap_bytes = self._thin_at_bytes = cap_bytes
-        self._level: int | None = None
+        self._thinned_level: int | None = None
         """Level of `Thinned` that the older ticks in the file have; None while all ticks are there."""
         instances = [uuid for uuid in watch_uuids if is_instance(uuid)]
         self._sampler = Sampler(self._write_tick, period_s=period_s, on_xid=self._xid, instances=instances)
@@ -60,12 +60,15 @@ class TelemetryLog:
         self._sampler.set_root_pid(pid)
 
     def stop(self) -> None:
-        """End the sampling with a tick after all steps; a driver call that hangs is left behind."""
+        """End the sampling with a tick after all steps, and thin the newer half of a thinned file as its older one.
+
+        A driver call that hangs is left behind.
+        """
         if self._sampler.stop(last_tick=True) and self._file is not None:
             self._file.close()
-            if self._level is not None:
+            if self._thinned_level is not None:
                 with suppress(OSError):  # an uneven share is as good a record
-                    thin_evenly(self._path, self._level)
+                    thin_evenly(self._path, self._thinned_level)
         if self._sampler.failure is not None and not self._failed:
             self._on_failure(f"sampling ended: {self._sampler.failure!r}")
 
@@ -91,10 +94,10 @@ class TelemetryLog:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._level is None:
+        if self._thinned_level is None:
             detail = f"over {self._cap_bytes} bytes: an even share of the older ticks is kept"
             self._on_event(Event(t_ns=time.monotonic_ns(), kind="telemetry_thinned", detail=detail))
-        self._level = level
+        self._thinned_level = level
         self._thin_at_bytes = max(self._cap_bytes, self._path.stat().st_size + self._cap_bytes // 4)
 
     def _xid(self, t_ns: int, index: int, code: int) -> None:
