@@ -13,7 +13,7 @@ import pytest
 from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.records.file_locks import shared_lock
-from trainfast_runner.records.home import STAMP
+from trainfast_runner.records.home import STAMP_FORMAT
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.worker.shared.search_roles import PROBE
 
@@ -29,7 +29,7 @@ def own(cli: Cli, tmp_path: Path) -> Cli:
 
 def recent(age_s: float) -> str:
     """An id of a run that began so long ago."""
-    return f"{time.strftime(STAMP, time.gmtime(time.time() - age_s))}-tiny-llama-bbbb"
+    return f"{time.strftime(STAMP_FORMAT, time.gmtime(time.time() - age_s))}-tiny-llama-bbbb"
 
 
 def write_search(home: Path, search_id: str) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.memory.sharding import RULES
+from trainfast_runner.memory.sharding import MEMORY_RULES
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.worker import catalog
 from trainfast_runner.worker.catalog import (
@@ -36,7 +36,7 @@ def test_every_class_stands_in_its_file(folder: str, entries: dict[str, object])
 def test_entries_name_what_exists() -> None:
     for strategy in STRATEGIES.values():
         assert strategy.fallback in STRATEGIES
-        assert strategy.memory_rule in {*RULES, "Staged", None}
+        assert strategy.memory_rule in {*MEMORY_RULES, "Staged", None}
         assert set(strategy.axes) <= {"dp", "tp", "pp", "mp"}
         assert set(strategy.shards) <= {"weights", "gradients", "states"}
         assert strategy.parameter_form in PARAMETER_FORMS

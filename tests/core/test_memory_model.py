@@ -16,7 +16,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.pipeline import PipelineCut, StageCut, stage_count
 from trainfast_runner.memory.prediction import CATEGORIES
-from trainfast_runner.memory.sharding import PIPELINES, PREDICTED, STAGED
+from trainfast_runner.memory.sharding import PIPELINE_STRATEGIES, PREDICTED_STRATEGIES, STAGED_STRATEGIES
 from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
@@ -194,7 +194,7 @@ def test_accumulation_on_the_host_has_a_copy_of_its_own() -> None:
 EVERY_KNOB = {
     "precision": some.sampled_from(["fp32", "tf32", "fp16", "bf16", "bf16-pure"]),
     "optimizer": some.sampled_from(list(OPTIMIZERS)),
-    "strategy": some.sampled_from(PREDICTED),
+    "strategy": some.sampled_from(PREDICTED_STRATEGIES),
     "reshard": some.sampled_from(["on", "off"]),
     "grad_accum": some.integers(1, 5),
     "grad_clip": some.sampled_from([0.0, 1.0]),
@@ -214,7 +214,7 @@ def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(
 ) -> None:
     knobs |= {"devices": ranks, "pp_degree": 2, "micro_batches": 4, "tp_degree": 2}
     spec = spec_with(**knobs)
-    stages = stage_count(spec.knobs) if knobs["strategy"] in STAGED else 1
+    stages = stage_count(spec.knobs) if knobs["strategy"] in STAGED_STRATEGIES else 1
     cut = [StageCut(at * 2, at * 2 + 2, 2 * BLOCK + ROOT * (at == stages - 1), BLOCK) for at in range(stages)]
     pipeline = PipelineCut(cut, 0, 5, 11)
     model = msgspec.structs.replace(model_of(2 * stages if stages > 1 else 12), device=device, pipeline=pipeline)
@@ -227,6 +227,6 @@ def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(
     def total(batch: int) -> int:
         return model.predict(replace(spec, knobs={**spec.knobs, "batch_size": batch}), ranks).total_bytes
 
-    step = 4 if knobs["strategy"] in PIPELINES else 1
+    step = 4 if knobs["strategy"] in PIPELINE_STRATEGIES else 1
     assert most == 0 or total(most) <= limit
     assert total(most + step) > limit

@@ -34,7 +34,7 @@ class Collected:
 
 
 def test_no_tick_comes_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_module, "BUDGET", 10)
+    monkeypatch.setattr(sampler_module, "BUDGET_SHARE", 10)
     with stand_in.installed(Machine(gpus(1))):
         collected = Collected()
         sampler = Sampler(collected, period_s=0.05)
@@ -97,7 +97,7 @@ def test_a_gpu_that_is_slow_while_the_sampling_ends_is_not_called_lost() -> None
 
 
 def test_without_counters_the_reasons_are_looked_at_between_the_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_module, "BUDGET", 10)
+    monkeypatch.setattr(sampler_module, "BUDGET_SHARE", 10)
     none = frozenset({"field 74", "field 75", "field 76"})
     machine = Machine(gpus(2))
     machine.gpus[0] = Gpu(uuid="GPU-0", cause_numbers=None, unsupported=none, reasons=0x20)
@@ -117,7 +117,7 @@ def test_without_counters_the_reasons_are_looked_at_between_the_ticks(monkeypatc
 
 
 def test_the_run_can_be_named_and_dropped_while_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_module, "BUDGET", 10)
+    monkeypatch.setattr(sampler_module, "BUDGET_SHARE", 10)
     with stand_in.installed(Machine([])):
         collected = Collected()
         sampler = Sampler(collected, period_s=0.02)

@@ -32,7 +32,7 @@ TRAINER_BLOCK = "a TrainingArguments block"
 ACCELERATE_YAML = "an accelerate YAML"
 DEEPSPEED_JSON = "a DeepSpeed json"
 SHELL_COMMAND = "a shell command"
-KINDS = (TRAINER_BLOCK, ACCELERATE_YAML, DEEPSPEED_JSON, SHELL_COMMAND)
+IMPORTED_KINDS = (TRAINER_BLOCK, ACCELERATE_YAML, DEEPSPEED_JSON, SHELL_COMMAND)
 """Kinds of text that another tool reads."""
 
 
@@ -100,7 +100,7 @@ def _kind_and_settings(text: str, name: str) -> tuple[str, ForeignKnobs]:
         return SHELL_COMMAND, _command(commands[0])
     if len(commands) > 1:
         raise UserError(f"{name} starts {len(commands)} scripts: name a file with the one that trains", key=name)
-    raise UserError(f"cannot tell what {name} is", key=name, allowed=KINDS)
+    raise UserError(f"cannot tell what {name} is", key=name, allowed=IMPORTED_KINDS)
 
 
 def _trainer_block(text: str, name: str) -> ForeignKnobs | None:

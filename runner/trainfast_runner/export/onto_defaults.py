@@ -12,7 +12,7 @@ from trainfast_runner.export.shell_words import literal
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.scripts.script_preset import FlagWords, words_of
 
-DECLARING = ("add_argument", "option")
+DECLARING_FUNCTIONS = ("add_argument", "option")
 """Functions that declare a flag: argparse's method and click's decorator."""
 
 
@@ -37,14 +37,16 @@ def edit_defaults(source: str, file: str, values: Mapping[str, object]) -> tuple
     edits: list[Edit] = []
     notes: list[str] = []
     declared: set[str] = set()
-    for call in calls_of(parsed(source, file), DECLARING):
+    for call in calls_of(parsed(source, file), DECLARING_FUNCTIONS):
         names = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
         for flag in (flag for flag in values if flag in names):
             declared.add(flag)
             if _is_required(call):
                 notes.append(f"{file}:{call.lineno}: {flag} is required: give it {values[flag]!r}")
                 continue
-            flag_edits, flag_notes = call_edits(call, CallFields(DECLARING, {"default": values[flag]}), offsets, file)
+            flag_edits, flag_notes = call_edits(
+                call, CallFields(DECLARING_FUNCTIONS, {"default": values[flag]}), offsets, file
+            )
             edits += flag_edits
             notes += flag_notes
             if flag_edits:

@@ -21,7 +21,7 @@ from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
 from trainfast_runner.units import counted
 
-ENGINES = {"HF Trainer": "trainer", "accelerate": "accelerate", "DeepSpeed": "native", "torch": "native"}
+ENGINE_BY_FRAMEWORK = {"HF Trainer": "trainer", "accelerate": "accelerate", "DeepSpeed": "native", "torch": "native"}
 """The engine whose steps stand for the steps of a script with that framework."""
 WHOLE_PARAMETERS = (None, "none", "DataParallel", "DistributedDataParallel")
 """Wrappers under which the optimizer of a rank holds every parameter of the model."""
@@ -86,7 +86,7 @@ def _no_comparison(
         return f"{', '.join(exported.left_out)} cannot be expressed"
     framework = None if result.script is None else result.script.framework
     engine = run.knobs.get("engine")
-    if run.script is None and framework is not None and ENGINES.get(framework) != engine:
+    if run.script is None and framework is not None and ENGINE_BY_FRAMEWORK.get(framework) != engine:
         return f"{framework} took the steps, and {run.run_id} has engine={engine}"
     for name, value in ran.items():
         if name in KNOBS_BY_NAME and KNOBS_BY_NAME[name].has_equivalent_values and run.knobs.get(name, value) != value:

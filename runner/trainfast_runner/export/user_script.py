@@ -25,9 +25,9 @@ from trainfast_runner.settings.scripts.saving_script import script_preset_text
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import BY_ENVIRONMENT, LAUNCH_KNOBS
 
-VARIABLES = {"accelerate": "ACCELERATE_", "Lightning": "PL_TRAINER_"}
+VARIABLE_PREFIXES = {"accelerate": "ACCELERATE_", "Lightning": "PL_TRAINER_"}
 """Beginnings of the variables by which a framework takes knobs."""
-REASONS = {
+NO_EXPORT_REASONS = {
     "accelerate": "its launcher is in its command",
     "torchrun": "its launcher is in its command",
     "deepspeed": "its configuration of DeepSpeed is its own",
@@ -41,7 +41,7 @@ def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: st
     Raises UserError for another form, and where the script has no Trainer.
     """
     if to not in SCRIPT_FORMS:
-        message = f"{run.run_id} ran a script of your own: {REASONS[to]}"
+        message = f"{run.run_id} ran a script of your own: {NO_EXPORT_REASONS[to]}"
         raise UserError(message, key="--to", allowed=SCRIPT_FORMS)
     return SCRIPT_FORMS[to](
         run, asked, newest_of_first_rank(read_worker_lines(directory), ScriptLine) or ScriptLine(t_ns=0)
@@ -71,7 +71,7 @@ def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
 
 def _variables(run: RunFile, framework: str) -> dict[str, str]:
     """Environment variables by which the run chose its devices and the framework took knobs."""
-    beginning = VARIABLES.get(framework)
+    beginning = VARIABLE_PREFIXES.get(framework)
     variables = {name: value for name, value in run.env.items() if beginning and name.startswith(beginning)}
     if "devices" in run.overrides and "CUDA_VISIBLE_DEVICES" in run.env:
         variables["CUDA_VISIBLE_DEVICES"] = run.env["CUDA_VISIBLE_DEVICES"]

@@ -22,7 +22,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_cached, write_atomically
 
 CALIBRATION_FILE = "calibration.json"
-UNDISTURBED = 0.9
+UNDISTURBED_SHARE = 0.9
 """Share of the time its threads could have run below which a measurement on a CPU was disturbed."""
 
 
@@ -48,7 +48,7 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def disturbed(self) -> bool:
         """True if other processes took so much of the CPU that the ceiling is too low."""
-        return self.cpu_share is not None and self.cpu_share < UNDISTURBED
+        return self.cpu_share is not None and self.cpu_share < UNDISTURBED_SHARE
 
 
 def calibrate(

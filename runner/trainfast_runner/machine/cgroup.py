@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-PROC = Path("/proc/self")
+PROC_SELF = Path("/proc/self")
 _USED_FILES = {
     "memory.max": ("memory.current", "inactive_file"),
     "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),
@@ -18,7 +18,7 @@ _USED_FILES = {
 pages in it that are not in use (Linux, cgroup-v2.rst and cgroup-v1/memory.rst)."""
 
 
-def memory_files(v2: str, v1: str, proc: Path = PROC) -> Iterator[Path]:
+def memory_files(v2: str, v1: str, proc: Path = PROC_SELF) -> Iterator[Path]:
     """Yield the paths of the file `v2` (`v1` under version 1) in this process's groups, its own first.
 
     Not every one of them exists. Inside a container the mount's root may stand for a group of the host's.
@@ -32,7 +32,7 @@ def memory_files(v2: str, v1: str, proc: Path = PROC) -> Iterator[Path]:
                 yield from (mount / part / (v1 if controllers else v2) for part in (below, *below.parents))
 
 
-def tightest_group_limit(proc: Path = PROC) -> tuple[int | None, str]:
+def tightest_group_limit(proc: Path = PROC_SELF) -> tuple[int | None, str]:
     """Bytes of the tightest memory limit of this process's groups, and its file; None without a limit."""
     limits: list[tuple[int, str]] = []
     for path in _limit_files(proc):
@@ -44,7 +44,7 @@ def tightest_group_limit(proc: Path = PROC) -> tuple[int | None, str]:
     return min(limits, default=(None, ""))
 
 
-def free_within_limits(free_bytes: int, proc: Path = PROC) -> int:
+def free_within_limits(free_bytes: int, proc: Path = PROC_SELF) -> int:
     """Return the host's free bytes, or less if a group of this process has less left of its limit.
 
     File pages that the kernel can drop count as free.

@@ -13,6 +13,9 @@ from trainfast_runner.records.home import cache_directory
 
 USES_LIBAIO = b"#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n"
 
+COMPILED_WITHIN_S = 30.0
+"""Chosen, not measured: a compiler that takes longer for two lines counts as failed."""
+
 
 def extensions_directory(python: str, versions: Mapping[str, str | None]) -> Path:
     """One directory for each training Python and its versions: elsewhere torch would build the same name again.
@@ -55,7 +58,7 @@ def has_libaio(python: str) -> bool:
             [compiler_path, "-x", "c++", "-", "-o", os.devnull, "-laio"],
             input=USES_LIBAIO,
             capture_output=True,
-            timeout=30,
+            timeout=COMPILED_WITHIN_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

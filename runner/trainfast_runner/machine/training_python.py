@@ -16,8 +16,8 @@ from trainfast_runner.machine.worker_programs import WORKER, ask_worker
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import read_cached, write_cached
 
-NEEDED = ("torch", "transformers", "tokenizers")
-FAMILIAR = (
+NEEDED_PACKAGES = ("torch", "transformers", "tokenizers")
+FAMILIAR_FAMILIES = (
     *("llama", "qwen3", "qwen2", "mistral", "mixtral", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "olmo2"),
     *("bert", "roberta", "distilbert", "deberta-v2", "modernbert", "electra", "albert"),
 )
@@ -64,7 +64,7 @@ def inspect(
         if "error" not in answer:
             write_cached(remembered, answer)
     versions = answer.get("versions") or {}
-    missing = [name for name in NEEDED if name in versions and versions[name] is None]
+    missing = [name for name in NEEDED_PACKAGES if name in versions and versions[name] is None]
     if missing:
         raise _missing_packages_error(executable, missing)
     if answer.get("error"):
@@ -107,7 +107,10 @@ def model_error(error: dict[str, Any]) -> UserError:
 
 def _familiar_first(names: list[str]) -> list[str]:
     """The names with the families that most people train in front, so that a list cut short holds them."""
-    return [*(name for name in FAMILIAR if name in names), *(name for name in names if name not in FAMILIAR)]
+    return [
+        *(name for name in FAMILIAR_FAMILIES if name in names),
+        *(name for name in names if name not in FAMILIAR_FAMILIES),
+    ]
 
 
 def find_python(python: str | None) -> str:

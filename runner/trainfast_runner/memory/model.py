@@ -15,10 +15,16 @@ from trainfast_runner.memory.corrections import (
     correction_key,
     read_device_corrections,
 )
-from trainfast_runner.memory.one_process import DATA_PARALLEL, LAYERS_SPREAD, UNCONFIRMED, devices_of, gathered
+from trainfast_runner.memory.one_process import (
+    DATA_PARALLEL,
+    LAYERS_SPREAD,
+    UNCONFIRMED_STRATEGIES,
+    devices_of,
+    gathered,
+)
 from trainfast_runner.memory.pipeline import PipelineCut, StagePeaks, stage_peaks
 from trainfast_runner.memory.prediction import CATEGORIES, Prediction, RankBytes
-from trainfast_runner.memory.sharding import PIPELINES, STAGED, WholeModel, memory_rule
+from trainfast_runner.memory.sharding import PIPELINE_STRATEGIES, STAGED_STRATEGIES, WholeModel, memory_rule
 from trainfast_runner.memory.timeline import BlockStack, Segment, Work, moments
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.spec import RunSpec
@@ -106,7 +112,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         if (correction := self.correction_for(spec, ranks)) is not None:
             return f"{self.basis}, corrected by {correction.run_id}"
         basis, strategy = self.basis, spec.knobs["strategy"]
-        if strategy in UNCONFIRMED:
+        if strategy in UNCONFIRMED_STRATEGIES:
             basis += f", and rules for {strategy} that no run has confirmed"
         if not_traced := [memory for name, values, memory in NOT_TRACED if spec.knobs[name] in values]:
             basis += f", without {' and '.join(not_traced)}: that is known from the first measured run on"
@@ -116,7 +122,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         strategy = spec.knobs["strategy"]
         if strategy == DATA_PARALLEL:
             return f"the first of {devices_of(spec.knobs)} GPUs, which gathers the outputs of all"
-        if strategy not in STAGED:
+        if strategy not in STAGED_STRATEGIES:
             return ""
         rank = self._stages(spec, batch).ranks[phase]
         if strategy == LAYERS_SPREAD:
@@ -154,7 +160,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _tensor_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, RankBytes]:
-        if spec.knobs["strategy"] in STAGED:
+        if spec.knobs["strategy"] in STAGED_STRATEGIES:
             return self._stages(spec, batch).phases
         segments = self.segments
         if spec.knobs["strategy"] == DATA_PARALLEL:
@@ -182,4 +188,4 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
 def batch_multiple(knobs: Mapping[str, Any]) -> int:
     """The number that every batch size is a multiple of: a pipeline cuts the batch into equal parts."""
-    return whole_number(knobs, "micro_batches") if knobs["strategy"] in PIPELINES else 1
+    return whole_number(knobs, "micro_batches") if knobs["strategy"] in PIPELINE_STRATEGIES else 1

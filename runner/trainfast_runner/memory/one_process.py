@@ -13,11 +13,11 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices_knob import gpu_indexes
-from trainfast_runner.memory.timeline import NOTHING, Moment, Segment, Vector, add
+from trainfast_runner.memory.timeline import NO_BYTES, Moment, Segment, Vector, add
 from trainfast_runner.worker.shared.traced import GRADS
 
 DATA_PARALLEL, LAYERS_SPREAD = "dp", "naive-mp"
-UNCONFIRMED = (DATA_PARALLEL, LAYERS_SPREAD)
+UNCONFIRMED_STRATEGIES = (DATA_PARALLEL, LAYERS_SPREAD)
 """Strategies whose predictions say that no run confirmed them."""
 
 
@@ -37,20 +37,20 @@ def gathered(segments: list[Segment], devices: int) -> list[Segment]:
     the loss, whose logits are nearly all of it.
     """
     first_gpu = []
-    others_kept = NOTHING
+    others_kept = NO_BYTES
     for index, segment in enumerate(segments):
         if segment.phase == "data" or _is_head(segments, index):
             fixed, per_sample = segment.delta
             if segment.phase == "backward":
                 # The backward frees the other GPUs' samples that its forward kept.
                 delta = add(per_sample, others_kept, -1)
-                others_kept = NOTHING
+                others_kept = NO_BYTES
             else:
-                delta = add(NOTHING, per_sample, devices)
+                delta = add(NO_BYTES, per_sample, devices)
                 if segment.phase == "forward":
                     others_kept = add(others_kept, add(delta, per_sample, -1))
             lines = [
-                (fixed_line, add(NOTHING, per_sample_line, devices)) for fixed_line, per_sample_line in segment.lines
+                (fixed_line, add(NO_BYTES, per_sample_line, devices)) for fixed_line, per_sample_line in segment.lines
             ]
             segment = msgspec.structs.replace(segment, lines=lines, delta=(fixed, delta))
         first_gpu.append(segment)

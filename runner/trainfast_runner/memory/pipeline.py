@@ -17,12 +17,12 @@ from trainfast_runner.memory.model_size import FP32_BYTES
 from trainfast_runner.memory.one_process import LAYERS_SPREAD, devices_of
 from trainfast_runner.memory.prediction import RankBytes
 from trainfast_runner.memory.sharding import WholeModel
-from trainfast_runner.memory.timeline import MIDDLE, NOTHING, BlockStack, Segment, Vector, add, moments
+from trainfast_runner.memory.timeline import MIDDLE_BLOCK, NO_BYTES, BlockStack, Segment, Vector, add, moments
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import SCHEDULES
 from trainfast_runner.worker.shared.traced import ACTIVATIONS, GRADS, PARAMS, TEMPORARY, TRACED_MICRO_BATCHES
 
-AHEAD = 2
+FORWARDS_AHEAD = 2
 """Forwards that an interleaved rank runs ahead for each rank behind it (`_get_warmup_ops` of torch's schedules)."""
 
 
@@ -101,7 +101,7 @@ def schedule_actions(schedule: str, rank: int, degree: int, micro_batches: int) 
     else:
         # A stage runs `round_size` micro-batches before the rank's next stage does.
         round_size = micro_batches // max(1, micro_batches // degree)
-        warmup = min((stages_per_rank - 1) * round_size + AHEAD * (degree - 1 - rank), forwards)
+        warmup = min((stages_per_rank - 1) * round_size + FORWARDS_AHEAD * (degree - 1 - rank), forwards)
     stages = [forward // round_size % stages_per_rank for forward in range(forwards)]
     actions = [PipelineAction(stage, False) for stage in stages[:warmup]]
     for index, stage in enumerate(stages):
@@ -203,14 +203,14 @@ class _RankMemory:
         number = self._numbers[slot]
         after, blocks, before = self._parts(number, "backward", micro)
         width = self._whole.weight_width
-        start = NOTHING
+        start = NO_BYTES
         segments = [*blocks, *(before if number == 0 else [])]
         logits = 0.0
         if self._is_head(number):
             # The head's gradient does not wait for the gradient of the tied embedding, which is in another stage.
             tied = width * self._cut.tied
             head_delta = _vector({TEMPORARY: -tied, GRADS: tied if micro == 1 else 0.0})
-            segments = [*after, Segment("backward", micro, "", [], (head_delta, NOTHING)), *segments]
+            segments = [*after, Segment("backward", micro, "", [], (head_delta, NO_BYTES)), *segments]
             if not self._is_spread:
                 # torch's `PipelineStage` keeps the logits.
                 formats = PRECISIONS[str(self._knobs["precision"])]
@@ -239,15 +239,17 @@ class _RankMemory:
         return traced[: inside[0]], blocks, traced[inside[-1] + 1 :]
 
     def _traced_blocks(self, number: int) -> list[int]:
-        """Index of the traced block that represents each of the stage's blocks; [first, MIDDLE, last] of a long one."""
+        """Index of the traced block for each block of the stage; [first, MIDDLE_BLOCK, last] of a long stage."""
         [stack], stage = self._whole.stacks, self._cut.stages[number]
         blocks = list(range(stage.begin, stage.end))
         if stack.kept == stack.count:
             return blocks
-        indices = [0 if block == 0 else stack.kept - 1 if block == stack.count - 1 else MIDDLE for block in blocks]
-        return indices if len(indices) <= stack.kept else [indices[0], MIDDLE, indices[-1]]
+        indices = [
+            0 if block == 0 else stack.kept - 1 if block == stack.count - 1 else MIDDLE_BLOCK for block in blocks
+        ]
+        return indices if len(indices) <= stack.kept else [indices[0], MIDDLE_BLOCK, indices[-1]]
 
-    def _run(self, number: int, segments: list[Segment], start: Vector = NOTHING) -> tuple[Vector, Vector]:
+    def _run(self, number: int, segments: list[Segment], start: Vector = NO_BYTES) -> tuple[Vector, Vector]:
         """Live bytes of some segments: at their peak and at their end."""
         [stack], stage = self._whole.stacks, self._cut.stages[number]
         cut = BlockStack(len(self._traced_blocks(number)), stack.sizes[stage.begin : stage.end])
@@ -275,4 +277,4 @@ class _RankMemory:
 
 
 def _vector(values: Mapping[int, float]) -> Vector:
-    return tuple(values.get(index, 0.0) for index in range(len(NOTHING)))
+    return tuple(values.get(index, 0.0) for index in range(len(NO_BYTES)))

@@ -20,11 +20,11 @@ from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 from trainfast_runner.worker.shared.traced import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
-PIPELINES = tuple(name for name, entry in STRATEGIES.items() if entry.is_pipeline)
+PIPELINE_STRATEGIES = tuple(name for name, entry in STRATEGIES.items() if entry.is_pipeline)
 """Strategies whose ranks hold stages, see `pipeline.py`. Pipelines side by side sum gradients in place."""
-STAGED = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule == "Staged")
+STAGED_STRATEGIES = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule == "Staged")
 """Strategies that cut a model into stages, one rank's or one GPU's each."""
-PREDICTED = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule is not None)
+PREDICTED_STRATEGIES = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule is not None)
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ class ZeroParametersOffloaded(ZeroParameters):
         return super().in_optimizer(live)._replace(temporary=self._host_scratch(live, self.largest_group))
 
 
-RULES = {
+MEMORY_RULES = {
     rule.__name__: rule
     for rule in (
         Unshared,
@@ -347,10 +347,12 @@ shares this part like a whole model."""
 def memory_rule(knobs: Mapping[str, Any], ranks: int, whole: WholeModel) -> MemoryRule:
     """The rule of the knobs' strategy. Raises UserError for a strategy whose memory is not predicted."""
     strategy = strategy_of(knobs)
-    if strategy.memory_rule not in RULES:
+    if strategy.memory_rule not in MEMORY_RULES:
         raise UserError(
-            f"the memory of strategy={strategy.name} is not predicted", key="strategy", allowed=list(PREDICTED)
+            f"the memory of strategy={strategy.name} is not predicted",
+            key="strategy",
+            allowed=list(PREDICTED_STRATEGIES),
         )
     if strategy.is_tensor_parallel:
         ranks //= int(knobs["tp_degree"])
-    return RULES[strategy.memory_rule](whole, ranks, knobs)
+    return MEMORY_RULES[strategy.memory_rule](whole, ranks, knobs)

@@ -13,8 +13,8 @@ Vector = tuple[float, ...]
 """Bytes by category, in the order of TRACED_CATEGORIES."""
 Work = tuple[float, float, float]
 """Calls of operations, FLOPs, bytes moved."""
-NOTHING: Vector = (0.0,) * len(TRACED_CATEGORIES)
-MIDDLE = 1
+NO_BYTES: Vector = (0.0,) * len(TRACED_CATEGORIES)
+MIDDLE_BLOCK = 1
 """Index of the traced block that stands for all between the first and the last."""
 
 
@@ -121,9 +121,9 @@ def blocks_of(segment: Segment, stacks: list[BlockStack]) -> Blocks:
     if stack.kept == stack.count:
         return Blocks(number, 1, index)
     copies = stack.count - stack.kept + 1
-    if index == MIDDLE:
+    if index == MIDDLE_BLOCK:
         return Blocks(number, copies, index)
-    return Blocks(number, 1, index if index < MIDDLE else index + copies - 1)
+    return Blocks(number, 1, index if index < MIDDLE_BLOCK else index + copies - 1)
 
 
 def _live_at(line: tuple[Vector, Vector], batch: float, share: float) -> Vector:

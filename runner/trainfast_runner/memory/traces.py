@@ -19,7 +19,7 @@ from trainfast_runner.memory.pipeline import PipelineCut, stage_count
 from trainfast_runner.memory.timeline import BlockStack, Segment, Work
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.knobs import defaults
-from trainfast_runner.settings.precisions import MIXED
+from trainfast_runner.settings.precisions import MIXED_PRECISIONS
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.shared.traced import NO_WORK
@@ -27,7 +27,7 @@ from trainfast_runner.worker.shared.traced import NO_WORK
 STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
 """The knobs that decide the live bytes of forward and backward. The optimizer decides the live bytes of its own
 step; all other knobs only change the number of repetitions and of ranks."""
-FORMAT = "6"
+TRACE_FORMAT = "6"
 """Format of the cached traces; a trace of another format is made again."""
 
 
@@ -97,7 +97,7 @@ def request_fields(spec: RunSpec, device: str, *, whole: bool = False) -> tuple[
     if precision == "tf32":
         # Other kernels, the same tensors.
         precision = "fp32"
-    if strategy.is_zero and precision in MIXED:
+    if strategy.is_zero and precision in MIXED_PRECISIONS:
         # DeepSpeed trains a model whose weights are half; it does not cast them as autocast does.
         precision = "bf16-pure"
     shared_fields: dict[str, Any] = {"model": spec.model, "objective": spec.data["objective"], "device": device}
@@ -124,7 +124,7 @@ def request_fields(spec: RunSpec, device: str, *, whole: bool = False) -> tuple[
 
 
 def _trace_request(fields: dict[str, Any], executable: str, installed: list[str] | None) -> TraceRequest:
-    name = training_python.request_hash(executable, json.dumps(fields, sort_keys=True), FORMAT, installed)
+    name = training_python.request_hash(executable, json.dumps(fields, sort_keys=True), TRACE_FORMAT, installed)
     # The worker wants a value for each knob; those that the trace does not depend on have their defaults.
     request = {**fields, "knobs": {**defaults(), **fields["knobs"]}}
     return TraceRequest(request, cache_directory() / "traced" / f"{name}.json")

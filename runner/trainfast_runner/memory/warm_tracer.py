@@ -37,7 +37,7 @@ POLL_S = 0.1
 """Seconds between two polls for an answer or a cancellation."""
 CANCELLED_WITHIN_S = 2.0
 """A cancelled trace that does not end within this time is ended with its process."""
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 """The most bytes read from the process at once."""
 DEVICE_VARIABLES = tuple(visible_to(()))
 
@@ -192,7 +192,7 @@ class _Server:
                 self._unsent = self._unsent[os.write(self._stdin.fileno(), self._unsent) :]
         if not readable:
             return []
-        chunk = os.read(self._stdout.fileno(), CHUNK)
+        chunk = os.read(self._stdout.fileno(), CHUNK_BYTES)
         if not chunk:
             return None
         *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")

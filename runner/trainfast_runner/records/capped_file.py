@@ -16,13 +16,13 @@ CAP_BYTES = 64 << 20
 """The cap of `output.log` and of each `steps*.jsonl`."""
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 0x01, 0x02
 """Flags of fallocate(2), from the kernel's falloc.h."""
-_PAGE = 1 << 12
+_PAGE_BYTES = 1 << 12
 
 
 def head_of(cap_bytes: int) -> int:
     """Bytes kept from the start of a file under `cap_bytes`; the newest bytes are kept up to the same size."""
     # Whole pages: a part of a page at the edge of a hole would stay on disk.
-    return max(_PAGE, cap_bytes // 4 // _PAGE * _PAGE)
+    return max(_PAGE_BYTES, cap_bytes // 4 // _PAGE_BYTES * _PAGE_BYTES)
 
 
 HEAD_BYTES = head_of(CAP_BYTES)
@@ -65,7 +65,7 @@ class CappedFile:
             size = os.fstat(fd).st_size
             if size - self._hole_end + self.head_bytes <= self.cap_bytes:
                 return 0
-            hole_end = (size - self.head_bytes) // _PAGE * _PAGE
+            hole_end = (size - self.head_bytes) // _PAGE_BYTES * _PAGE_BYTES
             if _punch(fd, self._hole_end, hole_end - self._hole_end):
                 dropped, self._hole_end = hole_end - self._hole_end, hole_end
             else:

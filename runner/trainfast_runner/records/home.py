@@ -19,18 +19,20 @@ from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.run_directory import is_alive_after_grace, is_listed, is_unfinished
 
 LAUNCH_LOCK_FILE = "launch.lock"
-STAMP = "%Y%m%d-%H%M%S"
+STAMP_FORMAT = "%Y%m%d-%H%M%S"
 STAMP_CHARACTERS = len("20261121-054455")
 """Length of the timestamp at the start of an id; the rest of an id does not sort."""
-ID = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
+ID_PATTERN = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
 """The ids that `new_id` makes."""
+MAX_NAME_CHARACTERS = 40
+"""Chosen, not measured: the most characters of a preset's name in an id."""
 MAX_AHEAD_S = 60
 """Most seconds that a newest run may be ahead of now: one stamped further came from a wrong clock and is ignored."""
 
 
 def new_id(stamp: str, name: str, fallback: str) -> str:
     """An id from the time and `name`, or `fallback` when no character of `name` is allowed in an id."""
-    word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or fallback
+    word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:MAX_NAME_CHARACTERS] or fallback
     return f"{stamp}-{word}-{secrets.token_hex(2)}"
 
 
@@ -123,7 +125,7 @@ class Home:
         """Ids of all runs, oldest first: the folders named by an id, since TensorBoard too writes into `runs`."""
         try:
             with os.scandir(self.runs) as entries:
-                return sorted(entry.name for entry in entries if ID.fullmatch(entry.name) and entry.is_dir())
+                return sorted(entry.name for entry in entries if ID_PATTERN.fullmatch(entry.name) and entry.is_dir())
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -190,10 +192,10 @@ class Home:
         newest = "".join(self.run_ids()[-1:])[:STAMP_CHARACTERS]
         # UTC, in which no hour comes twice.
         for ahead_s in range(MAX_AHEAD_S):
-            stamp = time.strftime(STAMP, time.gmtime(now_s + ahead_s))
+            stamp = time.strftime(STAMP_FORMAT, time.gmtime(now_s + ahead_s))
             if stamp > newest:
                 return stamp
-        return time.strftime(STAMP, time.gmtime(now_s))
+        return time.strftime(STAMP_FORMAT, time.gmtime(now_s))
 
     def launching(self) -> AbstractContextManager[int]:
         """Hold the launch lock: a device that is free within stays free for this launch."""

@@ -14,6 +14,8 @@ import msgspec
 
 T = TypeVar("T")
 
+WINDOW_BYTES = 8 << 20
+"""Chosen, not measured: the most that one look at a growing file reads."""
 DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of damaged JSON; the last one from brackets nested thousands deep."""
 
@@ -30,7 +32,7 @@ class Tail(Generic[T]):
     A hole is stepped over, with the lines that it cuts, and counted in `hole_bytes`.
     """
 
-    def __init__(self, path: Path, type: type[T], window_bytes: int = 8 << 20) -> None:
+    def __init__(self, path: Path, type: type[T], window_bytes: int = WINDOW_BYTES) -> None:
         self.path = path
         self.unreadable = 0
         self.hole_bytes = 0

@@ -13,7 +13,7 @@ from trainfast_runner.records.capped_file import HEAD_BYTES, dropped_text
 OUTPUT_FILE = "output.log"
 LOG_LINES_KEPT, LOG_LINE_CHARACTERS, LOG_WINDOW_BYTES = 400, 2000, 256 << 10
 """Bounds of the end that a screen keeps."""
-_BLOCK = 1 << 16
+_BLOCK_BYTES = 1 << 16
 _READ_BYTES = 1 << 20
 """The most that one look at a growing log reads."""
 _LONGEST_LINE_BYTES = 1 << 16
@@ -148,7 +148,7 @@ def _end_of_lines(fd: int, size: int) -> int:
     """Return the offset after the last line end before `size`; 0 without one."""
     end = size
     while end > 0:
-        begin = max(0, end - _BLOCK)
+        begin = max(0, end - _BLOCK_BYTES)
         line_end = os.pread(fd, end - begin, begin).rfind(b"\n")
         if line_end >= 0:
             return begin + line_end + 1
@@ -161,7 +161,7 @@ def _backwards(fd: int, end: int | None) -> Iterator[bytes]:
     segments = list(_segments(fd, end))
     for number, (start, stop) in reversed(list(enumerate(segments))):
         while stop > start:
-            begin = max(start, stop - _BLOCK)
+            begin = max(start, stop - _BLOCK_BYTES)
             yield os.pread(fd, stop - begin, begin)
             stop = begin
         if number > 0 and (hole := start - segments[number - 1][1]) > 0:

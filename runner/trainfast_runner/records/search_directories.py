@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainfast_runner.records.file_locks import is_locked, try_exclusive_lock
-from trainfast_runner.records.home import ID, Home, home_error
+from trainfast_runner.records.home import ID_PATTERN, Home, home_error
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.worker.shared.lock_files import SEARCH_LOCK_FILE
 
@@ -25,7 +25,7 @@ def search_directories(home: Home) -> list[Path]:
     """
     try:
         with os.scandir(home.searches) as entries:
-            ids = [entry.name for entry in entries if ID.fullmatch(entry.name)]
+            ids = [entry.name for entry in entries if ID_PATTERN.fullmatch(entry.name)]
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.capped_file import CAP_BYTES, CappedFile
-from trainfast_runner.records.json_lines import NoRecord, Tail
+from trainfast_runner.records.json_lines import WINDOW_BYTES, NoRecord, Tail
 from trainfast_runner.records.run_lines import Count, Step
 
 _MARK = b'{"dropped_bytes":'
@@ -22,7 +22,7 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
 class StepTail(Tail[Step]):
     """Follows the step records of a rank, dropped ones left out."""
 
-    def __init__(self, path: Path, window_bytes: int = 8 << 20) -> None:
+    def __init__(self, path: Path, window_bytes: int = WINDOW_BYTES) -> None:
         super().__init__(path, Step, window_bytes)
         self._marked_bytes = 0
         self._mark_decoder = msgspec.json.Decoder(Dropped)

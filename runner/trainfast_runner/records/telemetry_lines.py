@@ -11,7 +11,14 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from trainfast_runner.records.json_lines import DAMAGE, NoRecord, Tail, remaining_records, write_atomically
+from trainfast_runner.records.json_lines import (
+    DAMAGE,
+    WINDOW_BYTES,
+    NoRecord,
+    Tail,
+    remaining_records,
+    write_atomically,
+)
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
 
@@ -58,7 +65,7 @@ class TickChange(msgspec.Struct, frozen=True, kw_only=True):
 class TelemetryTail(Tail[T]):
     """Follows a telemetry file, each line a whole tick as `type`; a thinned file gives no tick twice."""
 
-    def __init__(self, path: Path, type: type[T], window_bytes: int = 8 << 20) -> None:
+    def __init__(self, path: Path, type: type[T], window_bytes: int = WINDOW_BYTES) -> None:
         """`type`: `Tick`, or a struct with some of its fields."""
         super().__init__(path, type, window_bytes)
         self._type = type

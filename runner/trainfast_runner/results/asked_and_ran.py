@@ -14,7 +14,7 @@ from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, OptimizerEntry, StrategyEntry
 from trainfast_runner.worker.shared.search_roles import TRIAL
 
-ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
+ATTENTION_KERNELS = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """Attention kernels by knob value; `auto` is absent, because it allows every kernel."""
 
 
@@ -73,7 +73,7 @@ def _pairs(run: RunFile, ran: ActualLine) -> list[tuple[str, Any, Any]]:
         *(_optimizer_pairs(optimizer, strategy, ran) if optimizer is not None else ()),
         ("checkpointing", knobs.get("checkpointing"), ran.checkpointing),
         ("engine", knobs.get("engine"), ran.engine),
-        (f"attention={knobs.get('attention')}", ATTENTION.get(str(knobs.get("attention"))), ran.attention),
+        (f"attention={knobs.get('attention')}", ATTENTION_KERNELS.get(str(knobs.get("attention"))), ran.attention),
         (f"compile={knobs.get('compile')} (compiled)", knobs.get("compile", "off") != "off", ran.compiled),
     ]
 

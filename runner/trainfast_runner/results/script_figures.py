@@ -14,7 +14,7 @@ from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_ra
 from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
 
 HOOKS_FILE = "door.jsonl"
-WAYS = (
+WAYS_TO_SEE_STEPS = (
     "steps are seen in three ways: an optimizer of torch.optim (the HF Trainer, Lightning and DeepSpeed have one),"
     " `import trainfast_door; trainfast_door.step()` after each step, or --steps-from-log REGEX"
 )
@@ -55,12 +55,12 @@ def read_hook_troubles(directory: Path) -> list[str]:
 def no_step_reason(directory: Path, run: RunFile) -> str:
     """The reason that a script's hooks have reported no step."""
     if run.script is not None and run.script.hooks_blocked is not None:
-        return f"{run.script.hooks_blocked}; {WAYS}"
+        return f"{run.script.hooks_blocked}; {WAYS_TO_SEE_STEPS}"
     opened = [line for line in _hook_lines(directory) if line.kind == "opened"]
     if opened:
-        return f"torch was imported, but none of its optimizers took a step; {WAYS}"
+        return f"torch was imported, but none of its optimizers took a step; {WAYS_TO_SEE_STEPS}"
     unseen = f"no process of the script imported torch {FIRST_TORCH} or newer with trainfast's folder on its path"
-    return f"{unseen}; {WAYS}"
+    return f"{unseen}; {WAYS_TO_SEE_STEPS}"
 
 
 def _overridden(run: RunFile, line: ScriptLine | None) -> list[Overridden]:

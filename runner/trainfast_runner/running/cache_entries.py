@@ -13,9 +13,9 @@ from pathlib import Path
 
 from trainfast_runner.records.file_locks import is_locked
 
-FILES = ("inspected", "traced")
+FOLDERS_OF_FILES = ("inspected", "traced")
 """Folders of small files, written and read by one command at a time."""
-FOLDERS = ("tokens", "images", "extensions")
+FOLDERS_OF_FOLDERS = ("tokens", "images", "extensions")
 """Folders of folders, which a training has open for as long as it runs."""
 _HALF_MADE = re.compile(r"\.(\d+)\.tmp$|^\..+\.(\d+)(?:-\d+)?$")
 
@@ -36,7 +36,7 @@ def unneeded_entries(cache: Path, older_than_s: float, now_s: float, *, is_train
     """
     return [
         UnneededEntry(path, disk_bytes(path), reason)
-        for name in (*FILES, *(() if is_training else FOLDERS))
+        for name in (*FOLDERS_OF_FILES, *(() if is_training else FOLDERS_OF_FOLDERS))
         for path in sorted((cache / name).glob("*"))
         if (reason := _unneeded_reason(path, older_than_s, now_s)) is not None
     ]

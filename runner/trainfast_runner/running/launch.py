@@ -49,6 +49,8 @@ MEMORY_SETTLES_S = 10.0
 MEMORY_POLL_S = 0.25
 """Chosen, not measured: the memory above the level before the last run that counts as freed, the longest wait for that,
 and the pause between two readings."""
+GIT_WITHIN_S = 2.0
+"""Chosen, not measured: git on a slow network disk must not hold up a launch."""
 
 
 def start(plan: RunPlan, home: Home) -> Path:
@@ -234,7 +236,7 @@ def _git_commit(folder: str) -> str | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=2,
+            timeout=GIT_WITHIN_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import is_alive
-from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home
+from trainfast_runner.records.home import STAMP_CHARACTERS, STAMP_FORMAT, Home
 from trainfast_runner.records.run_directory import RUN_FILE, is_listed, read_run_file
 from trainfast_runner.records.search_directories import conductor_lock, is_conducted, search_directories
 from trainfast_runner.running import cache_entries
@@ -121,7 +121,7 @@ def _cutoff(home: Home, keep: int | None, older_than_s: float | None, now_s: flo
     """The id before which all ids may be deleted; ids sort by time."""
     cutoffs = [] if keep is None else [_oldest_kept(home, keep)]
     if older_than_s is not None:
-        cutoffs.append(time.strftime(STAMP, time.gmtime(max(0.0, now_s - older_than_s))))
+        cutoffs.append(time.strftime(STAMP_FORMAT, time.gmtime(max(0.0, now_s - older_than_s))))
     return min(cutoffs, default="")
 
 
@@ -151,7 +151,7 @@ def _is_from_launch(directory: Path) -> bool:
 def _is_being_made(directory: Path, now_s: float) -> bool:
     """True if a launch may have made the directory just now, before its lock."""
     try:
-        began_s = calendar.timegm(time.strptime(directory.name[:STAMP_CHARACTERS], STAMP))
+        began_s = calendar.timegm(time.strptime(directory.name[:STAMP_CHARACTERS], STAMP_FORMAT))
     except ValueError:
         return False
     return not (directory / RUN_FILE).exists() and abs(now_s - began_s) < BEING_MADE_S

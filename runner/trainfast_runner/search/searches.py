@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.machine.processes.identity import boot_id
-from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home, home_error, new_id
+from trainfast_runner.records.home import STAMP_CHARACTERS, STAMP_FORMAT, Home, home_error, new_id
 from trainfast_runner.records.json_lines import DAMAGE, read_all
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import (
@@ -139,7 +139,7 @@ def _is_cut_short(directory: Path) -> bool:
 
 def new_search(home: Home, name: str) -> Path:
     """Make an empty search directory, its id made as a run's. Raises UserError when the home cannot be written."""
-    directory = home.searches / new_id(time.strftime(STAMP, time.gmtime()), name, "search")
+    directory = home.searches / new_id(time.strftime(STAMP_FORMAT, time.gmtime()), name, "search")
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)

@@ -27,7 +27,11 @@ BYTE_UNITS = {
     "TiB": 2**40,
 }
 MAX_BYTES = 2**62
-MAX_TEXT = 200
+"""More memory than any machine has, and still a number of 64 bits."""
+QUOTED_CHARACTERS = 40
+"""The most characters of a wrong value that an error repeats."""
+MAX_LIST_CHARACTERS = 200
+"""The longest list of figures that an error proposes to join."""
 MAX_CPU_PROCESSES = 8
 """Ranks of a run on the CPU."""
 
@@ -136,7 +140,7 @@ class DeviceSelection(msgspec.Struct, frozen=True):
             return _cpu(text)
         indexes = gpu_indexes(text)
         if indexes is None:
-            raise UserError(f"{text[:40]!r} is neither a count nor a list", allowed=[self.describe()])
+            raise UserError(f"{text[:QUOTED_CHARACTERS]!r} is neither a count nor a list", allowed=[self.describe()])
         if len(set(indexes)) != len(indexes):
             raise UserError(f"{text!r} names a device twice", allowed=[self.describe()])
         if "+" not in text and not self.always_list:
@@ -187,7 +191,7 @@ def _cpu(text: str) -> str:
         return CPU
     processes = cpu_processes(text)
     if processes is None:
-        raise UserError(f"{text[:40]!r} is not cpu or cpu:N", allowed=allowed, nearest=CPU)
+        raise UserError(f"{text[:QUOTED_CHARACTERS]!r} is not cpu or cpu:N", allowed=allowed, nearest=CPU)
     count = min(max(1, processes), MAX_CPU_PROCESSES)
     if count != processes:
         raise UserError(f"{text} asks for {processes} processes on the CPU", allowed=allowed, nearest=f"{CPU}:{count}")
@@ -206,13 +210,13 @@ def parse_bytes(text: str) -> int:
     if size < 1:
         raise UserError(f"{text!r} leaves no memory at all")
     if size > MAX_BYTES:
-        raise UserError(f"{match[1][:20]} {match[2]} is more than any machine has")
+        raise UserError(f"{match[1][:QUOTED_CHARACTERS]} {match[2]} is more than any machine has")
     return int(size)
 
 
 def parse_bytes_per_rank(text: str) -> list[int]:
     """`2GiB` gives one figure for every rank, `2GiB+1536MiB` one for each. Raises UserError without units."""
-    if "," in text and len(text) < MAX_TEXT:
+    if "," in text and len(text) < MAX_LIST_CHARACTERS:
         joined = "+".join(part.strip() for part in text.split(","))
         raise UserError(f"{text!r}: figures of several ranks are joined by +", nearest=joined)
     return [parse_bytes(part) for part in text.split("+")]

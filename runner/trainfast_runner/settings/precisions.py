@@ -67,7 +67,7 @@ class PrecisionEntry(msgspec.Struct, frozen=True):
         return (int(major), int(minor or 0)) >= self.min_compute_capability
 
 
-AMPERE = (8, 0)
+AMPERE_CAPABILITY = (8, 0)
 """The first compute capability with tf32 and bf16."""
 
 
@@ -75,7 +75,7 @@ PRECISIONS: Mapping[str, PrecisionEntry] = {
     precision.name: precision
     for precision in (
         PrecisionEntry("fp32", "float32", "float32", peak="fp32", accelerate="no", lightning="32-true"),
-        PrecisionEntry("tf32", "float32", "float32", peak="tf32", min_compute_capability=AMPERE),
+        PrecisionEntry("tf32", "float32", "float32", peak="tf32", min_compute_capability=AMPERE_CAPABILITY),
         PrecisionEntry("fp16", "float32", "float16", peak="fp16", accelerate="fp16", lightning="16-mixed"),
         PrecisionEntry(
             name="bf16",
@@ -84,7 +84,7 @@ PRECISIONS: Mapping[str, PrecisionEntry] = {
             peak="bf16",
             accelerate="bf16",
             lightning="bf16-mixed",
-            min_compute_capability=AMPERE,
+            min_compute_capability=AMPERE_CAPABILITY,
         ),
         PrecisionEntry(
             name="bf16-pure",
@@ -92,12 +92,12 @@ PRECISIONS: Mapping[str, PrecisionEntry] = {
             compute_dtype="bfloat16",
             peak="bf16",
             lightning="bf16-true",
-            min_compute_capability=AMPERE,
+            min_compute_capability=AMPERE_CAPABILITY,
         ),
     )
 }
 
-MIXED = tuple(name for name, precision in PRECISIONS.items() if precision.is_mixed)
+MIXED_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.is_mixed)
 FP32_WEIGHTS = tuple(name for name, precision in PRECISIONS.items() if not precision.has_half_weights)
 """The precisions that the Trainer has: it keeps the weights in fp32."""
 ACCELERATE_NAMES = {name: entry.accelerate for name, entry in PRECISIONS.items() if entry.accelerate is not None}

@@ -20,7 +20,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, from_preset
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+PRESET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
 def save_preset(name: str, spec: RunSpec, *, overwrite: bool = False, source: str | None = None) -> Path:
@@ -42,7 +42,7 @@ def save_preset(name: str, spec: RunSpec, *, overwrite: bool = False, source: st
 
 def new_preset_path(name: str, *, overwrite: bool) -> Path:
     """The file of a new preset of the user's. Raises UserError as `save_preset` does for its name."""
-    if not NAME.fullmatch(name) or name.endswith(".toml"):
+    if not PRESET_NAME.fullmatch(name) or name.endswith(".toml"):
         raise UserError(
             f"{name!r} cannot name a preset",
             key="name",

@@ -16,8 +16,8 @@ from trainfast_runner.settings.knobs import knob
 
 KeyPath = tuple[str | int, ...]
 """The keys that lead to a value, such as ("variants", 1, "knobs", "batch_size")."""
-HEADER = re.compile(r"^\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
-KEY = re.compile(r"^\s*(?:\"([^\"]+)\"|'([^']+)'|([A-Za-z0-9_.\-]+))\s*=")
+HEADER_LINE = re.compile(r"^\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
+KEY_LINE = re.compile(r"^\s*(?:\"([^\"]+)\"|'([^']+)'|([A-Za-z0-9_.\-]+))\s*=")
 
 
 class TomlSource(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
     table: list[str] = []
     counts: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        header = HEADER.match(line)
+        header = HEADER_LINE.match(line)
         if header:
             name = header[1].strip()
             table = [part.strip().strip("\"'") for part in name.split(".")]
@@ -110,7 +110,7 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
                 table = [table[0], str(counts[table[0]]), *table[1:]]
             line_keys = table
         else:
-            key = KEY.match(line)
+            key = KEY_LINE.match(line)
             if not key:
                 continue
             line_keys = table + (key[3].split(".") if key[3] else [key[1] or key[2]])

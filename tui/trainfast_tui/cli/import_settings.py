@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.imported import KINDS, SHELL_COMMAND, import_settings
+from trainfast_runner.export.imported import IMPORTED_KINDS, SHELL_COMMAND, import_settings
 from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_tui.cli.printing.output import print_json, print_line, print_notice
 from trainfast_tui.cli.printing.output_file import output_path, write_output
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for line in imported.not_understood:
         print_notice(f"not understood: {line}")
-    if imported.kind in KINDS:
+    if imported.kind in IMPORTED_KINDS:
         print_notice(f"model and data are those of {arguments.base}; --from PRESET takes others")
     if imported.kind == SHELL_COMMAND:
         print_notice("to run the script itself: trainfast-tui presets new NAME -- COMMAND")

@@ -23,12 +23,14 @@ from trainfast_runner.machine.doctor.gpu_findings import energy_findings, gpu_fi
 from trainfast_runner.machine.extensions import compiler, search_path
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.sampler import take_tick
-from trainfast_runner.machine.training_python import NEEDED, find_python
+from trainfast_runner.machine.training_python import NEEDED_PACKAGES, find_python
 from trainfast_runner.machine.worker_programs import ask_worker
 from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.units import counted, gibibytes
 
-USEFUL = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
+OPTIONAL_PACKAGES = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
+SETTLE_S = 0.05
+"""Seconds between two readings where no rate is judged."""
 ENERGY_SETTLE_S = 0.6
 """Seconds between two readings of an energy counter, in which it moves."""
 BUS_WITHIN_S = 5.0
@@ -74,8 +76,10 @@ def _packages(
 ) -> Iterator[Finding]:
     """The Python that trains, and its packages; `python` is the one asked for."""
     yield Finding("training Python", "ok", f"{executable}, Python {python_version}")
-    missing = [name for name in NEEDED if not versions.get(name)]
-    installed = ", ".join(f"{name} {versions[name]}" for name in (*NEEDED, *USEFUL) if versions.get(name))
+    missing = [name for name in NEEDED_PACKAGES if not versions.get(name)]
+    installed = ", ".join(
+        f"{name} {versions[name]}" for name in (*NEEDED_PACKAGES, *OPTIONAL_PACKAGES) if versions.get(name)
+    )
     if missing:
         packages = '"trainfast-tui[train]"' if python is None else " ".join(missing)
         yield Finding(
@@ -86,7 +90,7 @@ def _packages(
         )
     else:
         yield Finding("training stack", "ok", installed)
-    optional = [name for name in USEFUL if not versions.get(name)]
+    optional = [name for name in OPTIONAL_PACKAGES if not versions.get(name)]
     if optional == ["datasets"] and not missing:
         yield Finding(
             "optional packages", "ok", "all but datasets, which only data.kind=hub needs: pip install datasets"
@@ -102,7 +106,7 @@ def _packages(
 
 def _gpu_findings(python: str | None, versions: dict[str, str | None]) -> Iterator[Finding]:
     nvml = Nvml()
-    tick = take_tick(settle_s=0.05, nvml=nvml)
+    tick = take_tick(settle_s=SETTLE_S, nvml=nvml)
     refusal = detect_machine(versions, python).refusal
     yield from gpu_findings(tick, versions, refusal, nvml.failure, nvml.binding_warning)
     if any(gpu.energy_mj is not None for gpu in tick.devices):

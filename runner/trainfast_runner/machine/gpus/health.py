@@ -11,11 +11,11 @@ from trainfast_runner.records.tick import DeviceReading
 
 BUSY_PERCENT = 50
 """GPU utilization from which a lower PCIe generation does not save power."""
-COOLING = "more air, a free slot beside the card, a lower power limit"
-POWER_SUPPLY = "the power supply, its cables and rails: the brake is pulled from outside the card"
-CURES = {"sw_thermal": COOLING, "hw_thermal": COOLING, "hw_power_brake": POWER_SUPPLY}
-RESEAT = "reseat the card or its riser, try another slot, or the slot's setting in the firmware"
-RESET = "end its processes and run `sudo nvidia-smi --gpu-reset`, or reboot; if it comes again, replace the card"
+COOLING_CURE = "more air, a free slot beside the card, a lower power limit"
+POWER_SUPPLY_CURE = "the power supply, its cables and rails: the brake is pulled from outside the card"
+THROTTLING_CURES = {"sw_thermal": COOLING_CURE, "hw_thermal": COOLING_CURE, "hw_power_brake": POWER_SUPPLY_CURE}
+RESEAT_CURE = "reseat the card or its riser, try another slot, or the slot's setting in the firmware"
+RESET_CURE = "end its processes and run `sudo nvidia-smi --gpu-reset`, or reboot; if it comes again, replace the card"
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,12 @@ def _throttling(gpu: DeviceReading) -> Iterator[Defect]:
     at = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
     for name in reasons:
         yield Defect(
-            f"slowed down now: {throttle.cause_text(name)}{at}", CURES.get(name, f"{COOLING}; or {POWER_SUPPLY}")
+            f"slowed down now: {throttle.cause_text(name)}{at}",
+            THROTTLING_CURES.get(name, f"{COOLING_CURE}; or {POWER_SUPPLY_CURE}"),
         )
     headroom_c = degrees_left(gpu)
     if not reasons and headroom_c is not None and headroom_c <= 0:
-        yield Defect(f"at its temperature limit{at}: it is about to slow down", COOLING)
+        yield Defect(f"at its temperature limit{at}: it is about to slow down", COOLING_CURE)
 
 
 def _memory(gpu: DeviceReading) -> Iterator[Defect]:
@@ -53,9 +54,11 @@ def _memory(gpu: DeviceReading) -> Iterator[Defect]:
     if gpu.remapped_rows_failed:
         yield Defect("a row of its memory could not be replaced", "replace this card")
     if gpu.remapped_rows_pending:
-        yield Defect("rows of its memory wait to be replaced", RESET)
+        yield Defect("rows of its memory wait to be replaced", RESET_CURE)
     if gpu.ecc_uncorrected_errors:
-        yield Defect(f"{gpu.ecc_uncorrected_errors:,} uncorrected memory errors since the driver was loaded", RESET)
+        yield Defect(
+            f"{gpu.ecc_uncorrected_errors:,} uncorrected memory errors since the driver was loaded", RESET_CURE
+        )
     if gpu.remapped_rows_uncorrected:
         yield Defect(
             f"{gpu.remapped_rows_uncorrected:,} rows of its memory were replaced for uncorrectable errors",
@@ -66,7 +69,7 @@ def _memory(gpu: DeviceReading) -> Iterator[Defect]:
 def _link(gpu: DeviceReading) -> Iterator[Defect]:
     width, widest = gpu.pcie_width, gpu.pcie_width_max
     if width is not None and widest is not None and width < widest:
-        yield Defect(f"{width} of its {widest} PCIe lanes", RESEAT)
+        yield Defect(f"{width} of its {widest} PCIe lanes", RESEAT_CURE)
     generation, generation_max = gpu.pcie_generation, gpu.pcie_generation_max
     if (
         generation is not None
@@ -74,4 +77,4 @@ def _link(gpu: DeviceReading) -> Iterator[Defect]:
         and generation < generation_max
         and (gpu.gpu_utilization_percent or 0) >= BUSY_PERCENT
     ):
-        yield Defect(f"PCIe generation {generation} of {generation_max} under load", RESEAT)
+        yield Defect(f"PCIe generation {generation} of {generation_max} under load", RESEAT_CURE)

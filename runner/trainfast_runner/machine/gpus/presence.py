@@ -9,7 +9,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 
-NVIDIA, DISPLAY = "0x10de", "0x03"
+NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
 """PCI vendor, and the PCI class of display and 3D controllers."""
 
 
@@ -29,7 +29,7 @@ def pci_card(root: Path = Path("/")) -> str | None:
             kind = (entry / "class").read_text().strip()
         except OSError:
             continue
-        if vendor == NVIDIA and kind.startswith(DISPLAY):
+        if vendor == NVIDIA_VENDOR and kind.startswith(DISPLAY_CLASS):
             return f"the PCI bus lists {entry.name}"
     return None
 

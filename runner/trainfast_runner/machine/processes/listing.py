@@ -24,6 +24,8 @@ SCAN_SHARE = 0.01
 """Share of a core that looking at all processes may take."""
 MAX_ROWS = 200
 """The most processes in a list."""
+COMMAND_BYTES = 4096
+"""The beginning of a command line that is read: more than a screen shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,6 @@ def command_line(pid: int) -> str:
     """The command line, joined by spaces; empty when the process has ended or is hidden."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read(4096).rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+            return file.read(COMMAND_BYTES).rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""

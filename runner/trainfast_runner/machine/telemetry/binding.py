@@ -22,7 +22,7 @@ NO_BINDING: Final = NvmlFailure(f"{PYNVML_MODULE} cannot be imported", "pip inst
 REINSTALL: Final = "pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall nvidia-ml-py"
 IN_SHORT: Final = "pynvml is not nvidia-ml-py's: trainfast-tui doctor has the cure"
 """Short warning for a screen when the module is foreign and shows GPUs all the same."""
-NEEDED: Final = (
+NEEDED_NAMES: Final = (
     *("NVMLError", "nvmlInit", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"),
     *("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName", "nvmlDeviceGetUUID"),
 )
@@ -108,7 +108,7 @@ def checked_binding(module: ModuleType) -> Binding:
     """The binding of an imported module: with a failure if it is of no use, a warning if it is not nvidia-ml-py's."""
     error = getattr(module, "NVMLError", None)
     is_error = isinstance(error, type) and issubclass(error, Exception)
-    if is_error and all(hasattr(module, name) for name in NEEDED):
+    if is_error and all(hasattr(module, name) for name in NEEDED_NAMES):
         return Binding(module, warning=foreign_module_failure(module))
     where = getattr(module, "__file__", None) or "memory"
     reason = f"{PYNVML_MODULE} in {where} is not nvidia-ml-py's, and no GPU can be seen through it"

@@ -10,9 +10,9 @@ from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.xid import OnXid
 from trainfast_runner.records.tick import Tick
 
-BUDGET = 0.2
+BUDGET_SHARE = 0.2
 """The share of the period that taking a tick may cost."""
-POLL_S = 0.1
+THROTTLE_POLL_S = 0.1
 """Interval between two readings of throttle reasons between ticks."""
 _LONGEST_PERIOD_S = 10.0
 _TICKS_TO_SLOW_DOWN = 3
@@ -59,7 +59,7 @@ class Cadence:
     """The schedule of ticks, which keeps the cost of sampling within its budget.
 
     The schedule is steady: a late tick is not made up for, and lateness does not add up. When ticks cost more than
-    `BUDGET` of the period, the period doubles (to 10 s at most), `missing["sampler.period"]` is set, and the period
+    `BUDGET_SHARE` of it, the period doubles (to 10 s at most), `missing["sampler.period"]` is set, and the period
     comes back when ticks are cheap again.
     """
 
@@ -84,7 +84,7 @@ class Cadence:
 
     def adapt_to(self, tick: Tick) -> None:
         """Double the period after ticks over budget, halve it after cheap ones, and note it in the tick."""
-        cost_s, budget_s = tick.sample_us / 1e6, BUDGET * self.period_s
+        cost_s, budget_s = tick.sample_us / 1e6, BUDGET_SHARE * self.period_s
         self._expensive_ticks = self._expensive_ticks + 1 if cost_s > budget_s else 0
         # Half the period must hold the budget with room, or the period would swing.
         self._cheap_ticks = self._cheap_ticks + 1 if cost_s < budget_s / 4 else 0
@@ -191,14 +191,14 @@ class Sampler:
     def _is_stopped_before(self, due_s: float, nvml: Nvml) -> bool:
         """Wait for the next tick, reading throttle reasons meanwhile on GPUs without counters; True if the end came
         first."""
-        poll_s = POLL_S
+        poll_s = THROTTLE_POLL_S
         while (left_s := due_s - time.monotonic()) > poll_s and nvml.needs_reason_polls:
             if self._stopping.wait(poll_s):
                 return True
             began_s = time.monotonic()
             nvml.poll_throttle_reasons()
             # Never more than a fiftieth of the time, however slow the driver is.
-            poll_s = max(POLL_S, 50 * (time.monotonic() - began_s))
+            poll_s = max(THROTTLE_POLL_S, 50 * (time.monotonic() - began_s))
         return self._stopping.wait(max(0.0, left_s))
 
     def _follow(self, host: HostReader) -> None:

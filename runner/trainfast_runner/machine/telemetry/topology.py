@@ -39,15 +39,15 @@ PEER_ACCESS: Final = {
     5: "not supported",
 }
 """`nvmlGpuP2PStatus_t` of nvml.h."""
-_READ, _NVLINK = 0, 2
+_READ_CAPABILITY, _NVLINK_CAPABILITY = 0, 2
 """`nvmlGpuP2PCapsIndex_t`; the binding's own name for the first is a tuple by mistake."""
-_SWITCH = 2
+_SWITCH_TYPE = 2
 """`nvmlIntNvLinkDeviceType_t`: the other end of the link is an NVSwitch."""
 _MAX_LINKS = 36
 """The most NVLinks that are asked for; NVML refuses the first number past a GPU's last link."""
 _NODE_SCOPE = 0
 """NVML_AFFINITY_SCOPE_NODE of nvml.h."""
-_WORD = 64
+_WORD_BITS = 64
 """Bits of each integer in an affinity mask of NVML."""
 SYSFS = Path("/sys/bus/pci/devices")
 
@@ -159,7 +159,7 @@ def _bus_id(text: str) -> str:
 
 def _cpus(nv: ModuleType, handle: Handle) -> str | None:
     count = os.sysconf("SC_NPROCESSORS_CONF")
-    words = nv.nvmlDeviceGetCpuAffinity(handle, (count + _WORD - 1) // _WORD)
+    words = nv.nvmlDeviceGetCpuAffinity(handle, (count + _WORD_BITS - 1) // _WORD_BITS)
     return ranges(_bits(words)) or None
 
 
@@ -176,7 +176,12 @@ def _numa_node(nv: ModuleType, handle: Handle, bus_id: str | None) -> int | None
 
 
 def _bits(words: Iterable[int]) -> list[int]:
-    return [index * _WORD + bit for index, word in enumerate(words) for bit in range(_WORD) if int(word) >> bit & 1]
+    return [
+        index * _WORD_BITS + bit
+        for index, word in enumerate(words)
+        for bit in range(_WORD_BITS)
+        if int(word) >> bit & 1
+    ]
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -208,7 +213,7 @@ class _Links:
                 # Not supported, or past the last link.
                 return
             self.up = (self.up or 0) + bool(is_up)
-            if is_up and _answer_of_link(nv, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == _SWITCH:
+            if is_up and _answer_of_link(nv, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == _SWITCH_TYPE:
                 self.switched += 1
             elif is_up and (end := _answer_of_link(nv, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)):
                 self.ends.append(_bus_id(as_text(end.busId)))
@@ -236,12 +241,12 @@ def _through_switch(nv: ModuleType, handles: list[Handle], links: list[_Links], 
     if not bonded:
         return 0
     # GPUs of two partitions hang on switches too, and cannot reach each other over them.
-    status = answer_or_none(nv, lambda: nv.nvmlDeviceGetP2PStatus(handles[a], handles[b], _NVLINK))
+    status = answer_or_none(nv, lambda: nv.nvmlDeviceGetP2PStatus(handles[a], handles[b], _NVLINK_CAPABILITY))
     return bonded if status in (None, 0) else 0
 
 
 def _peer_access(nv: ModuleType, a: Handle, b: Handle) -> str | None:
     if a is None or b is None:
         return None
-    status = answer_or_none(nv, lambda: nv.nvmlDeviceGetP2PStatus(a, b, _READ))
+    status = answer_or_none(nv, lambda: nv.nvmlDeviceGetP2PStatus(a, b, _READ_CAPABILITY))
     return None if status is None else PEER_ACCESS.get(status, "not known")

@@ -20,6 +20,8 @@ _XID_EVENTS: Final = 0x8
 """nvmlEventTypeXidCriticalError of nvml.h."""
 _WAIT_MS: Final = 250
 """Milliseconds of one wait in the driver; the watch can only be ended between two of them."""
+_LOST_PAUSE_S: Final = 1.0
+"""Chosen, not measured: pause after a wait that failed."""
 _WHOLE_GPU: Final = 0xFFFFFFFF
 """gpuInstanceId of nvmlEventData_t for an error that NVML attributes to no single instance."""
 
@@ -108,7 +110,7 @@ class XidWatch:
                     break
                 if error.value != failures.TIMEOUT:
                     # A lost GPU makes every wait fail at once: pause, since the others may still report.
-                    self._stopping.wait(1)
+                    self._stopping.wait(_LOST_PAUSE_S)
                 continue
             index = self._indexes.get(_address(event.device))
             if event.eventType == _XID_EVENTS and index is not None:

@@ -31,14 +31,14 @@ from trainfast_runner.settings.spec import RunSpec, spec_of_record
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
-GROWS = {
+GROWING_CATEGORIES = {
     MODEL_PHASE: ("params",),
     "forward": ("activations", "temporary"),
     "backward": ("activations", "grads", "temporary", "communication"),
     OPTIMIZER_PHASE: ("optimizer", "temporary", "communication"),
 }
 """Categories that grow in each phase, the usually largest first; the others exist before it."""
-UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+BYTES_OF_UNIT = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ def _missing_bytes(oom_run: OutOfMemory, needed_bytes: int | None, limit_bytes: 
 
 def _fastest_growing(prediction: Prediction | None, phase: str | None) -> tuple[str | None, int | None]:
     """The category that grows most in this phase, and its bytes at the phase's predicted peak."""
-    grows = GROWS.get(phase or "")
+    grows = GROWING_CATEGORIES.get(phase or "")
     if grows is None:
         return None, None
     if prediction is None:
@@ -227,9 +227,9 @@ def asked_and_free(message: str) -> tuple[int | None, int | None]:
 def _bytes_after(phrase: str, message: str) -> float | None:
     """The size in bytes after this phrase in an allocator's message; None without the phrase."""
     match = re.search(rf"{phrase} (\d[\d.]*) ?(bytes|KiB|MiB|GiB)", message)
-    return None if match is None else float(match[1].rstrip(".")) * UNITS[match[2]]
+    return None if match is None else float(match[1].rstrip(".")) * BYTES_OF_UNIT[match[2]]
 
 
 def _bytes_before(phrase: str, message: str) -> float | None:
     match = re.search(rf"(\d[\d.]*) (KiB|MiB|GiB) {phrase}", message)
-    return None if match is None else float(match[1]) * UNITS[match[2]]
+    return None if match is None else float(match[1]) * BYTES_OF_UNIT[match[2]]

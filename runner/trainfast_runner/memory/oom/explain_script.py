@@ -19,7 +19,7 @@ from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import Way, reach_of
 
-BASIS = "the memory of a script of your own is not predicted"
+NOT_PREDICTED = "the memory of a script of your own is not predicted"
 
 
 def explain_script(oom_run: OutOfMemory, script: ScriptAsked) -> OomExplanation:
@@ -31,7 +31,7 @@ def explain_script(oom_run: OutOfMemory, script: ScriptAsked) -> OomExplanation:
         held_bytes=oom_run.held_bytes,
         limit_bytes=min(run.memory_limit_bytes) if run.memory_limit_bytes else None,
         changes=[] if script.trial else _changes(run, script, oom_run.phase),
-        basis=BASIS,
+        basis=NOT_PREDICTED,
     )
 
 

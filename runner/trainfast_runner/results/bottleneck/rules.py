@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainfast_runner.machine.gpus.health import POWER_SUPPLY
+from trainfast_runner.machine.gpus.health import POWER_SUPPLY_CURE
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import STRATEGIES
 
@@ -169,7 +169,7 @@ RULES: tuple[BottleneckRule, ...] = (
         when=(_at_least("brake_percent", 2),),
         line="{gpu} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step"
         "{brake_lost_text}",
-        advice=POWER_SUPPLY,
+        advice=POWER_SUPPLY_CURE,
         source=_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
         cost="brake_cost_ms",
         shown_figures=(

@@ -19,7 +19,7 @@ from trainfast_runner.records.result_conditions import SteadyState
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, NORMAL_95
 
-BLOCKS = 12
+MAX_BLOCKS = 12
 """Chosen, not measured: most blocks of a run; the end of the warm-up is known to a twelfth of the run."""
 MIN_BLOCKS = 4
 """Chosen, not measured: a shorter run shows no difference between warm-up and steady steps."""
@@ -84,7 +84,7 @@ def _as_result(from_step: int | None, drift: float | None, slope: float | None, 
 
 
 def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, float]]]) -> list[_Block]:
-    count = min(BLOCKS, len(steps) // STEPS_IN_A_BLOCK)
+    count = min(MAX_BLOCKS, len(steps) // STEPS_IN_A_BLOCK)
     blocks = []
     for index in range(count):
         part = steps[len(steps) * index // count : len(steps) * (index + 1) // count]

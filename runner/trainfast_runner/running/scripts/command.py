@@ -38,6 +38,10 @@ COUNT_OPTIONS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--n
 DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
 TORCHRUN = ("-m", TORCHRUN_MODULES[0], "--standalone")
 """Words after the interpreter that start the ranks of a `deepspeed` command."""
+MAX_PROCESSES = 1024
+"""Chosen, not measured: more ranks than any one machine has."""
+SHEBANG_BYTES = 512
+"""More than the 256 bytes of a first line that Linux reads (BINPRM_BUF_SIZE in binfmts.h)."""
 NUMA_NODES = Path("/sys/devices/system/node")
 
 
@@ -308,8 +312,10 @@ def _count(options: Sequence[str], default: int | None = 1) -> int | None:
 
 
 def _process_count(option: str, value: str) -> int:
-    if not value.isdecimal() or not 1 <= int(value) <= 1024:
-        raise UserError(f"{option} {value!r} is not a number of processes", key=option, allowed=["1 to 1024"])
+    if not value.isdecimal() or not 1 <= int(value) <= MAX_PROCESSES:
+        raise UserError(
+            f"{option} {value!r} is not a number of processes", key=option, allowed=[f"1 to {MAX_PROCESSES}"]
+        )
     return int(value)
 
 
@@ -350,7 +356,7 @@ def _shebang(path: str) -> str | None:
     """The Python in the first line of a script such as torchrun; None for a binary, or another interpreter."""
     try:
         with open(path, "rb") as file:
-            first = file.readline(512)
+            first = file.readline(SHEBANG_BYTES)
     except OSError:
         return None
     words = first[2:].split() if first.startswith(b"#!") else []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 SANDBOX = "sandbox"
 """The folder of a trial's files in its run directory, as the hooks in the script name it."""
-TRACKERS = {
+TRACKERS_OFF = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "disabled",
     "NEPTUNE_MODE": "debug",
@@ -21,7 +21,7 @@ TRACKERS = {
 def sandbox(folder: Path) -> dict[str, str]:
     """The variables that keep a script's traces in `folder`."""
     return {
-        **TRACKERS,
+        **TRACKERS_OFF,
         "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
         "WANDB_DIR": str(folder),
         "PL_TRAINER_DEFAULT_ROOT_DIR": str(folder),

@@ -25,6 +25,9 @@ from trainfast_runner.records.worker_lines import (
     WorkerTail,
 )
 
+FIRST_STEPS_BYTES = 1 << 16
+"""Head of `steps.jsonl` that is looked at for a first step."""
+
 
 @dataclass(frozen=True)
 class LostRank:
@@ -52,7 +55,7 @@ class Ranks:
         self._ranks = [_FollowedRank(directory, rank, on_trouble) for rank in range(world_size)]
         self._direct_pid = direct_pid
         self._lost: set[int] = set()
-        self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=1 << 16)
+        self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=FIRST_STEPS_BYTES)
 
     def follow(self) -> list[LostRank]:
         """Read new records; return the ranks that were lost since the last call.

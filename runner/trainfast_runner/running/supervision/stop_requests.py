@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterable
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-WAKING = (*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP)
+WAKING_SIGNALS = (*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP)
 
 
 class StopRequests:
@@ -22,7 +22,7 @@ class StopRequests:
         self._requests: list[int] = []
         self._readable, self._writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
-        for signum in WAKING:
+        for signum in WAKING_SIGNALS:
             signal.signal(signum, self._note)
 
     def wait(self, timeout_s: float, others: Iterable[int] = ()) -> None:

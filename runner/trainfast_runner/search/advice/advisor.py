@@ -11,7 +11,7 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, EndedRun, Situation, has_same, samples_per_step
 from trainfast_runner.search.advice.strategy import strategy_advice
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
-from trainfast_runner.settings.precisions import MIXED
+from trainfast_runner.settings.precisions import MIXED_PRECISIONS
 from trainfast_runner.settings.spec import RunSpec
 
 USEFUL_BATCH = 1024
@@ -147,7 +147,7 @@ def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:
 
 def _tensor_cores(spec: RunSpec, machine: Machine) -> bool:
     """True if the run's shapes may meet tensor cores, so that alignment matters."""
-    return machine.device == "cuda" or spec.knobs["precision"] in MIXED
+    return machine.device == "cuda" or spec.knobs["precision"] in MIXED_PRECISIONS
 
 
 def _batch(run: EndedRun) -> int:

@@ -11,7 +11,7 @@ from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.cpu.cpu_info import cpu_name
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.sharding import PREDICTED
+from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
 from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
@@ -47,7 +47,7 @@ class DeviceSpeedModel:
 
     def predict(self, spec: RunSpec, devices: int, memory_model: MemoryModel) -> PredictedSpeed | UnknownSpeed:
         """Predict the speed of these settings on `devices` devices; takes a few milliseconds."""
-        if spec.knobs["strategy"] not in PREDICTED:
+        if spec.knobs["strategy"] not in PREDICTED_STRATEGIES:
             return UnknownSpeed(f"strategy={spec.knobs['strategy']} is not predicted")
         if self.ceiling.device == "cpu" and spec.knobs["memory_limit"] is not None:
             return UnknownSpeed("memory_limit on a CPU slows every step")

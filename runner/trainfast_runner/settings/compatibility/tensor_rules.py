@@ -9,8 +9,8 @@ from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.worker.shared.parallel_plans import OUR_TENSOR_PLANS, TENSOR_STYLES
 
-HEADS = ("num_attention_heads", "n_head", "num_key_value_heads")
-WIDTHS = ("intermediate_size", "n_inner")
+HEAD_FIELDS = ("num_attention_heads", "n_head", "num_key_value_heads")
+WIDTH_FIELDS = ("intermediate_size", "n_inner")
 
 
 def _family_has_a_plan(facts: Facts) -> None:
@@ -39,11 +39,13 @@ def _degree_divides_the_model(facts: Facts) -> None:
     if not facts.strategy.is_tensor_parallel:
         return
     degree = whole_number(facts.knobs, "tp_degree")
-    for field in (*HEADS, *WIDTHS):
+    for field in (*HEAD_FIELDS, *WIDTH_FIELDS):
         size = facts.config.get(field)
         if isinstance(size, int) and size % degree:
             working = [count for count in range(2, degree) if size % count == 0]
-            unit = "key-value heads" if "key_value" in field else "heads" if field in HEADS else "columns of its MLP"
+            unit = (
+                "key-value heads" if "key_value" in field else "heads" if field in HEAD_FIELDS else "columns of its MLP"
+            )
             raise UserError(
                 f"tp_degree={degree} does not divide the model's {size} {unit} (model.{field})",
                 key="tp_degree",

@@ -11,8 +11,8 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS, knob
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 
-OPTIMS = {entry.trainer_name: name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
-FIELDS = {
+OPTIMIZER_BY_TRAINER_NAME = {entry.trainer_name: name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
+KNOB_BY_FIELD = {
     field: entry.name
     for entry in KNOBS
     if (field := entry.same_as.trainer_field) is not None and entry.name not in ("optimizer", "compile")
@@ -22,7 +22,7 @@ ACCELERATE_TYPES: dict[str | bool, str] = {False: "single"} | {
     entry.accelerate_type: name for name, entry in STRATEGIES.items() if entry.accelerate_type and not entry.is_zero
 }
 """Strategies by accelerate's distributed_type. YAML 1.1 reads a bare `NO` as false; DEEPSPEED is several of them."""
-RENAMED = {
+RENAMED_FIELDS = {
     "activation_checkpointing": "gradient_checkpointing",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "train_batch_size": "per_device_train_batch_size",
@@ -30,7 +30,7 @@ RENAMED = {
     "lr": "learning_rate",
 }
 """Names of other versions of transformers, and those that scripts of Accelerate give their flags."""
-IGNORED = (
+IGNORED_KEYS = (
     *("output_dir", "compute_environment", "num_machines", "machine_rank", "main_training_function", "rdzv_backend"),
     *("same_network", "debug", "downcast_bf16", "enable_cpu_affinity", "tpu_env", "tpu_use_cluster", "tpu_use_sudo"),
     *("steps_per_print", "wall_clock_breakdown", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
@@ -78,7 +78,7 @@ class ForeignKnobs:
 
 def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
     """Knobs of the fields of a TrainingArguments call."""
-    remaining = {RENAMED.get(name, name): value for name, value in fields.items() if name not in IGNORED}
+    remaining = {RENAMED_FIELDS.get(name, name): value for name, value in fields.items() if name not in IGNORED_KEYS}
     foreign = ForeignKnobs({}, [])
     halves = {name: remaining.pop(name) for name in ("bf16", "fp16", "tf32") if name in remaining}
     if halves:
@@ -103,12 +103,12 @@ def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
     elif deepspeed is not None:
         foreign.not_understood.append(f"deepspeed={deepspeed!r}: import that file")
     for name, value in remaining.items():
-        if name == "optim" and isinstance(value, str) and value in OPTIMS:
-            foreign.knobs["optimizer"] = OPTIMS[value]
+        if name == "optim" and isinstance(value, str) and value in OPTIMIZER_BY_TRAINER_NAME:
+            foreign.knobs["optimizer"] = OPTIMIZER_BY_TRAINER_NAME[value]
         elif name == "gradient_checkpointing" and isinstance(value, bool):
             foreign.knobs["checkpointing"] = "full" if value else "off"
-        elif name in FIELDS:
-            foreign.take(FIELDS[name], value, f"{name}={value!r}")
+        elif name in KNOB_BY_FIELD:
+            foreign.take(KNOB_BY_FIELD[name], value, f"{name}={value!r}")
         else:
             foreign.not_understood.append(f"{name}={value!r}")
     return foreign
@@ -116,7 +116,7 @@ def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
 
 def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
     """Knobs of a file for `accelerate launch --config_file`."""
-    remaining = {name: value for name, value in table.items() if name not in IGNORED}
+    remaining = {name: value for name, value in table.items() if name not in IGNORED_KEYS}
     foreign = ForeignKnobs({}, [])
     mixed = remaining.pop("mixed_precision", None)
     if mixed is not None:
@@ -155,7 +155,7 @@ def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
 
 def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
     """Knobs of DeepSpeed's json; "auto" is left to the Trainer."""
-    remaining = {name: value for name, value in config.items() if name not in (*IGNORED, "train_batch_size")}
+    remaining = {name: value for name, value in config.items() if name not in (*IGNORED_KEYS, "train_batch_size")}
     foreign = ForeignKnobs({}, [])
     _take_zero(foreign, foreign.section(remaining, "zero_optimization"))
     _take_halves(foreign, remaining)

@@ -62,8 +62,8 @@ PRECISION_FAMILIES = (
 HALF_FLAGS = {"bf16": ("bf16", "use_bf16", "bfloat16"), "fp16": ("fp16", "use_fp16")}
 EITHER_HALF_FLAG = "half"
 """Name of a flag for fp16, or for bf16 where its help says so."""
-BF16 = re.compile(r"\bb(?:float|f)16\b", re.IGNORECASE)
-FP16 = re.compile(r"\bf(?:loat|p)16\b", re.IGNORECASE)
+BF16_WORD = re.compile(r"\bb(?:float|f)16\b", re.IGNORECASE)
+FP16_WORD = re.compile(r"\bf(?:loat|p)16\b", re.IGNORECASE)
 KEPT_KNOBS = ("batch_size", "grad_accum", "precision", "workers", "checkpointing")
 """The knobs whose present values a preset of a script keeps: those that a search begins with."""
 OPTIMIZER_FLAGS = ("optim", "optimizer", "opt")
@@ -157,7 +157,7 @@ def _half_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
 
 
 def _half_meant(flag: Flag) -> str:
-    return "bf16" if BF16.search(flag.help) and not FP16.search(flag.help) else "fp16"
+    return "bf16" if BF16_WORD.search(flag.help) and not FP16_WORD.search(flag.help) else "fp16"
 
 
 def _optimizer_mapping(flags: Sequence[Flag]) -> FlagMapping | None:

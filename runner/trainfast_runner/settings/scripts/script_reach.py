@@ -26,12 +26,12 @@ BY_ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "Lightning": ("precision", "grad_accum", "grad_clip"),
 }
 """The knobs that a framework takes by variables of the environment, which need no hook in the script."""
-LOADER = "DataLoader's defaults"
+LOADER_DEFAULTS = "DataLoader's defaults"
 BY_FRAMEWORK: dict[str, dict[str, tuple[str, ...]]] = {
     "HF Trainer": {"the fields of TrainingArguments": FRAMEWORK_KNOBS},
-    "accelerate": {"accelerate's environment": BY_ENVIRONMENT["accelerate"], LOADER: BY_LOADER},
-    "Lightning": {"Lightning's environment": BY_ENVIRONMENT["Lightning"], LOADER: BY_LOADER},
-    "torch": {LOADER: BY_LOADER},
+    "accelerate": {"accelerate's environment": BY_ENVIRONMENT["accelerate"], LOADER_DEFAULTS: BY_LOADER},
+    "Lightning": {"Lightning's environment": BY_ENVIRONMENT["Lightning"], LOADER_DEFAULTS: BY_LOADER},
+    "torch": {LOADER_DEFAULTS: BY_LOADER},
 }
 """The knobs that reach a script without a flag, by the framework that trains and the way that they take."""
 PRECISIONS_TAKEN: dict[str, tuple[str, ...]] = {

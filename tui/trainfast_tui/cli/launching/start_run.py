@@ -81,10 +81,10 @@ def run_started_when_free(
 
 def predict_memory(plan: RunPlan, home: Home) -> None:
     """Predict the run's memory before it starts, unless it is known or a trace would disturb another run."""
-    from trainfast_runner.memory.sharding import PREDICTED
+    from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
     from trainfast_runner.memory.tracing import cached_model, trace_model
 
-    if plan.script is not None or plan.spec.knobs["strategy"] not in PREDICTED:
+    if plan.script is not None or plan.spec.knobs["strategy"] not in PREDICTED_STRATEGIES:
         return
     if cached_model(plan.spec, plan.device, plan.python) is not None or busy_with(plan, home) is not None:
         return

@@ -12,7 +12,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.memory.available import read_host_free_bytes
-from trainfast_runner.memory.sharding import PREDICTED
+from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
@@ -75,7 +75,7 @@ class ModelSurvey(Survey):
 
     def _trace(self, space: Space, cancelled: threading.Event) -> None:
         """Trace the memory models that the legal candidates need into the cache, until `cancelled` is set."""
-        specs = [spec for spec in self.legal_specs(space).values() if spec.knobs["strategy"] in PREDICTED]
+        specs = [spec for spec in self.legal_specs(space).values() if spec.knobs["strategy"] in PREDICTED_STRATEGIES]
         plan = self.plan
         try:
             for _ in trace_models(specs, plan.device, plan.python, cancelled=cancelled, gpus=plan.device_uuids):
@@ -88,7 +88,7 @@ class ModelSurvey(Survey):
         model_of = cached_models(self.plan.device, self.plan.python, next(iter(self.plan.device_names), None))
         needed_bytes: dict[int, int] = {}
         for number, spec in self.legal_specs(space).items():
-            model = model_of(spec) if spec.knobs["strategy"] in PREDICTED else None
+            model = model_of(spec) if spec.knobs["strategy"] in PREDICTED_STRATEGIES else None
             if model is not None:
                 prediction = model.predict(spec, space.candidates[number].world_size)
                 needed_bytes[number] = prediction.total_bytes + (prediction.context_bytes or 0)
