@@ -174,8 +174,8 @@ def spec_of_command(text: str) -> RunSpec | None:
     if words[:2] != ["trainfast-tui", "run"] or len(words) < 3 or words[2].startswith("-"):
         return None
     settings = [
-        following if word == "--set" else word.removeprefix("--set=")
-        for word, following in zip(words, [*words[1:], ""], strict=True)
+        next_word if word == "--set" else word.removeprefix("--set=")
+        for word, next_word in zip(words, [*words[1:], ""], strict=True)
         if word == "--set" or word.startswith("--set=")
     ]
     return resolve(words[2], settings)

@@ -59,26 +59,28 @@ def onto(run: RunFile, file: Path) -> OntoFile:
 def _in_python(text: str, file: str, knobs: KnobValues, flag_words: Mapping[str, FlagWords]) -> tuple[str, list[str]]:
     """The script with settings as defaults of its own flags and the others in its calls; and the notes."""
     flags = flags_by_knob(flag_words, knobs)
-    text, notes, declared = onto_defaults.edit_defaults(text, file, dict(flags.values()))
-    undeclared = {name: value for name, value in knobs.items() if name not in flags or flags[name][0] not in declared}
-    if declared and not undeclared:
+    text, notes, declared_flags = onto_defaults.edit_defaults(text, file, dict(flags.values()))
+    undeclared_knobs = {
+        name: value for name, value in knobs.items() if name not in flags or flags[name][0] not in declared_flags
+    }
+    if declared_flags and not undeclared_knobs:
         return text, notes
     try:
-        text, call_notes = onto_python.edit_calls(text, file, _calls(undeclared))
+        text, call_notes = onto_python.edit_calls(text, file, _calls(undeclared_knobs))
     except UserError as error:
-        if not declared:
+        if not declared_flags:
             raise
-        call_notes = [f"{', '.join(undeclared)}: {error.message}"]
+        call_notes = [f"{', '.join(undeclared_knobs)}: {error.message}"]
     return text, [*notes, *call_notes]
 
 
 def _in_shell(text: str, file: str, knobs: KnobValues, flag_words: Mapping[str, FlagWords]) -> tuple[str, list[str]]:
     """The shell file with the settings as flags of its command; and the notes."""
-    flagged = {name: value for name, value in knobs.items() if name in flag_words}
-    unflagged = {name: value for name, value in knobs.items() if name not in flag_words}
+    flagged_knobs = {name: value for name, value in knobs.items() if name in flag_words}
+    unflagged_knobs = {name: value for name, value in knobs.items() if name not in flag_words}
     preset = ScriptPreset(flag_words=dict(flag_words))
-    applied = partial(preset.applied, knobs=flagged) if flagged else None
-    return onto_shell.edit_command(text, file, trainer_call(unflagged), applied)
+    applied = partial(preset.applied, knobs=flagged_knobs) if flagged_knobs else None
+    return onto_shell.edit_command(text, file, trainer_call(unflagged_knobs), applied)
 
 
 def _diff_name(file: Path) -> str:

@@ -36,11 +36,11 @@ def edit_defaults(source: str, file: str, values: Mapping[str, object]) -> tuple
     offsets = ByteOffsets(source)
     edits: list[Edit] = []
     notes: list[str] = []
-    declared: set[str] = set()
+    declared_flags: set[str] = set()
     for call in calls_of(parsed(source, file), DECLARING_FUNCTIONS):
         names = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
         for flag in (flag for flag in values if flag in names):
-            declared.add(flag)
+            declared_flags.add(flag)
             if _is_required(call):
                 notes.append(f"{file}:{call.lineno}: {flag} is required: give it {values[flag]!r}")
                 continue
@@ -51,7 +51,7 @@ def edit_defaults(source: str, file: str, values: Mapping[str, object]) -> tuple
             notes += flag_notes
             if flag_edits:
                 notes.append(f"{file}:{call.lineno}: a command that names {flag} wins over its default")
-    return with_edits(source, edits), notes, declared
+    return with_edits(source, edits), notes, declared_flags
 
 
 def _is_required(call: ast.Call) -> bool:

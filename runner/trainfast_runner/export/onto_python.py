@@ -20,9 +20,13 @@ def edit_calls(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str
     none of these calls.
     """
     tree = parsed(source, file)
-    called = [(target, list(calls_of(tree, target.functions))) for target in calls]
-    called = called[:1] if called[0][1] else [(target, nodes) for target, nodes in called[1:] if nodes]
-    if not called:
+    calls_by_target = [(target, list(calls_of(tree, target.functions))) for target in calls]
+    calls_by_target = (
+        calls_by_target[:1]
+        if calls_by_target[0][1]
+        else [(target, nodes) for target, nodes in calls_by_target[1:] if nodes]
+    )
+    if not calls_by_target:
         names = ", ".join(target.functions[0] for target in calls)
         raise UserError(
             f"{file} calls none of {names}: nothing there takes the settings",
@@ -32,7 +36,7 @@ def edit_calls(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str
     offsets = ByteOffsets(source)
     edits: list[Edit] = []
     notes: list[str] = []
-    for target, nodes in called:
+    for target, nodes in calls_by_target:
         node = _only_call(target, nodes)
         if node is None:
             lines = ", ".join(str(node.lineno) for node in nodes)
@@ -56,8 +60,8 @@ def with_edits(source: str, edits: Sequence[Edit]) -> str:
 
 def _only_call(target: CallFields, nodes: list[ast.Call]) -> ast.Call | None:
     """The only call, or the only one that shuffles, as a loader for training does; None if several are left."""
-    shuffling = [node for node in nodes if any(_is_shuffle(keyword) for keyword in node.keywords)]
-    return nodes[0] if len(nodes) == 1 else shuffling[0] if len(shuffling) == 1 else None
+    shuffling_calls = [node for node in nodes if any(_is_shuffle(keyword) for keyword in node.keywords)]
+    return nodes[0] if len(nodes) == 1 else shuffling_calls[0] if len(shuffling_calls) == 1 else None
 
 
 def _is_shuffle(keyword: ast.keyword) -> bool:

@@ -75,11 +75,11 @@ def _word_edits(
     for kind, begin, end, first, last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         old = words[begin:end]
         new = [typed.get(word) or shlex.quote(word) for word in after[first:last]]
-        filled = [word.text for word in old if "$" in word.text]
+        words_with_variables = [word.text for word in old if "$" in word.text]
         if kind == "equal":
             continue
-        if filled:
-            notes.append(f"{file}: {' '.join(filled)} has to be {' '.join(new)}")
+        if words_with_variables:
+            notes.append(f"{file}: {' '.join(words_with_variables)} has to be {' '.join(new)}")
         elif old:
             edits.append((old[0].begin, old[0].end, " ".join(new)))
             edits += [(word.begin, word.end, "") for word in old[1:]]

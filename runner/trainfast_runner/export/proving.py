@@ -79,9 +79,9 @@ def _no_comparison(
         return f"{run.run_id} has no samples/s"
     if result.throughput.samples_per_s.median is None:
         return f"the samples of {result.run_id} are not seen"
-    under = before.measured_under or result.measured_under
-    if under is not None:
-        return f"measured under {under}"
+    measured_under = before.measured_under or result.measured_under
+    if measured_under is not None:
+        return f"measured under {measured_under}"
     if run.script is not None and exported.left_out:
         return f"{', '.join(exported.left_out)} cannot be expressed"
     framework = None if result.script is None else result.script.framework

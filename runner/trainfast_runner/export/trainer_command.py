@@ -54,10 +54,10 @@ def trainer_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
         arguments["deepspeed"] = DEEPSPEED_FILE
     flags = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
     words = [*_environment_words(run, knobs), *_launcher(run), SCRIPT_PLACEHOLDER, *OUTPUT_FLAG, *flags]
-    unexpressed = [
+    unexpressed_knobs = [
         name for name in settings_to_express(knobs) if name not in LAUNCHER_KNOBS and not has_field(name, arguments)
     ]
-    return shlex.join(words), list(dict.fromkeys([*left_out, *unexpressed]))
+    return shlex.join(words), list(dict.fromkeys([*left_out, *unexpressed_knobs]))
 
 
 def trainer_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[str]:

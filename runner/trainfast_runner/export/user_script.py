@@ -50,17 +50,17 @@ def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: st
 
 def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     """The command that ran, with the variables that its framework reads and the flags that its Trainer takes."""
-    unflagged, framework = _without_flag(run, asked), line.framework or ""
+    unflagged_knobs, framework = _without_flag(run, asked), line.framework or ""
     text = shlex.join(asked.command)
     expressed = BY_ENVIRONMENT.get(framework, ())
-    if framework == "HF Trainer" and unflagged:
+    if framework == "HF Trainer" and unflagged_knobs:
         try:
-            text, _ = onto_shell.edit_command(text, run.run_id, trainer_call(unflagged))
+            text, _ = onto_shell.edit_command(text, run.run_id, trainer_call(unflagged_knobs))
         except UserError:
             pass  # its arguments are in the script
         else:
-            expressed = tuple(name for name in unflagged if has_field(name, trainer_fields(unflagged)))
-    left_out = [name for name in unflagged if name not in expressed]
+            expressed = tuple(name for name in unflagged_knobs if has_field(name, trainer_fields(unflagged_knobs)))
+    left_out = [name for name in unflagged_knobs if name not in expressed]
     variables = [f"{name}={value}" for name, value in _variables(run, framework).items()]
     start = f"{shlex.join(['env', *variables])} {text}" if variables else text
     started = f"# Started in {run.cwd}. The same run here: {_same_run(run, asked)}"
@@ -71,8 +71,8 @@ def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
 
 def _variables(run: RunFile, framework: str) -> dict[str, str]:
     """Environment variables by which the run chose its devices and the framework took knobs."""
-    beginning = VARIABLE_PREFIXES.get(framework)
-    variables = {name: value for name, value in run.env.items() if beginning and name.startswith(beginning)}
+    prefix = VARIABLE_PREFIXES.get(framework)
+    variables = {name: value for name, value in run.env.items() if prefix and name.startswith(prefix)}
     if "devices" in run.overrides and "CUDA_VISIBLE_DEVICES" in run.env:
         variables["CUDA_VISIBLE_DEVICES"] = run.env["CUDA_VISIBLE_DEVICES"]
     return variables

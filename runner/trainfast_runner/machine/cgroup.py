@@ -28,8 +28,8 @@ def memory_files(v2: str, v1: str, proc: Path = PROC_SELF) -> Iterator[Path]:
         controllers, _, group = controllers_and_group.partition(":")
         if controllers == "" or "memory" in controllers.split(","):
             for mount, root in _mounts(proc, is_v2=controllers == ""):
-                below = Path(os.path.normpath(os.path.relpath(group, root)))
-                yield from (mount / part / (v1 if controllers else v2) for part in (below, *below.parents))
+                group_path = Path(os.path.normpath(os.path.relpath(group, root)))
+                yield from (mount / part / (v1 if controllers else v2) for part in (group_path, *group_path.parents))
 
 
 def tightest_group_limit(proc: Path = PROC_SELF) -> tuple[int | None, str]:

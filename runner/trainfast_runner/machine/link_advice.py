@@ -26,12 +26,12 @@ def link_advice(topology: Topology, environment: Mapping[str, str] | None = None
         if failures.comes_from_a_driver(missing):
             return [f"No GPU to show: {missing}. Until then devices=cpu trains on the CPU."]
         return [f"No GPU to show, runs train on the CPU: {missing}."]
-    answering = [index for index, device in enumerate(topology.devices) if device.error is None]
+    answering_indexes = [index for index, device in enumerate(topology.devices) if device.error is None]
     silent = _silent_note([device for device in topology.devices if device.error is not None])
-    if len(answering) < 2:
+    if len(answering_indexes) < 2:
         single = "One GPU: strategy=single; nothing has to be sent to another."
-        return [*silent, *([single] if answering else []), *_pcie(topology.devices)]
-    links = interconnect(topology, answering)
+        return [*silent, *([single] if answering_indexes else []), *_pcie(topology.devices)]
+    links = interconnect(topology, answering_indexes)
     knob_indexes = _knob_indexes(topology, os.environ if environment is None else environment)
     lines = [*silent, *_strategies(links, knob_indexes), *_crossing(topology, links, knob_indexes)]
     if links.peer_access is False:
@@ -122,15 +122,15 @@ def _pcie(devices: Sequence[TopologyDevice]) -> list[str]:
     """The meaning of PCIe links below their maximum; an idle GPU lowers its generation to save power."""
     lines = []
     for device in devices:
-        below = (device.pcie_below_max or "").split("+")
-        if "width" in below:
+        lowered_parts = (device.pcie_below_max or "").split("+")
+        if "width" in lowered_parts:
             lines.append(
                 f"GPU {device.index} uses {device.pcie_width} of {device.pcie_width_max} PCIe lanes: check its slot,"
                 " riser or the board's lane sharing; transfers to it are slower by as much."
             )
-    lowered = [device for device in devices if "generation" in (device.pcie_below_max or "")]
-    idle = [device for device in lowered if not device.busy_percent]
-    busy = [device for device in lowered if device.busy_percent]
+    lowered_devices = [device for device in devices if "generation" in (device.pcie_below_max or "")]
+    idle = [device for device in lowered_devices if not device.busy_percent]
+    busy = [device for device in lowered_devices if device.busy_percent]
     if idle:
         lines.append(
             f"{gpus_text([device.index for device in idle])}: PCIe generation below the maximum while idle, which"

@@ -57,12 +57,12 @@ def inspect(
     executable = find_python(python)
     request = json.dumps({"model": model, "objective": training_objective}, sort_keys=True)
     flags = [*(["--count"] if count else []), *(["--attention"] if attention else [])]
-    remembered = cache_directory() / "inspected" / f"{request_hash(executable, request, ' '.join(flags))}.json"
-    answer = read_cached(remembered, dict[str, Any])
+    cache_file = cache_directory() / "inspected" / f"{request_hash(executable, request, ' '.join(flags))}.json"
+    answer = read_cached(cache_file, dict[str, Any])
     if answer is None:
         answer = ask_worker(executable, "inspect_model.py", [request, *flags])
         if "error" not in answer:
-            write_cached(remembered, answer)
+            write_cached(cache_file, answer)
     versions = answer.get("versions") or {}
     missing = [name for name in NEEDED_PACKAGES if name in versions and versions[name] is None]
     if missing:

@@ -103,7 +103,7 @@ def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Predi
     After a run out of memory under a limit, the margin is large enough that the same size no longer fits that limit.
     """
     correction = model.correction_for(spec, ranks)
-    failed = model.corrections.failed_by_case.get(correction_key(predicted.trace, spec.knobs, ranks))
+    failed_correction = model.corrections.failed_by_case.get(correction_key(predicted.trace, spec.knobs, ranks))
     compiles = spec.knobs["compile"] != "off"
     if correction is None:
         program_bytes = COMPILER_BYTES if compiles else 0
@@ -112,8 +112,8 @@ def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Predi
     else:
         grown_bytes = max(0, predicted.traced_bytes["forward_backward"] - (correction.step_bytes or 0))
         margin = UNTOUCHED_BYTES + int(EXTRAPOLATED_SHARE * grown_bytes) + (COLD_COMPILER_BYTES if compiles else 0)
-    if failed is None:
+    if failed_correction is None:
         return margin
     traced_bytes = max(predicted.traced_bytes.values(), default=predicted.total_bytes)
-    beyond_bytes = failed.share(spec.knobs, traced_bytes) * failed.beyond_bytes[WHOLE_STEP]
+    beyond_bytes = failed_correction.share(spec.knobs, traced_bytes) * failed_correction.beyond_bytes[WHOLE_STEP]
     return max(margin, ceil(traced_bytes + beyond_bytes) - predicted.total_bytes)

@@ -61,9 +61,13 @@ def _is_head(segments: list[Segment], index: int) -> bool:
     """True between the last block's forward and that block's backward."""
     if segments[index].traced_block:
         return False
-    before = next((segment for segment in reversed(segments[:index]) if segment.traced_block), None)
-    after = next((segment for segment in segments[index:] if segment.traced_block), None)
-    return before is not None and after is not None and (before.phase, after.phase) == ("forward", "backward")
+    segment_before = next((segment for segment in reversed(segments[:index]) if segment.traced_block), None)
+    segment_after = next((segment for segment in segments[index:] if segment.traced_block), None)
+    return (
+        segment_before is not None
+        and segment_after is not None
+        and (segment_before.phase, segment_after.phase) == ("forward", "backward")
+    )
 
 
 def with_copied_gradients(moment: Moment, new_grads: float, all_grads: float) -> Vector:

@@ -126,9 +126,11 @@ def _beyond_bytes(records: RunRecords, result: Result) -> dict[str, int]:
         return {}
     if run.data.get("samples", "packed") != "packed" or min(map(len, records.steps.values()), default=0) < FEWEST_STEPS:
         return {}
-    traced = run.traced_bytes
-    beyond_bytes = {phase: peak - traced[phase] for phase, peak in _phase_peaks(records).items() if phase in traced}
-    if any(abs(size) > max(MAX_BEYOND * traced[phase], MAX_BEYOND_BYTES) for phase, size in beyond_bytes.items()):
+    traced_bytes = run.traced_bytes
+    beyond_bytes = {
+        phase: peak - traced_bytes[phase] for phase, peak in _phase_peaks(records).items() if phase in traced_bytes
+    }
+    if any(abs(size) > max(MAX_BEYOND * traced_bytes[phase], MAX_BEYOND_BYTES) for phase, size in beyond_bytes.items()):
         return {}
     return beyond_bytes
 

@@ -220,18 +220,18 @@ def _missing_requests(
 def _progress(
     requests: list[TraceRequest], traces: Mapping[Path, TraceOrError], requests_of_specs: list[ModelRequests]
 ) -> TraceProgress:
-    missing = [request for request in requests if request.file not in traces]
-    done = len(requests) - len(missing)
-    if not missing:
-        return TraceProgress(done, len(requests))
-    file, fields = missing[0].file, missing[0].fields
+    missing_requests = [request for request in requests if request.file not in traces]
+    done_count = len(requests) - len(missing_requests)
+    if not missing_requests:
+        return TraceProgress(done_count, len(requests))
+    file, fields = missing_requests[0].file, missing_requests[0].fields
     knobs = fields["knobs"]
     text = f"forward and backward, {knobs['precision']}, checkpointing {knobs.get('checkpointing')}"
     if fields["part"] == "optimizer":
         text = f"the optimizer's step, {knobs['optimizer']}"
     files = [(model_requests.step.file, model_requests.optimizer.file) for model_requests in requests_of_specs]
     index = next(index for index, files_of_model in enumerate(files) if file in files_of_model)
-    return TraceProgress(done, len(requests), index, text)
+    return TraceProgress(done_count, len(requests), index, text)
 
 
 def _tracer_environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
@@ -317,8 +317,8 @@ def _trace_lock(model_requests: ModelRequests) -> Iterator[None]:
 
 def _basis(step: StepTrace) -> str:
     """Describe the traced step, and the layers put together from it."""
-    shortened = [stack for stack in step.stacks if stack.kept < stack.count]
-    if not shortened:
+    shortened_stacks = [stack for stack in step.stacks if stack.kept < stack.count]
+    if not shortened_stacks:
         return "a step of the whole model traced without memory"
-    layers = " + ".join(f"{stack.count}" for stack in shortened)
-    return f"a step of {shortened[0].kept} layers traced without memory, put together for {layers}"
+    layers = " + ".join(f"{stack.count}" for stack in shortened_stacks)
+    return f"a step of {shortened_stacks[0].kept} layers traced without memory, put together for {layers}"

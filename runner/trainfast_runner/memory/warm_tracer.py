@@ -198,8 +198,8 @@ class _Server:
         *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
         answers = list(json_objects(lines))
         self.imported = self.imported or {"imported": True} in answers
-        finished = [answer["done"] for answer in answers if "done" in answer]
-        self._finished_batch = finished[-1] if finished else self._finished_batch
+        finished_batches = [answer["done"] for answer in answers if "done" in answer]
+        self._finished_batch = finished_batches[-1] if finished_batches else self._finished_batch
         return answers
 
 

@@ -157,18 +157,20 @@ class Home:
         ids = [*searches, *runs]
         if reference in ids:
             return reference
-        matching = [run_id for run_id in ids if run_id.startswith(reference)] if reference else []
-        if len(matching) == 1:
-            return matching[0]
-        if matching:
+        matching_ids = [run_id for run_id in ids if run_id.startswith(reference)] if reference else []
+        if len(matching_ids) == 1:
+            return matching_ids[0]
+        if matching_ids:
             kinds = "runs and searches" if searches else "runs"
-            raise UserError(f"{reference!r} matches {len(matching)} {kinds}", key=reference, allowed=matching[-5:])
-        containing = (run_id for run_id in reversed(ids) if reference and reference in run_id)
+            raise UserError(
+                f"{reference!r} matches {len(matching_ids)} {kinds}", key=reference, allowed=matching_ids[-5:]
+            )
+        containing_ids = (run_id for run_id in reversed(ids) if reference and reference in run_id)
         kind = "run or search" if searches else "run"
         raise UserError(
             f"there is no {kind} {reference!r}" if ids else f"there is no run {reference!r}: no runs yet",
             key=reference,
-            nearest=next(containing, None) or nearest(reference, [*searches[-200:], *runs[-200:]]),
+            nearest=next(containing_ids, None) or nearest(reference, [*searches[-200:], *runs[-200:]]),
             advice="trainfast-tui runs list" if ids else "trainfast-tui run tiny-llama",
         )
 
@@ -189,11 +191,11 @@ class Home:
     def _next_stamp(self) -> str:
         """Timestamp of this second, or of the one after the newest run's, so that the later of two runs is `last`."""
         now_s = time.time()
-        newest = "".join(self.run_ids()[-1:])[:STAMP_CHARACTERS]
+        newest_stamp = "".join(self.run_ids()[-1:])[:STAMP_CHARACTERS]
         # UTC, in which no hour comes twice.
         for ahead_s in range(MAX_AHEAD_S):
             stamp = time.strftime(STAMP_FORMAT, time.gmtime(now_s + ahead_s))
-            if stamp > newest:
+            if stamp > newest_stamp:
                 return stamp
         return time.strftime(STAMP_FORMAT, time.gmtime(now_s))
 

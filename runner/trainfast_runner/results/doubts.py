@@ -59,8 +59,8 @@ def _outages(result: Result) -> Iterator[str]:
     """A predicate for each time without readings of a GPU: its length, its share, and the growth of counters."""
     for outage in result.conditions.outages:
         length = "" if outage.seconds is None else f" for {outage.seconds:.0f} s"
-        ended = "" if outage.back else ", to the end"
-        text = f"had no reading of {_gpu(result, outage.device)}{length}{ended}"
+        end_text = "" if outage.back else ", to the end"
+        text = f"had no reading of {_gpu(result, outage.device)}{length}{end_text}"
         if outage.measured_fraction >= THROTTLED_SHARE:
             text += f", {100 * outage.measured_fraction:.0f} % of the measured time"
         grown = [

@@ -56,8 +56,8 @@ def no_step_reason(directory: Path, run: RunFile) -> str:
     """The reason that a script's hooks have reported no step."""
     if run.script is not None and run.script.hooks_blocked is not None:
         return f"{run.script.hooks_blocked}; {WAYS_TO_SEE_STEPS}"
-    opened = [line for line in _hook_lines(directory) if line.kind == "opened"]
-    if opened:
+    opened_lines = [line for line in _hook_lines(directory) if line.kind == "opened"]
+    if opened_lines:
         return f"torch was imported, but none of its optimizers took a step; {WAYS_TO_SEE_STEPS}"
     unseen = f"no process of the script imported torch {FIRST_TORCH} or newer with trainfast's folder on its path"
     return f"{unseen}; {WAYS_TO_SEE_STEPS}"
@@ -66,13 +66,13 @@ def no_step_reason(directory: Path, run: RunFile) -> str:
 def _overridden(run: RunFile, line: ScriptLine | None) -> list[Overridden]:
     """The knobs asked for that the live objects hold otherwise, or that nothing in the script shows."""
     ran, framework = (line.ran or {}, line.framework) if line is not None else ({}, None)
-    flagged = run.script.flagged if run.script is not None else []
+    flagged_knobs = run.script.flagged if run.script is not None else []
     return [
         Overridden(knob=name, asked=value, ran=ran.get(name), by=framework or "the script")
         for name, value in run.knobs.items()
         if name in run.overrides and name not in LAUNCH_KNOBS and ran.get(name) != value
         # A flag of the script's own is believed where nothing shows its value.
-        if name in ran or name not in flagged
+        if name in ran or name not in flagged_knobs
     ]
 
 

@@ -70,13 +70,13 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     `ended_ns` is the run's end on CLOCK_MONOTONIC, where it is known.
     """
     run, ran = records.run, newest_of_first_rank(records.worker_lines, ActualLine)
-    measured = [step for step in records.first_rank_steps if not step.warmup]
+    measured_steps = [step for step in records.first_rank_steps if not step.warmup]
     totals = records.totals(min(records.steps, default=0))
-    window = window_of(measured)
+    window = window_of(measured_steps)
     throughput, trained_samples = _throughput(records, ran)
-    if measured:
+    if measured_steps:
         # `measured` may be a thinned share of the steps: scale up to all of them.
-        trained_samples *= totals.measured / len(measured)
+        trained_samples *= totals.measured / len(measured_steps)
     join = join_of(records.device_samples, run.watch_uuids if run else [])
     devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []
     measured_window = measured_window_of(records, devices, window) if window and run else None
@@ -88,7 +88,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         steps=StepCount(measured=totals.measured, warmup=totals.warmup),
         loss=_losses(records.first_rank_steps, totals.not_finite),
         throughput=throughput,
-        step_ms=_step_time(measured),
+        step_ms=_step_time(measured_steps),
         flops=_flops(run, ran, throughput),
         memory=_memory(records),
         script=script_figures(directory, records),
@@ -101,7 +101,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         diagnosed=measured_window is not None and has_enough_steps(measured_window),
         oom=explain_records(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
         conditions=_conditions(
-            records, measured, measured_window, hottest_c(devices), outage_rows(join.tracks.values(), window)
+            records, measured_steps, measured_window, hottest_c(devices), outage_rows(join.tracks.values(), window)
         ),
     )
 
@@ -194,10 +194,10 @@ def _no_peak_reason(records: RunRecords) -> str | None:
     return "timing_warmup is below 2: memory is measured in warm-up steps, and optimizer states exist from step 2 on"
 
 
-def _step_time(measured: list[Step]) -> StepTime:
-    times_ms = [step.step_ms for step in measured]
+def _step_time(measured_steps: list[Step]) -> StepTime:
+    times_ms = [step.step_ms for step in measured_steps]
     phases = {
-        name: spread(value for step in measured if (value := getattr(step, f"{name}_ms")) is not None)
+        name: spread(value for step in measured_steps if (value := getattr(step, f"{name}_ms")) is not None)
         for name in STEP_PHASES
     }
     return StepTime(
@@ -227,35 +227,35 @@ def _flops(run: RunFile | None, ran: ActualLine | None, throughput: Throughput) 
     if run is None or ran is None or ran.model_flops_per_sample is None or rate is None:
         return Flops()
     devices = run.devices_used
-    per_device = rate / devices / 1e12
-    model = ran.model_flops_per_sample * per_device
-    hardware = model + (ran.recomputed_flops_per_sample or 0.0) * per_device
+    tera_samples_per_s = rate / devices / 1e12
+    model_tflops = ran.model_flops_per_sample * tera_samples_per_s
+    hardware_tflops = model_tflops + (ran.recomputed_flops_per_sample or 0.0) * tera_samples_per_s
     precision = str(run.knobs.get("precision"))
-    ceiling = _measured_ceiling(run, precision)
+    ceiling_tflops = _measured_ceiling(run, precision)
     device_peak = peak_of(ran.device_name)
-    peak, source = (device_peak.of(precision), device_peak.source) if device_peak else (None, None)
+    peak_tflops, source = (device_peak.of(precision), device_peak.source) if device_peak else (None, None)
     if run.device == "cpu":
-        peak, source = ceiling, f"measured by {run.calibrated_by}"
+        peak_tflops, source = ceiling_tflops, f"measured by {run.calibrated_by}"
     return Flops(
-        model_tflops_per_device=model,
-        mfu=model / peak if peak else None,
-        hfu=hardware / peak if peak else None,
-        peak_tflops=peak,
-        peak_source=source if peak else None,
+        model_tflops_per_device=model_tflops,
+        mfu=model_tflops / peak_tflops if peak_tflops else None,
+        hfu=hardware_tflops / peak_tflops if peak_tflops else None,
+        peak_tflops=peak_tflops,
+        peak_source=source if peak_tflops else None,
         notebook_tflops_per_device=None
         if ran.notebook_flops_per_sample is None
-        else ran.notebook_flops_per_sample * per_device,
-        measured_peak_tflops=ceiling,
-        of_measured_peak=hardware / ceiling if ceiling else None,
+        else ran.notebook_flops_per_sample * tera_samples_per_s,
+        measured_peak_tflops=ceiling_tflops,
+        of_measured_peak=hardware_tflops / ceiling_tflops if ceiling_tflops else None,
     )
 
 
 def _measured_ceiling(run: RunFile, precision: str) -> float | None:
     """TFLOP/s that the calibration reached on one device; the ranks of a CPU run share its cores."""
-    reached = run.calibrated_tflops.get(peak_precision(precision))
-    if reached is None:
+    reached_tflops = run.calibrated_tflops.get(peak_precision(precision))
+    if reached_tflops is None:
         return None
-    return reached / max(1, run.world_size) if run.device == "cpu" else reached
+    return reached_tflops / max(1, run.world_size) if run.device == "cpu" else reached_tflops
 
 
 def _memory(records: RunRecords) -> MemoryFigures:
@@ -283,7 +283,7 @@ def _loss_scaling(records: RunRecords) -> LossScaling | None:
 
 def _conditions(
     records: RunRecords,
-    measured: list[Step],
+    measured_steps: list[Step],
     measured_window: MeasuredWindow | None,
     measured_from_c: float | None,
     outages: list[RecordedOutage],
@@ -296,7 +296,7 @@ def _conditions(
     lost = any(event.kind == "gpu_lost" for event in records.events)
     foreign = _foreign(run, records, measured_window)
     steady = steady_state(
-        measured,
+        measured_steps,
         [
             [
                 (t_ns, sample.temperature_c)
@@ -329,8 +329,8 @@ def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow 
     """
     if measured_window is None:
         return run.foreign_processes
-    devices = {sample.index for uuid in run.gpu_uuids for _, sample in records.device_samples.get(uuid, ())[:1]}
-    return [process for process in measured_window.foreign if process.device in devices or not devices]
+    indexes = {sample.index for uuid in run.gpu_uuids for _, sample in records.device_samples.get(uuid, ())[:1]}
+    return [process for process in measured_window.foreign if process.device in indexes or not indexes]
 
 
 def _synthetic(worker_lines: dict[int, list[WorkerLine]]) -> bool | None:

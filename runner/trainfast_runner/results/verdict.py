@@ -160,8 +160,8 @@ def _script_aborted(facts: EndFacts, asked_steps: int | None) -> Verdict | None:
     for rank, lines in enumerate(_all_ranks(facts)):
         if facts.last_step.get(rank, 0) < asked_steps or not _has(lines, FinishedLine):
             return None
-    died = reported_end(facts.output_tail) or f"its process {exit_text(codes[0])}"
-    return Verdict("finished", f"took the {counted(asked_steps, 'step')} asked for; then {died}")
+    death = reported_end(facts.output_tail) or f"its process {exit_text(codes[0])}"
+    return Verdict("finished", f"took the {counted(asked_steps, 'step')} asked for; then {death}")
 
 
 def _refused(facts: EndFacts) -> Verdict | None:
@@ -176,11 +176,11 @@ def _ended_from_outside(facts: EndFacts) -> Verdict | None:
     """The verdict if a rank got an outside SIGTERM before any other failure."""
     if facts.stop_ns is not None or facts.torn_down_reason or facts.lost_ranks:
         return None
-    signalled = next(_lines_before_stop(facts, SignalLine), None)
-    failed = next(_lines_before_stop(facts, ExceptionLine), None)
-    if signalled is None or (failed is not None and failed[1].t_ns < signalled[1].t_ns):
+    first_signal = next(_lines_before_stop(facts, SignalLine), None)
+    first_exception = next(_lines_before_stop(facts, ExceptionLine), None)
+    if first_signal is None or (first_exception is not None and first_exception[1].t_ns < first_signal[1].t_ns):
         return None
-    rank, line = signalled
+    rank, line = first_signal
     all_signalled = all(_has(lines, SignalLine) for lines in _all_ranks(facts))
     subject = "the training process" if all_signalled else f"rank {rank}"
     point = _failure_point(facts, rank, line, names_rank=False)
@@ -267,8 +267,8 @@ def _by_exit_code(facts: EndFacts) -> Verdict:
         return Verdict("failed", facts.torn_down_reason, RunError(message=facts.torn_down_reason))
     point = _failure_point(facts, 0)
     if code < 0:
-        finished = all(_has(lines, FinishedLine) for lines in _all_ranks(facts))
-        note = "after it had recorded its end" if finished else point
+        all_finished = all(_has(lines, FinishedLine) for lines in _all_ranks(facts))
+        note = "after it had recorded its end" if all_finished else point
         reason = f"the training process {exit_text(code)}, which trainfast-tui did not send ({note})"
         return _verdict(facts, "killed", reason)
     if code == 0:
@@ -296,13 +296,13 @@ def _all_ranks(facts: EndFacts) -> list[list[WorkerLine]]:
 
 def _lines_before_stop(facts: EndFacts, line_type: type[LineT]) -> Iterator[tuple[int, LineT]]:
     """Lines of that type from before a stop request, the earliest first, each with its rank."""
-    matching = [
+    timed_lines = [
         (line.t_ns, rank, line)
         for rank, lines in facts.worker_lines.items()
         for line in lines
         if isinstance(line, line_type) and (facts.stop_ns is None or line.t_ns <= facts.stop_ns)
     ]
-    yield from ((rank, line) for _, rank, line in sorted(matching, key=lambda item: item[:2]))
+    yield from ((rank, line) for _, rank, line in sorted(timed_lines, key=lambda item: item[:2]))
 
 
 def _has(lines: list[WorkerLine], line_type: type[RankLine]) -> bool:
@@ -344,8 +344,8 @@ def _lost_rank(facts: EndFacts) -> tuple[int | None, int | None]:
     if not codes:
         return (facts.lost_ranks[0], None) if facts.lost_ranks else (None, None)
     # A rank that is missing in the report was ended by torchrun itself, after another one had failed.
-    failed = [rank for rank in facts.lost_ranks if codes.get(rank, -signal.SIGTERM) != -signal.SIGTERM]
-    return (failed[0], codes[failed[0]]) if failed else (None, None)
+    failed_ranks = [rank for rank in facts.lost_ranks if codes.get(rank, -signal.SIGTERM) != -signal.SIGTERM]
+    return (failed_ranks[0], codes[failed_ranks[0]]) if failed_ranks else (None, None)
 
 
 def _phase(facts: EndFacts, rank: int) -> str | None:
@@ -356,8 +356,8 @@ def _phase(facts: EndFacts, rank: int) -> str | None:
 
 def _in_training(facts: EndFacts) -> bool:
     lines = [line for lines in facts.worker_lines.values() for line in lines]
-    trained = any(isinstance(line, PhaseLine) and line.phase == "train" for line in lines)
-    return trained or any(facts.last_step.values())
+    has_train_phase = any(isinstance(line, PhaseLine) and line.phase == "train" for line in lines)
+    return has_train_phase or any(facts.last_step.values())
 
 
 def _failure_point(

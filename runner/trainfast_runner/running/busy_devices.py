@@ -77,5 +77,5 @@ def _newest_run_of_live_search(plan: RunPlan, home: Home) -> RunFile | None:
 def _busy_text(plan: RunPlan, busy: RunFile) -> str:
     if plan.device == "cpu":
         return "the CPU is"
-    shared = [gpu.index for gpu in plan.gpus if gpu.uuid in busy.device_uuids]
-    return f"{gpus_text(shared)} {'is' if len(shared) == 1 else 'are'}"
+    shared_indexes = [gpu.index for gpu in plan.gpus if gpu.uuid in busy.device_uuids]
+    return f"{gpus_text(shared_indexes)} {'is' if len(shared_indexes) == 1 else 'are'}"

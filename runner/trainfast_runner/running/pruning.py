@@ -69,29 +69,29 @@ def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | 
     now_s = time.time()
     cutoff = _cutoff(home, keep, older_than_s, now_s)
     every_search = search_directories(home)
-    conducted = {directory.name for directory in every_search if is_conducted(directory)}
+    conducted_names = {directory.name for directory in every_search if is_conducted(directory)}
     runs: dict[str, int] = {}
-    live, needed_searches = [], set(conducted)
+    live, needed_searches = [], set(conducted_names)
     for directory in map(home.directory, home.run_ids()):
         run_id = directory.name
         if not _is_from_launch(directory):
             continue
         run = read_run_file(directory)
         search_id = None if run is None else run.search_id
-        is_live = is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted
+        is_live = is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted_names
         if is_live and run_id < cutoff:
             live.append(run_id)
         if is_live or run_id >= cutoff:
             needed_searches.add(search_id or "")
         else:
             runs[run_id] = disk_bytes(directory)
-    live += sorted(search_id for search_id in conducted if search_id < cutoff)
+    live += sorted(search_id for search_id in conducted_names if search_id < cutoff)
     searches = {
         directory.name: disk_bytes(directory)
         for directory in every_search
         if directory.name < cutoff and directory.name not in needed_searches
     }
-    is_training = bool(conducted) or next(home.live_directories(), None) is not None
+    is_training = bool(conducted_names) or next(home.live_directories(), None) is not None
     unused_s = CACHE_UNUSED_S if older_than_s is None else older_than_s
     unneeded = cache_entries.unneeded_entries(cache, unused_s, now_s, is_training=is_training)
     locks = [entry for entry in unneeded if entry.path.suffix == ".lock"]

@@ -28,13 +28,13 @@ def run_of_process(home: Home, process: Identity) -> Membership | None:
     for run in live_runs(home):
         directory = home.directory(run.run_id)
         supervisor = supervisor_of(directory)
-        launched = launched_child_of(directory)
+        launched_child = launched_child_of(directory)
         if process == supervisor:
             return Membership(directory, "its supervisor", run.role)
-        if process == launched:
+        if process == launched_child:
             return Membership(directory, "its training process", run.role)
         # Without a supervisor no process is above all ranks.
-        above = [supervisor] if supervisor is not None else [*filter(None, [launched]), *running_ranks(directory)]
+        above = [supervisor] if supervisor is not None else [*filter(None, [launched_child]), *running_ranks(directory)]
         if process in above or any(process in descendants(ancestor.pid) for ancestor in above):
             return Membership(directory, "one of its processes", run.role)
     return None

@@ -48,11 +48,11 @@ def stop_unsupervised(
     if supervisor_of(directory) is not None:
         name = directory.name
         raise UserError(f"{name} has a supervisor: stop it with `trainfast-tui stop {name}`", key=name)
-    launched = launched_child_of(directory)
+    launched_child = launched_child_of(directory)
     ranks = running_ranks(directory)
-    first = [*([launched] if launched is not None else ranks), *forks_left_by(directory)]
-    processes = _with_descendants({*first, *ranks})
-    for process in first:
+    asked_first = [*([launched_child] if launched_child is not None else ranks), *forks_left_by(directory)]
+    processes = _with_descendants({*asked_first, *ranks})
+    for process in asked_first:
         send(process, signal.SIGTERM)
     deadline_s = time.monotonic() + grace_s
     while any(map(is_running, processes)) and (left_s := deadline_s - time.monotonic()) > 0:

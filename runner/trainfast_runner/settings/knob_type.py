@@ -114,8 +114,8 @@ class Knob(msgspec.Struct, frozen=True):
             return "auto" if isinstance(self.values, DeviceSelection) else "none"
         if not isinstance(value, float):
             return str(value)
-        short = f"{value:g}"
-        return short if float(short) == value else repr(value)
+        short_text = f"{value:g}"
+        return short_text if float(short_text) == value else repr(value)
 
     def toml_value(self, value: KnobValue) -> KnobValue:
         """A value as a preset has it: TOML has no null."""

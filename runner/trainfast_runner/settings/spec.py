@@ -124,12 +124,12 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
 
 def _check_named_first(source: str, overrides: Iterable[str]) -> None:
     """Raise UserError if a field of the model was set before the model itself, which would drop the field."""
-    dropped = next((key for key in overrides if key.startswith("model.") and key != source), None)
-    if dropped is not None:
+    dropped_key = next((key for key in overrides if key.startswith("model.") and key != source), None)
+    if dropped_key is not None:
         raise UserError(
-            f"{source} names another model, and {dropped}, which is set before it, would be lost",
+            f"{source} names another model, and {dropped_key}, which is set before it, would be lost",
             key=source,
-            option=f"--set {source}=… first, then --set {dropped}=…",
+            option=f"--set {source}=… first, then --set {dropped_key}=…",
         )
 
 
@@ -147,14 +147,14 @@ def expand_paths(data: dict[str, Any]) -> dict[str, Any]:
     for pattern in data["paths"]:
         expanded = os.path.expanduser(pattern)
         # A file of that very name needs no pattern: its name may hold [ or *.
-        matched = [expanded] if os.path.exists(expanded) else sorted(glob.glob(expanded, recursive=True))
+        paths = [expanded] if os.path.exists(expanded) else sorted(glob.glob(expanded, recursive=True))
         if kind == "jpeg":
-            matched = [path for match in matched for path in _images_below(match)]
-        matched = [os.path.abspath(path) for path in matched if os.path.isfile(path)]
-        if not matched:
+            paths = [path for match in paths for path in _images_below(match)]
+        paths = [os.path.abspath(path) for path in paths if os.path.isfile(path)]
+        if not paths:
             file_kind = "JPEG file" if kind == "jpeg" else "file"
             raise UserError(f"data.paths {pattern!r} matches no {file_kind}", key="data.paths")
-        files += matched
+        files += paths
     return {**data, "paths": list(dict.fromkeys(files))}
 
 

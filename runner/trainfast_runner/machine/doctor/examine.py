@@ -227,10 +227,10 @@ def ends_at_logout(user: str) -> bool:
         command = ["busctl", "get-property", *service, *settings]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=BUS_WITHIN_S, check=True).stdout
         # A line each, with the type and for a list the count before the values.
-        (_, kills), (_, _, *only), (_, _, *excluded) = map(shlex.split, answer.splitlines())
+        (_, kills), (_, _, *only_users), (_, _, *excluded_users) = map(shlex.split, answer.splitlines())
     except (OSError, ValueError, subprocess.SubprocessError):
         return False
-    return kills == "true" and user not in excluded and (not only or user in only)
+    return kills == "true" and user not in excluded_users and (not only_users or user in only_users)
 
 
 def _terminal(environment: Mapping[str, str]) -> Iterator[Finding]:

@@ -55,9 +55,11 @@ def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]
             key=VISIBLE_DEVICES,
             advice=f"{VISIBLE_DEVICES}={first}",
         )
-    matching = [instance for instance in instances if instance.uuid.startswith(first) or instance.old_name == first]
-    if len(matching) == 1:
-        return matching[0]
+    matching_gpus = [
+        instance for instance in instances if instance.uuid.startswith(first) or instance.old_name == first
+    ]
+    if len(matching_gpus) == 1:
+        return matching_gpus[0]
     names = [instance.uuid for instance in instances]
     near = difflib.get_close_matches(first, names, n=1, cutoff=0.0)
     raise UserError(
@@ -89,12 +91,12 @@ def visible_devices(
     chosen: list[Device] = []
     for entry in named:
         if entry.isdecimal():
-            matching = [numbered[int(entry)]] if int(entry) in numbered else []
+            matching_gpus = [numbered[int(entry)]] if int(entry) in numbered else []
         else:
-            matching = [gpu for gpu in gpus if entry and gpu.uuid and gpu.uuid.startswith(entry)]
-        if len(matching) != 1:
+            matching_gpus = [gpu for gpu in gpus if entry and gpu.uuid and gpu.uuid.startswith(entry)]
+        if len(matching_gpus) != 1:
             break
-        chosen += matching
+        chosen += matching_gpus
     return chosen
 
 

@@ -46,11 +46,11 @@ def load() -> Binding:
     try:
         module = importlib.import_module("pynvml")
     except (Exception, SystemExit) as error:
-        if (where := _pynvml_path()) is None:
+        if (module_file := _pynvml_path()) is None:
             return Binding(failure=NO_BINDING)
         return Binding(
             failure=NvmlFailure(
-                f"{PYNVML_MODULE} cannot be imported ({type(error).__name__})", replacement_advice(where)
+                f"{PYNVML_MODULE} cannot be imported ({type(error).__name__})", replacement_advice(module_file)
             )
         )
     return checked_binding(module)
@@ -110,9 +110,9 @@ def checked_binding(module: ModuleType) -> Binding:
     is_error = isinstance(error, type) and issubclass(error, Exception)
     if is_error and all(hasattr(module, name) for name in NEEDED_NAMES):
         return Binding(module, warning=foreign_module_failure(module))
-    where = getattr(module, "__file__", None) or "memory"
-    reason = f"{PYNVML_MODULE} in {where} is not nvidia-ml-py's, and no GPU can be seen through it"
-    return Binding(failure=NvmlFailure(reason, replacement_advice(where)))
+    module_file = getattr(module, "__file__", None) or "memory"
+    reason = f"{PYNVML_MODULE} in {module_file} is not nvidia-ml-py's, and no GPU can be seen through it"
+    return Binding(failure=NvmlFailure(reason, replacement_advice(module_file)))
 
 
 def foreign_module_failure(module: ModuleType) -> NvmlFailure | None:
@@ -121,14 +121,14 @@ def foreign_module_failure(module: ModuleType) -> NvmlFailure | None:
     The distributions `nvidia-ml-py3` and `pynvml` before 12 install a module of the same name, made for the
     drivers of their day.
     """
-    where = getattr(module, "__file__", None)
-    reason = f"{PYNVML_MODULE} in {where or 'memory'} is not nvidia-ml-py's and lacks some readings"
-    failure = NvmlFailure(reason, replacement_advice(where or "memory"))
+    module_file = getattr(module, "__file__", None)
+    reason = f"{PYNVML_MODULE} in {module_file or 'memory'} is not nvidia-ml-py's and lacks some readings"
+    failure = NvmlFailure(reason, replacement_advice(module_file or "memory"))
     try:
         official = importlib.metadata.distribution("nvidia-ml-py")
     except importlib.metadata.PackageNotFoundError:
         return failure
-    if where is None or not hasattr(module, "nvmlMemory_v2"):
+    if module_file is None or not hasattr(module, "nvmlMemory_v2"):
         return failure
     expected = Path(str(official.locate_file("pynvml.py")))
-    return None if expected.exists() and expected.samefile(where) else failure
+    return None if expected.exists() and expected.samefile(module_file) else failure

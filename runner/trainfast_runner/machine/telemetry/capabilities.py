@@ -132,8 +132,8 @@ def _probe_query(nv: ModuleType, handle: Handle, query: Query, capabilities: Cap
                 capabilities.probed.update(zip(query.fields, answer, strict=True))
             return
     # A reason about the reading is worth more than one about an unknown call.
-    telling = [reason for reason in reasons if reason not in failures.TOO_OLD]
-    capabilities.unsupported.update(dict.fromkeys(query.fields, [*telling, *reasons][0]))
+    telling_reasons = [reason for reason in reasons if reason not in failures.TOO_OLD]
+    capabilities.unsupported.update(dict.fromkeys(query.fields, [*telling_reasons, *reasons][0]))
 
 
 def _explain(capabilities: Capabilities) -> None:

@@ -245,8 +245,8 @@ class Nvml:
         """Watch for errors of the GPUs that answer now."""
         self._stop_watching()
         if self._driver.is_open and self._on_xid is not None:
-            answering = [device for device in self._gpus.devices if device.error is None]
-            self._xids = XidWatch(nv, answering, self._on_xid)
+            answering_gpus = [device for device in self._gpus.devices if device.error is None]
+            self._xids = XidWatch(nv, answering_gpus, self._on_xid)
 
     def _stop_watching(self) -> bool:
         """End the wait for Xid errors; True once it has ended."""

@@ -226,9 +226,9 @@ def _answer_of_link(nv: ModuleType, function: str, handle: Handle, link: int) ->
 
 def _link(nv: ModuleType, handles: list[Handle], links: list[_Links], buses: list[str | None], a: int, b: int) -> str:
     direct = sum(end == buses[b] for end in links[a].ends) if buses[b] else 0
-    bonded = direct or _through_switch(nv, handles, links, a, b)
-    if bonded:
-        return f"NV{bonded}"
+    link_count = direct or _through_switch(nv, handles, links, a, b)
+    if link_count:
+        return f"NV{link_count}"
     if handles[a] is None or handles[b] is None:
         return UNKNOWN
     level = answer_or_none(nv, lambda: nv.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b]))
@@ -237,12 +237,12 @@ def _link(nv: ModuleType, handles: list[Handle], links: list[_Links], buses: lis
 
 def _through_switch(nv: ModuleType, handles: list[Handle], links: list[_Links], a: int, b: int) -> int:
     """Bonded links between two GPUs that hang on the same switches: the smaller number of the two."""
-    bonded = min(links[a].switched, links[b].switched)
-    if not bonded:
+    link_count = min(links[a].switched, links[b].switched)
+    if not link_count:
         return 0
     # GPUs of two partitions hang on switches too, and cannot reach each other over them.
     status = answer_or_none(nv, lambda: nv.nvmlDeviceGetP2PStatus(handles[a], handles[b], _NVLINK_CAPABILITY))
-    return bonded if status in (None, 0) else 0
+    return link_count if status in (None, 0) else 0
 
 
 def _peer_access(nv: ModuleType, a: Handle, b: Handle) -> str | None:

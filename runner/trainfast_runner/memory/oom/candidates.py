@@ -21,12 +21,14 @@ def specs_with_one_change(spec: RunSpec, applicable: Iterable[KnobChange], phase
 def specs_with_several_changes(spec: RunSpec, applicable: Iterable[KnobChange]) -> list[RunSpec]:
     """Return the specs of several changes at once, the strongest first, for a run that no single change makes fit."""
     applicable = [change for change in applicable if change.knob != "batch_size"]
-    shorter = [
+    shorter_lengths = [
         {change.knob: value} for change in applicable if change.knob == "seq_len" for value in values_of(change)[1:]
     ]
     pairs = [{first.knob: first.value, second.knob: second.value} for first, second in pairs_of_knobs(applicable)]
     all_of_them = strongest_settings(applicable)
-    return _specs(spec, [*all_of_them, *shorter, *pairs, *({**all_of_them[0], **length} for length in shorter)])
+    return _specs(
+        spec, [*all_of_them, *shorter_lengths, *pairs, *({**all_of_them[0], **length} for length in shorter_lengths)]
+    )
 
 
 def strongest_settings(applicable: Iterable[KnobChange]) -> list[Settings]:

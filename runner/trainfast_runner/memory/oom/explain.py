@@ -197,13 +197,13 @@ def _fastest_growing(prediction: Prediction | None, phase: str | None) -> tuple[
 
 def _other_processes(oom_run: OutOfMemory) -> Iterator[str]:
     """Other processes that held memory of the device: by the error's message, the start of the run, and its events."""
-    named: set[int] = set()
+    named_pids: set[int] = set()
     for pid, size, unit in re.findall(r"Process (\d+) has (\d[\d.]*) (KiB|MiB|GiB) memory in use", oom_run.message):
-        named.add(int(pid))
+        named_pids.add(int(pid))
         yield f"process {pid} held {size} {unit}"
     for process in oom_run.run.foreign_processes:
-        if process.pid is not None and process.pid not in named:
-            named.add(process.pid)
+        if process.pid is not None and process.pid not in named_pids:
+            named_pids.add(process.pid)
             size = "memory" if process.memory_used_bytes is None else mebibytes(process.memory_used_bytes)
             yield f"process {process.pid} held {size} from the start"
     present: dict[tuple[int | None, int | None], Event] = {}
@@ -213,7 +213,7 @@ def _other_processes(oom_run: OutOfMemory) -> Iterator[str]:
         elif event.kind == "foreign_process":
             present.pop((event.device, event.pid), None)
     for event in present.values():
-        if event.pid not in named:
+        if event.pid not in named_pids:
             yield event.detail or f"process {event.pid} appeared"
 
 

@@ -86,10 +86,10 @@ class FitTarget:
     def need(self, settings: Settings) -> MemoryNeed | None:
         """The run's need with these settings; None if one is refused, or without a model."""
         spec = spec_with(self.spec, settings)
-        traced = None if spec is None else predict_if_traced(self.model_of, spec, self.ranks)
-        if spec is None or traced is None:
+        model_and_prediction = None if spec is None else predict_if_traced(self.model_of, spec, self.ranks)
+        if spec is None or model_and_prediction is None:
             return None
-        model, predicted = traced
+        model, predicted = model_and_prediction
         margin = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
         margin = max(margin, self.untouched_bytes)
         if any(name in settings for name in PROGRAM_KNOBS):
@@ -134,10 +134,10 @@ def beyond_bytes(limit_bytes: int, predicted: Prediction | None, phase: str | No
         return 0
     if phase == OPTIMIZER_PHASE:
         return max(0, limit_bytes - predicted.traced_bytes.get("optimizer", predicted.total_bytes))
-    expected = predicted.traced_bytes.get("forward_backward", predicted.total_bytes)
+    expected_bytes = predicted.traced_bytes.get("forward_backward", predicted.total_bytes)
     # Before the first optimizer step there are no optimizer states.
     states_bytes = predicted.phases.get("forward_backward", {}).get("optimizer", 0) if in_first_step else 0
-    return max(0, limit_bytes - (expected - states_bytes))
+    return max(0, limit_bytes - (expected_bytes - states_bytes))
 
 
 def predict_if_traced(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[MemoryModel, Prediction] | None:
@@ -156,24 +156,26 @@ def best_changes(target: FitTarget) -> list[OomChange]:
     the closest are returned, each with its missing bytes.
     """
     changes_by_cost = _changes_that_matter(target)
-    predicted = {knob_change: _changes_of(target, knob_change) for knob_change in changes_by_cost}
+    changes_by_knob = {knob_change: _changes_of(target, knob_change) for knob_change in changes_by_cost}
     untraced = [
-        knob_change for knob_change, changes in predicted.items() if not changes and _is_untraced(target, knob_change)
+        knob_change
+        for knob_change, changes in changes_by_knob.items()
+        if not changes and _is_untraced(target, knob_change)
     ]
     not_enough = [
         knob_change
-        for knob_change, changes in predicted.items()
+        for knob_change, changes in changes_by_knob.items()
         if changes and knob_change.knob != "batch_size" and not _enough_changes(changes)
     ]
-    tried = [change for changes in predicted.values() for change in changes]
-    tried += _pairs_worth_their_cost(target, not_enough, tried)
-    tried += _all_knobs_at_once(target, changes_by_cost, tried)
+    tried_changes = [change for changes in changes_by_knob.values() for change in changes]
+    tried_changes += _pairs_worth_their_cost(target, not_enough, tried_changes)
+    tried_changes += _all_knobs_at_once(target, changes_by_cost, tried_changes)
     # Untraced changes may be enough as well: they follow the ones known to be.
     unpredicted_changes = [
         unpredicted_change(knob_change, target) for knob_change in best_of_each_knob(untraced, target.phase)
     ]
-    closest = sorted(tried, key=lambda change: change.predicted_bytes or 0)
-    return ([*_enough_changes(tried), *unpredicted_changes] or closest)[:MAX_CHANGES]
+    closest_changes = sorted(tried_changes, key=lambda change: change.predicted_bytes or 0)
+    return ([*_enough_changes(tried_changes), *unpredicted_changes] or closest_changes)[:MAX_CHANGES]
 
 
 def _changes_of(target: FitTarget, knob_change: KnobChange) -> list[OomChange]:
@@ -229,8 +231,8 @@ def unpredicted_change(knob_change: KnobChange, target: FitTarget | None = None)
     """The change in words, without a prediction; with a doubt if the run's own prediction leaves little hope."""
     base, saves = None if target is None else target.need({}), knob_change.saves
     if target is not None and base is not None and knob_change.leaves < 1:
-        freed = (1 - knob_change.leaves) * base.prediction.activations_bytes
-        saves += "; probably not enough alone" if base.prediction.total_bytes - freed > target.limit_bytes else ""
+        freed_bytes = (1 - knob_change.leaves) * base.prediction.activations_bytes
+        saves += "; probably not enough alone" if base.prediction.total_bytes - freed_bytes > target.limit_bytes else ""
     return OomChange(settings={knob_change.knob: knob_change.value}, saves=saves, costs=knob_change.costs)
 
 

@@ -57,14 +57,14 @@ def _trace(
     from trainfast_runner.memory.tracing import cached_models, trace_models
 
     model_of = cached_models(run.device, python)
-    missing = [spec for spec in specs if model_of(spec) is None]
-    if not missing:
+    untraced_specs = [spec for spec in specs if model_of(spec) is None]
+    if not untraced_specs:
         return
-    yield len(missing)
-    traces = trace_models(missing, run.device, python, cancelled=cancelled, gpus=run.device_uuids, tracer=tracer)
+    yield len(untraced_specs)
+    traces = trace_models(untraced_specs, run.device, python, cancelled=cancelled, gpus=run.device_uuids, tracer=tracer)
     for done, _ in enumerate(traces, 1):
-        if done < len(missing):
-            yield len(missing) - done
+        if done < len(untraced_specs):
+            yield len(untraced_specs) - done
 
 
 def _is_cured(oom_run: OutOfMemory, python: str | None) -> bool:

@@ -111,13 +111,13 @@ def _exchange(window: MeasuredWindow) -> Figures:
     if not forward_ms or backward_ms is None or not step_ms:
         return figures
     # Gradients are exchanged while the backward computes: only what makes it longer costs the step.
-    computed = expected_ratio * forward_ms
-    exposed = max(0.0, backward_ms - computed)
+    expected_ms = expected_ratio * forward_ms
+    exposed_ms = max(0.0, backward_ms - expected_ms)
     return figures | {
         "backward_over_forward": backward_ms / forward_ms,
-        "computed_backward_ms": computed,
-        "exposed_ms": exposed,
-        "exposed_percent": 100 * exposed / step_ms,
+        "computed_backward_ms": expected_ms,
+        "exposed_ms": exposed_ms,
+        "exposed_percent": 100 * exposed_ms / step_ms,
     }
 
 
@@ -169,8 +169,8 @@ def _host(window: MeasuredWindow) -> Figures:
 
 
 def _devices(window: MeasuredWindow) -> list[Figures]:
-    used = [device for device in window.devices if device.uuid in window.run.gpu_uuids]
-    clocks_mhz = [device.sm_clock_mhz for device in used if device.sm_clock_mhz]
+    used_devices = [device for device in window.devices if device.uuid in window.run.gpu_uuids]
+    clocks_mhz = [device.sm_clock_mhz for device in used_devices if device.sm_clock_mhz]
     return [_device(window, device, max(clocks_mhz, default=None)) for device in window.devices]
 
 
@@ -184,7 +184,7 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest_mhz: float
     foreign = [process for process in window.foreign if process.device == device.index]
     memory_bytes = [process.memory_used_bytes for process in foreign if process.memory_used_bytes is not None]
     clock_mhz = device.sm_clock_mhz
-    behind = None if clock_mhz is None or not fastest_mhz else 1 - clock_mhz / fastest_mhz
+    behind_share = None if clock_mhz is None or not fastest_mhz else 1 - clock_mhz / fastest_mhz
     working_ms = window.working_ms if _meet_on_gpus(window.run) else None
     trains = device.uuid in window.run.device_uuids
     return {
@@ -207,8 +207,8 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest_mhz: float
         "clock_loss_percent": None if device.clock_loss_fraction is None else 100 * device.clock_loss_fraction,
         "sm_clock_mhz": clock_mhz,
         "fastest_sm_clock_mhz": fastest_mhz,
-        "clock_behind_percent": None if behind is None else 100 * behind,
-        "clock_behind_cost_ms": None if behind is None or working_ms is None else behind * working_ms,
+        "clock_behind_percent": None if behind_share is None else 100 * behind_share,
+        "clock_behind_cost_ms": None if behind_share is None or working_ms is None else behind_share * working_ms,
         "gpu_utilization_percent": mean_of_known(sample.gpu_utilization_percent for sample in averaged),
         "pcie_width": width,
         "pcie_width_max": widest,

@@ -57,16 +57,16 @@ class LiveDiagnosis:
         if window is None:
             self.diagnosis = ()
             return
-        within = [tick for tick in ticks if tick.t_ns >= window.begin_ns]
+        ticks_of_window = [tick for tick in ticks if tick.t_ns >= window.begin_ns]
         self.diagnosis = tuple(
             diagnose(
                 MeasuredWindow(
                     run=run,
                     steps=steps,
                     devices=join.conditions_between(window.begin_ns, window.end_ns),
-                    samples=_by_device(within),
-                    averages=_by_device(tick for tick in within if tick.t_ns >= window.begin_ns + AVERAGED_NS),
-                    hosts=[tick.host for tick in within],
+                    samples=_by_device(ticks_of_window),
+                    averages=_by_device(tick for tick in ticks_of_window if tick.t_ns >= window.begin_ns + AVERAGED_NS),
+                    hosts=[tick.host for tick in ticks_of_window],
                     foreign=foreign_processes(run, events, window),
                 )
             )
@@ -97,11 +97,13 @@ def _by_device(ticks: Iterable[Tick]) -> dict[str, list[DeviceReading]]:
 
 
 def _recent(steps: Sequence[Step], until_ns: int) -> list[Step]:
-    covered = [step for step in steps if step.t_ns <= until_ns]
-    if not covered:
+    covered_steps = [step for step in steps if step.t_ns <= until_ns]
+    if not covered_steps:
         return []
     # From the newest step and not from now: in a step longer than the window the last ones still count.
-    since_ns = covered[-1].t_ns - WINDOW_NS
+    since_ns = covered_steps[-1].t_ns - WINDOW_NS
     return [
-        step for index, step in enumerate(covered) if step.t_ns >= since_ns or index >= len(covered) - MIN_LIVE_STEPS
+        step
+        for index, step in enumerate(covered_steps)
+        if step.t_ns >= since_ns or index >= len(covered_steps) - MIN_LIVE_STEPS
     ]

@@ -46,16 +46,16 @@ class CounterGrowth:
 
     def throttled(self, cause: Cause, earlier: Reading, later: Reading, ns: int) -> ThrottledTime:
         """The time throttled for `cause` in the `ns` nanoseconds between two samples."""
-        policy = self._growth(cause.policy_counter, earlier, later) if cause.policy_counter else None
-        grown = [
+        policy_ns = self._growth(cause.policy_counter, earlier, later) if cause.policy_counter else None
+        grown_ns = [
             growth for field in cause.reason_counters if (growth := self._growth(field, earlier, later)) is not None
         ]
-        if grown and len(grown) == len(cause.reason_counters):
-            return ThrottledTime(_union_ns(grown, policy, cause, (earlier, later), ns), _BY_REASON)
-        if policy is not None:
-            return ThrottledTime(policy, _BY_POLICY)
-        if (sampled := _sampled_ns(cause, earlier, later)) is not None:
-            return ThrottledTime(sampled, _BY_SAMPLES)
+        if grown_ns and len(grown_ns) == len(cause.reason_counters):
+            return ThrottledTime(_union_ns(grown_ns, policy_ns, cause, (earlier, later), ns), _BY_REASON)
+        if policy_ns is not None:
+            return ThrottledTime(policy_ns, _BY_POLICY)
+        if (sampled_ns := _sampled_ns(cause, earlier, later)) is not None:
+            return ThrottledTime(sampled_ns, _BY_SAMPLES)
         shown = shows(cause.reasons, earlier), shows(cause.reasons, later)
         if None in shown:
             return ThrottledTime(None, _BY_REASON)
@@ -83,19 +83,19 @@ class CounterGrowth:
 
 
 def _union_ns(
-    grown: Sequence[float], policy: float | None, cause: Cause, ends: tuple[Reading, Reading], ns: int
+    grown_ns: Sequence[float], policy_ns: float | None, cause: Cause, ends: tuple[Reading, Reading], ns: int
 ) -> float:
     """Nanoseconds in which any of a cause's reasons held. Reasons may hold at once, and then each counter runs.
 
     So the time is between the longest counter and the sum: the policy's counter within these bounds, else the longest
     if a sample shows two reasons at once, else the sum.
     """
-    low = max(grown)
-    high = max(low, min(sum(grown), float(ns)))
-    if policy is not None:
-        return min(max(policy, low), high)
-    both = any(len(cause.reasons & set(sample.throttle_reasons or ())) > 1 for sample in ends)
-    return low if both else high
+    low_ns = max(grown_ns)
+    high_ns = max(low_ns, min(sum(grown_ns), float(ns)))
+    if policy_ns is not None:
+        return min(max(policy_ns, low_ns), high_ns)
+    shows_two_reasons = any(len(cause.reasons & set(sample.throttle_reasons or ())) > 1 for sample in ends)
+    return low_ns if shows_two_reasons else high_ns
 
 
 def _sampled_ns(cause: Cause, earlier: Reading, later: Reading) -> float | None:

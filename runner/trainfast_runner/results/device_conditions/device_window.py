@@ -65,12 +65,12 @@ def window_energy(
     total = sum(value for value in joules if value is not None)
     if not joules or None in joules:
         return Energy()
-    integrated = any(device.energy_source == INTEGRATED_POWER for device in devices)
+    is_integrated = any(device.energy_source == INTEGRATED_POWER for device in devices)
     return Energy(
         joules=total,
         joules_per_sample=total / trained_samples if trained_samples else None,
         joules_per_step=total / steps if steps else None,
-        source=INTEGRATED_POWER if integrated else ENERGY_COUNTER,
+        source=INTEGRATED_POWER if is_integrated else ENERGY_COUNTER,
     )
 
 
@@ -82,7 +82,7 @@ def is_sampled(devices: Iterable[TimedReadings], window: Window | None) -> bool:
 
 
 def window_throttle(
-    devices: Sequence[DeviceConditions], window: Window | None, steps: int, used: Collection[str]
+    devices: Sequence[DeviceConditions], window: Window | None, steps: int, used_uuids: Collection[str]
 ) -> Throttle:
     """Throttled shares of the window, for each device and the worst; None without samples.
 
@@ -90,7 +90,7 @@ def window_throttle(
     """
     if window is None:
         return Throttle()
-    rows = [_throttled_device(device, window, steps if device.uuid in used else 0) for device in devices]
+    rows = [_throttled_device(device, window, steps if device.uuid in used_uuids else 0) for device in devices]
     return Throttle(
         **{
             f"{cause.name}_fraction": highest(getattr(row, f"{cause.name}_fraction") for row in rows)

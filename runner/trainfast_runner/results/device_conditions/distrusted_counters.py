@@ -30,9 +30,9 @@ def distrusted_counters(samples: TimedReadings) -> frozenset[str]:
     distrusted = {
         field for field in REASONS_OF_COUNTER if _dropped_by_sampler(field, answered) or _stands_still(field, answered)
     }
-    moved = {field for field in CAUSE_COUNTERS if _runs_unseen(field, answered, distrusted)}
+    running_unseen = {field for field in CAUSE_COUNTERS if _runs_unseen(field, answered, distrusted)}
     energy = {ENERGY_FIELD} if energy_distrust(samples) is not None else set()
-    return frozenset(distrusted | moved | energy)
+    return frozenset(distrusted | running_unseen | energy)
 
 
 def _dropped_by_sampler(field: str, answered: TimedReadings) -> bool:

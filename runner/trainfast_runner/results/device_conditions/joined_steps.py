@@ -38,10 +38,10 @@ def _conditions(records: RunRecords, steps: list[Step]) -> list[StepConditions]:
     return [_of_run(step, run.device_uuids) for step in join.joined(final=True)]
 
 
-def _of_run(conditions: StepConditions, used: Collection[str]) -> StepConditions:
+def _of_run(conditions: StepConditions, used_uuids: Collection[str]) -> StepConditions:
     """A step loses time to the devices it trains on alone, as in the result: not to one that is only watched."""
     devices = tuple(
-        device if device.uuid in used else msgspec.structs.replace(device, lost_ms=dict.fromkeys(device.lost_ms))
+        device if device.uuid in used_uuids else msgspec.structs.replace(device, lost_ms=dict.fromkeys(device.lost_ms))
         for device in conditions.devices
     )
     return msgspec.structs.replace(conditions, devices=devices)

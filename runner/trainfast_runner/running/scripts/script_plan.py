@@ -59,7 +59,7 @@ def plan_script(
     """
     preset, variables = preset or ScriptPreset(), variables or {}
     knobs = _knobs(settings, preset, steps, trial)
-    flagged = [name for name in knobs if name in preset.flag_words]
+    flagged_knobs = [name for name in knobs if name in preset.flag_words]
     without_flag = {name: value for name, value in knobs.items() if name not in (*preset.flag_words, *LAUNCH_KNOBS)}
     cwd = "" if typed else _folder(preset)
     applied = preset.applied(list(typed or preset.command), knobs)
@@ -77,7 +77,7 @@ def plan_script(
         timing_warmup=whole_number(knobs, "timing_warmup"),
         samples_per_step=samples_per_step,
         steps_from_log=steps_from_log,
-        flagged=flagged,
+        flagged=flagged_knobs,
         flag_words=preset.flag_words,
         trainer_fields=hook_trainer_fields(without_flag),
         loader_defaults=loader_defaults(without_flag),

@@ -63,8 +63,8 @@ def micro_batches_divide(facts: Facts) -> None:
     schedule = str(facts.knobs["pp_schedule"])
     if batch % chunks == 0 and _runs(schedule, chunks, degree):
         return
-    working = [count for count in range(1, batch + 1) if batch % count == 0 and _runs(schedule, count, degree)]
-    nearest = min(working, key=lambda count: abs(count - chunks), default=None)
+    working_counts = [count for count in range(1, batch + 1) if batch % count == 0 and _runs(schedule, count, degree)]
+    nearest = min(working_counts, key=lambda count: abs(count - chunks), default=None)
     advice = f"micro_batches={nearest}" if nearest else f"batch_size={degree}, micro_batches={degree}"
     if batch % chunks:
         raise UserError(

@@ -42,14 +42,14 @@ def _degree_divides_the_model(facts: Facts) -> None:
     for field in (*HEAD_FIELDS, *WIDTH_FIELDS):
         size = facts.config.get(field)
         if isinstance(size, int) and size % degree:
-            working = [count for count in range(2, degree) if size % count == 0]
+            working_degrees = [count for count in range(2, degree) if size % count == 0]
             unit = (
                 "key-value heads" if "key_value" in field else "heads" if field in HEAD_FIELDS else "columns of its MLP"
             )
             raise UserError(
                 f"tp_degree={degree} does not divide the model's {size} {unit} (model.{field})",
                 key="tp_degree",
-                advice=f"tp_degree={working[-1]}" if working else f"strategy={facts.strategy.fallback}",
+                advice=f"tp_degree={working_degrees[-1]}" if working_degrees else f"strategy={facts.strategy.fallback}",
             )
 
 

@@ -159,7 +159,7 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
     foreign = ForeignKnobs({}, [])
     _take_zero(foreign, foreign.section(remaining, "zero_optimization"))
     _take_halves(foreign, remaining)
-    same = {
+    knob_by_key = {
         "train_micro_batch_size_per_gpu": "batch_size",
         "gradient_accumulation_steps": "grad_accum",
         "gradient_clipping": "grad_clip",
@@ -167,8 +167,8 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
     for key, value in remaining.items():
         if value == "auto":
             continue
-        if key in same:
-            foreign.take(same[key], value, f"{key}: {value}")
+        if key in knob_by_key:
+            foreign.take(knob_by_key[key], value, f"{key}: {value}")
         else:
             foreign.not_understood.append(f"{key}: {value}")
     return foreign

@@ -146,10 +146,10 @@ def _half_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
                 by_precision.setdefault(precision, (flag, word))
     if not by_precision:
         return None
-    off = " ".join(words for settings in by_precision.values() if (words := _switch_words(*settings, on=False)))
+    off_words = " ".join(words for settings in by_precision.values() if (words := _switch_words(*settings, on=False)))
     flag_words: FlagWords = {
         **{precision: _switch_words(*settings, on=True) for precision, settings in by_precision.items()},
-        "fp32": off,
+        "fp32": off_words,
     }
     value_now = next((precision for precision, (flag, _) in by_precision.items() if flag.value is True), "fp32")
     flag, word = by_precision[next(iter(by_precision))]
@@ -175,12 +175,12 @@ def _optimizer_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
 def _flags_named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[Flag, str]]:
     """The flags of these names, each with the name as it is typed; the surest first."""
     for name in names:
-        named = [
+        named_flags = [
             (flag, word) for flag in flags for word in flag.names if _bare_name(word) == name and _is_for_training(word)
         ]
         # A configuration may have the name twice, for training and for something else.
         yield from sorted(
-            named,
+            named_flags,
             key=lambda named_flag: (
                 "train" not in named_flag[1],
                 not named_flag[1].startswith("--"),

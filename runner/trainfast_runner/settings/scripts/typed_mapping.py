@@ -93,19 +93,19 @@ def _words_by_value(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, s
 def _value_in_force(name: str, table: Mapping[str, str], flags: Sequence[Flag]) -> KnobValue:
     """The value whose words the command has, else the one without words; None if there is neither."""
     in_force = [value for value, words in table.items() if _are_in_force(split_words(words, name), flags)]
-    without = [value for value, words in table.items() if not words]
-    return next((knob(name).read(value) for value in (*in_force, *without)), None)
+    values_without_words = [value for value, words in table.items() if not words]
+    return next((knob(name).read(value) for value in (*in_force, *values_without_words)), None)
 
 
 def _are_in_force(words: Sequence[str], flags: Sequence[Flag]) -> bool:
     """True if the command gives every flag in these words its value there."""
     by_name = {name: flag for flag in flags for name in flag.names}
     in_force: list[bool] = []
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
+    for word, next_word in zip_longest(words, words[1:], fillvalue=""):
         first, equals, value = word.partition("=")
         if (flag := by_name.get(first)) is None:
             continue
-        value = value if equals or following.partition("=")[0] in by_name else following
+        value = value if equals or next_word.partition("=")[0] in by_name else next_word
         typed_value = value or str("off" not in flag.type and first != flag.off)
         in_force.append(str(flag.value).lower() == typed_value.lower())
     return bool(in_force) and all(in_force)
