@@ -20,7 +20,7 @@ from trainfast_runner.memory.one_process import (
     LAYERS_SPREAD,
     UNCONFIRMED_STRATEGIES,
     devices_of,
-    gathered,
+    first_gpu_segments,
 )
 from trainfast_runner.memory.pipeline import PipelineCut, StagePeaks, stage_peaks
 from trainfast_runner.memory.prediction import CATEGORIES, Prediction, RankBytes
@@ -32,6 +32,7 @@ from trainfast_runner.worker.shared.phases import MEMORY_PHASES
 from trainfast_runner.worker.shared.traced import ACTIVATIONS, NO_WORK, OPTIMIZER, PARAMS
 
 MAX_BATCH = 1 << 24
+"""Chosen, not measured: the largest batch that is looked for, more than any device holds."""
 
 
 class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,28 +75,28 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
         """Predict the peak of the fullest of `ranks` processes with the knobs of `spec`; well under 50 ms."""
         batch = whole_number(spec.knobs, "batch_size")
-        traced = self._peaks(spec, ranks, batch)
-        peaks = self._corrected(spec, ranks, traced)
+        traced_peaks = self._peaks(spec, ranks, batch)
+        peaks = self._corrected(spec, ranks, traced_peaks)
         larger_peaks = self._corrected_peaks(spec, ranks, batch + 1)
         phase = max(MEMORY_PHASES, key=lambda name: sum(peaks[name]))
         bytes_per_sample = round(sum(larger_peaks[phase]) - sum(peaks[phase]))
-        rounded = {name: [round(value) for value in peaks[name]] for name in MEMORY_PHASES}
+        rounded_peaks = {name: [round(value) for value in peaks[name]] for name in MEMORY_PHASES}
         return Prediction(
-            total_bytes=sum(rounded[phase]),
-            **{f"{name}_bytes": value for name, value in zip(CATEGORIES, rounded[phase], strict=True)},
+            total_bytes=sum(rounded_peaks[phase]),
+            **{f"{name}_bytes": value for name, value in zip(CATEGORIES, rounded_peaks[phase], strict=True)},
             phase=phase,
             phases={
                 name: {**dict(zip(CATEGORIES, values, strict=True)), "total": sum(values)}
-                for name, values in rounded.items()
+                for name, values in rounded_peaks.items()
             },
-            fixed_bytes=sum(rounded[phase]) - batch * bytes_per_sample,
+            fixed_bytes=sum(rounded_peaks[phase]) - batch * bytes_per_sample,
             bytes_per_sample=bytes_per_sample,
             context_bytes=self.corrections.context_bytes if self.device == "cuda" else None,
             basis=self._basis(spec, ranks),
             attention=self.attention,
             trace=self.trace,
             fullest=self._fullest(spec, batch, phase),
-            traced_bytes={name: round(sum(values)) for name, values in traced.items()},
+            traced_bytes={name: round(sum(values)) for name, values in traced_peaks.items()},
         )
 
     def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int:
@@ -142,15 +143,15 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         if correction is None:
             return peaks
         share = correction.share(spec.knobs, sum(peaks["forward_backward"]))
-        corrected = {}
+        corrected_peaks = {}
         for phase, peak in peaks.items():
-            beyond = share * correction.beyond_bytes.get(phase, 0)
-            to_temporary = max(-peak.temporary, beyond)
-            to_activations = max(-peak.activations, beyond - to_temporary)
-            corrected[phase] = peak._replace(
+            beyond_bytes = share * correction.beyond_bytes.get(phase, 0)
+            to_temporary = max(-peak.temporary, beyond_bytes)
+            to_activations = max(-peak.activations, beyond_bytes - to_temporary)
+            corrected_peaks[phase] = peak._replace(
                 temporary=peak.temporary + to_temporary, activations=peak.activations + to_activations
             )
-        return corrected
+        return corrected_peaks
 
     def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, RankBytes]:
         """Each phase's peak of the fullest rank, with the workspaces of libraries."""
@@ -164,26 +165,29 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             return self._stages(spec, batch).phases
         segments = self.segments
         if spec.knobs["strategy"] == DATA_PARALLEL:
-            segments = gathered(segments, devices_of(spec.knobs))
-        rule = memory_rule(spec.knobs, ranks, self._whole())
+            segments = first_gpu_segments(segments, devices_of(spec.knobs))
+        rule = memory_rule(spec.knobs, ranks, self._whole_model())
         micro_batches = whole_number(spec.knobs, "grad_accum")
         # Before the step there are parameters, buffers and optimizer states.
         start = tuple(
             value if index in (PARAMS, OPTIMIZER) else 0.0 for index, value in enumerate(self.before_optimizer)
         )
-        step = list(moments(segments, self.stacks, start, batch, micro_batches))
+        step_moments = list(moments(segments, self.stacks, start, batch, micro_batches))
         # The optimizer's step is on top of what forward and backward left: the batch itself.
         live = list(self.optimizer_peak)
-        live[ACTIVATIONS] += step[-1].live[ACTIVATIONS]
-        return {"forward_backward": max(map(rule.at, step), key=sum), "optimizer": rule.in_optimizer(tuple(live))}
+        live[ACTIVATIONS] += step_moments[-1].live[ACTIVATIONS]
+        return {
+            "forward_backward": max(map(rule.at, step_moments), key=sum),
+            "optimizer": rule.in_optimizer(tuple(live)),
+        }
 
-    def _whole(self) -> WholeModel:
-        largest = max(self.parameter_sizes, default=0)
-        return WholeModel(self.stacks, self.parameters, self.before_optimizer, self.device == "cuda", largest)
+    def _whole_model(self) -> WholeModel:
+        largest_parameter = max(self.parameter_sizes, default=0)
+        return WholeModel(self.stacks, self.parameters, self.before_optimizer, self.device == "cuda", largest_parameter)
 
     def _stages(self, spec: RunSpec, batch: int) -> StagePeaks:
         knobs = {**spec.knobs, "batch_size": batch}
-        return stage_peaks(self._whole(), self.segments, self.optimizer_peak, self.pipeline, knobs)
+        return stage_peaks(self._whole_model(), self.segments, self.optimizer_peak, self.pipeline, knobs)
 
 
 def batch_multiple(knobs: Mapping[str, Any]) -> int:

@@ -40,16 +40,16 @@ def model_size(config: Mapping[str, Any]) -> ModelSize | None:
     heads = size("num_attention_heads", "n_head", "num_heads")
     if not (hidden and layers and heads):
         return None
-    inner = size("intermediate_size", "n_inner", "d_ff") or 4 * hidden
+    inner_size = size("intermediate_size", "n_inner", "d_ff") or 4 * hidden
     per_head = size("head_dim", "d_kv") or hidden // heads
     kv_heads = size("num_key_value_heads") or heads
     attention = 2 * hidden * heads * per_head + 2 * hidden * kv_heads * per_head
     gated = any(key.startswith("rope") for key in config) or "gated" in str(config.get("feed_forward_proj", ""))
     experts = size("num_local_experts", "num_experts") or 1
-    feed_forward = (3 if gated else 2) * hidden * inner * experts
+    feed_forward = (3 if gated else 2) * hidden * inner_size * experts
     block = attention + feed_forward
-    decoder = size("num_decoder_layers") or (layers if config.get("is_encoder_decoder") else 0)
-    blocks = layers * block + decoder * (block + attention)
+    decoder_layers = size("num_decoder_layers") or (layers if config.get("is_encoder_decoder") else 0)
+    blocks = layers * block + decoder_layers * (block + attention)
     vocabulary = size("vocab_size") * hidden
     positions = 0 if gated else size("n_positions", "max_position_embeddings") * hidden
     tables = vocabulary * (1 if config.get("tie_word_embeddings", True) else 2) + positions
@@ -88,18 +88,21 @@ def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, op
     it but the largest layer, which is gathered whole; offloaded parts are in host memory.
     """
     entry = STRATEGIES[strategy]
-    count = size.parameters
+    parameters = size.parameters
     per_parameter = bytes_per_parameter(precision, optimizer)
-    weights = PRECISIONS[precision].compute_bytes
-    gathered = FP32_BYTES * size.largest_layer
+    weight_width = PRECISIONS[precision].compute_bytes
+    gathered_bytes = FP32_BYTES * size.largest_layer
     if entry.offloads:
-        return gathered if "weights" in entry.shards else count * 2 * weights
+        return gathered_bytes if "weights" in entry.shards else parameters * 2 * weight_width
     if "weights" in entry.shards:
-        return gathered + count * per_parameter // devices
+        return gathered_bytes + parameters * per_parameter // devices
     if "gradients" in entry.shards:
-        return count * weights + count * per_parameter // devices
+        return parameters * weight_width + parameters * per_parameter // devices
     if "states" in entry.shards:
-        return count * (weights + FP32_BYTES) + count * max(0, per_parameter - weights - FP32_BYTES) // devices
+        return (
+            parameters * (weight_width + FP32_BYTES)
+            + parameters * max(0, per_parameter - weight_width - FP32_BYTES) // devices
+        )
     if entry.copies_gradients:
-        return count * (per_parameter + PRECISIONS[precision].weight_bytes)
-    return count * per_parameter // (1 if entry.one_device or "dp" in entry.axes else devices)
+        return parameters * (per_parameter + PRECISIONS[precision].weight_bytes)
+    return parameters * per_parameter // (1 if entry.one_device or "dp" in entry.axes else devices)

@@ -30,25 +30,25 @@ def devices_of(knobs: Mapping[str, Any]) -> int:
     return devices if isinstance(devices, int) else 1 if indexes is None else len(indexes)
 
 
-def gathered(segments: list[Segment], devices: int) -> list[Segment]:
+def first_gpu_segments(segments: list[Segment], devices: int) -> list[Segment]:
     """Return the step of the first GPU of `dp`, from which batches are scattered and on which outputs are gathered.
 
     It has its share of the samples in the blocks and all of them in the loss. Everything after the blocks counts as
     the loss, whose logits are nearly all of it.
     """
     first_gpu = []
-    others_kept = NO_BYTES
+    kept_of_others = NO_BYTES
     for index, segment in enumerate(segments):
         if segment.phase == "data" or _is_head(segments, index):
             fixed, per_sample = segment.delta
             if segment.phase == "backward":
                 # The backward frees the other GPUs' samples that its forward kept.
-                delta = add(per_sample, others_kept, -1)
-                others_kept = NO_BYTES
+                delta = add(per_sample, kept_of_others, -1)
+                kept_of_others = NO_BYTES
             else:
                 delta = add(NO_BYTES, per_sample, devices)
                 if segment.phase == "forward":
-                    others_kept = add(others_kept, add(delta, per_sample, -1))
+                    kept_of_others = add(kept_of_others, add(delta, per_sample, -1))
             lines = [
                 (fixed_line, add(NO_BYTES, per_sample_line, devices)) for fixed_line, per_sample_line in segment.lines
             ]

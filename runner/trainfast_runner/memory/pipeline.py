@@ -112,7 +112,7 @@ def schedule_actions(schedule: str, rank: int, degree: int, micro_batches: int) 
 
 
 def stage_peaks(
-    whole: WholeModel,
+    model: WholeModel,
     segments: list[Segment],
     optimizer_peak: list[float],
     cut: PipelineCut | None,
@@ -120,14 +120,14 @@ def stage_peaks(
 ) -> StagePeaks:
     """Return each phase's peak of the fullest stage. Raises UserError for a model not traced for its stages."""
     count = stage_count(knobs)
-    if cut is None or len(whole.stacks) != 1 or len(cut.stages) != count:
+    if cut is None or len(model.stacks) != 1 or len(cut.stages) != count:
         raise UserError("pipeline memory is predicted only for models with one stack of blocks", key="strategy")
     knobs = _as_one_pipeline(knobs)
     degree = int(knobs["pp_degree"])
     phases: dict[str, RankBytes] = {}
     ranks: dict[str, int] = {}
     for rank in range(degree):
-        rank_memory = _RankMemory(whole, segments, cut, knobs, rank)
+        rank_memory = _RankMemory(model, segments, cut, knobs, rank)
         for phase, peak in (
             ("forward_backward", rank_memory.forward_backward()),
             ("optimizer", rank_memory.optimizer(optimizer_peak)),
@@ -141,13 +141,13 @@ class _RankMemory:
     """The memory of one rank of the pipeline, which runs every `degree`-th stage."""
 
     def __init__(
-        self, whole: WholeModel, segments: list[Segment], cut: PipelineCut, knobs: Mapping[str, Any], rank: int
+        self, model: WholeModel, segments: list[Segment], cut: PipelineCut, knobs: Mapping[str, Any], rank: int
     ) -> None:
         degree, micro_batches = int(knobs["pp_degree"]), int(knobs["micro_batches"])
-        self._whole, self._segments, self._cut, self._knobs = whole, segments, cut, knobs
+        self._model, self._segments, self._cut, self._knobs = model, segments, cut, knobs
         self._actions = schedule_actions(str(knobs["pp_schedule"]), rank, degree, micro_batches)
-        self._numbers = range(rank, len(cut.stages), degree)
-        self._share = sum(cut.stages[number].elements for number in self._numbers) / max(1, whole.parameters)
+        self._stage_numbers = range(rank, len(cut.stages), degree)
+        self._share = sum(cut.stages[number].elements for number in self._stage_numbers) / max(1, model.parameters)
         self._micro_batches, self._samples = micro_batches, int(knobs["batch_size"]) / micro_batches
         self._is_spread = knobs["strategy"] == LAYERS_SPREAD
         self._passes: dict[tuple[PipelineAction, int], _Pass] = {}
@@ -155,32 +155,34 @@ class _RankMemory:
     def forward_backward(self) -> RankBytes:
         """The rank's bytes at the peak of one step of the schedule, the last of `grad_accum`."""
         accumulates = int(self._knobs["grad_accum"]) > 1
-        start = [value * self._share for value in self._whole.before_optimizer]
-        start[ACTIVATIONS], start[TEMPORARY] = self._batches(), 0.0
+        start = [value * self._share for value in self._model.before_optimizer]
+        start[ACTIVATIONS], start[TEMPORARY] = self._batches_bytes(), 0.0
         if not accumulates:
             start[GRADS] = 0.0
         level = peak = tuple(start)
         with_gradients = set[int]()
         for action in self._actions:
-            passed = self._pass(action, 2 if accumulates or action.stage in with_gradients else 1)
-            peak = max(peak, add(level, passed.peak), key=sum)
-            level = add(level, passed.delta)
+            live_bytes = self._pass(action, 2 if accumulates or action.stage in with_gradients else 1)
+            peak = max(peak, add(level, live_bytes.peak), key=sum)
+            level = add(level, live_bytes.delta)
             if action.backward:
                 with_gradients.add(action.stage)
-        return RankBytes(*peak)._replace(communication=self._buffers())
+        return RankBytes(*peak)._replace(communication=self._buffers_bytes())
 
     def optimizer(self, whole_peak: list[float]) -> RankBytes:
         """The rank's bytes at the peak of the optimizer's step, where the whole model has `whole_peak`."""
         peak = [value * self._share for value in whole_peak]
-        largest = max(self._cut.stages[number].largest for number in self._numbers)
-        if whole_peak[TEMPORARY] <= self._whole.before_optimizer[PARAMS] / 2:
+        largest_parameter = max(self._cut.stages[number].largest for number in self._stage_numbers)
+        if whole_peak[TEMPORARY] <= self._model.before_optimizer[PARAMS] / 2:
             # One parameter after the other.
-            peak[TEMPORARY] = whole_peak[TEMPORARY] * largest / max(stage.largest for stage in self._cut.stages)
+            peak[TEMPORARY] = (
+                whole_peak[TEMPORARY] * largest_parameter / max(stage.largest for stage in self._cut.stages)
+            )
         if float(self._knobs["grad_clip"]) > 0:
             # Each gradient's squares, in fp32.
-            peak[TEMPORARY] = max(peak[TEMPORARY], FP32_BYTES * largest)
-        peak[ACTIVATIONS] = self._batches()
-        return RankBytes(*peak)._replace(communication=self._buffers())
+            peak[TEMPORARY] = max(peak[TEMPORARY], FP32_BYTES * largest_parameter)
+        peak[ACTIVATIONS] = self._batches_bytes()
+        return RankBytes(*peak)._replace(communication=self._buffers_bytes())
 
     def _pass(self, action: PipelineAction, micro: int) -> _Pass:
         key = (action, micro)
@@ -190,57 +192,59 @@ class _RankMemory:
 
     def _forward(self, slot: int) -> _Pass:
         """A forward's bytes: it keeps what its backward frees; cast weights are freed with the stage's autocast."""
-        number = self._numbers[slot]
-        before, blocks, after = self._parts(number, "forward", 1)
-        peak, _ = self._run(
-            number, [*(before if number == 0 else []), *blocks, *(after if self._is_head(number) else [])]
+        number = self._stage_numbers[slot]
+        before_blocks, blocks, after_blocks = self._segments_by_part(number, "forward", 1)
+        peak, _ = self._live_bytes(
+            number, [*(before_blocks if number == 0 else []), *blocks, *(after_blocks if self._is_head(number) else [])]
         )
         freed = self._backward(slot, 1).delta[ACTIVATIONS]
         return _Pass(peak, _vector({ACTIVATIONS: -freed}))
 
     def _backward(self, slot: int, micro: int) -> _Pass:
         """A backward's bytes, in the traced micro-batch `micro`: 1 without earlier gradients, 2 with them."""
-        number = self._numbers[slot]
-        after, blocks, before = self._parts(number, "backward", micro)
-        width = self._whole.weight_width
+        number = self._stage_numbers[slot]
+        after_blocks, blocks, before_blocks = self._segments_by_part(number, "backward", micro)
+        width = self._model.weight_width
         start = NO_BYTES
-        segments = [*blocks, *(before if number == 0 else [])]
-        logits = 0.0
+        segments = [*blocks, *(before_blocks if number == 0 else [])]
+        logits_bytes = 0.0
         if self._is_head(number):
             # The head's gradient does not wait for the gradient of the tied embedding, which is in another stage.
-            tied = width * self._cut.tied
-            head_delta = _vector({TEMPORARY: -tied, GRADS: tied if micro == 1 else 0.0})
-            segments = [*after, Segment("backward", micro, "", [], (head_delta, NO_BYTES)), *segments]
+            tied_bytes = width * self._cut.tied
+            head_delta = _vector({TEMPORARY: -tied_bytes, GRADS: tied_bytes if micro == 1 else 0.0})
+            segments = [*after_blocks, Segment("backward", micro, "", [], (head_delta, NO_BYTES)), *segments]
             if not self._is_spread:
                 # torch's `PipelineStage` keeps the logits.
                 formats = PRECISIONS[str(self._knobs["precision"])]
                 logit_width = formats.compute_bytes if formats.is_mixed else width
-                logits = self._samples * self._cut.output * logit_width
+                logits_bytes = self._samples * self._cut.output * logit_width
         else:
             start = _vector({TEMPORARY: self._samples * width * self._cut.hidden})
-        peak, end = self._run(number, segments, start)
-        return _Pass(peak, _vector({ACTIVATIONS: end[ACTIVATIONS] - logits, GRADS: end[GRADS]}))
+        peak, end = self._live_bytes(number, segments, start)
+        return _Pass(peak, _vector({ACTIVATIONS: end[ACTIVATIONS] - logits_bytes, GRADS: end[GRADS]}))
 
-    def _parts(self, number: int, phase: str, micro: int) -> tuple[list[Segment], list[Segment], list[Segment]]:
+    def _segments_by_part(
+        self, number: int, phase: str, micro: int
+    ) -> tuple[list[Segment], list[Segment], list[Segment]]:
         """A traced micro-batch's segments before the blocks, in a stage's blocks, and after them, as they run."""
-        traced = [segment for segment in self._segments if segment.phase == phase and segment.micro == micro]
-        inside = [index for index, segment in enumerate(traced) if segment.traced_block]
-        if not inside:
+        traced_segments = [segment for segment in self._segments if segment.phase == phase and segment.micro == micro]
+        block_indexes = [index for index, segment in enumerate(traced_segments) if segment.traced_block]
+        if not block_indexes:
             raise UserError("this trace has no blocks to be cut between", key="strategy")
         traced_blocks = self._traced_blocks(number)
         blocks = [
             msgspec.structs.replace(segment, traced_block=f"0:{index}")
             for index, block in enumerate(traced_blocks)
-            for segment in traced
+            for segment in traced_segments
             if segment.traced_block == f"0:{block}"
         ]
         if phase == "backward":
             blocks.reverse()
-        return traced[: inside[0]], blocks, traced[inside[-1] + 1 :]
+        return traced_segments[: block_indexes[0]], blocks, traced_segments[block_indexes[-1] + 1 :]
 
     def _traced_blocks(self, number: int) -> list[int]:
         """Index of the traced block for each block of the stage; [first, MIDDLE_BLOCK, last] of a long stage."""
-        [stack], stage = self._whole.stacks, self._cut.stages[number]
+        [stack], stage = self._model.stacks, self._cut.stages[number]
         blocks = list(range(stage.begin, stage.end))
         if stack.kept == stack.count:
             return blocks
@@ -249,12 +253,12 @@ class _RankMemory:
         ]
         return indices if len(indices) <= stack.kept else [indices[0], MIDDLE_BLOCK, indices[-1]]
 
-    def _run(self, number: int, segments: list[Segment], start: Vector = NO_BYTES) -> tuple[Vector, Vector]:
+    def _live_bytes(self, number: int, segments: list[Segment], start: Vector = NO_BYTES) -> tuple[Vector, Vector]:
         """Live bytes of some segments: at their peak and at their end."""
-        [stack], stage = self._whole.stacks, self._cut.stages[number]
+        [stack], stage = self._model.stacks, self._cut.stages[number]
         cut = BlockStack(len(self._traced_blocks(number)), stack.sizes[stage.begin : stage.end])
-        steps = moments(segments, [cut], start, self._samples, TRACED_MICRO_BATCHES)
-        lives = [moment.live for moment in steps]
+        moments_of_run = moments(segments, [cut], start, self._samples, TRACED_MICRO_BATCHES)
+        lives = [moment.live for moment in moments_of_run]
         return max(lives, key=sum), lives[-1]
 
     def _is_last(self, number: int) -> bool:
@@ -263,17 +267,19 @@ class _RankMemory:
     def _is_head(self, number: int) -> bool:
         return number == self._cut.head if self._cut.head is not None else self._is_last(number)
 
-    def _batches(self) -> float:
+    def _batches_bytes(self) -> float:
         """Bytes of the batches themselves; every rank has all of a step."""
         data = [segment.delta for segment in self._segments if segment.phase == "data"]
         traced_bytes = sum(sum(fixed) + self._samples * sum(per_sample) for fixed, per_sample in data)
         return traced_bytes * self._micro_batches * int(self._knobs["grad_accum"]) / TRACED_MICRO_BATCHES
 
-    def _buffers(self) -> float:
+    def _buffers_bytes(self) -> float:
         """Bytes of the buffers that receive a stage's inputs and the gradients of its outputs, one per micro-batch."""
         # `naive-mp` only copies inputs: gradients come when they are used.
-        ends = sum((number > 0) + (not self._is_last(number) and not self._is_spread) for number in self._numbers)
-        return ends * self._micro_batches * self._samples * self._cut.hidden * self._whole.weight_width
+        count = sum(
+            (number > 0) + (not self._is_last(number) and not self._is_spread) for number in self._stage_numbers
+        )
+        return count * self._micro_batches * self._samples * self._cut.hidden * self._model.weight_width
 
 
 def _vector(values: Mapping[int, float]) -> Vector:

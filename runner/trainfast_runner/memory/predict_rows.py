@@ -51,12 +51,12 @@ class PredictedRow:
 
 def runs_to_predict(reference: str, settings: list[str]) -> list[RunToPredict]:
     """Return the run of PRESET or NAME/VARIANT, or each variant of a preset that has some. Raises UserError."""
-    preset, chosen = presets.load(reference)
-    if chosen is not None or not preset.variants:
+    preset, chosen_variant = presets.load(reference)
+    if chosen_variant is not None or not preset.variants:
         spec = resolve(reference, settings)
-        if chosen is None:
+        if chosen_variant is None:
             return [RunToPredict(spec.name, spec, {})]
-        return [RunToPredict(chosen.id, spec, *published_for(preset, chosen, spec))]
+        return [RunToPredict(chosen_variant.id, spec, *published_for(preset, chosen_variant, spec))]
     specs = [(variant, from_preset(preset, variant, settings)) for variant in preset.variants]
     return [RunToPredict(variant.id, spec, *published_for(preset, variant, spec)) for variant, spec in specs]
 
@@ -82,10 +82,10 @@ def predict_rows(
             ranks[index] = device_counts.world_size(run.spec, machine)
         except UserError as error:
             yield index, PredictedRow(run, error=error)
-    on_device: dict[str, list[int]] = {}
+    indexes_by_device: dict[str, list[int]] = {}
     for index in ranks:
-        on_device.setdefault(machine.used_by(runs[index].spec.knobs["devices"]).device, []).append(index)
-    for device, indexes in on_device.items():
+        indexes_by_device.setdefault(machine.used_by(runs[index].spec.knobs["devices"]).device, []).append(index)
+    for device, indexes in indexes_by_device.items():
         gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid] if device == "cuda" else []
         report = partial(_report, on_traced, indexes)
         for number, model in trace_models([runs[index].spec for index in indexes], device, python, report, gpus=gpus):

@@ -70,8 +70,8 @@ class WholeModel:
 class MemoryRule:
     """Turns the live bytes of the whole model in one process into those of one rank of a strategy."""
 
-    def __init__(self, whole: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
-        self.whole = whole
+    def __init__(self, model: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
+        self.model = model
         self.ranks = max(1, ranks)
         self.knobs = knobs
         self.formats = PRECISIONS[str(knobs["precision"])]
@@ -95,11 +95,11 @@ class Replicated(MemoryRule):
 
     def at(self, moment: Moment) -> RankBytes:
         """Live bytes and the buckets."""
-        return RankBytes(*moment.live)._replace(communication=self.whole.before_optimizer[GRADS])
+        return RankBytes(*moment.live)._replace(communication=self.model.before_optimizer[GRADS])
 
     def in_optimizer(self, live: Vector) -> RankBytes:
         """Live bytes and the buckets."""
-        return RankBytes(*live)._replace(communication=self.whole.before_optimizer[GRADS])
+        return RankBytes(*live)._replace(communication=self.model.before_optimizer[GRADS])
 
 
 class Copied(MemoryRule):
@@ -108,9 +108,9 @@ class Copied(MemoryRule):
     def at(self, moment: Moment) -> RankBytes:
         """Live bytes, and the copies' gradients, which are added to earlier ones only after the whole backward."""
         new_grads = (
-            0.0 if moment.position is None else self.whole.gradient_width * self.whole.size_after(moment.position)
+            0.0 if moment.position is None else self.model.gradient_width * self.model.size_after(moment.position)
         )
-        return RankBytes(*with_copied_gradients(moment, new_grads, self.whole.before_optimizer[GRADS]))
+        return RankBytes(*with_copied_gradients(moment, new_grads, self.model.before_optimizer[GRADS]))
 
 
 class FullySharded(MemoryRule):
@@ -123,12 +123,12 @@ class FullySharded(MemoryRule):
 
     def at(self, moment: Moment) -> RankBytes:
         """Shards, the gathered part of the model, and gradients that are not reduced yet."""
-        whole, live = self.whole, RankBytes(*moment.live)
-        gathered_width = self.formats.compute_bytes if self.formats.is_mixed else whole.weight_width
-        block = whole.size_of(moment.position)
-        communication = gathered_width * (whole.outside_blocks + block)
+        model, live = self.model, RankBytes(*moment.live)
+        gathered_width = self.formats.compute_bytes if self.formats.is_mixed else model.weight_width
+        block = model.size_of(moment.position)
+        communication = gathered_width * (model.outside_blocks + block)
         if self.knobs.get("reshard") == "off":
-            communication = gathered_width * whole.parameters
+            communication = gathered_width * model.parameters
         elif moment.backward:
             communication += gathered_width * block
         if moment.backward:
@@ -157,9 +157,9 @@ class FullySharded(MemoryRule):
         if not moment.backward:
             return moment.live[GRADS]
         if moment.position is None:
-            of_blocks = self.whole.gradient_width * sum(self.whole.block_sizes)
-            return of_blocks if moment.live[GRADS] >= of_blocks else 0.0
-        return self.whole.gradient_width * self.whole.size_after(moment.position)
+            block_grads = self.model.gradient_width * sum(self.model.block_sizes)
+            return block_grads if moment.live[GRADS] >= block_grads else 0.0
+        return self.model.gradient_width * self.model.size_after(moment.position)
 
 
 class ZeroPartitioned(MemoryRule):
@@ -169,14 +169,14 @@ class ZeroPartitioned(MemoryRule):
     the other ranks' gradients in the bucket.
     """
 
-    def __init__(self, whole: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
-        super().__init__(whole, ranks, knobs)
+    def __init__(self, model: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
+        super().__init__(model, ranks, knobs)
         # Weights are half for the half precisions, whatever the trace had.
         self.width = self.formats.compute_bytes
-        self.weights = float(self.width * whole.parameters)
+        self.weights = float(self.width * model.parameters)
         master_width = self.formats.weight_bytes
-        self.masters = master_width * whole.parameters / self.ranks
-        self.states = whole.before_optimizer[OPTIMIZER] * master_width / whole.weight_width / self.ranks
+        self.masters = master_width * model.parameters / self.ranks
+        self.states = model.before_optimizer[OPTIMIZER] * master_width / model.weight_width / self.ranks
 
     def at(self, moment: Moment) -> RankBytes:
         """Gradients go into the bucket as they come and are reduced from it; the rank's own part is kept."""
@@ -203,22 +203,22 @@ class ZeroPartitioned(MemoryRule):
         """Bytes of the bucket: the whole bucket on a GPU, only the written part on a CPU."""
         if not moment.backward:
             return 0.0
-        return self.weights if self.whole.on_gpu else self._new_grads(moment)
+        return self.weights if self.model.on_gpu else self._new_grads(moment)
 
     def _new_grads(self, moment: Moment) -> float:
         """Bytes of the gradients that the running micro-batch has made."""
         if moment.micro > 1:
             # Earlier micro-batches' gradients stay alive. Outside of the blocks only the start of the backward can be
             # the peak.
-            return float(self.width * self.whole.size_after(moment.position)) if moment.position is not None else 0.0
-        traced = max(1.0, self.whole.before_optimizer[GRADS])
-        return min(self.weights, moment.live[GRADS] * self.weights / traced)
+            return float(self.width * self.model.size_after(moment.position)) if moment.position is not None else 0.0
+        traced_grads = max(1.0, self.model.before_optimizer[GRADS])
+        return min(self.weights, moment.live[GRADS] * self.weights / traced_grads)
 
     def _scratch(self, live: Vector, flat_bytes: float) -> float:
         """Temporary bytes of the update of a flat tensor."""
-        if live[TEMPORARY] > self.whole.before_optimizer[PARAMS] / 2:
+        if live[TEMPORARY] > self.model.before_optimizer[PARAMS] / 2:
             # All parameters at a time, foreach.
-            return live[TEMPORARY] * flat_bytes / self.whole.before_optimizer[PARAMS]
+            return live[TEMPORARY] * flat_bytes / self.model.before_optimizer[PARAMS]
         return self._loop_scratch * flat_bytes if live[TEMPORARY] else 0.0
 
     @property
@@ -237,7 +237,7 @@ class ZeroParameters(ZeroPartitioned):
     @property
     def largest_part(self) -> float:
         """Bytes of the largest part: a block, or everything outside of the blocks."""
-        return float(self.width * max([self.whole.outside_blocks, *self.whole.block_sizes]))
+        return float(self.width * max([self.model.outside_blocks, *self.model.block_sizes]))
 
     @property
     def largest_group(self) -> float:
@@ -276,16 +276,16 @@ class ZeroOffloaded(ZeroPartitioned):
 
     def at(self, moment: Moment) -> RankBytes:
         """The host keeps the rank's gradients, and their sum over earlier micro-batches."""
-        kept = self._on_gpu if self.whole.on_gpu else self._on_host
-        return kept._replace(
+        rank_bytes = self._on_gpu if self.model.on_gpu else self._on_host
+        return rank_bytes._replace(
             activations=moment.live[ACTIVATIONS],
             temporary=moment.live[TEMPORARY],
-            communication=self._bucket(moment) + (1 if self.whole.on_gpu else 2) * self.staging,
+            communication=self._bucket(moment) + (1 if self.model.on_gpu else 2) * self.staging,
         )
 
     def in_optimizer(self, live: Vector) -> RankBytes:
         """The host updates; new weights are copied to the device and gathered, by gloo into a buffer of its own."""
-        if self.whole.on_gpu:
+        if self.model.on_gpu:
             return self._on_gpu._replace(activations=live[ACTIVATIONS], communication=self.staging)
         scratch = self._host_scratch(live, self.masters)
         communication = 2 * self.staging + max(0.0, self.weights - scratch)
@@ -294,7 +294,7 @@ class ZeroOffloaded(ZeroPartitioned):
     @property
     def staging(self) -> float:
         """Bytes of one staging buffer, through which gradients leave the device: the size of the largest parameter."""
-        return float(self.width * self.whole.largest_parameter)
+        return float(self.width * self.model.largest_parameter)
 
     @property
     def _on_gpu(self) -> RankBytes:
@@ -305,9 +305,9 @@ class ZeroOffloaded(ZeroPartitioned):
         """Weights, the updated part on its way back to the device, gradients, masters and states."""
         # Gradients of earlier micro-batches are added up in a copy of their own; with half masters in place.
         has_copy = self.accumulates and not self.formats.has_half_weights
-        part = self.weights / self.ranks
-        grads = self.masters + (part if has_copy else 0.0)
-        return RankBytes(params=self.weights + part, grads=grads, optimizer=self.masters + self.states)
+        own_weights = self.weights / self.ranks
+        grads = self.masters + (own_weights if has_copy else 0.0)
+        return RankBytes(params=self.weights + own_weights, grads=grads, optimizer=self.masters + self.states)
 
 
 class ZeroParametersOffloaded(ZeroParameters):
@@ -315,14 +315,14 @@ class ZeroParametersOffloaded(ZeroParameters):
 
     def at(self, moment: Moment) -> RankBytes:
         """The host keeps the gradients in both types."""
-        kept = super().at(moment)
-        if self.whole.on_gpu:
-            return kept._replace(params=0.0, grads=0.0, optimizer=0.0)
-        return kept._replace(grads=kept.grads + self.masters)
+        rank_bytes = super().at(moment)
+        if self.model.on_gpu:
+            return rank_bytes._replace(params=0.0, grads=0.0, optimizer=0.0)
+        return rank_bytes._replace(grads=rank_bytes.grads + self.masters)
 
     def in_optimizer(self, live: Vector) -> RankBytes:
         """No states and no update on the device; on a CPU both are in the host's memory, as in ZeRO-3."""
-        if self.whole.on_gpu:
+        if self.model.on_gpu:
             return RankBytes(activations=live[ACTIVATIONS])
         return super().in_optimizer(live)._replace(temporary=self._host_scratch(live, self.largest_group))
 
@@ -344,7 +344,7 @@ MEMORY_RULES = {
 shares this part like a whole model."""
 
 
-def memory_rule(knobs: Mapping[str, Any], ranks: int, whole: WholeModel) -> MemoryRule:
+def memory_rule(knobs: Mapping[str, Any], ranks: int, model: WholeModel) -> MemoryRule:
     """The rule of the knobs' strategy. Raises UserError for a strategy whose memory is not predicted."""
     strategy = strategy_of(knobs)
     if strategy.memory_rule not in MEMORY_RULES:
@@ -355,4 +355,4 @@ def memory_rule(knobs: Mapping[str, Any], ranks: int, whole: WholeModel) -> Memo
         )
     if strategy.is_tensor_parallel:
         ranks //= int(knobs["tp_degree"])
-    return MEMORY_RULES[strategy.memory_rule](whole, ranks, knobs)
+    return MEMORY_RULES[strategy.memory_rule](model, ranks, knobs)

@@ -88,19 +88,21 @@ def moments(
         blocks = blocks_of(segment, stacks)
         backward = segment.phase == "backward"
         delta = _live_at(segment.delta, batch, share)
-        cast = segment.delta[0][ACTIVATIONS] * share
+        cast_bytes = segment.delta[0][ACTIVATIONS] * share
         peaks = [_live_at(line, batch, share) for line in segment.lines]
         # Live bytes are linear in the copy's number, so only the first and the last copy can hold the peak.
         for copy in dict.fromkeys((0, blocks.copies - 1)):
             block = blocks.first + (blocks.copies - 1 - copy if backward else copy)
             position = None if blocks.stack is None else BlockPosition(blocks.stack, block, backward)
             base = add(level, delta, copy)
-            before = unscaled + copy * cast
-            yield Moment(base, position, segment.micro, backward, before)
+            unscaled_here = unscaled + copy * cast_bytes
+            yield Moment(base, position, segment.micro, backward, unscaled_here)
             for (fixed, _), peak in zip(segment.lines, peaks, strict=True):
-                yield Moment(add(base, peak), position, segment.micro, backward, before + fixed[ACTIVATIONS] * share)
+                yield Moment(
+                    add(base, peak), position, segment.micro, backward, unscaled_here + fixed[ACTIVATIONS] * share
+                )
         level = add(level, delta, blocks.copies)
-        unscaled += blocks.copies * cast
+        unscaled += blocks.copies * cast_bytes
     yield Moment(level, None, micro_batches, True, unscaled, is_last=True)
 
 
