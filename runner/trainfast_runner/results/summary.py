@@ -75,7 +75,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     window = window_of(measured_steps)
     throughput, trained_samples = _throughput(records, ran)
     if measured_steps:
-        # `measured` may be a thinned share of the steps: scale up to all of them.
+        # `measured_steps` may be a thinned share of the steps: scale up to all of them.
         trained_samples *= totals.measured / len(measured_steps)
     join = join_of(records.device_samples, run.watch_uuids if run else [])
     devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []

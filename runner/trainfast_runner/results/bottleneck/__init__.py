@@ -1,1 +1,1 @@
-"""The bottlenecks of a run: figures of its measured steps, rules as data, and conditions that make figures doubtful."""
+"""The bottlenecks of a run: figures of its measured steps, and rules as data."""

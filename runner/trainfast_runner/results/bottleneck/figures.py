@@ -238,17 +238,17 @@ def _throttling(device: DeviceConditions, window: MeasuredWindow, *, trains: boo
     steps_share = None if span is None or step_ms is None else step_ms / span.ms
     figures: Figures = {}
     for cause in CAUSES:
-        throttled, lost = (
+        throttled_ms, lost_ms = (
             None if ms is None or steps_share is None else ms * steps_share
             for ms in (device.throttled_ms.get(cause.name), device.lost_ms.get(cause.name))
         )
-        lost = None if lost is None or not trains else lowest((lost, working_ms))
-        cost = lowest((throttled, working_ms)) if lost is None else lost
-        figures[f"{cause.name}_ms_per_step"] = throttled
-        figures[f"{cause.name}_percent"] = _percent(throttled, step_ms)
-        figures[f"{cause.name}_lost_ms_per_step"] = lost
-        figures[f"{cause.name}_cost_ms"] = cost if trains else None
-        figures[f"{cause.name}_lost_text"] = _lost_text(lost) if trains else "; the run does not use it"
+        lost_ms = None if lost_ms is None or not trains else lowest((lost_ms, working_ms))
+        cost_ms = lowest((throttled_ms, working_ms)) if lost_ms is None else lost_ms
+        figures[f"{cause.name}_ms_per_step"] = throttled_ms
+        figures[f"{cause.name}_percent"] = _percent(throttled_ms, step_ms)
+        figures[f"{cause.name}_lost_ms_per_step"] = lost_ms
+        figures[f"{cause.name}_cost_ms"] = cost_ms if trains else None
+        figures[f"{cause.name}_lost_text"] = _lost_text(lost_ms) if trains else "; the run does not use it"
         figures[f"{cause.name}_source"] = device.sources.get(cause.name)
     return figures
 
@@ -291,29 +291,34 @@ def _cooling_advice(hottest_c: float | None, limit_c: float | None) -> str:
 
 
 def _ranks(window: MeasuredWindow) -> list[Figures]:
-    forwards = {
+    forward_ms_by_rank = {
         rank: {step.step: step.forward_ms for step in steps if step.forward_ms is not None}
         for rank, steps in window.steps.items()
     }
     # Ranks may have come to different steps: only steps that all have recorded compare.
-    common = set.intersection(*map(set, forwards.values())) if len(forwards) > 1 else set()
-    if not common:
+    common_steps = set.intersection(*map(set, forward_ms_by_rank.values())) if len(forward_ms_by_rank) > 1 else set()
+    if not common_steps:
         return []
-    means = {rank: statistics.fmean(ms_by_step[number] for number in common) for rank, ms_by_step in forwards.items()}
+    mean_ms_by_rank = {
+        rank: statistics.fmean(ms_by_step[number] for number in common_steps)
+        for rank, ms_by_step in forward_ms_by_rank.items()
+    }
     # The lower middle: of two ranks the faster one, so that the slow one stands out.
-    middle = statistics.median_low(means.values())
-    slowest = [max(forwards, key=lambda rank: forwards[rank][number]) for number in common]
+    median_ms = statistics.median_low(mean_ms_by_rank.values())
+    slowest_ranks = [
+        max(forward_ms_by_rank, key=lambda rank: forward_ms_by_rank[rank][number]) for number in common_steps
+    ]
     return [
         {
             "rank": rank,
-            "steps": len(common),
+            "steps": len(common_steps),
             "forward_ms": forward_ms,
-            "median_forward_ms": middle,
-            "behind_ms": forward_ms - middle,
-            "behind_percent": _percent(forward_ms - middle, middle),
-            "slowest_percent": 100 * slowest.count(rank) / len(common),
+            "median_forward_ms": median_ms,
+            "behind_ms": forward_ms - median_ms,
+            "behind_percent": _percent(forward_ms - median_ms, median_ms),
+            "slowest_percent": 100 * slowest_ranks.count(rank) / len(common_steps),
         }
-        for rank, forward_ms in means.items()
+        for rank, forward_ms in mean_ms_by_rank.items()
     ]
 
 
@@ -327,23 +332,23 @@ def _lowest_utilization(window: MeasuredWindow) -> float | None:
 
 def _retries(window: MeasuredWindow) -> int | None:
     """Allocator retries of the worst rank between the first and the last of these steps; each counts from its start."""
-    grown = []
+    retries_of_ranks = []
     for steps in window.steps.values():
         counts = [step.alloc_retries for step in steps if step.alloc_retries is not None]
         if counts:
-            grown.append(counts[-1] - counts[0])
-    return max(grown, default=None)
+            retries_of_ranks.append(counts[-1] - counts[0])
+    return max(retries_of_ranks, default=None)
 
 
 def _tokens(window: MeasuredWindow) -> float | None:
     """Tokens that go through the model at once on one rank, the mean of the steps: samples may vary in length."""
     steps, knobs = window.first_rank, window.run.knobs
-    parts = _whole_or_none(knobs.get("grad_accum"))
+    micro_batches = _whole_or_none(knobs.get("grad_accum"))
     if strategy_or_single(knobs).is_pipeline:
         chunks = _whole_or_none(knobs.get("micro_batches"))
-        parts = None if parts is None or chunks is None else parts * chunks
+        micro_batches = None if micro_batches is None or chunks is None else micro_batches * chunks
     tokens = mean_of_known(step.tokens for step in steps)
-    return tokens / parts if tokens and parts else None
+    return tokens / micro_batches if tokens and micro_batches else None
 
 
 def _last_known(values: Iterable[T | None]) -> T | None:

@@ -77,14 +77,14 @@ class LiveDiagnosis:
         self._renewed += 1
         if self._renewed % STEADY_EVERY != 1:
             return
-        watched = frozenset(run.watch_uuids)
+        watched_uuids = frozenset(run.watch_uuids)
         temperatures: dict[str, list[tuple[int, float]]] = {}
         for tick in ticks:
             for device in tick.devices:
-                if device.uuid in watched and device.uuid is not None and device.temperature_c is not None:
+                if device.uuid in watched_uuids and device.uuid is not None and device.temperature_c is not None:
                     temperatures.setdefault(device.uuid, []).append((tick.t_ns, device.temperature_c))
-        measured = [step for step in steps if not step.warmup and step.t_ns <= ticks[-1].t_ns]
-        self.steady = steady_state(measured, list(temperatures.values()))
+        measured_steps = [step for step in steps if not step.warmup and step.t_ns <= ticks[-1].t_ns]
+        self.steady = steady_state(measured_steps, list(temperatures.values()))
 
 
 def _by_device(ticks: Iterable[Tick]) -> dict[str, list[DeviceReading]]:

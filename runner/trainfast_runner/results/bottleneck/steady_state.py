@@ -87,17 +87,17 @@ def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, fl
     count = min(MAX_BLOCKS, len(steps) // STEPS_IN_A_BLOCK)
     blocks = []
     for index in range(count):
-        part = steps[len(steps) * index // count : len(steps) * (index + 1) // count]
-        begin_ns, end_ns = part[0].begin_ns, part[-1].t_ns
-        of_devices = [
+        block_steps = steps[len(steps) * index // count : len(steps) * (index + 1) // count]
+        begin_ns, end_ns = block_steps[0].begin_ns, block_steps[-1].t_ns
+        temperatures_of_devices = [
             [degrees_c for t_ns, degrees_c in device if begin_ns <= t_ns <= end_ns] for device in temperatures
         ]
         blocks.append(
             _Block(
-                first_step=part[0].step,
+                first_step=block_steps[0].step,
                 at_s=(begin_ns + end_ns) / 2e9,
-                step_ms=statistics.median(step.step_ms for step in part),
-                temperature_c=highest(map(statistics.fmean, filter(None, of_devices))),
+                step_ms=statistics.median(step.step_ms for step in block_steps),
+                temperature_c=highest(map(statistics.fmean, filter(None, temperatures_of_devices))),
             )
         )
     return blocks

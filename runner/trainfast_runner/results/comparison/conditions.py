@@ -15,7 +15,6 @@ TEMPERATURE_APART_C = 10.0
 THROTTLED_APART = 0.02
 """Chosen, not measured: difference of two throttled shares that counts. All of it lost, it lengthens a step by as much
 as two equal runs differ."""
-
 CPU_LEFT_APART = 0.05
 """Chosen, not measured: relative difference of the CPU that others leave to two runs on the CPU."""
 
@@ -36,21 +35,28 @@ def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
 
 
 def _condition_rows(a: Result, b: Result) -> Iterator[ConditionRow]:
-    starts = a.conditions.start_temperature_c, b.conditions.start_temperature_c
-    yield _figure_row("start temperature", starts, _celsius, TEMPERATURE_APART_C)
-    warm = a.conditions.measured_from_temperature_c, b.conditions.measured_from_temperature_c
-    yield _figure_row("temperature as measuring began", warm, _celsius, TEMPERATURE_APART_C)
+    starts_c = a.conditions.start_temperature_c, b.conditions.start_temperature_c
+    yield _figure_row("start temperature", starts_c, _celsius, TEMPERATURE_APART_C)
+    measured_from_c = a.conditions.measured_from_temperature_c, b.conditions.measured_from_temperature_c
+    yield _figure_row("temperature as measuring began", measured_from_c, _celsius, TEMPERATURE_APART_C)
     for cause in CAUSES:
         shares = getattr(a.throttle, f"{cause.name}_fraction"), getattr(b.throttle, f"{cause.name}_fraction")
         if any(shares):
             yield _figure_row(f"throttled by {cause.text}", shares, _share, THROTTLED_APART)
-    others = [len(result.conditions.foreign_processes) for result in (a, b)]
-    if any(others):
-        yield ConditionRow("other processes", str(others[0]), str(others[1]), others[0] != others[1])
-    busy = a.conditions.others_cpu_percent, b.conditions.others_cpu_percent
+    process_counts = [len(result.conditions.foreign_processes) for result in (a, b)]
+    if any(process_counts):
+        yield ConditionRow(
+            "other processes", str(process_counts[0]), str(process_counts[1]), process_counts[0] != process_counts[1]
+        )
+    others_percent = a.conditions.others_cpu_percent, b.conditions.others_cpu_percent
     # A run on a GPU leaves most of the cores to others anyway.
     on_cpu = CPU in (a.actual.device, b.actual.device)
-    yield ConditionRow("CPU taken by others", _percent(busy[0]), _percent(busy[1]), on_cpu and _left_apart(*busy))
+    yield ConditionRow(
+        "CPU taken by others",
+        _percent(others_percent[0]),
+        _percent(others_percent[1]),
+        on_cpu and _left_apart(*others_percent),
+    )
     for row in (
         _text_row("malloc thresholds", a, b, lambda result: result.cpu.thresholds if result.cpu else None),
         _text_row("OpenMP wait policy", a, b, lambda result: result.cpu.wait_policy if result.cpu else None),
@@ -86,11 +92,16 @@ def _text_row(label: str, a: Result, b: Result, text_of: Callable[[Result], str 
 
 
 def _figure_row(
-    label: str, figures: tuple[float | None, float | None], text_of: Callable[[float | None], str | None], apart: float
+    label: str,
+    figures: tuple[float | None, float | None],
+    text_of: Callable[[float | None], str | None],
+    least_difference: float,
 ) -> ConditionRow:
-    """The row of a figure of both runs, which differs if the two are further apart than `apart`."""
+    """The row of a figure of both runs, which differs if the two are further apart than `least_difference`."""
     a, b = figures
-    return ConditionRow(label, text_of(a), text_of(b), a is not None and b is not None and abs(a - b) > apart)
+    return ConditionRow(
+        label, text_of(a), text_of(b), a is not None and b is not None and abs(a - b) > least_difference
+    )
 
 
 def _left_apart(a: float | None, b: float | None) -> bool:

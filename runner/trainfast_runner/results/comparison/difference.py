@@ -46,9 +46,9 @@ BETTER, WORSE = "better", "worse"
 NOISE = "no significant difference"
 CHANGED = "changed"
 UNKNOWN = "not measured in both"
-MIN_OF_A_STEP = 0.005
+MIN_STEP_SHARE = 0.005
 """Chosen, not measured: least share of the step that a difference of a phase must have to count."""
-MIN_BYTES = 2 << 20
+MIN_DIFFERENCE_BYTES = 2 << 20
 """Chosen, not measured: least difference of memory that counts: CUDA's caching allocator hands out blocks of 2 MiB."""
 
 
@@ -120,12 +120,12 @@ class _Rows:
     def __init__(self, a: Result, b: Result) -> None:
         self._a, self._b = a, b
         self._noise = relative_noise(a, b)
-        work = unlike_work_verdict(a, b)
-        self._different_samples = work if work in DIFFERENT_SAMPLE_VERDICTS else None
-        self._is_different_batch = work == DIFFERENT_BATCH
+        work_verdict = unlike_work_verdict(a, b)
+        self._different_samples = work_verdict if work_verdict in DIFFERENT_SAMPLE_VERDICTS else None
+        self._is_different_batch = work_verdict == DIFFERENT_BATCH
         self._unranked = self._different_samples if speeds_rank(a, b) else STRICT_THRESHOLDS
         """The verdict on samples/s that do not rank."""
-        self._unranked_steps = self._unranked or work
+        self._unranked_steps = self._unranked or work_verdict
 
     def all(self) -> Iterator[ComparisonRow]:
         """Every row, in the order in which they are shown."""
@@ -156,7 +156,7 @@ class _Rows:
 
     def _phases(self) -> Iterator[ComparisonRow]:
         for name in STEP_PHASES:
-            row = _phase(name, self._a, self._b) or self._phase_by_step(name)
+            row = _phase_row(name, self._a, self._b) or self._phase_by_step(name)
             yield _with_verdict(row, self._unranked_steps)
 
     def _phase_by_step(self, name: str) -> ComparisonRow:
@@ -177,7 +177,7 @@ class _Rows:
     def _memory_row(self, label: str, value_a: int | None, value_b: int | None) -> ComparisonRow:
         # Another batch or model takes other memory: neither is the better one for it.
         more_is_better = None if self._different_samples or self._is_different_batch else False
-        return _row(label, "bytes", value_a, value_b, least=MIN_BYTES, more_is_better=more_is_better)
+        return _row(label, "bytes", value_a, value_b, least=MIN_DIFFERENCE_BYTES, more_is_better=more_is_better)
 
     def _energy(self) -> ComparisonRow:
         unranked = self._different_samples or (DIFFERENT_DEVICES if watched_differently(self._a, self._b) else None)
@@ -190,7 +190,7 @@ class _Rows:
         return _with_verdict(row, None if steps == other_steps else DIFFERENT_STEPS)
 
 
-def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
+def _phase_row(name: str, a: Result, b: Result) -> ComparisonRow | None:
     """The row of a phase by its own spread; None when a result does not hold that, or has too few steps."""
     value_a, value_b = (getattr(result.step_ms, name) for result in (a, b))
     errors, steps = [], []
@@ -200,7 +200,7 @@ def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
             return None
         errors.append(median_error(mad, result.steps.measured))
         steps.append(step)
-    least_ms = MIN_OF_A_STEP * max(steps)
+    least_ms = MIN_STEP_SHARE * max(steps)
     if value_a <= 0 or value_b <= 0:
         # Without a ratio to take a logarithm of, the milliseconds themselves are compared.
         least_ms = max(least_ms, ERRORS_APART * math.hypot(*errors))

@@ -25,6 +25,6 @@ def paired_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]
     logs = [math.log(variant / base) for base, variant in pairs if base > 0 and variant > 0]
     if len(logs) < MIN_PAIRS:
         return None
-    middle, freedom = statistics.fmean(logs), len(logs) - 1
-    half = student_95(freedom) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return 100 * math.expm1(middle - half), 100 * math.expm1(middle + half)
+    mean_log, freedom = statistics.fmean(logs), len(logs) - 1
+    half_width = student_95(freedom) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return 100 * math.expm1(mean_log - half_width), 100 * math.expm1(mean_log + half_width)

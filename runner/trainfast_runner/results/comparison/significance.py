@@ -38,8 +38,8 @@ def ratio_interval(a: float | None, b: float | None, noise: float | None) -> tup
     """The ratio's interval as percentages of `a`; None without a ratio or a noise to build it from."""
     if a is None or b is None or noise is None or a <= 0 or b <= 0:
         return None
-    half = max(noise, math.log1p(RUN_TO_RUN))
-    return 100 * (b / a * math.exp(-half) - 1), 100 * (b / a * math.exp(half) - 1)
+    half_width = max(noise, math.log1p(RUN_TO_RUN))
+    return 100 * (b / a * math.exp(-half_width) - 1), 100 * (b / a * math.exp(half_width) - 1)
 
 
 def median_error(mad: float, count: int) -> float:

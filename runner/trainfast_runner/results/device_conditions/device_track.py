@@ -69,13 +69,13 @@ class _Span(NamedTuple):
         mean = self.mean(rate)
         if mean is None:
             return None
-        counted = [
+        growth_in_outages = [
             (part.ns, part.share * part.grown[counter])
             for part in self.outages
             if counter is not None and counter in part.grown
         ]
-        rest_ns = self.ns - sum(ns for ns, _ in counted)
-        return min(mean, max_rate) * rest_ns + sum(grown for _, grown in counted)
+        rest_ns = self.ns - sum(ns for ns, _ in growth_in_outages)
+        return min(mean, max_rate) * rest_ns + sum(grown for _, grown in growth_in_outages)
 
 
 class DeviceTrack:
@@ -127,31 +127,31 @@ class DeviceTrack:
         """
         rates = self._rates
         outages = self._outages_within(begin_ns, end_ns, only_whole=whole_outages)
-        span = _Span(self._within(begin_ns), self._within(end_ns), end_ns - begin_ns, outages)
+        span = _Span(self._clamped(begin_ns), self._clamped(end_ns), end_ns - begin_ns, outages)
         # A counter that catches up on earlier time grows faster than the clock.
-        throttled = {
+        throttled_ms = {
             name: _milliseconds(span.amount(rate, name, max_rate=1.0)) for name, rate in rates.throttled.items()
         }
         # The samples around the window: the intervals that they bound overlap it.
-        low = max(0, bisect_right(self.times, begin_ns) - 1)
-        high = min(bisect_left(self.times, end_ns), len(self.times) - 1)
+        first_index = max(0, bisect_right(self.times, begin_ns) - 1)
+        last_index = min(bisect_left(self.times, end_ns), len(self.times) - 1)
         joules = span.amount(rates.energy, ENERGY)
-        is_integrated = any(rates.integrated[low + 1 : high + 1])
+        is_integrated = any(rates.integrated[first_index + 1 : last_index + 1])
         return DeviceConditions(
             index=self.index,
             uuid=self.uuid,
-            throttled_ms=throttled,
+            throttled_ms=throttled_ms,
             lost_ms={name: _milliseconds(span.amount(rate, None, max_rate=1.0)) for name, rate in rates.lost.items()},
             sources={
-                name: SOURCES[max(rates.sources[name][low + 1 : high + 1], default=0)]
-                for name, ms in throttled.items()
+                name: SOURCES[max(rates.sources[name][first_index + 1 : last_index + 1], default=0)]
+                for name, ms in throttled_ms.items()
                 if ms is not None
             },
             clock_loss_fraction=span.mean(rates.clock_loss),
             sm_clock_mhz=span.mean(rates.clock),
             energy_joules=joules,
             energy_source=None if joules is None else INTEGRATED_POWER if is_integrated else ENERGY_COUNTER,
-            temperature_c=self._temperatures[low] if self.times[low] <= begin_ns else None,
+            temperature_c=self._temperatures[first_index] if self.times[first_index] <= begin_ns else None,
         )
 
     def _outages_within(self, begin_ns: int, end_ns: int, *, only_whole: bool) -> list[_OutagePart]:
@@ -164,7 +164,7 @@ class DeviceTrack:
                 parts.append(_OutagePart(covered_ns, share, outage.grown))
         return parts
 
-    def _within(self, t_ns: int) -> int:
+    def _clamped(self, t_ns: int) -> int:
         """The moment, at most as far outside the samples as the nearest interval is long."""
         times = self.times
         if len(times) < 2:

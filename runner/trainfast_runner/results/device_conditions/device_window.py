@@ -42,8 +42,8 @@ def window_of(steps: Sequence[Step]) -> Window | None:
     """The time from the start of the first step to the end of the last; None without any."""
     if not steps:
         return None
-    begin = steps[0].begin_ns
-    return Window(begin, steps[-1].t_ns) if steps[-1].t_ns > begin else None
+    begin_ns = steps[0].begin_ns
+    return Window(begin_ns, steps[-1].t_ns) if steps[-1].t_ns > begin_ns else None
 
 
 def window_energy(
@@ -57,19 +57,19 @@ def window_energy(
     if window is None or not is_sampled(readings, window):
         return Energy()
     for device, device_readings in zip(devices, readings, strict=True):
-        meanwhile = [reading for reading in device_readings if window.begin_ns <= reading[0] <= window.end_ns]
+        readings_in_window = [reading for reading in device_readings if window.begin_ns <= reading[0] <= window.end_ns]
         # Both: the measured steps alone may be too short to refute a counter that the whole run refutes.
-        if (doubt := energy_distrust(meanwhile) or energy_distrust(device_readings)) is not None:
+        if (doubt := energy_distrust(readings_in_window) or energy_distrust(device_readings)) is not None:
             return Energy(reason=f"GPU {device.index}: {doubt}")
     joules = [device.energy_joules for device in devices]
-    total = sum(value for value in joules if value is not None)
+    total_joules = sum(value for value in joules if value is not None)
     if not joules or None in joules:
         return Energy()
     is_integrated = any(device.energy_source == INTEGRATED_POWER for device in devices)
     return Energy(
-        joules=total,
-        joules_per_sample=total / trained_samples if trained_samples else None,
-        joules_per_step=total / steps if steps else None,
+        joules=total_joules,
+        joules_per_sample=total_joules / trained_samples if trained_samples else None,
+        joules_per_step=total_joules / steps if steps else None,
         source=INTEGRATED_POWER if is_integrated else ENERGY_COUNTER,
     )
 
@@ -86,7 +86,7 @@ def window_throttle(
 ) -> Throttle:
     """Throttled shares of the window, for each device and the worst; None without samples.
 
-    Steps lose time to those devices alone whose UUIDs are among those `used`, not to one that is only watched.
+    Steps lose time to those devices alone whose UUIDs are among `used_uuids`, not to one that is only watched.
     """
     if window is None:
         return Throttle()
@@ -105,8 +105,8 @@ def _throttled_device(device: DeviceConditions, window: Window, steps: int) -> T
     """Return one device's row; `steps` is the number of steps that trained on the device."""
     shares: dict[str, Any] = {}
     for cause in CAUSES:
-        throttled = device.throttled_ms.get(cause.name)
-        shares[f"{cause.name}_fraction"] = None if throttled is None else throttled / window.ms
+        throttled_ms = device.throttled_ms.get(cause.name)
+        shares[f"{cause.name}_fraction"] = None if throttled_ms is None else throttled_ms / window.ms
         shares[f"{cause.name}_source"] = device.sources.get(cause.name)
     return ThrottledDevice(
         index=device.index,
