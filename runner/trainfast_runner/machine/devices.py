@@ -68,8 +68,8 @@ class Machine:
         """The machine reduced to the GPUs of these UUIDs. Raises UserError when one of them is gone."""
         gpus = tuple(gpu for gpu in self.gpus if gpu.uuid in uuids)
         if len(gpus) < len(set(uuids)):
-            gone = next(uuid for uuid in uuids if uuid not in {gpu.uuid for gpu in gpus})
-            raise UserError(f"GPU {gone} is not available any more", key="devices")
+            gone_uuid = next(uuid for uuid in uuids if uuid not in {gpu.uuid for gpu in gpus})
+            raise UserError(f"GPU {gone_uuid} is not available any more", key="devices")
         return dataclasses.replace(self, gpus=gpus)
 
     def default_gpus(self, strategy: str) -> GpuChoice:
@@ -91,10 +91,10 @@ class Machine:
             )
         return choose_count(usable, devices, self.topology)
 
-    def watched(self, watch: object, used: tuple[DeviceReading, ...]) -> tuple[DeviceReading, ...]:
+    def watched(self, watch: object, used_gpus: tuple[DeviceReading, ...]) -> tuple[DeviceReading, ...]:
         """The GPUs whose readings are joined to a run with this `watch` knob, by NVML index. Raises UserError."""
         if watch is None:
-            return used
+            return used_gpus
         by_index = {gpu.index: gpu for gpu in self.nvml_gpus}
         indexes = gpu_indexes(watch) or []
         for index in indexes:
@@ -124,8 +124,8 @@ class Machine:
         """Words about the GPUs that MIG takes away from a run; empty if none."""
         if any(is_instance(gpu.uuid) for gpu in self.gpus):
             return " (CUDA gives a process one MIG instance)"
-        cut = [gpu.index for gpu in self.gpus if self._is_in_mig_mode(gpu)]
-        return f" ({gpus_text(cut)} in MIG mode not counted)" if cut else ""
+        mig_indexes = [gpu.index for gpu in self.gpus if self._is_in_mig_mode(gpu)]
+        return f" ({gpus_text(mig_indexes)} in MIG mode not counted)" if mig_indexes else ""
 
     @staticmethod
     def _is_in_mig_mode(gpu: DeviceReading) -> bool:
@@ -158,8 +158,8 @@ def detect_machine(
     if versions.get(CUDA_BUILD) is None:
         return machine
     if hides_all(environment):
-        hidden = f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} leaves none"
-        return dataclasses.replace(machine, no_gpu_reason=hidden) if readings else machine
+        hidden_reason = f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} leaves none"
+        return dataclasses.replace(machine, no_gpu_reason=hidden_reason) if readings else machine
     try:
         if not readings:
             return _without_readings(machine, failure or NvmlFailure(NO_DEVICES), python)
@@ -200,10 +200,10 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
     instance = named_instance(environment, machine.instances)
     if instance is not None:
         readings = sample_gpus([instance.uuid]).readings
-        whole = next((gpu for gpu in readings if gpu.uuid == instance.gpu_uuid), None)
+        parent_gpu = next((gpu for gpu in readings if gpu.uuid == instance.gpu_uuid), None)
         # The part has the architecture of the whole.
         gpus = [
-            msgspec.structs.replace(gpu, compute_capability=whole.compute_capability if whole else None)
+            msgspec.structs.replace(gpu, compute_capability=parent_gpu.compute_capability if parent_gpu else None)
             for gpu in readings
             if gpu.uuid == instance.uuid
         ]

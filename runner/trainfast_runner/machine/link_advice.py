@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.gpus.visible import visible_devices
 from trainfast_runner.machine.interconnect import SLOWEST_FIRST, Interconnect, interconnect
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.topology import SELF, UNKNOWN, Topology, TopologyDevice
+from trainfast_runner.machine.telemetry.topology import SELF_SIGN, UNKNOWN_SIGN, Topology, TopologyDevice
 from trainfast_runner.units import gpus_text
 
 DDP_MEASURED = "On two GPUs the guide measured 101 s for ddp over NVLink and 131 s without (p2p=off), dp 110 s with it."
@@ -102,8 +102,8 @@ def _crossing(topology: Topology, links: Interconnect, knob_indexes: Mapping[int
 def _best_pair(topology: Topology, knob_indexes: Mapping[int, int]) -> str | None:
     """The best connected pair, as the devices knob takes it; None when all pairs cross the sockets."""
     pairs = [(topology.matrix[a][b], a, b) for a, b in combinations(sorted(knob_indexes), 2)]
-    sign, a, b = max(pairs, key=lambda pair: (_speed(pair[0]), -pair[1], -pair[2]), default=(SELF, 0, 0))
-    return None if sign in ("SYS", UNKNOWN, SELF) else f"{knob_indexes[a]}+{knob_indexes[b]}"
+    sign, a, b = max(pairs, key=lambda pair: (_speed(pair[0]), -pair[1], -pair[2]), default=(SELF_SIGN, 0, 0))
+    return None if sign in ("SYS", UNKNOWN_SIGN, SELF_SIGN) else f"{knob_indexes[a]}+{knob_indexes[b]}"
 
 
 def _speed(sign: str) -> int:

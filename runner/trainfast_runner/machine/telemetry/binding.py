@@ -19,8 +19,8 @@ from trainfast_runner.machine.telemetry.failures import PYNVML_MODULE, NvmlFailu
 T = TypeVar("T")
 
 NO_BINDING: Final = NvmlFailure(f"{PYNVML_MODULE} cannot be imported", "pip install nvidia-ml-py")
-REINSTALL: Final = "pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall nvidia-ml-py"
-IN_SHORT: Final = "pynvml is not nvidia-ml-py's: trainfast-tui doctor has the cure"
+REINSTALL_ADVICE: Final = "pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall nvidia-ml-py"
+SHORT_WARNING: Final = "pynvml is not nvidia-ml-py's: trainfast-tui doctor has the cure"
 """Short warning for a screen when the module is foreign and shows GPUs all the same."""
 NEEDED_NAMES: Final = (
     *("NVMLError", "nvmlInit", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"),
@@ -90,7 +90,7 @@ def replacement_advice(path: str) -> str:
     """The way to replace the module in this file by nvidia-ml-py's; pip removes only its own installations."""
     file = Path(path)
     if any(file.is_relative_to(folder) for folder in (*site.getsitepackages(), site.getusersitepackages())):
-        return REINSTALL
+        return REINSTALL_ADVICE
     file = file.parent if file.name == "__init__.py" else file
     return f"rename {file}, or take its folder out of PYTHONPATH; if there is then no pynvml, pip install nvidia-ml-py"
 

@@ -59,10 +59,10 @@ class Capabilities:
         self.sparse_names = [name for query, _ in sparse for name in query.fields] + self.batch.sparse_names
         self.absent = self.batch.absent | self.unsupported
         self.ask_throttle_reasons = self.queries.get(_THROTTLE_REASONS)
-        counted = {field.name for field in self.batch.answered}
+        counted_names = {field.name for field in self.batch.answered}
         self.has_uncounted_cause = any(
-            cause.policy_counter not in counted
-            and not (cause.reason_counters and counted.issuperset(cause.reason_counters))
+            cause.policy_counter not in counted_names
+            and not (cause.reason_counters and counted_names.issuperset(cause.reason_counters))
             for cause in CAUSES
             if cause.policy_counter is not None
         )
@@ -104,8 +104,12 @@ def _probe_gpu(nv: ModuleType, handle: Handle, capabilities: Capabilities) -> No
 
 def _probe_instance(nv: ModuleType, handle: Handle, capabilities: Capabilities) -> None:
     """Probe a MIG instance's own readings; the rest is absent."""
-    others = [query for query in (*QUERIES, ENERGY_BY_FUNCTION) if query not in _OF_AN_INSTANCE]
-    names = [*(name for query in others for name in query.fields), *CAUSE_COUNTERS, *(field.name for field in FIELDS)]
+    whole_gpu_queries = [query for query in (*QUERIES, ENERGY_BY_FUNCTION) if query not in _OF_AN_INSTANCE]
+    names = [
+        *(name for query in whole_gpu_queries for name in query.fields),
+        *CAUSE_COUNTERS,
+        *(field.name for field in FIELDS),
+    ]
     capabilities.unsupported |= dict.fromkeys(names, failures.OF_THE_WHOLE_GPU)
     for query in _OF_AN_INSTANCE:
         _probe_query(nv, handle, query, capabilities)
@@ -132,25 +136,25 @@ def _probe_query(nv: ModuleType, handle: Handle, query: Query, capabilities: Cap
                 capabilities.probed.update(zip(query.fields, answer, strict=True))
             return
     # A reason about the reading is worth more than one about an unknown call.
-    telling_reasons = [reason for reason in reasons if reason not in failures.TOO_OLD]
+    telling_reasons = [reason for reason in reasons if reason not in failures.TOO_OLD_REASONS]
     capabilities.unsupported.update(dict.fromkeys(query.fields, [*telling_reasons, *reasons][0]))
 
 
 def _explain(capabilities: Capabilities) -> None:
     """Replace "not supported" by the cause where it is known."""
     unsupported, batch = capabilities.unsupported, capabilities.batch
-    unexplained = failures.reading_failure(failures.NOT_SUPPORTED, "")
-    if unsupported.get("memory_total_bytes") == unexplained:
-        memory = ("memory_used_bytes", "memory_total_bytes", "memory_free_bytes")
-        unsupported.update(dict.fromkeys(memory, failures.UNIFIED_MEMORY))
+    not_supported = failures.reading_failure(failures.NOT_SUPPORTED, "")
+    if unsupported.get("memory_total_bytes") == not_supported:
+        memory_fields = ("memory_used_bytes", "memory_total_bytes", "memory_free_bytes")
+        unsupported.update(dict.fromkeys(memory_fields, failures.UNIFIED_MEMORY))
     if capabilities.probed.get("mig_mode"):
         for name, reason in unsupported.items():
-            if reason == unexplained and "utilization" in name:
+            if reason == not_supported and "utilization" in name:
                 unsupported[name] = failures.UNDER_MIG
     for name in ("ecc_corrected_errors", "ecc_uncorrected_errors"):
-        if batch.absent.get(name) == unexplained:
+        if batch.absent.get(name) == not_supported:
             batch.absent[name] = failures.NO_ECC
-    if unsupported.get("degrees_to_slowdown_c") in failures.TOO_OLD and "slowdown_temperature_c" in unsupported:
+    if unsupported.get("degrees_to_slowdown_c") in failures.TOO_OLD_REASONS and "slowdown_temperature_c" in unsupported:
         # An older driver computes the margin from the thresholds, so the missing threshold is the reason.
         unsupported["degrees_to_slowdown_c"] = unsupported["slowdown_temperature_c"]
     if degrees_by_limits(capabilities.probed | {"temperature_c": 0}) is not None:

@@ -44,19 +44,21 @@ class CounterChecks:
         Of the counters that moved together all go with the first, which alone is named.
         """
         distrusted: dict[str, str] = {}
-        for name, counted in REASONS_OF_COUNTER.items():
+        for name, counter_reasons in REASONS_OF_COUNTER.items():
             if values.get(name) is None:
                 continue
             counter = self._durations.get(name)
             if counter is None:
                 counter = self._durations[name] = DurationCounter(moved=name in CAUSE_COUNTERS)
-            values[name] = counter.accept(values[name], t_ns, None if reasons is None else bool(reasons & counted))
+            values[name] = counter.accept(
+                values[name], t_ns, None if reasons is None else bool(reasons & counter_reasons)
+            )
             if counter.distrust is not None:
                 distrusted[name] = counter.distrust
                 if name in CAUSE_COUNTERS:
-                    for moved in CAUSE_COUNTERS:
-                        values[moved] = None
-                        self._durations.pop(moved, None)
+                    for moved_name in CAUSE_COUNTERS:
+                        values[moved_name] = None
+                        self._durations.pop(moved_name, None)
         if values.get("energy_mj") is not None:
             values["energy_mj"] = self._energy.accept(values["energy_mj"], values.get("power_w"), t_ns)
             if self._energy.distrust is not None:

@@ -73,11 +73,11 @@ class Device:
         """The reading at `t_ns`, with `sparse` its slow parts too, and the reasons of the missing parts by field."""
         capabilities = self.capabilities
         assert capabilities is not None
-        values, failed = self._ask(nv, capabilities, sparse=sparse)
+        values, failure_by_field = self._ask(nv, capabilities, sparse=sparse)
         if sparse:
             names = capabilities.sparse_names
             self._kept = self._kept | {name: values[name] for name in names if name in values}
-            self._kept_failures = {name: failed[name] for name in names if name in failed}
+            self._kept_failures = {name: failure_by_field[name] for name in names if name in failure_by_field}
         reasons = self._checks.decode_reasons(values)
         for name, reason in self._checks.drop_implausible(values, reasons, t_ns).items():
             capabilities.drop_counter(name, reason)
@@ -94,21 +94,21 @@ class Device:
             throttle_counters=capabilities.batch.cause_numbers,
             **values,
         )
-        return reading, capabilities.absent | self._kept_failures | failed
+        return reading, capabilities.absent | self._kept_failures | failure_by_field
 
     def _ask(
         self, nv: ModuleType, capabilities: Capabilities, *, sparse: bool
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """The values of the due readings, None where the GPU gives none now, and the reasons of those."""
         values: dict[str, Any] = {}
-        failed: dict[str, str] = {}
+        failure_by_field: dict[str, str] = {}
         for query, ask in capabilities.due[sparse]:
             try:
                 values.update(zip(query.fields, ask(nv, self.handle), strict=True))
             except nv.NVMLError as error:
                 if failures.is_fatal(error.value):
                     raise
-                failed.update(dict.fromkeys(query.fields, failures.reading_failure(error.value, str(error))))
+                failure_by_field.update(dict.fromkeys(query.fields, failures.reading_failure(error.value, str(error))))
                 values.update(dict.fromkeys(query.fields))
         field_values, field_failures = capabilities.batch.read(nv, self.handle, sparse=sparse)
-        return values | field_values, failed | field_failures
+        return values | field_values, failure_by_field | field_failures

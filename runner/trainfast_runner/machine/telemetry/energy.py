@@ -10,7 +10,7 @@ MIN_JOULES = 10.0
 """Least energy by which a counter is judged: half a second of a GPU at rest."""
 STILL_S = 0.5
 """Seconds after which a counter that stands still is judged: the driver updates it several times as often."""
-MIN_S = 10.0
+MIN_GROWING_S = 10.0
 """Least seconds over which a growing counter is judged: power is an average over a second at best, or a sample."""
 _STILL_SAMPLED_S = 3.0
 """Chosen, not measured: seconds without growth after which the counter is judged."""
@@ -27,20 +27,20 @@ class EnergyBalance:
 
     def add(self, t_ns: int, energy_mj: int | None, power_w: float | None) -> None:
         """Add a reading at `t_ns` (CLOCK_MONOTONIC); skip an interval in which the driver reset the counter."""
-        before = self._last
+        previous = self._last
         self._last = None if energy_mj is None or power_w is None else (t_ns, energy_mj, power_w)
-        if before is None or self._last is None or self._last[1] < before[1] or t_ns <= before[0]:
+        if previous is None or self._last is None or self._last[1] < previous[1] or t_ns <= previous[0]:
             return
-        seconds = (t_ns - before[0]) / 1e9
+        seconds = (t_ns - previous[0]) / 1e9
         self.seconds += seconds
-        self.counted_j += (self._last[1] - before[1]) / 1e3
-        self.integrated_j += (self._last[2] + before[2]) / 2 * seconds
+        self.counted_j += (self._last[1] - previous[1]) / 1e3
+        self.integrated_j += (self._last[2] + previous[2]) / 2 * seconds
 
     def disagreement(self) -> str | None:
         """The reason to distrust the counter; None if it agrees with power, or too little was measured."""
-        low, high = sorted((self.counted_j, self.integrated_j))
-        enough_s = STILL_S if self.counted_j == 0 else MIN_S
-        if self.seconds < enough_s or high < MIN_JOULES or high <= MAX_APART * low:
+        smaller_j, larger_j = sorted((self.counted_j, self.integrated_j))
+        enough_s = STILL_S if self.counted_j == 0 else MIN_GROWING_S
+        if self.seconds < enough_s or larger_j < MIN_JOULES or larger_j <= MAX_APART * smaller_j:
             return None
         return (
             f"the energy counter shows {self.counted_j:,.0f} J in {self.seconds:.1f} s,"

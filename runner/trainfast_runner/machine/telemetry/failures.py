@@ -106,7 +106,7 @@ UNREPORTED: Final = "this GPU does not report this reason, so it is never seen h
 NO_ECC: Final = "not supported by this GPU and driver, or ECC is switched off"
 
 BINDING_TOO_OLD: Final = "the installed pynvml module is too old for this reading: pip install --upgrade nvidia-ml-py"
-TOO_OLD: Final = frozenset({BINDING_TOO_OLD, _READING_FAILURES[FUNCTION_NOT_FOUND]})
+TOO_OLD_REASONS: Final = frozenset({BINDING_TOO_OLD, _READING_FAILURES[FUNCTION_NOT_FOUND]})
 VANISHED: Final = "the driver no longer lists this GPU: look for Xid 79 in `dmesg`; a reboot usually brings it back"
 NO_DEVICES: Final = "the NVIDIA driver is loaded and lists no GPU"
 

@@ -16,10 +16,10 @@ from trainfast_runner.machine.telemetry.queries import Handle, Pace
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope of the NVLink counters that sums over the GPU's links."""
-_ENTRY = struct.Struct("=24xIIQ")
+_ENTRY_LAYOUT = struct.Struct("=24xIIQ")
 """`nvmlFieldValue_t` of nvml.h: type, code and value, after field, scope, timestamp and latency. Taken apart in one
 go, since each look at an attribute through the structures of the binding costs a microsecond."""
-_BITS = {1: 32, 2: 64, 3: 64, 6: 16}
+_BITS_BY_TYPE = {1: 32, 2: 64, 3: 64, 6: 16}
 """`nvmlValueType_t` of nvml.h, the unsigned ones, to the width of the value; no field here is a double or negative."""
 UNSIGNED_LONG_LONG = 3
 """`nvmlValueType_t` of nvml.h."""
@@ -90,7 +90,7 @@ class FieldCall:
         code = call(handle, ctypes.c_int32(len(self.fields)), ctypes.byref(self._answers))
         if code != 0:
             raise nv.NVMLError(code)
-        return list(_ENTRY.iter_unpack(self._answers))
+        return list(_ENTRY_LAYOUT.iter_unpack(self._answers))
 
 
 class FieldBatch:
@@ -116,8 +116,8 @@ class FieldBatch:
     def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
         """Ask for all fields once; return the values of the sparse ones. Raises NVMLError when the GPU is gone."""
         candidates = [
-            (label, [NvmlField(name, first + index, ullong=True) for index, name in enumerate(CAUSE_COUNTERS)])
-            for label, first in CAUSE_NUMBERS
+            (label, [NvmlField(name, first_number + index, ullong=True) for index, name in enumerate(CAUSE_COUNTERS)])
+            for label, first_number in CAUSE_NUMBERS
         ]
         fields_to_ask = [*FIELDS, *(field for _, fields in candidates for field in fields)]
         try:
@@ -139,8 +139,8 @@ class FieldBatch:
             for label, fields in candidates
             if all(_is_usable(field, entries[field]) for field in fields)
         ]
-        first = candidates[0][1]
-        self.use_spare({field.name: _failure_text(field, entries[field]) for field in first})
+        likeliest_fields = candidates[0][1]
+        self.use_spare({field.name: _failure_text(field, entries[field]) for field in likeliest_fields})
         sparse = [field for field in self.answered if field.pace is Pace.SPARSE]
         values, _ = self._decoded(nv, sparse, [entries[field] for field in sparse])
         return values
@@ -189,20 +189,20 @@ class FieldBatch:
         self, nv: ModuleType, fields: list[NvmlField], entries: list[Entry]
     ) -> tuple[dict[str, Any], dict[str, str]]:
         values: dict[str, Any] = {}
-        failed: dict[str, str] = {}
+        failure_by_field: dict[str, str] = {}
         for field, (kind, code, raw) in zip(fields, entries, strict=True):
-            bits = _BITS.get(kind)
+            bits = _BITS_BY_TYPE.get(kind)
             if code != 0:
                 if failures.is_fatal(code):
                     raise nv.NVMLError(code)
-                values[field.name], failed[field.name] = None, failures.field_failure(code)
+                values[field.name], failure_by_field[field.name] = None, failures.field_failure(code)
             elif bits is not None:
                 raw &= (1 << bits) - 1
                 if field.wraps:
                     raw = self._wrapping.setdefault(field.name, Unwrapped()).follow(raw, bits)
                 # The driver's thousandths, without the dust of their product.
                 values[field.name] = raw if field.scale == 1 else round(raw * field.scale, 3)
-        return values, failed
+        return values, failure_by_field
 
 
 class Unwrapped:
@@ -239,7 +239,7 @@ def _is_usable(field: NvmlField, entry: Entry) -> bool:
     kind, code, _ = entry
     if code != 0:
         return code in failures.TRANSIENT
-    return kind == UNSIGNED_LONG_LONG if field.ullong else kind in _BITS
+    return kind == UNSIGNED_LONG_LONG if field.ullong else kind in _BITS_BY_TYPE
 
 
 def _failure_text(field: NvmlField, entry: Entry) -> str:

@@ -82,8 +82,8 @@ class GpuCalls:
 
     def _leave_alone(self, device: Device, job: Job[Any], t_ns: int) -> None:
         """Mark the GPU; it rests for twice as long as after its hang before."""
-        before = self._hangs.get(device.index)
-        rest_ns = min(before.rest_ns * 2, _LONGEST_REST_NS) if before else _SHORTEST_REST_NS
+        earlier_hang = self._hangs.get(device.index)
+        rest_ns = min(earlier_hang.rest_ns * 2, _LONGEST_REST_NS) if earlier_hang else _SHORTEST_REST_NS
         self._hangs[device.index] = Hang(job, t_ns + rest_ns, rest_ns)
         device.fail(_sentence(job), lost=False)
 

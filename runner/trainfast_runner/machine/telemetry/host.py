@@ -92,9 +92,9 @@ def busy_percent(before: Sequence[CoreSeconds], after: Sequence[CoreSeconds]) ->
     percents: list[float] = []
     for earlier, later in zip(before, after, strict=True):
         # The kernel may set waiting times back a little (proc(5)).
-        busy = max(0.0, later.busy - earlier.busy)
-        idle = max(0.0, later.idle - earlier.idle)
-        percents.append(round(100 * busy / (busy + idle), 1) if busy + idle else 0.0)
+        busy_s = max(0.0, later.busy - earlier.busy)
+        idle_s = max(0.0, later.idle - earlier.idle)
+        percents.append(round(100 * busy_s / (busy_s + idle_s), 1) if busy_s + idle_s else 0.0)
     return percents
 
 

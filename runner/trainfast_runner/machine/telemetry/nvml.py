@@ -158,13 +158,13 @@ class Nvml:
             self._revive_if_rested(device, t_ns)
         due = [device for device in devices if device.error is None and not device.lost]
         # GPUs that have hung before come last: the others have their readings on time.
-        sound = [device for device in due if not self._calls.hung_before(device)]
-        doubtful = [device for device in due if self._calls.hung_before(device)]
-        ended = self._calls.run(sound, read, self.timeout_s, t_ns)
-        ended += self._calls.run(doubtful, read, min(self.timeout_s, HUNG_TIMEOUT_S), t_ns)
+        sound_devices = [device for device in due if not self._calls.hung_before(device)]
+        doubtful_devices = [device for device in due if self._calls.hung_before(device)]
+        ended_jobs = self._calls.run(sound_devices, read, self.timeout_s, t_ns)
+        ended_jobs += self._calls.run(doubtful_devices, read, min(self.timeout_s, HUNG_TIMEOUT_S), t_ns)
         readings: dict[int, DeviceReading] = {}
         missing: dict[str, str] = {}
-        for device, job in ended:
+        for device, job in ended_jobs:
             if self._mark_failed(device, job, t_ns):
                 if device.lost:
                     self._needs_reopening = False

@@ -164,7 +164,7 @@ class Sampler:
         nvml = Nvml(opening_s=_OPENING_S, on_xid=self._on_xid, stopping=self._stopping, instances=self._instances)
         host = HostReader()
         due_s = time.monotonic()
-        sampled = False
+        has_sampled = False
         try:
             while not self._is_stopped_before(due_s, nvml):
                 self._follow(host)
@@ -174,9 +174,9 @@ class Sampler:
                 self._cadence.adapt_to(tick)
                 self._on_tick(tick)
                 due_s = self._cadence.next_due_s(due_s)
-                sampled = True
+                has_sampled = True
             # Skip the last tick if none was taken: it would open the driver only to close it.
-            if self._last_tick and sampled and not nvml.cut_short:
+            if self._last_tick and has_sampled and not nvml.cut_short:
                 tick = read_tick(nvml, host)
                 # A tick without time to wait for a GPU would report it lost.
                 if not nvml.cut_short:

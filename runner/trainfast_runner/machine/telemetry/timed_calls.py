@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-_SHORTEST_S, _LONGEST_S = 0.01, 0.1
+_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 0.01, 0.1
 """Seconds of sleep at a time while waiting."""
-_MIN_S = 0.1
+_MIN_TIMEOUT_S = 0.1
 """Least timeout, which halves with each hung call: 8 healthy GPUs answer in milliseconds."""
-_STOPPING_S = 0.2
+_STOPPING_TIMEOUT_S = 0.2
 """Time for a call at the end of the sampling."""
 
 
@@ -88,15 +88,15 @@ class TimedCalls:
             if self._rounds is None:
                 self._rounds = queue.SimpleQueue()
                 threading.Thread(target=_work, args=(self._rounds,), name="nvml-calls", daemon=True).start()
-            begun = _Round(waiting)
-            self._rounds.put(begun)
-            hung = self._wait(begun, timeout_s)
-            if hung is None:
+            round_of_jobs = _Round(waiting)
+            self._rounds.put(round_of_jobs)
+            hung_job = self._wait(round_of_jobs, timeout_s)
+            if hung_job is None:
                 return
-            begun.abandoned = True
-            timeout_s = max(timeout_s / 2, min(timeout_s, _MIN_S))
+            round_of_jobs.abandoned = True
+            timeout_s = max(timeout_s / 2, min(timeout_s, _MIN_TIMEOUT_S))
             self.close()
-            waiting = waiting[waiting.index(hung) + 1 :]
+            waiting = waiting[waiting.index(hung_job) + 1 :]
 
     def close(self) -> None:
         """Let the thread end, at once or when its call comes back."""
@@ -104,28 +104,28 @@ class TimedCalls:
             self._rounds.put(None)
             self._rounds = None
 
-    def _wait(self, begun: _Round, timeout_s: float) -> Job[Any] | None:
+    def _wait(self, round_of_jobs: _Round, timeout_s: float) -> Job[Any] | None:
         """The job that takes too long, or None when all have ended."""
         queued_s = time.monotonic()
         stalled_s = 0.0
         while True:
-            current = next((job for job in begun.jobs if not job.ended), None)
+            current = next((job for job in round_of_jobs.jobs if not job.ended), None)
             if current is None:
                 return None
             since_s = current.began_s if current.began_s is not None else queued_s
             now_s = time.monotonic()
-            limit_s = min(timeout_s, _STOPPING_S) if self._stopping.is_set() else timeout_s
+            limit_s = min(timeout_s, _STOPPING_TIMEOUT_S) if self._stopping.is_set() else timeout_s
             left_s = since_s + limit_s + stalled_s - now_s
             if left_s <= 0 and current.began_s is not None:
                 self.cut_short = self.cut_short or limit_s < timeout_s
                 return current
-            wait_s = min(max(left_s, _SHORTEST_S), _LONGEST_S)
-            if begun.ended.wait(wait_s):
+            wait_s = min(max(left_s, _SHORTEST_SLEEP_S), _LONGEST_SLEEP_S)
+            if round_of_jobs.ended.wait(wait_s):
                 return None
             # A machine that had no time for this thread had none for the call either.
             stalled_s += max(0.0, time.monotonic() - now_s - wait_s)
 
 
 def _work(rounds: queue.SimpleQueue[_Round | None]) -> None:
-    while (begun := rounds.get()) is not None:
-        begun.run()
+    while (round_of_jobs := rounds.get()) is not None:
+        round_of_jobs.run()

@@ -17,8 +17,8 @@ from trainfast_runner.machine.telemetry.failures import NvmlFailure
 from trainfast_runner.machine.telemetry.queries import Handle
 
 SCHEMA = 1
-SELF, UNKNOWN = "X", "?"
-ANCESTORS: Final = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+SELF_SIGN, UNKNOWN_SIGN = "X", "?"
+SIGN_OF_ANCESTOR: Final = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """`nvmlGpuTopologyLevel_t` of nvml.h; internal (two GPUs of one board) is shown as nvidia-smi shows it, as PIX."""
 LEGEND: Final = {
     "X": "the GPU itself",
@@ -114,11 +114,13 @@ def _read_topology(nv: ModuleType) -> Topology:
         return Topology(missing=failures.NO_DEVICES)
     links = [_Links(nv, handle) for handle in handles]
     buses = [device.bus_id for device in devices]
-    everyone = range(len(devices))
+    positions = range(len(devices))
     return Topology(
         devices=[msgspec.structs.replace(device, nvlinks=link.up) for device, link in zip(devices, links, strict=True)],
-        matrix=[[SELF if a == b else _link(nv, handles, links, buses, a, b) for b in everyone] for a in everyone],
-        p2p=[[None if a == b else _peer_access(nv, handles[a], handles[b]) for b in everyone] for a in everyone],
+        matrix=[
+            [SELF_SIGN if a == b else _link(nv, handles, links, buses, a, b) for b in positions] for a in positions
+        ],
+        p2p=[[None if a == b else _peer_access(nv, handles[a], handles[b]) for b in positions] for a in positions],
     )
 
 
@@ -132,7 +134,7 @@ def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
         "pcie_width": answer_or_none(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkWidth(handle)),
         "pcie_width_max": answer_or_none(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkWidth(handle)),
     }
-    below = [
+    names_below_max = [
         name
         for name in ("generation", "width")
         if (pcie[f"pcie_{name}"] or 0) < (pcie[f"pcie_{name}_max"] or 0) and pcie[f"pcie_{name}"] is not None
@@ -143,7 +145,7 @@ def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
         name=as_text(nv.nvmlDeviceGetName(handle)),
         bus_id=bus,
         memory_total_bytes=memory,
-        pcie_below_max="+".join(below) or None,
+        pcie_below_max="+".join(names_below_max) or None,
         busy_percent=answer_or_none(nv, lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu),
         cpu_affinity=answer_or_none(nv, lambda: _cpus(nv, handle)),
         numa_node=_numa_node(nv, handle, bus),
@@ -225,14 +227,14 @@ def _answer_of_link(nv: ModuleType, function: str, handle: Handle, link: int) ->
 
 
 def _link(nv: ModuleType, handles: list[Handle], links: list[_Links], buses: list[str | None], a: int, b: int) -> str:
-    direct = sum(end == buses[b] for end in links[a].ends) if buses[b] else 0
-    link_count = direct or _through_switch(nv, handles, links, a, b)
+    direct_links = sum(end == buses[b] for end in links[a].ends) if buses[b] else 0
+    link_count = direct_links or _through_switch(nv, handles, links, a, b)
     if link_count:
         return f"NV{link_count}"
     if handles[a] is None or handles[b] is None:
-        return UNKNOWN
+        return UNKNOWN_SIGN
     level = answer_or_none(nv, lambda: nv.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b]))
-    return ANCESTORS.get(level, UNKNOWN)
+    return SIGN_OF_ANCESTOR.get(level, UNKNOWN_SIGN)
 
 
 def _through_switch(nv: ModuleType, handles: list[Handle], links: list[_Links], a: int, b: int) -> int:

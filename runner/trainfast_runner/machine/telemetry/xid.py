@@ -25,7 +25,7 @@ _LOST_PAUSE_S: Final = 1.0
 _WHOLE_GPU: Final = 0xFFFFFFFF
 """gpuInstanceId of nvmlEventData_t for an error that NVML attributes to no single instance."""
 
-MEANINGS: Final = {
+XID_MEANINGS: Final = {
     13: "graphics engine exception, often an illegal access of the program",
     31: "memory page fault of the program",
     43: "the GPU stopped processing for this program",
@@ -48,7 +48,7 @@ MEANINGS: Final = {
 
 def xid_text(code: int) -> str:
     """The number, with its meaning if known."""
-    return f"{code}: {MEANINGS[code]}" if code in MEANINGS else str(code)
+    return f"{code}: {XID_MEANINGS[code]}" if code in XID_MEANINGS else str(code)
 
 
 class XidWatch:
@@ -86,14 +86,14 @@ class XidWatch:
         except (nv.NVMLError, AttributeError) as error:
             self.missing = dict.fromkeys([*self._handles, *self._instances], _reason(error))
             return None
-        refused = {}
+        refused_reasons = {}
         for index, handle in self._handles.items():
             try:
                 register(handle, _XID_EVENTS, events)
             except nv.NVMLError as error:
-                refused[index] = _reason(error)
-        self.missing = self.missing | refused
-        return (events, wait) if len(refused) < len(self._handles) else None
+                refused_reasons[index] = _reason(error)
+        self.missing = self.missing | refused_reasons
+        return (events, wait) if len(refused_reasons) < len(self._handles) else None
 
     def _run(self) -> None:
         nv = self._nv

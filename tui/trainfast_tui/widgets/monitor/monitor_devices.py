@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.binding import IN_SHORT
+from trainfast_runner.machine.telemetry.binding import SHORT_WARNING
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.units import counted
@@ -60,7 +60,7 @@ class MonitorHead(Painted):
         if line_length([*line, *cost]) <= width or slowed is not None:
             line += cost
         if tick.devices and "nvml.binding" in tick.missing:
-            line.append((f"   {IN_SHORT}", "warning"))
+            line.append((f"   {SHORT_WARNING}", "warning"))
         return [line]
 
 
