@@ -24,6 +24,7 @@ TELEMETRY_FILE = "telemetry.jsonl"
 LEAVING_S = 5.0
 """Time for a supervisor from `result.json` to its own end."""
 POLL_S = 0.02
+"""Chosen, not measured: seconds between two looks at its end."""
 
 
 class _ProvisionalFlag(msgspec.Struct, frozen=True):

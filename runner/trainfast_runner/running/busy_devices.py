@@ -15,6 +15,7 @@ from trainfast_runner.running.run_state import live_runs
 from trainfast_runner.units import gpus_text
 
 POLL_S = 0.5
+"""Chosen, not measured: seconds between two looks at a run that is waited for."""
 
 
 class DevicesBusy(UserError):
@@ -63,14 +64,15 @@ def _newest_run_of_live_search(plan: RunPlan, home: Home) -> RunFile | None:
     """
     if plan.search_id is not None:
         return None
-    live = {directory.name for directory in search_directories(home) if may_start_a_run(directory)}
-    if not live:
+    live_searches = {directory.name for directory in search_directories(home) if may_start_a_run(directory)}
+    if not live_searches:
         return None
     # Ids begin with their time, and no run is older than its search.
-    since = min(live)[:STAMP_CHARACTERS]
-    runs = (read_run_file(home.directory(run_id)) for run_id in reversed(home.run_ids()) if run_id >= since)
+    oldest_stamp = min(live_searches)[:STAMP_CHARACTERS]
+    runs = (read_run_file(home.directory(run_id)) for run_id in reversed(home.run_ids()) if run_id >= oldest_stamp)
     return next(
-        (run for run in runs if run is not None and run.search_id in live and _shares_a_device(run, plan)), None
+        (run for run in runs if run is not None and run.search_id in live_searches and _shares_a_device(run, plan)),
+        None,
     )
 
 

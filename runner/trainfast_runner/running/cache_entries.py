@@ -17,6 +17,8 @@ FOLDERS_OF_FILES = ("inspected", "traced")
 """Folders of small files, written and read by one command at a time."""
 FOLDERS_OF_FOLDERS = ("tokens", "images", "extensions")
 """Folders of folders, which a training has open for as long as it runs."""
+STAT_BLOCK_BYTES = 512
+"""Unit of `st_blocks` (inode(7))."""
 _HALF_MADE = re.compile(r"\.(\d+)\.tmp$|^\..+\.(\d+)(?:-\d+)?$")
 
 
@@ -64,13 +66,13 @@ def disk_bytes(path: Path) -> int:
     """Bytes on the disk of a file, or of a folder with its contents; links are not followed."""
     if path.is_symlink() or not path.is_dir():
         with suppress(OSError):
-            return os.lstat(path).st_blocks * 512
+            return os.lstat(path).st_blocks * STAT_BLOCK_BYTES
         return 0
     total = 0
     for folder, _, files in os.walk(path):
         for name in (".", *files):
             with suppress(OSError):
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+                total += os.lstat(os.path.join(folder, name)).st_blocks * STAT_BLOCK_BYTES
     return total
 
 
@@ -94,10 +96,14 @@ def _last_use_s(path: Path, status: os.stat_result) -> float:
     """
     if not stat.S_ISDIR(status.st_mode):
         return max(status.st_mtime, status.st_atime)
-    times = [status.st_mtime]
+    times_s = [status.st_mtime]
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
             with suppress(OSError):
-                inner = os.lstat(os.path.join(folder, name))
-                times.append(inner.st_mtime if stat.S_ISDIR(inner.st_mode) else max(inner.st_mtime, inner.st_atime))
-    return max(times)
+                inner_status = os.lstat(os.path.join(folder, name))
+                times_s.append(
+                    inner_status.st_mtime
+                    if stat.S_ISDIR(inner_status.st_mode)
+                    else max(inner_status.st_mtime, inner_status.st_atime)
+                )
+    return max(times_s)

@@ -56,8 +56,10 @@ def seconds_of(age: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", age.strip().lower())
     if match is not None and match[2] in UNITS_S:
         return float(match[1]) * UNITS_S[match[2]]
-    near = None if match is None else f"{match[1]}{match[2][:1] if match[2][:1] in UNITS_S else 'd'}"
-    raise UserError(f"--older-than {age}: not an age", key="--older-than", allowed=["12h", "30d", "2w"], nearest=near)
+    nearest_age = None if match is None else f"{match[1]}{match[2][:1] if match[2][:1] in UNITS_S else 'd'}"
+    raise UserError(
+        f"--older-than {age}: not an age", key="--older-than", allowed=["12h", "30d", "2w"], nearest=nearest_age
+    )
 
 
 def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | None) -> PrunePlan:
@@ -71,7 +73,7 @@ def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | 
     every_search = search_directories(home)
     conducted_names = {directory.name for directory in every_search if is_conducted(directory)}
     runs: dict[str, int] = {}
-    live, needed_searches = [], set(conducted_names)
+    live_ids, needed_searches = [], set(conducted_names)
     for directory in map(home.directory, home.run_ids()):
         run_id = directory.name
         if not _is_from_launch(directory):
@@ -80,12 +82,12 @@ def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | 
         search_id = None if run is None else run.search_id
         is_live = is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted_names
         if is_live and run_id < cutoff:
-            live.append(run_id)
+            live_ids.append(run_id)
         if is_live or run_id >= cutoff:
             needed_searches.add(search_id or "")
         else:
             runs[run_id] = disk_bytes(directory)
-    live += sorted(search_id for search_id in conducted_names if search_id < cutoff)
+    live_ids += sorted(search_id for search_id in conducted_names if search_id < cutoff)
     searches = {
         directory.name: disk_bytes(directory)
         for directory in every_search
@@ -93,9 +95,9 @@ def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | 
     }
     is_training = bool(conducted_names) or next(home.live_directories(), None) is not None
     unused_s = CACHE_UNUSED_S if older_than_s is None else older_than_s
-    unneeded = cache_entries.unneeded_entries(cache, unused_s, now_s, is_training=is_training)
-    locks = [entry for entry in unneeded if entry.path.suffix == ".lock"]
-    return PrunePlan(runs, searches, [entry for entry in unneeded if entry not in locks], locks, live)
+    unneeded_cache = cache_entries.unneeded_entries(cache, unused_s, now_s, is_training=is_training)
+    locks = [entry for entry in unneeded_cache if entry.path.suffix == ".lock"]
+    return PrunePlan(runs, searches, [entry for entry in unneeded_cache if entry not in locks], locks, live_ids)
 
 
 def prune(home: Home, plan: PrunePlan) -> dict[str, int]:

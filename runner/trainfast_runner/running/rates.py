@@ -38,13 +38,13 @@ class SummedRates:
         for step in steps:
             if step.step_ms <= 0 or step.samples is None:
                 continue
-            parts = self._waiting.setdefault(step.step, [])
-            parts.append(step)
-            if len(parts) < sampling_ranks:
+            steps_of_ranks = self._waiting.setdefault(step.step, [])
+            steps_of_ranks.append(step)
+            if len(steps_of_ranks) < sampling_ranks:
                 continue
-            samples_per_s = sum(1e3 * (part.samples or 0) / part.step_ms for part in parts)
-            ended_ns = max(part.t_ns for part in parts)
-            self._summed.append((step.step, ended_ns, samples_per_s, _summed_tokens_per_s(parts)))
+            samples_per_s = sum(1e3 * (rank_step.samples or 0) / rank_step.step_ms for rank_step in steps_of_ranks)
+            ended_ns = max(rank_step.t_ns for rank_step in steps_of_ranks)
+            self._summed.append((step.step, ended_ns, samples_per_s, _summed_tokens_per_s(steps_of_ranks)))
             del self._waiting[step.step]
         if self._keep is not None and len(self._waiting) > self._keep:
             # A rank has stopped writing: the steps of the others alone are no throughput of the run.
@@ -56,8 +56,8 @@ class SummedRates:
         return Rates(*zip(*self._summed, strict=True))
 
 
-def _summed_tokens_per_s(parts: Sequence[Step]) -> float | None:
+def _summed_tokens_per_s(steps_of_ranks: Sequence[Step]) -> float | None:
     """Return the tokens/s of the ranks' parts of one step together; None if the model has no tokens."""
-    if any(part.tokens is None for part in parts):
+    if any(rank_step.tokens is None for rank_step in steps_of_ranks):
         return None
-    return sum(1e3 * (part.tokens or 0) / part.step_ms for part in parts)
+    return sum(1e3 * (rank_step.tokens or 0) / rank_step.step_ms for rank_step in steps_of_ranks)

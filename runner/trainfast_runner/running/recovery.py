@@ -59,21 +59,21 @@ def lost_verdict(records: RunRecords, reason: str) -> Verdict:
         for line in lines
         if isinstance(line, FinishedLine | ExceptionLine | InvalidLine)
     }
-    failed = next(((rank, line) for rank, line in ends.items() if not isinstance(line, FinishedLine)), None)
+    first_failure = next(((rank, line) for rank, line in ends.items() if not isinstance(line, FinishedLine)), None)
     error = None
-    if failed is not None:
-        rank, line = failed
+    if first_failure is not None:
+        rank, line = first_failure
         error = error_of(line, rank)
         parts.append(f"rank {rank} had recorded {error.type}: {one_line(error.message or '')}")
     elif len(ends) >= world_size:
         parts.append("every rank had recorded that it finished")
     else:
         parts.append("no end was recorded")
-    judged = next(
+    judged_event = next(
         (event for event in reversed(records.events) if event.kind == "state" and event.state in END_STATES), None
     )
-    if judged is not None:
-        parts.append(f"the supervisor's own verdict was {judged.state}: {judged.reason}")
+    if judged_event is not None:
+        parts.append(f"the supervisor's own verdict was {judged_event.state}: {judged_event.reason}")
     return Verdict("lost", f"{reason}: {'; '.join(parts)}", error)
 
 

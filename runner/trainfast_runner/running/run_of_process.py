@@ -34,7 +34,9 @@ def run_of_process(home: Home, process: Identity) -> Membership | None:
         if process == launched_child:
             return Membership(directory, "its training process", run.role)
         # Without a supervisor no process is above all ranks.
-        above = [supervisor] if supervisor is not None else [*filter(None, [launched_child]), *running_ranks(directory)]
-        if process in above or any(process in descendants(ancestor.pid) for ancestor in above):
+        ancestors = (
+            [supervisor] if supervisor is not None else [*filter(None, [launched_child]), *running_ranks(directory)]
+        )
+        if process in ancestors or any(process in descendants(ancestor.pid) for ancestor in ancestors):
             return Membership(directory, "one of its processes", run.role)
     return None

@@ -52,12 +52,12 @@ def forks_left_by(directory: Path) -> list[Identity]:
 
     Each holds the run's lock: a process with only the session's number is another program's.
     """
-    launched = [
+    launched_children = [
         process
         for event in StateEvents(directory).read()
         if event.kind == "launched" and (process := _identity(event)) is not None
     ]
-    leaders = [*launched, *_started_ranks(directory)] if _this_boot(read_run_file(directory)) else []
+    leaders = [*launched_children, *_started_ranks(directory)] if _this_boot(read_run_file(directory)) else []
     members = {member for leader in leaders if not is_running(leader) for member in session_members(leader)}
     return [member for member in members if has_open(member.pid, directory / ALIVE_LOCK_FILE)]
 

@@ -17,6 +17,7 @@ from trainfast_runner.running.run_processes import forks_left_by, launched_child
 from trainfast_runner.running.run_state import run_state
 
 POLL_S = 0.1
+"""Chosen, not measured: seconds between two looks at the processes."""
 STOP_GRACE_S = 30.0
 """Time between SIGTERM and SIGKILL of a stop."""
 KILLED_WITHIN_S = 10.0

@@ -47,9 +47,9 @@ def read_accelerate_launch(options: Sequence[str], processes: int | None, cwd: s
         kind = str(config.get("distributed_type", "NO"))
         if is_distributed is None:
             is_distributed = kind in DISTRIBUTED_TYPES or (kind.startswith("MULTI_") and kind != "MULTI_CPU")
-        configured = config.get("num_processes", 1)
-        if processes is None and isinstance(configured, int):
-            processes = configured
+        configured_processes = config.get("num_processes", 1)
+        if processes is None and isinstance(configured_processes, int):
+            processes = configured_processes
     if is_on_cpu and "mpirun_hostfile" not in values:
         is_distributed = False
     return AccelerateLaunch(processes, is_distributed)
@@ -57,12 +57,12 @@ def read_accelerate_launch(options: Sequence[str], processes: int | None, cwd: s
 
 def _options_with_next_word(options: Sequence[str]) -> list[tuple[str, str]]:
     """Each option with the word after it, which is its value where it takes one. accelerate reads - and _ alike."""
-    named = []
-    for word, after in zip(options, (*options[1:], ""), strict=False):
+    option_values = []
+    for word, next_word in zip(options, (*options[1:], ""), strict=False):
         if word.startswith("--"):
             option, equals, value = word[2:].partition("=")
-            named.append((option.replace("-", "_"), value if equals else after))
-    return named
+            option_values.append((option.replace("-", "_"), value if equals else next_word))
+    return option_values
 
 
 def _config(path: str | None, is_on_cpu: bool) -> dict[str, Any] | None:

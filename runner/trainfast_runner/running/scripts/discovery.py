@@ -99,10 +99,10 @@ def _run(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            _end_left(folder)
+            _end_leftovers(folder)
 
 
-def _end_left(folder: Path) -> None:
+def _end_leftovers(folder: Path) -> None:
     """End the processes that the script started in sessions of their own."""
     deadline_s = time.monotonic() + END_S
     while (processes := started_with(RUN_VARIABLE, str(folder))) and time.monotonic() < deadline_s:

@@ -44,7 +44,7 @@ class LogSteps:
         self._path = rank_file(directory, "steps", 0)
         # A progress bar redraws its line with carriage returns.
         self._log = GrowingLog(output.path, from_begin=True, separators=rb"[\r\n]", head_bytes=output.head_bytes)
-        self._taken = 0
+        self._counted = 0
         self._last_ns = run.clock.monotonic_ns
         self._file: Appender | None = None
 
@@ -60,20 +60,20 @@ class LogSteps:
         if not matches:
             return
         now_ns = time.monotonic_ns()
-        each_ns = (now_ns - self._last_ns) // len(matches)
+        step_ns = (now_ns - self._last_ns) // len(matches)
         if self._file is None:
             self._file = Appender(self._path)
         for match in matches:
-            self._taken += 1
-            self._last_ns += each_ns
+            self._counted += 1
+            self._last_ns += step_ns
             self._file.write(
                 Step(
                     t_ns=self._last_ns,
-                    step=self._taken,
-                    warmup=self._taken <= self._warmup,
+                    step=self._counted,
+                    warmup=self._counted <= self._warmup,
                     samples=self._samples,
                     loss=_loss(match),
-                    step_ms=each_ns / 1e6,
+                    step_ms=step_ns / 1e6,
                 )
             )
         self._last_ns = now_ns

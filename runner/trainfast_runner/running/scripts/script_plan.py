@@ -62,8 +62,8 @@ def plan_script(
     flagged_knobs = [name for name in knobs if name in preset.flag_words]
     without_flag = {name: value for name, value in knobs.items() if name not in (*preset.flag_words, *LAUNCH_KNOBS)}
     cwd = "" if typed else _folder(preset)
-    applied = preset.applied(list(typed or preset.command), knobs)
-    command = read_command(applied, None if python is None else training_python.find_python(python), cwd)
+    command_words = preset.applied(list(typed or preset.command), knobs)
+    command = read_command(command_words, None if python is None else training_python.find_python(python), cwd)
     step_limit = _step_limit(knobs, steps_from_log)
     versions = _versions(command.interpreter)
     hooks_blocked = _hooks_blocked_reason(command, versions)
@@ -71,7 +71,7 @@ def plan_script(
     spec = _spec(command.name if typed else preset.name, command.title, knobs)
     plan = _plan_command(spec, command, versions, {**os.environ, **variables})
     script = ScriptAsked(
-        command=applied,
+        command=command_words,
         argv=command.argv_on(len(plan.gpus)),
         steps=step_limit,
         timing_warmup=whole_number(knobs, "timing_warmup"),
@@ -119,8 +119,8 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset, steps: int | None, tri
     Raises UserError for a knob that no script takes without a flag, for a `memory_limit` that is not a trial's, and for
     contradictory numbers of steps.
     """
-    typed = dict(setting_of(setting) for setting in settings)
-    knobs: KnobValues = {**preset.knobs, **typed}
+    typed_knobs = dict(setting_of(setting) for setting in settings)
+    knobs: KnobValues = {**preset.knobs, **typed_knobs}
     takes = dict.fromkeys((*LAUNCH_KNOBS, *FRAMEWORK_KNOBS, *preset.flag_words))
     for name in knobs:
         if name not in takes:
@@ -134,8 +134,8 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset, steps: int | None, tri
             advice="trainfast-tui search max-batch",
         )
     if steps is not None:
-        if typed.get("steps", steps) != steps:
-            raise UserError(f"--steps {steps} and --set steps={typed['steps']} differ", key="--steps")
+        if typed_knobs.get("steps", steps) != steps:
+            raise UserError(f"--steps {steps} and --set steps={typed_knobs['steps']} differ", key="--steps")
         knobs["steps"] = steps
     knobs.setdefault("timing_warmup", knob("timing_warmup").default)
     return knobs
@@ -171,8 +171,8 @@ def _step_limit(knobs: KnobValues, steps_from_log: str | None) -> int | None:
 
 def _spec(name: str, title: str, knobs: KnobValues) -> RunSpec:
     """The run's settings; a timing_warmup at its default is no override."""
-    usual = knobs["timing_warmup"] == knob("timing_warmup").default
-    overrides = tuple(name for name in knobs if name != "timing_warmup" or not usual)
+    is_default = knobs["timing_warmup"] == knob("timing_warmup").default
+    overrides = tuple(name for name in knobs if name != "timing_warmup" or not is_default)
     return RunSpec(name, None, title, model={}, data={}, knobs=knobs, overrides=overrides)
 
 

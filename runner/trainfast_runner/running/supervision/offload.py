@@ -17,18 +17,20 @@ def full_disk_text(path: Path | None) -> str | None:
     """The path with its free space if its disk is full; None otherwise."""
     if path is None:
         return None
-    free: list[int] = []
+    free_readings: list[int] = []
 
     def read_free() -> None:
         with suppress(OSError):
-            free.append(free_bytes(path))
+            free_readings.append(free_bytes(path))
 
     # A dead NFS server never answers, and the verdict does not wait for it.
     reading = threading.Thread(target=read_free, daemon=True)
     reading.start()
     reading.join(DISK_ANSWERS_S)
     return (
-        f"offload_path={path} is full ({mebibytes(free[0])} free)" if free and free[0] < DISK_FULL_BELOW_BYTES else None
+        f"offload_path={path} is full ({mebibytes(free_readings[0])} free)"
+        if free_readings and free_readings[0] < DISK_FULL_BELOW_BYTES
+        else None
     )
 
 

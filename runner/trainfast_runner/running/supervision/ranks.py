@@ -63,7 +63,7 @@ class Ranks:
         Raises OSError for an unreadable file.
         """
         # Before the records are read, so that a dead process's last lines are there.
-        dead = [rank for rank in self._ranks if rank.has_ended(self._direct_pid)]
+        ended_ranks = [rank for rank in self._ranks if rank.has_ended(self._direct_pid)]
         for rank in self._ranks:
             self.in_training |= rank.follow()
             self.ignored_stop |= rank.ignored_stop
@@ -71,7 +71,7 @@ class Ranks:
             self.in_training = bool(self._first_steps.new())
         lost = [
             LostRank(rank.number, time.monotonic_ns())
-            for rank in dead
+            for rank in ended_ranks
             if rank.end is None and rank.number not in self._lost
         ]
         self._lost.update(rank.rank for rank in lost)
@@ -80,8 +80,8 @@ class Ranks:
     @property
     def first_exception_ns(self) -> int | None:
         """Time of the first recorded failure of a rank, or None."""
-        times = [rank.end.t_ns for rank in self._ranks if rank.failed and rank.end]
-        return min(times, default=None)
+        times_ns = [rank.end.t_ns for rank in self._ranks if rank.failed and rank.end]
+        return min(times_ns, default=None)
 
     @property
     def finished_ns(self) -> int | None:
@@ -119,7 +119,7 @@ class _FollowedRank:
 
     def follow(self) -> bool:
         """Read new lines; True if one of them records that training begins."""
-        training = False
+        begins_training = False
         for line in self._tail.new():
             match line:
                 case StartedLine(pid=int(pid), start_ticks=int(start_ticks)):
@@ -131,8 +131,8 @@ class _FollowedRank:
                 case IgnoredStopLine():
                     self.ignored_stop = True
                 case PhaseLine(phase="train"):
-                    training = True
-        return training
+                    begins_training = True
+        return begins_training
 
     def has_ended(self, direct_pid: int) -> bool:
         identity = self._identity

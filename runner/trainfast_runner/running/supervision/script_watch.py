@@ -66,8 +66,8 @@ class ScriptWatch:
             return
         self._notified = True
         is_busy = work.cpu_s > BUSY_SHARE * waited_s
-        used = f"its processes used {work.cpu_s:.0f} s of processor time, so it may still load or compile; "
-        self._notify(f"{unseen}: {used if is_busy else ''}{self.no_step_reason()}")
+        busy_text = f"its processes used {work.cpu_s:.0f} s of processor time, so it may still load or compile; "
+        self._notify(f"{unseen}: {busy_text if is_busy else ''}{self.no_step_reason()}")
 
     def no_step_reason(self) -> str:
         """The reason that the hooks have reported no step."""

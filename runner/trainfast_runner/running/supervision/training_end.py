@@ -69,7 +69,7 @@ class TrainingEnd:
         return verdict
 
     def _facts(self, directory: Path, run: RunFile, records: RunRecords, ladder: StopLadder) -> EndFacts:
-        before, after = self.oom_kills_before, oom_kills()
+        kills_before, kills_after = self.oom_kills_before, oom_kills()
         return EndFacts(
             run=run,
             exit_code=self.exit_code,
@@ -77,7 +77,7 @@ class TrainingEnd:
             worker_lines=records.worker_lines,
             last_step={rank: steps[-1].step for rank, steps in records.steps.items() if steps},
             lost_ranks=tuple(lost.rank for lost in self.lost_ranks),
-            oom_kills=after - before if before is not None and after is not None else 0,
+            oom_kills=kills_after - kills_before if kills_before is not None and kills_after is not None else 0,
             output_tail="\n".join(read_log(directory / OUTPUT_FILE, TAIL_LINES)),
             stop_ns=ladder.asked_ns,
             sigkill=ladder.killing,
