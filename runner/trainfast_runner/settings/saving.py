@@ -95,7 +95,7 @@ def _refuse_circle(preset: presets.Preset, path: Path) -> None:
 
 def _update(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> None:
     """Write the spec's values into the preset's document where they differ from the preset's own."""
-    saved = from_preset(preset, None)
+    saved_spec = from_preset(preset, None)
     parent = document.get("extends")
     if isinstance(parent, str) and parent.endswith(".toml"):
         document["extends"] = os.path.realpath(preset.files[0].parent / os.path.expanduser(parent))
@@ -105,7 +105,7 @@ def _update(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> No
             document.pop(key, None)
         if parent is not None:
             _flatten(document, preset)
-    saved_model = saved.model
+    saved_model = saved_spec.model
     if any(spec.model.get(key) != saved_model.get(key) for key in presets.MODEL_SOURCES):
         saved_model = {}
         _table(document, "model").clear()
@@ -113,8 +113,8 @@ def _update(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> No
     data = dict(spec.data)
     if "paths" in data:
         data["paths"] = [os.path.abspath(os.path.expanduser(path)) for path in data["paths"]]
-    _set_values(document, "data", data, saved.data, relative=("paths",))
-    _set_values(document, "knobs", _toml_values(spec.knobs), _toml_values(saved.knobs))
+    _set_values(document, "data", data, saved_spec.data, relative=("paths",))
+    _set_values(document, "knobs", _toml_values(spec.knobs), _toml_values(saved_spec.knobs))
 
 
 def _toml_values(knobs: KnobValues) -> dict[str, Any]:
@@ -135,23 +135,23 @@ def _set_values(
     document: TOMLDocument,
     section: str,
     values: dict[str, Any],
-    saved: dict[str, Any],
+    saved_values: dict[str, Any],
     relative: tuple[str, ...] = (),
 ) -> None:
     """Write the values that differ from the saved ones, and the `relative` paths: the file moves to another folder."""
     present = document.get(section, {})
-    changed = {
+    changed_values = {
         key: value
         for key, value in values.items()
-        if key not in saved or value != saved[key] or (key in relative and key in present)
+        if key not in saved_values or value != saved_values[key] or (key in relative and key in present)
     }
-    removed = [key for key in present if key not in values]
-    if not changed and not removed:
+    removed_keys = [key for key in present if key not in values]
+    if not changed_values and not removed_keys:
         return
     table = _table(document, section)
-    for key in removed:
+    for key in removed_keys:
         del table[key]
-    for key, value in changed.items():
+    for key, value in changed_values.items():
         table[key] = value
 
 

@@ -95,7 +95,7 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
     unless it stands on a line of its own.
     """
     keys = [str(part) for part in path]
-    best: tuple[int, int] | None = None
+    deepest_match: tuple[int, int] | None = None
     table: list[str] = []
     counts: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -115,6 +115,6 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
                 continue
             line_keys = table + (key[3].split(".") if key[3] else [key[1] or key[2]])
         depth = len(line_keys)
-        if line_keys == keys[:depth] and (best is None or depth > best[1]):
-            best = (number, depth)
-    return best[0] if best else None
+        if line_keys == keys[:depth] and (deepest_match is None or depth > deepest_match[1]):
+            deepest_match = (number, depth)
+    return deepest_match[0] if deepest_match else None

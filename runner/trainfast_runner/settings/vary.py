@@ -40,10 +40,10 @@ def combinations_of(vary: Vary) -> Iterator[dict[str, KnobValue]]:
 
 def fewest_to_drop(vary: Vary, count: int, max_count: int) -> tuple[list[str], int]:
     """Return the fewest knobs without which `count` combinations become at most `max_count`, and how many are left."""
-    combinations, dropped = count, []
+    combinations, dropped_knobs = count, []
     for name, values in sorted(vary.items(), key=lambda item: -len(item[1])):
         if combinations <= max_count:
             break
         combinations = math.ceil(combinations / len(values))
-        dropped.append(name)
-    return dropped, combinations
+        dropped_knobs.append(name)
+    return dropped_knobs, combinations

@@ -42,14 +42,16 @@ def loader_arguments(knobs: KnobValues) -> dict[str, object]:
 
 def compile_mode(knobs: KnobValues) -> str:
     """torch.compile's mode: no gradient can be accumulated in the memory of a CUDA graph, which is replayed."""
-    replayed = knobs["compile"] == "max-autotune" and knobs.get("grad_accum", 1) != 1
-    return "max-autotune-no-cudagraphs" if replayed else str(knobs["compile"])
+    is_replayed = knobs["compile"] == "max-autotune" and knobs.get("grad_accum", 1) != 1
+    return "max-autotune-no-cudagraphs" if is_replayed else str(knobs["compile"])
 
 
 def _trainer_optimizer(field: str, optimizer: OptimizerEntry) -> dict[str, object]:
     """The Trainer's name of an optimizer, else of another loop of the same class, else nothing."""
-    same = (entry.trainer_name for entry in OPTIMIZERS.values() if entry.path == optimizer.path and entry.trainer_name)
-    name = optimizer.trainer_name or next(same, None)
+    trainer_names = (
+        entry.trainer_name for entry in OPTIMIZERS.values() if entry.path == optimizer.path and entry.trainer_name
+    )
+    name = optimizer.trainer_name or next(trainer_names, None)
     return {} if name is None else {field: name}
 
 

@@ -62,7 +62,7 @@ class ForeignKnobs:
         """Set the compile knob by torch's name of a mode."""
         self.take("compile", mode.removesuffix("-no-cudagraphs"), text)
 
-    def leave(self, table: dict[str, Any], name: str, ignored: Sequence[str] = ()) -> None:
+    def add_not_understood(self, table: dict[str, Any], name: str, ignored: Sequence[str] = ()) -> None:
         """Add the settings left in the table of that name, except "auto", to those that were not understood."""
         self.not_understood += [
             f"{name}.{key}: {value}" for key, value in table.items() if key not in ignored and value != "auto"
@@ -83,23 +83,25 @@ def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
     halves = {name: remaining.pop(name) for name in ("bf16", "fp16", "tf32") if name in remaining}
     if halves:
         foreign.knobs["precision"] = next((name for name, on in halves.items() if on), "fp32")
-    if (mixed := remaining.pop("mixed_precision", None)) is not None:
-        foreign.take("precision", "fp32" if mixed == "no" else mixed, f"mixed_precision={mixed!r}")
+    if (mixed_precision := remaining.pop("mixed_precision", None)) is not None:
+        foreign.take(
+            "precision", "fp32" if mixed_precision == "no" else mixed_precision, f"mixed_precision={mixed_precision!r}"
+        )
     if remaining.pop("use_cpu", False):
         foreign.knobs["devices"] = "cpu"
-    compiled = remaining.pop("torch_compile", None)
+    torch_compile = remaining.pop("torch_compile", None)
     mode = remaining.pop("torch_compile_mode", None)
-    if compiled is not None or mode is not None:
+    if torch_compile is not None or mode is not None:
         # transformers compiles where a mode is given.
-        foreign.take_compile(str(mode or "default") if compiled or mode else "off", f"torch_compile_mode={mode!r}")
+        foreign.take_compile(str(mode or "default") if torch_compile or mode else "off", f"torch_compile_mode={mode!r}")
     deepspeed = remaining.pop("deepspeed", None)
     if isinstance(deepspeed, dict):
-        inner = from_deepspeed(deepspeed)
+        from_its_json = from_deepspeed(deepspeed)
         if "precision" in foreign.knobs and not deepspeed.keys() & {"bf16", "fp16"}:
             # The Trainer gives its own precision to a configuration that names none.
-            del inner.knobs["precision"]
-        foreign.knobs.update(inner.knobs)
-        foreign.not_understood.extend(inner.not_understood)
+            del from_its_json.knobs["precision"]
+        foreign.knobs.update(from_its_json.knobs)
+        foreign.not_understood.extend(from_its_json.not_understood)
     elif deepspeed is not None:
         foreign.not_understood.append(f"deepspeed={deepspeed!r}: import that file")
     for name, value in remaining.items():
@@ -118,16 +120,20 @@ def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
     """Knobs of a file for `accelerate launch --config_file`."""
     remaining = {name: value for name, value in table.items() if name not in IGNORED_KEYS}
     foreign = ForeignKnobs({}, [])
-    mixed = remaining.pop("mixed_precision", None)
-    if mixed is not None:
+    mixed_precision = remaining.pop("mixed_precision", None)
+    if mixed_precision is not None:
         # YAML 1.1 reads a bare `no` as false.
-        foreign.take("precision", "fp32" if mixed in ("no", False) else mixed, f"mixed_precision: {mixed}")
-    kind = remaining.pop("distributed_type", None)
+        foreign.take(
+            "precision",
+            "fp32" if mixed_precision in ("no", False) else mixed_precision,
+            f"mixed_precision: {mixed_precision}",
+        )
+    distributed_type = remaining.pop("distributed_type", None)
     count = remaining.pop("num_processes", 1)
-    if isinstance(kind, str | bool) and kind in ACCELERATE_TYPES:
-        foreign.knobs["strategy"] = ACCELERATE_TYPES[kind]
-    elif kind is not None:
-        foreign.not_understood.append(f"distributed_type: {kind}")
+    if isinstance(distributed_type, str | bool) and distributed_type in ACCELERATE_TYPES:
+        foreign.knobs["strategy"] = ACCELERATE_TYPES[distributed_type]
+    elif distributed_type is not None:
+        foreign.not_understood.append(f"distributed_type: {distributed_type}")
     if remaining.pop("use_cpu", False):
         foreign.knobs["devices"] = "cpu"
     elif type(count) is not int:
@@ -189,7 +195,7 @@ def _take_zero(foreign: ForeignKnobs, zero: dict[str, Any]) -> None:
     elif zero:
         foreign.not_understood.append(f"zero_optimization.stage: {zero.get('stage')}")
     zero.pop("stage", None)
-    foreign.leave(zero, "zero_optimization", CHOSEN_BY_THE_STRATEGY)
+    foreign.add_not_understood(zero, "zero_optimization", CHOSEN_BY_THE_STRATEGY)
     for name, table in offloading.items():
         device = table["device"]
         if device in ("cpu", "nvme"):
@@ -201,19 +207,19 @@ def _take_zero(foreign: ForeignKnobs, zero: dict[str, Any]) -> None:
         elif path is None:
             path = table.pop("nvme_path")
             foreign.take("offload_path", path, f"nvme_path: {path}")
-        foreign.leave(table, f"zero_optimization.{name}", CHOSEN_BY_THE_STRATEGY)
+        foreign.add_not_understood(table, f"zero_optimization.{name}", CHOSEN_BY_THE_STRATEGY)
 
 
 def _take_halves(foreign: ForeignKnobs, remaining: dict[str, Any]) -> None:
     """Set the precision by the tables `bf16` and `fp16`, which leave `remaining`."""
     halves = {name: dict(remaining.pop(name)) for name in ("bf16", "fp16") if isinstance(remaining.get(name), dict)}
     enabled = {name: half.pop("enabled", False) for name, half in halves.items()}
-    on = next((name for name, value in enabled.items() if value is True), None)
-    if on is not None:
-        pure = on == "bf16" and halves[on].pop("bf16_master_weights_and_grads", False)
-        foreign.knobs["precision"] = "bf16-pure" if pure else on
-        if pure:
-            halves[on].pop("bf16_optimizer_states", None)
+    enabled_half = next((name for name, value in enabled.items() if value is True), None)
+    if enabled_half is not None:
+        is_pure = enabled_half == "bf16" and halves[enabled_half].pop("bf16_master_weights_and_grads", False)
+        foreign.knobs["precision"] = "bf16-pure" if is_pure else enabled_half
+        if is_pure:
+            halves[enabled_half].pop("bf16_optimizer_states", None)
     elif "auto" not in enabled.values():
         foreign.knobs["precision"] = "fp32"
     for name, value in enabled.items():
@@ -222,4 +228,4 @@ def _take_halves(foreign: ForeignKnobs, remaining: dict[str, Any]) -> None:
         elif value:
             # A loss scale of 0 is DeepSpeed's default, a scale that follows the gradients.
             half = {key: setting for key, setting in halves[name].items() if (key, setting) != ("loss_scale", 0)}
-            foreign.leave(half, name)
+            foreign.add_not_understood(half, name)

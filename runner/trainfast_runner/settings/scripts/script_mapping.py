@@ -224,5 +224,5 @@ def _reason(name: str, flag: Flag, word: str) -> str:
         flag_facts = f"one of {', '.join(flag.choices)}"
     else:
         flag_facts = "no default" if flag.default is None else f"default {flag.default}"
-    present = f", this command gives {flag.value}" if flag.value != flag.default else ""
-    return f"{word} is a usual name for {name}; {flag_facts}{present}"
+    present_text = f", this command gives {flag.value}" if flag.value != flag.default else ""
+    return f"{word} is a usual name for {name}; {flag_facts}{present_text}"
