@@ -26,6 +26,8 @@ ID_PATTERN = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
 """The ids that `new_id` makes."""
 MAX_NAME_CHARACTERS = 40
 """Chosen, not measured: the most characters of a preset's name in an id."""
+MATCHES_SHOWN, IDS_COMPARED = 5, 200
+"""The newest ids that an error lists for a prefix of several, and those among which it looks for the nearest."""
 MAX_AHEAD_S = 60
 """Most seconds that a newest run may be ahead of now: one stamped further came from a wrong clock and is ignored."""
 
@@ -163,14 +165,17 @@ class Home:
         if matching_ids:
             kinds = "runs and searches" if searches else "runs"
             raise UserError(
-                f"{reference!r} matches {len(matching_ids)} {kinds}", key=reference, allowed=matching_ids[-5:]
+                f"{reference!r} matches {len(matching_ids)} {kinds}",
+                key=reference,
+                allowed=matching_ids[-MATCHES_SHOWN:],
             )
         containing_ids = (run_id for run_id in reversed(ids) if reference and reference in run_id)
         kind = "run or search" if searches else "run"
         raise UserError(
             f"there is no {kind} {reference!r}" if ids else f"there is no run {reference!r}: no runs yet",
             key=reference,
-            nearest=next(containing_ids, None) or nearest(reference, [*searches[-200:], *runs[-200:]]),
+            nearest=next(containing_ids, None)
+            or nearest(reference, [*searches[-IDS_COMPARED:], *runs[-IDS_COMPARED:]]),
             advice="trainfast-tui runs list" if ids else "trainfast-tui run tiny-llama",
         )
 

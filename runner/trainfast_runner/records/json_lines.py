@@ -75,21 +75,21 @@ class Tail(Generic[T]):
 
     def _over_hole(self, fd: int, chunk: bytes) -> bytes:
         """The whole lines before a hole, else the lines after it. Zeros on the disk are no hole."""
-        zeros = chunk.index(b"\0")
-        before = chunk[: chunk.rfind(b"\n", 0, zeros) + 1]
+        hole_begin = chunk.index(b"\0")
+        lines_before = chunk[: chunk.rfind(b"\n", 0, hole_begin) + 1]
         try:
-            data = os.lseek(fd, self.offset + zeros, os.SEEK_DATA)
+            data_offset = os.lseek(fd, self.offset + hole_begin, os.SEEK_DATA)
         except OSError:
             return chunk  # this file system lists no holes, or nothing follows
-        if data == self.offset + zeros:
+        if data_offset == self.offset + hole_begin:
             return chunk
-        if before:
-            return before
-        self.hole_bytes += data - self.offset - zeros
-        after = os.pread(fd, self._window_bytes, data)
-        cut = after.find(b"\n") + 1
-        self.offset = data + cut
-        return after[cut:]
+        if lines_before:
+            return lines_before
+        self.hole_bytes += data_offset - self.offset - hole_begin
+        chunk_after = os.pread(fd, self._window_bytes, data_offset)
+        first_line_begin = chunk_after.find(b"\n") + 1
+        self.offset = data_offset + first_line_begin
+        return chunk_after[first_line_begin:]
 
     def _records(self, chunk: bytes) -> Iterator[T]:
         for line in chunk.split(b"\n"):
@@ -111,9 +111,9 @@ def read_all(path: Path, type: type[T]) -> tuple[list[T], int]:
 
 def remaining_records(tail: Tail[T]) -> Iterator[T]:
     """Every readable record from where the tail is to the end of its file; an unreadable file raises OSError."""
-    before = -1
-    while tail.offset != before:
-        before = tail.offset
+    previous_offset = -1
+    while tail.offset != previous_offset:
+        previous_offset = tail.offset
         yield from tail.new()
 
 

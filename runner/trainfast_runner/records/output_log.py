@@ -119,12 +119,12 @@ class GrowingLog:
         if size < self._offset:
             # Cut after its head; the lines there were returned before.
             self._offset, self._unfinished = min(size, self._head_bytes), b""
-        new = os.pread(self._fd, _READ_BYTES, self._offset)
-        if not new:
+        chunk = os.pread(self._fd, _READ_BYTES, self._offset)
+        if not chunk:
             return None
-        self._offset += len(new)
-        first, *others = self._separators.split(new)
-        *complete, unfinished = [self._unfinished + first, *others]
+        self._offset += len(chunk)
+        first, *further_lines = self._separators.split(chunk)
+        *complete, unfinished = [self._unfinished + first, *further_lines]
         # A progress bar may never end a line.
         self._unfinished = unfinished[-_LONGEST_LINE_BYTES:]
         return [_text(line) for line in complete]

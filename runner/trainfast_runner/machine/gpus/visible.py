@@ -27,8 +27,8 @@ def entries(environment: Mapping[str, str]) -> list[str] | None:
 
 def hides_all(environment: Mapping[str, str]) -> bool:
     """True if CUDA_VISIBLE_DEVICES asks for no GPU at all."""
-    named = entries(environment)
-    return named is not None and named[0] in HIDE_ALL
+    named_entries = entries(environment)
+    return named_entries is not None and named_entries[0] in HIDE_ALL
 
 
 def visible_to(uuids: Iterable[str]) -> dict[str, str]:
@@ -45,29 +45,30 @@ def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]
     CUDA gives a process one instance, the first. Raises UserError for a name that no instance has, and for one after
     another device.
     """
-    named = entries(environment) or []
-    first = next((entry for entry in named if entry.startswith(MIG_PREFIX)), None)
+    named_entries = entries(environment) or []
+    first = next((entry for entry in named_entries if entry.startswith(MIG_PREFIX)), None)
     if first is None:
         return None
-    if first != named[0]:
+    if first != named_entries[0]:
         raise UserError(
-            f"{VISIBLE_DEVICES}={','.join(named)} mixes GPUs and MIG instances, and CUDA takes one or the other",
+            f"{VISIBLE_DEVICES}={','.join(named_entries)} mixes GPUs and MIG instances,"
+            " and CUDA takes one or the other",
             key=VISIBLE_DEVICES,
             advice=f"{VISIBLE_DEVICES}={first}",
         )
-    matching_gpus = [
+    matching_instances = [
         instance for instance in instances if instance.uuid.startswith(first) or instance.old_name == first
     ]
-    if len(matching_gpus) == 1:
-        return matching_gpus[0]
+    if len(matching_instances) == 1:
+        return matching_instances[0]
     names = [instance.uuid for instance in instances]
-    near = difflib.get_close_matches(first, names, n=1, cutoff=0.0)
+    nearest_names = difflib.get_close_matches(first, names, n=1, cutoff=0.0)
     raise UserError(
         f"{VISIBLE_DEVICES}={first} names no MIG instance here" + ("" if names else ", and NVML lists none"),
         key=VISIBLE_DEVICES,
         allowed=names or None,
-        nearest=near[0] if near else None,
-        advice=None if near else f"one of `nvidia-smi -L`, or {ON_THE_CPU}",
+        nearest=nearest_names[0] if nearest_names else None,
+        advice=None if nearest_names else f"one of `nvidia-smi -L`, or {ON_THE_CPU}",
     )
 
 
@@ -80,18 +81,18 @@ def visible_devices(
     asked only where that order may differ from NVML's: among GPUs of several models. Raises UserError when it fails.
     """
     gpus = [gpu for gpu in devices if not is_instance(gpu.uuid)]
-    named = entries(environment)
-    if named is None:
+    named_entries = entries(environment)
+    if named_entries is None:
         return gpus
-    numbered = {gpu.index: gpu for gpu in gpus}
-    is_numbered = any(entry.isdecimal() for entry in named)
+    gpu_by_number = {gpu.index: gpu for gpu in gpus}
+    is_numbered = any(entry.isdecimal() for entry in named_entries)
     if is_numbered and environment.get(DEVICE_ORDER) != PCI_ORDER and len({gpu.name for gpu in gpus}) > 1:
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
-        numbered = {position: by_uuid[uuid] for position, uuid in enumerate(cuda_order()) if uuid in by_uuid}
+        gpu_by_number = {position: by_uuid[uuid] for position, uuid in enumerate(cuda_order()) if uuid in by_uuid}
     chosen: list[Device] = []
-    for entry in named:
+    for entry in named_entries:
         if entry.isdecimal():
-            matching_gpus = [numbered[int(entry)]] if int(entry) in numbered else []
+            matching_gpus = [gpu_by_number[int(entry)]] if int(entry) in gpu_by_number else []
         else:
             matching_gpus = [gpu for gpu in gpus if entry and gpu.uuid and gpu.uuid.startswith(entry)]
         if len(matching_gpus) != 1:
