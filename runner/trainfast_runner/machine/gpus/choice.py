@@ -29,17 +29,17 @@ def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology
     freest = tuple(sorted(by_free, key=lambda gpu: gpu.index))
     if topology is None or count < 2 or count == len(usable) or _weakest_link(freest, topology):
         return GpuChoice(freest)
-    enough = NEARLY_AS_FREE * min(map(_free_bytes, freest))
+    enough_bytes = NEARLY_AS_FREE * min(map(_free_bytes, freest))
     linked_sets = [
         (min(map(_free_bytes, gpus)), links, gpus)
         for gpus in combinations(sorted(usable, key=lambda gpu: gpu.index), count)
-        if min(map(_free_bytes, gpus)) >= enough and (links := _weakest_link(gpus, topology))
+        if min(map(_free_bytes, gpus)) >= enough_bytes and (links := _weakest_link(gpus, topology))
     ]
     if not linked_sets:
         return GpuChoice(freest)
     # Equally free sets rank by links, then by lower indexes.
-    free, links, gpus = max(linked_sets, key=lambda choice: choice[:2])
-    more_percent = 100 * (min(map(_free_bytes, freest)) / free - 1) if free else 0
+    free_bytes, links, gpus = max(linked_sets, key=lambda choice: choice[:2])
+    more_percent = 100 * (min(map(_free_bytes, freest)) / free_bytes - 1) if free_bytes else 0
     than = f", which have {more_percent:.0f} % more free memory" if more_percent >= 1 else ""
     chosen, instead = (gpus_text([gpu.index for gpu in group]) for group in (gpus, freest))
     return GpuChoice(gpus, f"{chosen}: linked by NVLink (NV{links}), instead of {instead}{than}")

@@ -106,13 +106,13 @@ class ProcessList:
             if KERNEL_THREADS_PARENT in (pid, stat.parent_pid):
                 continue
             identity = Identity(pid, stat.start_ticks)
-            before = self._sightings.get(identity)
+            previous = self._sightings.get(identity)
             cpu_percent = None
-            if before is not None and now_s > before.looked_s:
-                cpu_percent = 100 * (stat.cpu_s - before.cpu_s) / (now_s - before.looked_s)
+            if previous is not None and now_s > previous.looked_s:
+                cpu_percent = 100 * (stat.cpu_s - previous.cpu_s) / (now_s - previous.looked_s)
             rss_bytes = stat.memory_rss_bytes
             is_listed = pid in gpu_pids or rss_bytes >= MIN_RSS_BYTES or (cpu_percent or 0) >= MIN_CPU_PERCENT
-            sighting = sightings[identity] = before or _Sighting(None, False, 0.0, 0.0)
+            sighting = sightings[identity] = previous or _Sighting(None, False, 0.0, 0.0)
             sighting.cpu_s, sighting.looked_s = stat.cpu_s, now_s
             if not is_listed:
                 continue
