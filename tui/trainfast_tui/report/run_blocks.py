@@ -8,9 +8,9 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import OomChange, Result
 from trainfast_runner.records.run_states import notable_reason, state_text
 from trainfast_runner.results.asked_and_ran import mismatches
-from trainfast_runner.results.bottleneck.doubts import doubt_marks
 from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.results.comparison.ranking import DIFFERENT_SAMPLE_VERDICTS
+from trainfast_runner.results.doubts import doubt_marks
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.blocks import Block, Grid, Heading, Listing, Prose, as_blocks, filled_grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
