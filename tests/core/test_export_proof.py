@@ -105,7 +105,7 @@ def test_speeds_on_as_many_gpus_compare_if_they_are_of_one_model(tmp_path: Path,
     )
     (tmp_path / "run.json").write_bytes(msgspec.json.encode(after))
     found = proof(tmp_path, "torchrun", before)
-    reason = None if compared else "r1 was on 1 GPU (NVIDIA H100), and r1 on 1 GPU (NVIDIA A100)"
+    reason = None if compared else "r1 was on 1 NVIDIA H100, and r1 on 1 NVIDIA A100"
     assert found.not_compared == reason
 
 

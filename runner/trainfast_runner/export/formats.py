@@ -35,7 +35,7 @@ FORMS: dict[str, Callable[[RunFile, KnobValues, Path], ExportText]] = {
 }
 """Values of `--to`."""
 FORMS_WITH_DEVICES = ("torchrun", "command", "preset")
-"""Forms whose text chooses the devices."""
+"""Forms whose text chooses the devices. A script started without them is recorded with every GPU that it sees."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,9 @@ def _different_devices(run: RunFile, exported: Exported, directory: Path) -> str
 
 
 def _devices(run: RunFile) -> str:
-    """The devices of a run, such as "2 GPUs (NVIDIA A100, NVIDIA A100)"; runs on GPUs of one model compare."""
+    """The devices of a run, such as "2 NVIDIA A100"; runs on as many GPUs of one model compare."""
     if run.device == CPU:
         return "the CPU"
-    models = f" ({', '.join(sorted(run.device_names))})" if run.device_names else ""
-    return f"{counted(len(run.device_uuids), 'GPU')}{models}"
+    if not run.device_names:
+        return counted(len(run.device_uuids), "GPU")
+    return ", ".join(f"{count} {model}" for model, count in sorted(Counter(run.device_names).items()))
