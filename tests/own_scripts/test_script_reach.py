@@ -100,6 +100,8 @@ def test_a_title_is_the_script_and_its_own_arguments(words: tuple[str, ...], tit
     [
         ("python -mpackage.a", "python -mpackage.b", False),
         ("python -mpackage.a", "python -um package.a --lr 1", True),
+        ("python -X dev -mpackage.a", "python -W ignore -mpackage.b", False),
+        ("python - -mode fast", "python - -mode slow", True),
         ("python -mtorch.distributed.run a.py", "torchrun a.py", True),
         ("train -dimension 2", "train -dimension 4", True),
     ],
@@ -151,6 +153,12 @@ def test_a_programs_own_m_is_no_module(words: tuple[str, ...], name: str, ranks:
     program.chmod(0o755)
     command = read_command((str(program), *words))
     assert (command.name, command.ranks(0)) == (name, ranks)
+
+
+def test_a_module_after_a_launcher_is_read_however_it_is_written() -> None:
+    launcher = (sys.executable, "-m", "accelerate.commands.launch", "--no_python", "python")
+    command = read_command((*launcher, "-mpackage.train", "--lr", "1"))
+    assert (command.script, command.name) == (("-m", "package.train", "--lr", "1"), "package.train")
 
 
 CONFIG = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nnum_processes: {}\n"

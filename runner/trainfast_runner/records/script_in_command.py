@@ -35,6 +35,10 @@ MODULE_FLAG = re.compile(rf"-{PYTHON_LETTERS}m|--module")
 """The word before a module; `--module` is torchrun's."""
 FLAG_WITH_MODULE = re.compile(rf"-{PYTHON_LETTERS}m([^\W\d][\w.]*)")
 """A word of Python's that names the module too: `python -mMODULE`."""
+PYTHON_OPTIONS_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+"""Options of Python that take the next word."""
+LAST_PYTHON_OPTION = re.compile(rf"-({PYTHON_LETTERS}c.*)?", re.DOTALL)
+"""`-` and `-c TEXT`: the words after them are the program's own arguments."""
 
 
 def script_index(words: Sequence[str]) -> int | None:
@@ -49,8 +53,10 @@ def script_index(words: Sequence[str]) -> int | None:
         is_module = is_module or (in_python_options and FLAG_WITH_MODULE.fullmatch(word))
         if is_module and script_name(word) not in SCRIPT_RUNNERS:
             return index
+        is_python_option = word.startswith("-") and not LAST_PYTHON_OPTION.fullmatch(word)
+        is_value = index > 0 and words[index - 1] in PYTHON_OPTIONS_WITH_VALUE
         in_python_options = bool(PYTHON.fullmatch(os.path.basename(word))) or (
-            in_python_options and word.startswith("-")
+            in_python_options and (is_python_option or is_value)
         )
     return None
 

@@ -15,6 +15,7 @@ from trainfast_runner.records.script_in_command import (
     ACCELERATE_MODULES,
     PYTHON,
     PYTHON_LETTERS,
+    PYTHON_OPTIONS_WITH_VALUE,
     TORCHRUN_MODULES,
     script_index,
     script_name,
@@ -28,8 +29,6 @@ LAUNCHERS = {
 }
 """Modules of the launchers' console scripts."""
 CONTAINERS = ("docker", "podman", "apptainer", "singularity", "srun", "ssh")
-PYTHON_OPTIONS_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
-"""Options of Python that take the next word."""
 EACH_DEVICE = ("gpu", "auto", "xpu")
 """Counts by which torchrun starts a process for each GPU, or for each core where it has none."""
 EACH_CORE = "cpu"
@@ -214,7 +213,7 @@ def _launched_script(arguments: Sequence[str], cwd: str) -> tuple[str, ...]:
     if index is None:
         return ()
     if not arguments[index].endswith(".py"):
-        return ("-m", *arguments[index:])
+        return ("-m", script_name(arguments[index]), *arguments[index + 1 :])
     _refuse_missing(arguments[index], cwd)
     return tuple(arguments[index:])
 
