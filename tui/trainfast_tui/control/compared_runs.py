@@ -35,7 +35,7 @@ def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
     for other_id in (*reversed(before), *reversed(after)):
         result = recover_result(home.directory(other_id))
         if result is not None and result.role in WARM_ROLES:
-            continue  # a warm process tries settings and is no run of any
+            continue  # a warm process tries many settings, so it has no result of one
         ended = ended or result
         if result is not None and result.state == "finished":
             ended = result

@@ -1,1 +1,1 @@
-"""Widgets that draw snapshots and the next run. None reads a device; the knob panel alone lists and saves presets."""
+"""Widgets that draw snapshots and the next run. None reads a device; only the knob panel and dialogs use presets."""

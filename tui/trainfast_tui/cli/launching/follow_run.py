@@ -28,7 +28,7 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
 
     Raises UserError if the run's records are gone, as after `runs rm`.
 
-    With `interrupt_stops` the first Ctrl-C asks the run to stop (SIGKILL follows after 30 s) and the second kills it.
+    With `interrupt_stops` the first Ctrl-C asks the run to stop (SIGKILL after `STOP_GRACE_S`), the second kills it.
     """
     follower, progress = Follower(directory), Progress(printed=printed)
     read_due_s, handled_interrupts = 0.0, 0
