@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.idle_calibrator import IdleCalibrator
-from trainfast_tui.control.messages import Post
+from trainfast_tui.control.messages import Post, TrainingPython
 from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.prediction.next_run_predictions import NextRunPredictions
 from trainfast_tui.control.prediction.prediction_request import SpeedKey
@@ -23,12 +23,9 @@ if TYPE_CHECKING:
 
 
 class BackgroundWork:
-    """Works in threads of its own, and gives way to everything that is measured.
+    """Works in threads of its own, and gives way to everything that is measured."""
 
-    `python` is the path of the training Python, None for the app's.
-    """
-
-    def __init__(self, home: Home, post: Post, python: str | None) -> None:
+    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
         self.tracer = SharedTracer()
         self.predictor = Predictor(post, python, self.tracer.get, home)
         self.predictions = NextRunPredictions(self.predictor)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.messages import Post, ScreenMessage
+from trainfast_tui.control.messages import Post, ScreenMessage, TrainingPython
 from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.search_kind import SearchKind
@@ -52,7 +52,7 @@ class BestControl(SearchControl["BestSnapshot"]):
 
     KIND = SearchKind.BEST
 
-    def __init__(self, home: Home, post: Post, python: str | None) -> None:
+    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
         super().__init__(home, post, python)
         self.options = BestOptions()
         """The next search."""

@@ -6,7 +6,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.messages import DeviceCalibrated, Post
+from trainfast_tui.control.messages import DeviceCalibrated, Post, TrainingPython
 from trainfast_tui.control.threads import CancellableWork
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MAX_TRIES = 3
 class IdleCalibrator:
     """Posts DeviceCalibrated. Every call returns at once."""
 
-    def __init__(self, home: Home, post: Post, python: str | None) -> None:
+    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
         self._home, self._post, self._python = home, post, python
         self._idle_since_ns: int | None = None
         self._tries = 0

@@ -169,6 +169,8 @@ Message = (
 )
 Post = Callable[[Message], object]
 """Accepts a message, from any thread."""
+TrainingPython = str | None
+"""The path of the training Python; None for the Python of the app."""
 
 
 def as_warning(error: UserError) -> Notified:

@@ -12,7 +12,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.messages import Notified, Post, RunGivenUp, RunRefused, RunStarted
+from trainfast_tui.control.messages import Notified, Post, RunGivenUp, RunRefused, RunStarted, TrainingPython
 from trainfast_tui.control.pending_start import PendingStart
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.text.format import celsius
@@ -27,9 +27,9 @@ GONE_WITHIN_S = 60.0
 
 
 class RunControl:
-    """Talks to supervisors. `python` is the path of the training Python, None for the app's."""
+    """Talks to supervisors, which outlive the app."""
 
-    def __init__(self, home: Home, post: Post, python: str | None) -> None:
+    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
         self._home = home
         self._python = python
         self._post = post

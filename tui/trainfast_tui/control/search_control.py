@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_states import PAUSE_STATES
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.messages import Notified, Post, SearchEnded, SearchRefused, SearchStarted
+from trainfast_tui.control.messages import Notified, Post, SearchEnded, SearchRefused, SearchStarted, TrainingPython
 from trainfast_tui.control.pending_start import PendingStart
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.search_kind import SearchKind
@@ -26,14 +26,11 @@ STILL_STARTING = Notified("The search is starting; press the key again once it r
 
 
 class SearchControl(ABC, Generic[SearchSnapshotT]):
-    """Talks to the conductors of one kind of search, which outlive the app.
-
-    `python` is the path of the training Python, None for the app's.
-    """
+    """Talks to the conductors of one kind of search, which outlive the app."""
 
     KIND: ClassVar[SearchKind]
 
-    def __init__(self, home: Home, post: Post, python: str | None) -> None:
+    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
         self._home = home
         self._post = post
         self._python = python

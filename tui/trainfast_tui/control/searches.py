@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.best_control import BestControl
-from trainfast_tui.control.messages import Post
+from trainfast_tui.control.messages import Post, TrainingPython
 from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
@@ -29,7 +29,7 @@ class BatchControl(SearchControl["BatchSnapshot"]):
 class Searches:
     """The controls of both kinds of search."""
 
-    def __init__(self, home: Home, post: Post, python: str | None) -> None:
+    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
         self.batch = BatchControl(home, post, python)
         self.best = BestControl(home, post, python)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.messages import Post, SituationGathered
+from trainfast_tui.control.messages import Post, SituationGathered, TrainingPython
 from trainfast_tui.control.threads import start_thread
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SituationGatherer:
     """Posts SituationGathered. Every call returns at once."""
 
-    def __init__(self, home: Home, post: Post, python: str | None) -> None:
+    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
         self._home, self._post, self._python = home, post, python
         self.situation: Situation | None = None
         """The newest facts; None while none are known of the next run's model."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.messages import Post, ThreadFailed
+from trainfast_tui.control.messages import Post, ThreadFailed, TrainingPython
 from trainfast_tui.control.threads import CancellableWork
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class ModelTracer:
     """Traces the newest wanted model into the cache of traces. Safe for several threads."""
 
     def __init__(
-        self, post: Post, python: str | None, tracer: Callable[[], WarmTracer], on_change: Callable[[], None]
+        self, post: Post, python: TrainingPython, tracer: Callable[[], WarmTracer], on_change: Callable[[], None]
     ) -> None:
         """`on_change` is called in the tracing thread when a trace has ended or another Python imports."""
         self._post = post

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed
+from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed, TrainingPython
 from trainfast_tui.control.prediction.model_tracer import ModelTracer
 from trainfast_tui.control.prediction.prediction_request import PredictionRequest
 from trainfast_tui.control.prediction.speed_predictor import SpeedPredictor, TracedSettings
@@ -32,7 +32,7 @@ class Predictor:
     def __init__(
         self,
         post: Post,
-        python: str | None,
+        python: TrainingPython,
         tracer: Callable[[], WarmTracer],
         home: Home,
     ) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_tui.control.messages import TrainingPython
 from trainfast_tui.control.prediction.prediction_request import SpeedKey
 from trainfast_tui.next_run.memory_and_speed import NextRunSpeed
 
@@ -29,7 +30,7 @@ class TracedSettings(msgspec.Struct, frozen=True):
 class SpeedPredictor:
     """Predicts speeds on a device from earlier runs, read again when `speed_key` changes. For one thread."""
 
-    def __init__(self, home: Home, python: str | None) -> None:
+    def __init__(self, home: Home, python: TrainingPython) -> None:
         self._home, self._python = home, python
         self._model: tuple[object, DeviceSpeedModel] | None = None
         """The newest speed model, with the key of all that it was made for."""
