@@ -20,10 +20,10 @@ from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.running.follower import STEPS_KEPT, Follower, newest_run
 from trainfast_runner.running.growing_files import RECENT_BYTES
 from trainfast_tui.control.messages import SnapshotTaken, TerminalLost
+from trainfast_tui.live.pacing import LONGEST_PERIOD_S, PERIOD_BESIDE_TRAINING_S, SHORTEST_PERIOD_S, Pacer
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import PostedMessage
-from trainfast_tui.terminal.pacing import LONGEST_PERIOD_S, PERIOD_BESIDE_TRAINING_S, SHORTEST_PERIOD_S, Pacer
 
 
 def append(path: Path, *records: msgspec.Struct) -> None:
@@ -214,7 +214,7 @@ def test_a_slow_terminal_halves_the_pace_until_it_keeps_up() -> None:
     assert pacer.note(0.9) == 2 * SHORTEST_PERIOD_S
     assert pacer.words == "the screen is behind: repainting every 1 s"
     for _ in range(5):
-        pacer.note(0.0, backlog=9)
+        pacer.note(0.0, unwritten_texts=9)
     assert pacer.period_s == LONGEST_PERIOD_S
     for _ in range(40):
         pacer.note(0.0)

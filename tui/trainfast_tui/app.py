@@ -30,12 +30,12 @@ from trainfast_tui.control.messages import (
     TerminalLost,
     ThreadFailed,
 )
+from trainfast_tui.live.pacing import Pacer
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.screens.base import AppScreen, PostedMessage, bindings
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.session import Session
 from trainfast_tui.terminal import frame_output, themes
-from trainfast_tui.terminal.pacing import Pacer
 from trainfast_tui.terminal.textual_app import TerminalApp
 from trainfast_tui.text.keys import ACTIONS, Shown
 

@@ -15,9 +15,9 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_tui.live.followed import FollowedRun, FollowedSearch, open_batch_journal, open_best_journal
 from trainfast_tui.live.other_runs import OtherRuns
+from trainfast_tui.live.pacing import SHORTEST_PERIOD_S
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.terminal.pacing import SHORTEST_PERIOD_S
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow

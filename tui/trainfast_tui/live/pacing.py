@@ -21,9 +21,9 @@ class Pacer:
         self.period_s = SHORTEST_PERIOD_S
         self._calm = 0
 
-    def note(self, late_s: float, backlog: int = 0, *, trains_on_cpu: bool = False) -> float:
+    def note(self, late_s: float, unwritten_texts: int = 0, *, trains_on_cpu: bool = False) -> float:
         """Count one snapshot's delay and the texts still unwritten; return the period from now on."""
-        if late_s > LATE_AFTER_S or backlog > MAX_UNWRITTEN_TEXTS:
+        if late_s > LATE_AFTER_S or unwritten_texts > MAX_UNWRITTEN_TEXTS:
             self.period_s = min(LONGEST_PERIOD_S, self.period_s * 2)
             self._calm = 0
         else:
