@@ -15,7 +15,8 @@ from trainfast_runner.memory.headroom import PredictedFit
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
-from trainfast_tui.next_run.memory_and_speed import NextRunMemory, swap_notice
+from trainfast_tui.next_run.memory_and_speed import NextRunMemory
+from trainfast_tui.text.memory_words import swap_notice
 
 FREE = AvailableMemory(20 * GIB, "free")
 TOO_MUCH = a_fit(48 * 1024, FREE)

@@ -97,6 +97,13 @@ def peak_allocated_bytes(run: RunSnapshot) -> int | None:
     return run.peak_allocated_bytes if peak is None else peak
 
 
+def predicted_peak_bytes(run: RunSnapshot) -> int | None:
+    """Return the peak in bytes that was predicted for the run before it started; None without a prediction."""
+    if run.result is not None:
+        return run.result.memory.predicted_bytes
+    return run.run_file.predicted_bytes if run.run_file is not None else None
+
+
 def first_and_last_loss(run: RunSnapshot) -> tuple[float | None, float | None]:
     """Return the first and the last loss of the run's result, else of its steps, as the result counts them.
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainfast_tui.text.format import percent_change, size
+from trainfast_tui.live.figures import predicted_peak_bytes
+from trainfast_tui.text.format import percent_change
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.records.run_file import PredictedSpeed
     from trainfast_runner.running.follower import RunSnapshot
@@ -54,13 +54,6 @@ def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> Measur
     )
 
 
-def predicted_peak_bytes(run: RunSnapshot) -> int | None:
-    """Return the peak in bytes that was predicted for the run before it started; None without a prediction."""
-    if run.result is not None:
-        return run.result.memory.predicted_bytes
-    return run.run_file.predicted_bytes if run.run_file is not None else None
-
-
 class MeasuredSpeed(msgspec.Struct, frozen=True):
     """The measured speed of the run on the screen."""
 
@@ -92,20 +85,3 @@ def measured_speed(run: RunSnapshot | None) -> MeasuredSpeed | None:
         return None
     rate = result.throughput.samples_per_s.median
     return None if rate is None else MeasuredSpeed(rate, result.throughput.predicted)
-
-
-def swap_notice(fit: PredictedFit | None, machine: Machine | None) -> str:
-    """Warn of a run on a CPU that is predicted to need more memory than is free; empty if there is no risk.
-
-    A GPU only refuses what does not fit, and so does a `memory_limit` below the free memory. A machine swaps.
-    """
-    available = fit.available if fit is not None else None
-    if fit is None or fit.fits is not False or available is None or available.from_memory_limit:
-        return ""
-    if machine is None or machine.device != "cpu":
-        return ""
-    needed, limit = fit.needed_bytes, available.size_bytes
-    return (
-        f"Predicted to need {size(needed)} of {size(limit)} ({available.source}): {size(needed - limit)} too much. The"
-        " machine would swap, or the kernel end a process; with memory_limit the run alone would end."
-    )

@@ -19,10 +19,10 @@ from trainfast_runner.records.run_states import state_text
 from trainfast_tui.charts.chart_column import ChartColumn
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.next_run.memory_and_speed import swap_notice
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import with_sizes
+from trainfast_tui.text.memory_words import swap_notice
 from trainfast_tui.widgets.devices import DevicesPanel
 from trainfast_tui.widgets.dialogs.ask import ask_yes
 from trainfast_tui.widgets.header_footer import Header, StatusLine

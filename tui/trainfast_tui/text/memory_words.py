@@ -1,12 +1,17 @@
-"""The words for the categories of memory, and for the phases of a step whose peaks are measured."""
+"""The words for memory: its categories, the phases of a step whose peaks are measured, predictions and risks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from trainfast_runner.machine.telemetry.failures import UNIFIED_MEMORY
 from trainfast_runner.records.run_file import RunFile
 from trainfast_tui.text.format import percent_change, signed_percent, size
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.memory.headroom import PredictedFit
 
 CATEGORY_WORDS = {
     "params": "parameters",
@@ -61,3 +66,20 @@ def no_memory_words(index: int, missing: Mapping[str, str]) -> str:
     """Return words in place of the memory that GPU `index` does not report; `missing` has the reasons of its tick."""
     reason = missing.get(f"gpu{index}.memory_total_bytes", "")
     return "shares the host's" if reason == UNIFIED_MEMORY else "unknown"
+
+
+def swap_notice(fit: PredictedFit | None, machine: Machine | None) -> str:
+    """Warn of a run on a CPU that is predicted to need more memory than is free; empty if there is no risk.
+
+    A GPU only refuses what does not fit, and so does a `memory_limit` below the free memory. A machine swaps.
+    """
+    available = fit.available if fit is not None else None
+    if fit is None or fit.fits is not False or available is None or available.from_memory_limit:
+        return ""
+    if machine is None or machine.device != "cpu":
+        return ""
+    needed, limit = fit.needed_bytes, available.size_bytes
+    return (
+        f"Predicted to need {size(needed)} of {size(limit)} ({available.source}): {size(needed - limit)} too much. The"
+        " machine would swap, or the kernel end a process; with memory_limit the run alone would end."
+    )

@@ -10,11 +10,11 @@ from trainfast_tui.live.figures import (
     first_and_last_loss,
     peak_allocated_bytes,
     planned_steps,
+    predicted_peak_bytes,
     run_figures,
     seconds_left,
     step_words,
 )
-from trainfast_tui.next_run.memory_and_speed import predicted_peak_bytes
 from trainfast_tui.painting.painted import PaintedRun
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, line_length
