@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trainfast_runner.records.home import Home
+from trainfast_tui.control.batch_control import BatchControl
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.messages import Post, TrainingPython
-from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from trainfast_runner.search.batch.batch_follower import BatchSnapshot
-
-
-class BatchControl(SearchControl["BatchSnapshot"]):
-    """Batch searches."""
-
-    KIND = SearchKind.BATCH
-
-    def _describe(self, search: BatchSnapshot) -> str:
-        from trainfast_tui.text.search.batch_state import batch_search_words
-
-        return batch_search_words(search)
 
 
 class Searches:

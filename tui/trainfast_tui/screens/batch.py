@@ -11,8 +11,8 @@ from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_tui.control.batch_control import BatchControl
 from trainfast_tui.control.messages import Notified
-from trainfast_tui.control.searches import BatchControl
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.same_settings import has_same_settings
 from trainfast_tui.next_run.sources import next_run_from_search
