@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+import threading
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,8 @@ from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, running, screen
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.discovered import Discovered
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.scripts import discovery
 from trainfast_tui.control.messages import SnapshotTaken
@@ -110,6 +113,28 @@ async def test_o_shows_the_flags_of_a_script_and_the_proposed_mapping(
         assert "--eval-batch-size" in text
         assert text.splitlines()[-1].startswith("w save  Enter flag  a add  x remove  c command  Esc back")
         assert not (work / "trained").exists(), "nothing of the training ran"
+
+
+async def test_a_refusal_that_comes_after_f5_does_not_hide_the_new_flags(
+    home: Home, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again, discover = threading.Event(), discovery.discover
+
+    def refuse_at_first(*arguments: Any, **options: Any) -> Discovered:
+        if again.is_set():
+            return discover(*arguments, **options)
+        again.wait()
+        raise UserError("the first look was refused", key="command")
+
+    monkeypatch.setattr(discovery, "discover", refuse_at_first)
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.press("o")
+        await typed(pilot, command())
+        await pilot.press("f5")
+        again.set()
+        text = await until(pilot, "stopped at the parser")
+        assert "the first look was refused" not in text
 
 
 async def test_without_a_command_the_screen_says_what_to_do(home: Home, work: Path) -> None:

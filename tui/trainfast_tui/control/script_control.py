@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 
 
 class ScriptDiscovered(ScreenMessage, frozen=True):
-    """The flags of the script in this command are known."""
+    """The flags of a script are known."""
 
-    command: tuple[str, ...]
+    discovery_id: int
+    """The number that `ScriptControl.discover` gave this discovery."""
     discovered: Discovered
 
 
 class DiscoveryRefused(ScreenMessage, frozen=True):
-    """The script in this command could not be looked into."""
+    """A script could not be looked into."""
 
-    command: tuple[str, ...]
+    discovery_id: int
+    """The number that `ScriptControl.discover` gave this discovery."""
     error: UserError
 
 
@@ -35,18 +37,28 @@ class ScriptControl:
     def __init__(self, python: str | None) -> None:
         self._python = python
         self._work = CancellableWork("discovery")
+        self._discovery_id = 0
 
-    def discover(self, command: Sequence[str], post: Post) -> None:
-        """Find the flags of the script in this command: posts ScriptDiscovered or DiscoveryRefused."""
-        command = tuple(command)
-        self._work.start(partial(self._discover, command), post, partial(DiscoveryRefused, command))
+    def discover(self, command: Sequence[str], post: Post) -> int:
+        """Find the flags of this command's script; return the discovery's number.
+
+        `post` gets ScriptDiscovered or DiscoveryRefused with it.
+        """
+        self._discovery_id += 1
+        discovery_id = self._discovery_id
+        self._work.start(
+            partial(self._discover, tuple(command), discovery_id), post, partial(DiscoveryRefused, discovery_id)
+        )
+        return discovery_id
 
     def cancel(self, wait_s: float = 0.0) -> None:
         """End the script that is looked into, and wait at most `wait_s` seconds until its process is gone."""
         self._work.cancel(wait_s)
 
-    def _discover(self, command: tuple[str, ...], cancelled: threading.Event) -> ScriptDiscovered | None:
+    def _discover(
+        self, command: tuple[str, ...], discovery_id: int, cancelled: threading.Event
+    ) -> ScriptDiscovered | None:
         from trainfast_runner.running.scripts.discovery import discover
 
         discovered = discover(command, self._python, cancelled=cancelled)
-        return None if cancelled.is_set() else ScriptDiscovered(command, discovered)
+        return None if cancelled.is_set() else ScriptDiscovered(discovery_id, discovered)

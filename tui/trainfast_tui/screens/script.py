@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered
     from trainfast_tui.live.snapshot import Snapshot
 
+NO_DISCOVERY = 0
+"""The `discovery_id` while none was begun."""
 GIVEN_REASON = "given by you"
 COMMAND_HINT = (
     "Such as: python train.py --data corpus/. Split as a shell splits it, and run without one; torchrun, accelerate"
@@ -58,6 +60,7 @@ class ScriptScreen(AppScreen):
         self._discovered: Discovered | None = None
         self._mapping: dict[str, FlagMapping] = {}
         self._refusal = ""
+        self._discovery_id = NO_DISCOVERY
         self._discovery_began_ns = 0
 
     def compose(self) -> ComposeResult:
@@ -84,12 +87,13 @@ class ScriptScreen(AppScreen):
 
     def on_posted_message(self, message: PostedMessage) -> None:
         """Take in the result of discovery; leave other messages to the app."""
+        # The result of an earlier discovery may come late.
         match message.content:
-            case ScriptDiscovered(command, discovered) if command == self._command:
+            case ScriptDiscovered(discovery_id, discovered) if discovery_id == self._discovery_id:
                 self._discovered = discovered
                 self._mapping = {flag_mapping.knob: flag_mapping for flag_mapping in propose(discovered.flags)}
                 self._show_findings()
-            case DiscoveryRefused(command, error) if command == self._command:
+            case DiscoveryRefused(discovery_id, error) if discovery_id == self._discovery_id:
                 self._refusal = error.line_without_option()
                 self._show_findings()
 
@@ -132,6 +136,7 @@ class ScriptScreen(AppScreen):
         session = self.session
         session.script_control.cancel()
         self._command, self._discovered, self._mapping, self._refusal = command, None, {}, ""
+        self._discovery_id = NO_DISCOVERY
         if session.is_device_used:
             run_id = session.live_run.run_id if session.live_run is not None else session.other_live_run
             is_searching = session.searches.running_kind is not None
@@ -139,7 +144,7 @@ class ScriptScreen(AppScreen):
             self._refusal = f"{user} is being measured, and starting the script would slow it; look again when it ends"
         else:
             self._discovery_began_ns = time.monotonic_ns()
-            session.script_control.discover(command, self.post)
+            self._discovery_id = session.script_control.discover(command, self.post)
         self.notify("")
         self._show_findings()
 
