@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_tui.charts.time_axis import TimeAxis, cell_axis
-from trainfast_tui.painting.painted import Painted
+from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import DescribedEvent
 from trainfast_tui.text.lines import Line, Piece, join_pieces
@@ -14,7 +14,7 @@ TONES_BY_IMPORTANCE = ("error", "warning", "success", "accent", "primary", "mute
 """Tones, the most important first: of several events in one cell its sign is shown."""
 
 
-class EventLine(Painted):
+class EventLine(PaintedWidget):
     """Two rows: signs on the axis, and the words of the newest or chosen event; in one row only the words."""
 
     DEFAULT_CSS = "EventLine { height: 2; }"

@@ -20,10 +20,10 @@ MAX_ROWS = 100
 """A growing panel asks for no more lines of its text."""
 
 
-class Painted(RowWidget):
+class PaintedWidget(RowWidget):
     """A widget that draws its `lines`; call `repaint` when they have changed."""
 
-    DEFAULT_CSS = "Painted { height: 1; width: 1fr; }"
+    DEFAULT_CSS = "PaintedWidget { height: 1; width: 1fr; }"
 
     def lines(self, width: int, height: int) -> list[Line]:
         """Return the lines to draw; longer ones are cut, missing ones blank."""
@@ -39,7 +39,7 @@ class Painted(RowWidget):
             self.styles.height = rows
 
 
-class GrowingPanel(Painted):
+class GrowingPanel(PaintedWidget):
     """A panel as high as its text, hidden without any."""
 
     DEFAULT_CSS = """
@@ -61,7 +61,7 @@ class GrowingPanel(Painted):
         self.refresh(layout=True)
 
 
-class PaintedRun(Painted):
+class ShownRunWidget(PaintedWidget):
     """A widget about a run, by the newest snapshot of it."""
 
     _run: RunSnapshot | None = None
@@ -72,7 +72,7 @@ class PaintedRun(Painted):
         self.repaint()
 
 
-class PaintedWithNotice(Painted):
+class WidgetWithNotice(PaintedWidget):
     """A view that places its `notice_lines` among its own, for screens without a status line."""
 
     def __init__(self) -> None:

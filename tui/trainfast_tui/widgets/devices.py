@@ -12,7 +12,7 @@ from trainfast_runner.machine.telemetry import failures, throttle
 from trainfast_runner.machine.telemetry.slowdown import degrees_left
 from trainfast_runner.units import counted
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
-from trainfast_tui.painting.painted import Painted
+from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, line_length
 from trainfast_tui.text.memory_words import no_memory_words
@@ -44,7 +44,7 @@ BADGE_TONES: dict[str, Tone] = {"warning": "alarm", "info": "badge", "none": "mu
 """The tone of each severity, the worst first."""
 
 
-class DevicesPanel(Painted):
+class DevicesPanel(PaintedWidget):
     """Shows the newest tick in as many rows as it needs."""
 
     DEFAULT_CSS = "DevicesPanel { height: 2; }"

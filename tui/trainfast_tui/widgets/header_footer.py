@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from trainfast_runner.records.run_states import state_text
-from trainfast_tui.painting.painted import Painted
+from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text.keys import Action, Shown
 from trainfast_tui.text.lines import Line, Piece, Tone, paragraph
 from trainfast_tui.text.signs import SYNTHETIC_BADGE, run_sign
@@ -22,7 +22,7 @@ TITLE_FROM = 120
 """Columns from which the header has the title of the preset."""
 
 
-class Header(Painted):
+class Header(PaintedWidget):
     """The run on the screen and its state."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Header(Painted):
         return [line]
 
 
-class StatusLine(Painted):
+class StatusLine(PaintedWidget):
     """The last notice in as many lines as it needs, or the countdown of a stop."""
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -95,7 +95,7 @@ class StatusLine(Painted):
         return [[self._notice]] if cell_len(text) <= width else paragraph(text, width, tone, MAX_NOTICE_LINES)
 
 
-class Footer(Painted):
+class Footer(PaintedWidget):
     """The keys of the screen, and at the right the notice of late frames."""
 
     def __init__(self, actions: Sequence[Action]) -> None:

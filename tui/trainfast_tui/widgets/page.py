@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from trainfast_tui.painting.painted import Painted
+from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text.lines import Line, clamp_scroll
 
 
-class Page(Painted):
+class Page(PaintedWidget):
     """Shows the lines that fit of `body`, the whole text in lines of a width; its keys scroll."""
 
     DEFAULT_CSS = "Page { height: 1fr; }"

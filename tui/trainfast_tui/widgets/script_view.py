@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.scripts.script_preset import flag_tokens, flag_words_text
 from trainfast_runner.settings.scripts.script_reach import ways_without_flag
-from trainfast_tui.painting.painted import PaintedWithNotice
+from trainfast_tui.painting.painted import WidgetWithNotice
 from trainfast_tui.text.discovery_words import default_words, discovery_words
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.lines import Line, clamp_scroll, labelled, moved_cursor, paragraph, rule
@@ -45,7 +45,7 @@ class ScriptFindings:
     """The reason discovery failed."""
 
 
-class ScriptView(PaintedWithNotice):
+class ScriptView(WidgetWithNotice):
     """The view of a script, as large as the screen, with a cursor on the mapped knobs."""
 
     DEFAULT_CSS = "ScriptView { height: 1fr; }"

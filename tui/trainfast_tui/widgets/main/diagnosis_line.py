@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_tui.painting.painted import PaintedRun
+from trainfast_tui.painting.painted import ShownRunWidget
 from trainfast_tui.text.diagnosis_words import no_bottleneck_in_run
 from trainfast_tui.text.lines import Line, Tone
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SEVERITY_TONES: dict[str, Tone] = {"warning": "warning", "info": "secondary"}
 
 
-class DiagnosisLine(PaintedRun):
+class DiagnosisLine(ShownRunWidget):
     """The worst bottleneck in one line; hidden before the first step."""
 
     DEFAULT_CSS = """

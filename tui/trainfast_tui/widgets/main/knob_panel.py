@@ -10,7 +10,7 @@ from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.sources import preset_choices
-from trainfast_tui.painting.painted import Painted
+from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
 from trainfast_tui.text.lines import (
@@ -47,7 +47,7 @@ MIN_LIST_LINES_BESIDE_REFUSAL = 3
 """Lines of the list that a long refusal leaves."""
 
 
-class KnobPanel(Painted, can_focus=True):
+class KnobPanel(PaintedWidget, can_focus=True):
     """A list of knobs with a cursor, and below it the text about the knob; the keys change the session's next run."""
 
     DEFAULT_CSS = "KnobPanel { height: 1fr; width: 1fr; }"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from trainfast_tui.painting.painted import Painted
+from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text.lines import Line, clamp_scroll, rule
 
 COMPARED_LINES = 8
 """Lines by which an earlier last line is found again."""
 
 
-class LogPane(Painted):
+class LogPane(PaintedWidget):
     """The last lines of the training's output; it scrolls by pages."""
 
     DEFAULT_CSS = """

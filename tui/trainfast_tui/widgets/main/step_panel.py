@@ -15,7 +15,7 @@ from trainfast_tui.live.figures import (
     seconds_left,
     step_words,
 )
-from trainfast_tui.painting.painted import PaintedRun
+from trainfast_tui.painting.painted import ShownRunWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, line_length
 from trainfast_tui.text.memory_words import against_predicted_memory, peak_word_of
@@ -40,7 +40,7 @@ TWO_LEGEND_ROWS_FROM = 6
 FIRST_ROW_PHASES = 3
 
 
-class StepPanel(PaintedRun):
+class StepPanel(ShownRunWidget):
     """Five lines about the run, six on a narrow screen; one more if its devices were watched."""
 
     DEFAULT_CSS = """

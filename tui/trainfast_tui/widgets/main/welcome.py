@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from trainfast_runner.records.run_states import state_text
 from trainfast_tui.live.figures import peak_allocated_bytes, run_figures, step_words
-from trainfast_tui.painting.painted import Painted, PaintedRun
+from trainfast_tui.painting.painted import PaintedWidget, ShownRunWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, paragraph
 from trainfast_tui.text.memory_words import peak_word_of
 from trainfast_tui.text.signs import SYNTHETIC_MARK, run_sign
 
 
-class Welcome(Painted):
+class Welcome(PaintedWidget):
     """The keys to press before the first run."""
 
     DEFAULT_CSS = """
@@ -42,7 +42,7 @@ class Welcome(Painted):
         return [[] for _ in range(max(0, (height - len(body)) // 3))] + [[("  ", "text"), *line] for line in body]
 
 
-class TooSmall(PaintedRun):
+class TooSmall(ShownRunWidget):
     """The essentials of a run for a terminal that is too small."""
 
     DEFAULT_CSS = """

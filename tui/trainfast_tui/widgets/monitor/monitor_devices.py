@@ -12,7 +12,7 @@ from trainfast_runner.records.tick import Tick
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.units import counted
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.painting.painted import Painted
+from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, line_length, moved_cursor, paragraph
 from trainfast_tui.text.shades import causes_of, severity_rank, shade_of
@@ -34,7 +34,7 @@ RATE_TICKS = 5
 """Rates are taken over this many samples."""
 
 
-class MonitorHead(Painted):
+class MonitorHead(PaintedWidget):
     """The throttled GPUs, and the cost of a sample."""
 
     _snapshot: Snapshot | None = None
@@ -64,7 +64,7 @@ class MonitorHead(Painted):
         return [line]
 
 
-class MonitorDevices(Painted):
+class MonitorDevices(PaintedWidget):
     """A row for each GPU with as many readings as fit; the chosen GPU shows all."""
 
     DEFAULT_CSS = "MonitorDevices { height: 4; }"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar, Generic
 
 from trainfast_tui.live.snapshot import SearchSnapshotT
-from trainfast_tui.painting.painted import PaintedWithNotice
+from trainfast_tui.painting.painted import WidgetWithNotice
 from trainfast_tui.text.lines import LabelledText, Line, clamp_scroll, hidden_words, labelled, rule
 
 
-class SearchView(PaintedWithNotice, Generic[SearchSnapshotT]):
+class SearchView(WidgetWithNotice, Generic[SearchSnapshotT]):
     """Shows a search with its table, else a question; the table scrolls, and a text longer than the screen."""
 
     DEFAULT_CSS = "SearchView { height: 1fr; }"

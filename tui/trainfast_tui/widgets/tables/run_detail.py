@@ -7,7 +7,7 @@ import shlex
 from trainfast_runner.records.run_states import state_text
 from trainfast_runner.running.history import RunRow
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
-from trainfast_tui.painting.painted import Painted
+from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text.format import plain, with_sizes
 from trainfast_tui.text.lines import Line, paragraph
 from trainfast_tui.text.overrides import typed_overrides
@@ -18,7 +18,7 @@ LEFT_OUT_KNOBS = ("steps", "timing_warmup", "devices", "watch", "seed")
 KNOB_DEFAULTS = defaults()
 
 
-class RunDetail(Painted):
+class RunDetail(PaintedWidget):
     """Three lines about one run; a script's run shows its whole command."""
 
     DEFAULT_CSS = "RunDetail { height: 3; }"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from textual.message import Message
 
-from trainfast_tui.painting.painted import Painted
+from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, clamp_scroll, moved_cursor
 
@@ -48,7 +48,7 @@ def sorted_rows(rows: Iterable[RowT], order: SortOrder[RowT], reverse: bool) -> 
     return rankable + without_value
 
 
-class SortedTable(Painted, Generic[RowT]):
+class SortedTable(PaintedWidget, Generic[RowT]):
     """The cursor stays on its row while the order of the rows changes."""
 
     ORDERS: ClassVar[tuple[SortOrder[Any], ...]]
