@@ -6,12 +6,14 @@ import importlib
 import pkgutil
 
 import msgspec
+import pytest
 from recorded import a_run, a_step, a_tick, write_lines
 from still import FULL, SMALL, a_snapshot, running, screen_text, shown
 from textual.widget import Widget
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.widgets.page import Page
 
 
 async def test_every_theme_can_be_turned_to_and_back(home: Home) -> None:
@@ -68,6 +70,18 @@ async def test_the_key_of_the_help_closes_it_again(home: Home) -> None:
             await pilot.press(key)
             await pilot.pause()
             assert app.screen is app.main
+
+
+@pytest.mark.parametrize("size", [FULL, (60, 16)])
+async def test_a_page_down_skips_no_line_and_repeats_none(home: Home, size: tuple[int, int]) -> None:
+    async with running(home, size=size) as (app, pilot):
+        await pilot.press("question_mark")
+        await pilot.pause()
+        page = app.screen.query_one(Page).region
+        last = screen_text(app).splitlines()[page.bottom - 1]
+        await pilot.press("pagedown", "up")
+        await pilot.pause()
+        assert screen_text(app).splitlines()[page.y] == last
 
 
 async def test_the_help_is_filtered_to_entries_with_their_sections(home: Home) -> None:

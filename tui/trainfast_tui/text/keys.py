@@ -108,8 +108,8 @@ def _scroll(*, pages: bool = True, shown: Shown = Shown.IN_HELP) -> tuple[Action
         return lines
     return (
         *lines,
-        Action("Page.scroll(-20)", ("pageup",), "page up", "A page up.", shown),
-        Action("Page.scroll(20)", ("pagedown", "space"), "page down", "A page down.", shown),
+        Action("Page.page(-1)", ("pageup",), "page up", "A page up.", shown),
+        Action("Page.page(1)", ("pagedown", "space"), "page down", "A page down.", shown),
         _in_help("Page.end(-1)", ("home",), "top", "To the top."),
         _in_help("Page.end(1)", ("end",), "bottom", "To the bottom."),
     )

@@ -24,6 +24,10 @@ class Page(PaintedWidget):
         self._top += by
         self.repaint()
 
+    def action_page(self, by: int) -> None:
+        """Scroll `by` pages down."""
+        self.action_scroll(by * self.size.height)
+
     def action_end(self, direction: int) -> None:
         """Scroll to the top (-1) or to the bottom (1)."""
         self._top = 0 if direction < 0 else sys.maxsize
