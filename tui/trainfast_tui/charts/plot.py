@@ -17,7 +17,7 @@ from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.shades import Shade
 
 BLANK_STYLE, LIMIT_STYLE, MARK_STYLE, FIRST_SERIES_STYLE = range(4)
-"""Indexes into the styles of a row; those of the series and the shades follow."""
+"""Indexes into the styles of a row; those of the series and the shades follow. A new row is blank."""
 AXIS_STYLE = LIMIT_STYLE
 """The unmarked axis in the row of throttle marks, which has no limits."""
 
@@ -104,7 +104,7 @@ def _layer(frame: Frame, series: SeriesColumns, y_range: tuple[float, float]) ->
 def _fill_free(text: list[str], style_indexes: bytearray, cells: Iterable[int], glyph: str, style_index: int) -> None:
     """Write the glyph into those of the cells that are empty."""
     for cell in cells:
-        if not style_indexes[cell]:
+        if style_indexes[cell] == BLANK_STYLE:
             text[cell], style_indexes[cell] = glyph, style_index
 
 
@@ -186,14 +186,14 @@ def y_axis(frame: Frame, label: str, styles: ChartStyles, *, is_limit: bool = Fa
 
 
 def styled_segments(text: list[str], style_indexes: bytearray, styles: Sequence[Style]) -> list[Segment]:
-    """Return one row in few segments, each cell in its style; a cell of index 0, a blank, takes its neighbour's."""
+    """Return one row in few segments, each cell in its style; a blank cell takes its neighbour's."""
     segments: list[Segment] = []
     start, index = 0, style_indexes[0]
     for cell in range(1, len(style_indexes)):
         next_index = style_indexes[cell]
-        if next_index == index or not next_index:
+        if next_index in (index, BLANK_STYLE):
             continue
-        if not index:
+        if index == BLANK_STYLE:
             index = next_index
             continue
         segments.append(Segment("".join(text[start:cell]), styles[index]))
