@@ -37,6 +37,13 @@ class Item(NamedTuple):
     """The tone of the reading."""
     widest: str = ""
     """The widest text of the reading: later items stay where they are while figures change."""
+    is_throttling: bool = False
+    """True for throttled time, which has its sign in the GPU's row too."""
+
+    @property
+    def is_alarm(self) -> bool:
+        """True if a person should see the item even in little room."""
+        return self.tone in ("warning", "error") and not self.is_throttling
 
 
 def device_items(
@@ -78,7 +85,7 @@ def device_items(
 def alarm_items(device: DeviceReading) -> list[Item]:
     """Return the items of `device_items` that a person should see even in little room."""
     items = [_memory_temperature(device), *_memory_health(device), _mig(device), _pcie(device)]
-    return [item for item in items if item is not None and is_alarm(item)]
+    return [item for item in items if item is not None and item.is_alarm]
 
 
 def host_items(host: HostReading, before: HostReading | None, seconds: float) -> list[Item]:
@@ -112,16 +119,11 @@ def missing_item(tick: Tick, index: int, width: int) -> Item | None:
     return Item(label, f"{list_words} (doctor says why)", "muted")
 
 
-def is_alarm(item: Item) -> bool:
-    """True if a person should see the item even in little room; throttling has its sign in the GPU's row."""
-    return item.tone in ("warning", "error") and not any(item.label.endswith(shade.words) for shade in SHADES)
-
-
 def item_lines(items: Sequence[Item], width: int, indent: int) -> list[Line]:
     """Lay the items out in lines of `width` cells; none is broken, and each has the room of its widest reading."""
     lines: list[Line] = []
     used, gap = width + 1, 0
-    for label, text, tone, widest in items:
+    for label, text, tone, widest, _ in items:
         length = cell_len(text)
         room = max(length, len(widest))
         if used + gap + cell_len(label) + 1 + room > width:
@@ -150,7 +152,8 @@ def _throttled(last_minute: DeviceConditions | None) -> list[Item]:
         share = (last_minute.throttled_ms.get(shade.cause) or 0.0) / MINUTE_MS
         if share >= MIN_THROTTLED_SHARE:
             text = f"{fmt.fraction(share)} of the last minute"
-            items.append(Item(f"{shade.letter} {shade.words}", text, shade.tone, "100 % of the last minute"))
+            label, widest = f"{shade.letter} {shade.words}", "100 % of the last minute"
+            items.append(Item(label, text, shade.tone, widest, is_throttling=True))
     return items
 
 

@@ -22,7 +22,6 @@ from trainfast_tui.widgets.monitor.device_details import (
     alarm_items,
     device_items,
     host_items,
-    is_alarm,
     item_lines,
     missing_item,
 )
@@ -211,7 +210,7 @@ def _most_important(view: _MachineView, chosen: int, room: int) -> list[list[Lin
         room -= len(rows[-1])
     whole = view.details(chosen)
     if len(whole) > room and (items := view.items(chosen)):
-        whole = item_lines(sorted(items, key=is_alarm, reverse=True), view.width, INDENT)
+        whole = item_lines(sorted(items, key=lambda item: item.is_alarm, reverse=True), view.width, INDENT)
     rows[chosen] = whole[: max(0, room)]
     return rows
 
