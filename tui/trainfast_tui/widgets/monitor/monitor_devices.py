@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 
 from trainfast_runner.machine.telemetry import failures
@@ -119,19 +118,22 @@ class MonitorDevices(PaintedWidget):
         return [line for head, rows in zip(heads, details, strict=True) for line in (head, *rows)] + host
 
 
-@dataclass(frozen=True)
 class _MachineView:
-    """The host and the GPUs of a sample, to be painted in lines of `width` cells."""
+    """The lines of `width` cells for the host and the GPUs of a sample; each is made once, when it is asked for."""
 
-    snapshot: Snapshot
-    tick: Tick
-    used_uuids: frozenset[str]
-    """The GPUs of a live run."""
-    last_minute: Mapping[str, DeviceConditions]
-    """Each GPU's last minute, by UUID."""
-    width: int
-    _details: dict[int, list[Line]] = field(default_factory=dict)
-    """The details asked for so far, by GPU."""
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        tick: Tick,
+        used_uuids: frozenset[str],
+        last_minute: Mapping[str, DeviceConditions],
+        width: int,
+    ) -> None:
+        """`used_uuids` are the GPUs of a live run; `last_minute` is each GPU's last minute, by UUID."""
+        self.snapshot, self.tick, self.width = snapshot, tick, width
+        self.used_uuids, self.last_minute = used_uuids, last_minute
+        self._details: dict[int, list[Line]] = {}
+        """The details made so far, by GPU."""
 
     @cached_property
     def before(self) -> tuple[Tick | None, float]:
