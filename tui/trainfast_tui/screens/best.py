@@ -280,8 +280,9 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def search_to_start(self) -> tuple[RunSpec, bool]:
         """Return the settings of the shown search, else of the question on the screen, and True to start it over.
 
-        An unfinished search goes on. An ended one starts over, with the knobs of a next run of the same model. Only a
-        question on the screen may be fresh. Raises UserError if the preset of the shown search is gone.
+        The request of the shown search becomes that of the next one. An unfinished search goes on. An ended one starts
+        over, with the knobs of a next run of the same model. Only a question on the screen may be fresh. Raises
+        UserError if the preset of the shown search is gone.
         """
         search, control, next_run = self._search, self.search_control, self.session.next_run
         assert next_run is not None
