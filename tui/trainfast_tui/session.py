@@ -210,23 +210,23 @@ class Session:
         self.post(NextRunChanged(knob))
         return self.next_run
 
-    def set_knobs(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> bool:
+    def set_knobs(self, knob_texts: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> bool:
         """Give the knobs of `next_run`, else of the next run, values as they are typed, with a notice.
 
         Return True if all were accepted; else none is applied.
         """
         next_run = next_run or self.next_run
-        settings = tuple(settings)
+        knob_texts = tuple(knob_texts)
         if next_run is None:
             return False
         try:
-            for name, value in settings:
-                next_run = next_run.with_value(name, value)
+            for name, text in knob_texts:
+                next_run = next_run.with_value(name, text)
         except UserError as error:
             self.post(NextRunRefused(error))
             return False
-        self.set_next_run(next_run, settings[0][0])
-        self.post(Notified(f"{', '.join(f'{name} = {value}' for name, value in settings)}; r runs it"))
+        self.set_next_run(next_run, knob_texts[0][0])
+        self.post(Notified(f"{', '.join(f'{name} = {text}' for name, text in knob_texts)}; r runs it"))
         return True
 
     def set_preset(self, name: str) -> NextRun:

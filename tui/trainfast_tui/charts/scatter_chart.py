@@ -20,7 +20,7 @@ MAX_LIMIT_RATIO = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class SettingPoint:
+class CandidatePoint:
     """A setting and its rate in the objective's unit; None stands at the bottom: out of memory, or not measured yet."""
 
     memory_bytes: int
@@ -29,7 +29,7 @@ class SettingPoint:
     tone: Tone
 
 
-def front_of(points: Sequence[SettingPoint]) -> list[SettingPoint]:
+def front_of(points: Sequence[CandidatePoint]) -> list[CandidatePoint]:
     """Return the measured points that no other beats in both rate and memory, the smallest first."""
     measured = [(point, point.rate) for point in points if point.rate is not None]
     front = pareto_front([(point.memory_bytes, rate) for point, rate in measured])
@@ -42,7 +42,7 @@ def drawn_limit(limit_bytes: int | None, largest_bytes: int) -> int | None:
     return limit_bytes if is_near else None
 
 
-def scatter_chart(points: Sequence[SettingPoint], limit_bytes: int | None, width: int, height: int) -> list[Line]:
+def scatter_chart(points: Sequence[CandidatePoint], limit_bytes: int | None, width: int, height: int) -> list[Line]:
     """Return `height` lines of `width` cells: y the rates, x bytes from zero; empty without room or a rate.
 
     Later points cover earlier ones; the front is a line of dots from each setting to the next larger and faster one.
@@ -73,7 +73,7 @@ def scatter_chart(points: Sequence[SettingPoint], limit_bytes: int | None, width
 
 
 def _front_dots(
-    front: Sequence[SettingPoint], right_bytes: float, y_range: tuple[float, float], width: int, height: int
+    front: Sequence[CandidatePoint], right_bytes: float, y_range: tuple[float, float], width: int, height: int
 ) -> bytearray:
     """Draw the front as steps: up at each of its settings, level until the next one."""
     cells = bytearray(width * height)

@@ -126,7 +126,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         elif offer is not None:
             next_run = session.next_run
             is_same_question = search is not None and next_run is not None and has_same_settings(search, next_run.spec)
-            if session.set_knobs(offer.settings) and not is_same_question:
+            if session.set_knobs(offer.knob_texts) and not is_same_question:
                 words = "Applied, but the search had other knobs: this may not fit with these."
                 session.post(Notified(words, "warning"))
             self.dismiss()

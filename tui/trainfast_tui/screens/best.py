@@ -25,7 +25,7 @@ from trainfast_tui.session import Session
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY
 from trainfast_tui.text.search.batch_question import ENTER_STARTS
 from trainfast_tui.text.search.best_question import ABOUT_SCRIPT_SEARCH, ABOUT_SEARCH, best_question_rows
-from trainfast_tui.text.search.best_state import candidate_settings
+from trainfast_tui.text.search.best_state import candidate_knob_texts
 from trainfast_tui.widgets.dialogs.ask import ask_choice
 from trainfast_tui.widgets.dialogs.ask_best_question import QuestionDialogs
 from trainfast_tui.widgets.search.best_view import BestView
@@ -198,19 +198,19 @@ class BestScreen(SearchScreen["BestSnapshot"]):
                 words = f"This search trains {question.name}, the next run trains {next_run.spec.name}"
                 self.notify(f"{words}; {error.line_without_option()}", severity="error")
                 return
-        settings = [
-            (name, text) for name, text in candidate_settings(search.so_far, best) if next_run.text_of(name) != text
+        knob_texts = [
+            (name, text) for name, text in candidate_knob_texts(search.so_far, best) if next_run.text_of(name) != text
         ]
-        if not settings:
+        if not knob_texts:
             session.post(Notified("The next run has the best setting already; r runs it"))
-        elif not session.set_knobs(settings):
+        elif not session.set_knobs(knob_texts):
             self.dismiss()
             return
         if is_other_model:
             words = f"The next run is now {question.name} with its search's best setting; r runs it"
             session.post(Notified(words))
-        elif len(settings) > MAX_NAMED:
-            session.post(Notified(f"{len(settings)} knobs have the values of the best setting; r runs it"))
+        elif len(knob_texts) > MAX_NAMED:
+            session.post(Notified(f"{len(knob_texts)} knobs have the values of the best setting; r runs it"))
         self.dismiss()
 
     def action_pin(self) -> None:

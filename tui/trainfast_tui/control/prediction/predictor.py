@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed, TrainingPython
 from trainfast_tui.control.prediction.model_tracer import ModelTracer
 from trainfast_tui.control.prediction.prediction_request import PredictionRequest
-from trainfast_tui.control.prediction.speed_predictor import SpeedPredictor, TracedSettings
+from trainfast_tui.control.prediction.speed_predictor import SpeedPredictor, TracedSpec
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.text.wait_words import importing_words
@@ -109,14 +109,14 @@ class Predictor:
         reference = (
             None
             if request.reference is None or reference_model is None
-            else TracedSettings(request.reference, reference_model)
+            else TracedSpec(request.reference, reference_model)
         )
         memory = NextRunMemory(
             predicted_fit(model, request),
             spec,
             reference_bytes=None if reference is None else _peak_bytes(reference, machine),
         )
-        return memory, self._speeds.predict(TracedSettings(spec, model), reference, machine, request.speed_key)
+        return memory, self._speeds.predict(TracedSpec(spec, model), reference, machine, request.speed_key)
 
     def _reason_or_trace(self, request: PredictionRequest) -> NextRunMemory:
         """Return the reason for no prediction, or begin the trace that will give one."""
@@ -143,7 +143,7 @@ def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFi
     return predict_headroom(model, spec, machine, world_size(spec, machine), free_bytes)
 
 
-def _peak_bytes(traced: TracedSettings, machine: Machine) -> int | None:
+def _peak_bytes(traced: TracedSpec, machine: Machine) -> int | None:
     """Predict the peak of other settings; None if they cannot run on this machine."""
     from trainfast_runner.settings.device_counts import first_gpu_name, world_size
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from trainfast_runner.settings.spec import RunSpec
 
 
-class TracedSettings(msgspec.Struct, frozen=True):
-    """Settings with the memory model of their trace."""
+class TracedSpec(msgspec.Struct, frozen=True):
+    """A spec with the memory model of its trace."""
 
     spec: RunSpec
     model: MemoryModel
@@ -36,9 +36,9 @@ class SpeedPredictor:
         """The newest speed model, with the key of all that it was made for."""
 
     def predict(
-        self, traced: TracedSettings, reference: TracedSettings | None, machine: Machine, speed_key: SpeedKey
+        self, traced: TracedSpec, reference: TracedSpec | None, machine: Machine, speed_key: SpeedKey
     ) -> NextRunSpeed:
-        """Predict the speed of both settings."""
+        """Predict the speed of both specs."""
         try:
             predicted = self._predict(traced, machine, speed_key)
             predicted_reference = None if reference is None else self._predict(reference, machine, speed_key)
@@ -57,7 +57,7 @@ class SpeedPredictor:
             ),
         )
 
-    def _predict(self, traced: TracedSettings, machine: Machine, speed_key: SpeedKey) -> PredictedSpeed | str:
+    def _predict(self, traced: TracedSpec, machine: Machine, speed_key: SpeedKey) -> PredictedSpeed | str:
         """Return the predicted speed, or why there is none. Raises UserError for devices that do not exist."""
         from trainfast_runner.search.speed.predicted_speed import UnknownSpeed
         from trainfast_runner.settings.device_counts import device_count

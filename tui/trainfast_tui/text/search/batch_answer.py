@@ -86,10 +86,10 @@ class Offer:
     """An offer at the end of a search."""
 
     label: str
-    settings: tuple[tuple[str, str], ...]
+    knob_texts: tuple[tuple[str, str], ...]
     """Names of knobs, and their values as they are typed."""
     reason: str
-    """Why to take the settings."""
+    """Why to take these knobs."""
 
 
 def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:

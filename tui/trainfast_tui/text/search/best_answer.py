@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 5
 """Runner-ups and candidates that were not tried are listed up to this many."""
-EFFECT_HEADER = ("setting", "instead of", "gave (95 % CI)", "measured by")
+EFFECT_HEADER = ("knob", "instead of", "gave (95 % CI)", "measured by")
 PARETO_HEADER = ("fastest in its memory", "rate", "peak")
 
 

@@ -123,6 +123,6 @@ def chance_words(so_far: BestSoFar) -> str:
     return f"{chance_text(step.chance)} chance that going on finds 2 % more{price}"
 
 
-def candidate_settings(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
-    """Return the knobs of a candidate as they are typed."""
+def candidate_knob_texts(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
+    """Return names and values of a candidate's knobs as they are typed."""
     return tuple((name, KNOBS_BY_NAME[name].text_of(value)) for name, value in so_far.candidates[number].knobs.items())

@@ -152,8 +152,8 @@ def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
     lines: list[Line] = [[(title, "muted")]]
     cursor = min(cursor, len(offered) - 1)
     for index, offer in enumerate(offered):
-        settings = " ".join(f"{name}={value}" for name, value in offer.settings)
-        head = f"{'▸' if index == cursor else ' '} {offer.label:<12}{settings}"
+        knobs = " ".join(f"{name}={text}" for name, text in offer.knob_texts)
+        head = f"{'▸' if index == cursor else ' '} {offer.label:<12}{knobs}"
         first, *rest = wrap(offer.reason, max(20, width - len(head) - 2)) or [""]
         lines.append([(head, "cursor" if index == cursor else "title"), ("  ", "text"), (first, "text")])
         if index == cursor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.search.best.person_instructions import instructions_in_force
 from trainfast_runner.units import counted
-from trainfast_tui.charts.scatter_chart import SettingPoint, front_of, scatter_chart
+from trainfast_tui.charts.scatter_chart import CandidatePoint, front_of, scatter_chart
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, labelled, paragraph
 from trainfast_tui.text.search.best_figures import best_label, objective_of
@@ -54,7 +54,7 @@ class BestView(SearchView["BestSnapshot"]):
             return [*self.scrolled_text(text, height - len(notice)), *notice]
         self._top = 0
         table_rows = len(table) + len(under_way) + 1 if len(table) > 1 or under_way else 0
-        points = _setting_points(search.so_far, is_live=search.is_live)
+        points = _candidate_points(search.so_far, is_live=search.is_live)
         max_chart = min(MAX_CHART_LINES, room - 1 - min(table_rows, MIN_TABLE_LINES))
         chart = (
             scatter_chart(points, search.so_far.limit_bytes, width, max_chart - 1)
@@ -83,7 +83,7 @@ def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     return [*lines, *paragraph(words, width, "muted", 2)]
 
 
-def _chart_title(so_far: BestSoFar, points: list[SettingPoint]) -> Line:
+def _chart_title(so_far: BestSoFar, points: list[CandidatePoint]) -> Line:
     """Return the axes, and the meaning of each sign on the chart."""
     title: Line = [(f"{objective_of(so_far.objective).unit or 'samples/s'} over memory", "muted")]
     title += [("  ⠤ ", "primary"), ("Pareto front", "muted")]
@@ -137,7 +137,7 @@ def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
     return paragraph(f"your instructions: {', '.join(words)}", width, "secondary", 2) if words else []
 
 
-def _setting_points(so_far: BestSoFar, *, is_live: bool) -> list[SettingPoint]:
+def _candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[CandidatePoint]:
     """Return the settings as points of the chart, the best last; the setting under way stands at the bottom."""
     rates: dict[int, float | None] = {}
     signs: dict[int, Piece] = {}
@@ -160,7 +160,7 @@ def _setting_points(so_far: BestSoFar, *, is_live: bool) -> list[SettingPoint]:
     for number, rate in sorted(rates.items(), key=lambda item: best is not None and item[0] == best.number):
         needed = so_far.memory_bytes(number)
         if needed is not None:
-            points.append(SettingPoint(needed, rate, *signs[number]))
+            points.append(CandidatePoint(needed, rate, *signs[number]))
     front = front_of(points)
     return [
         replace(point, sign="●", tone="success") if point.sign == "•" and point in front else point for point in points
