@@ -79,11 +79,11 @@ class EventLine(PaintedWidget):
             return [(f"{indent}no events", "muted")]
         event = self._chosen or self._events[-1]
         ago = fmt.duration(max(0.0, (axis.end_ns - event.t_ns) / 1e9))
-        when = f"{ago} ago" if axis.is_live else f"{ago} before the end"
+        time_words = f"{ago} ago" if axis.is_live else f"{ago} before the end"
         number = self._events.index(event) + 1
         return [
             (f"{indent}{event.sign}  ", event.tone),
-            (f"{when}  ", "muted"),
+            (f"{time_words}  ", "muted"),
             (event.words, "text"),
             (f"  {number} of {len(self._events)}, e earlier" if len(self._events) > 1 else "", "muted"),
         ]

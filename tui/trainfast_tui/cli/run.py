@@ -83,8 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     with run_started_when_free(plan, home, prepare, wait=arguments.wait) as (directory, signals):
         if arguments.detach:
             return _print_detached(directory, arguments.json)
-        why = f", {plan.devices_reason}" if plan.devices_reason else ""
-        print_notice(f"{directory.name} is starting{why}")
+        reason_words = f", {plan.devices_reason}" if plan.devices_reason else ""
+        print_notice(f"{directory.name} is starting{reason_words}")
         result = follow(directory, signals, interrupt_stops=True, printed="starting")
     if result is None:
         return EXIT_HUNG_UP

@@ -18,9 +18,9 @@ def split_command(text: str) -> list[str]:
     Raises UserError for a text that is not a command, or one that cannot start in this folder.
     """
     words = [os.path.expanduser(word) for word in split_words(text, "command")]
-    for_shell = next((word for word in words if word in SHELL_WORDS), None)
-    if for_shell is not None:
-        raise UserError(f"no shell runs the command, so {for_shell} has no meaning in it", key="command")
+    shell_word = next((word for word in words if word in SHELL_WORDS), None)
+    if shell_word is not None:
+        raise UserError(f"no shell runs the command, so {shell_word} has no meaning in it", key="command")
     if not words:
         raise UserError("type the command that starts your script", key="command", advice="python train.py")
     read_command(words)

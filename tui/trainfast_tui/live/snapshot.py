@@ -110,12 +110,12 @@ class Snapshot(msgspec.Struct, frozen=True):
         for device in newest.devices if newest is not None else ():
             if device.error is None:
                 continue
-            since = self.taken_ns
+            lost_since_ns = self.taken_ns
             for tick in reversed(self.machine_ticks):
                 if all(reading.error is None for reading in tick.devices if reading.index == device.index):
-                    lost[device.index] = max(0.0, (self.taken_ns - since) / 1e9)
+                    lost[device.index] = max(0.0, (self.taken_ns - lost_since_ns) / 1e9)
                     break
-                since = tick.t_ns
+                lost_since_ns = tick.t_ns
         return lost
 
 

@@ -47,8 +47,8 @@ class NextRun(ABC):
 
     def compared_with(self, run: RunFile | None) -> Self:
         """Return a copy compared with this run, unless either runs a script and they do not run the same."""
-        of_scripts = run is not None and (run.script is not None or self.script is not None)
-        if run is None or (of_scripts and not has_same_model(run, self.spec)):
+        is_script_involved = run is not None and (run.script is not None or self.script is not None)
+        if run is None or (is_script_involved and not has_same_model(run, self.spec)):
             return replace(self, shown_run_knobs=None)
         return replace(self, shown_run_knobs=run.knobs)
 

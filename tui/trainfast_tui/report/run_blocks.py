@@ -85,13 +85,13 @@ def _runs_grid(runs: Sequence[ReportedRun]) -> Grid:
 
 def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
     result = run.result
-    rate, few = result.throughput.samples_per_s, few_steps_note(result.steps.measured)
+    rate, few_note = result.throughput.samples_per_s, few_steps_note(result.steps.measured)
     return [
         run.label,
         result.run_id,
         " ".join(typed_overrides(without_search_settings(result.overrides, result.role))) or "as the preset sets them",
         number(rate.median),
-        few if few and rate.median is not None else number(rate.mad),
+        few_note if few_note and rate.median is not None else number(rate.mad),
         "" if run is first else _against(first.result, result),
         number(result.throughput.tokens_per_s.median),
         milliseconds(result.step_ms.p50),
@@ -113,8 +113,8 @@ def _throttled_words(result: Result) -> str:
 
 def _end_words(result: Result) -> str:
     """Return the end state, its reason, and the doubts about the figures."""
-    under = [f"measured under {result.measured_under}"] if result.measured_under else []
-    words = ", ".join([state_text(result.state), *doubt_marks(result), *under])
+    condition_words = [f"measured under {result.measured_under}"] if result.measured_under else []
+    words = ", ".join([state_text(result.state), *doubt_marks(result), *condition_words])
     reason = with_sizes(notable_reason(result.state, result.reason))
     return f"{words}: {reason}" if reason else words
 
@@ -135,9 +135,9 @@ def _throughput_picture(runs: Sequence[ReportedRun]) -> Iterator[Block]:
     for run in runs:
         rate = run.result.throughput.samples_per_s
         if rate.median is not None:
-            few = few_steps_note(run.result.steps.measured)
-            mad = None if few else rate.mad
-            words = number(rate.median) + (f" ({few})" if few else f" ± {number(mad)}")
+            few_note = few_steps_note(run.result.steps.measured)
+            mad = None if few_note else rate.mad
+            words = number(rate.median) + (f" ({few_note})" if few_note else f" ± {number(mad)}")
             low, high = rate.median - (mad or 0.0), rate.median + (mad or 0.0)
             whiskers.append(Whisker(f"run {run.label}", low, rate.median, high, words, "success"))
     title, axis = "throughput of each run, with its MAD", "samples/s, median of the measured steps"

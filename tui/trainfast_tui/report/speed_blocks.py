@@ -28,9 +28,9 @@ def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
 def _row(run: ReportedRun, speed: PredictedSpeed) -> list[str]:
     measured = run.result.throughput.samples_per_s.median
     difference = signed_percent(percent_change(measured, speed.median))
-    inside = ABSENT if measured is None else "yes" if speed.low <= measured <= speed.high else "no"
+    inside_word = ABSENT if measured is None else "yes" if speed.low <= measured <= speed.high else "no"
     ends = interval(speed.low, speed.high)
-    return [run.label, number(speed.median), ends, number(measured), difference, inside, speed.basis]
+    return [run.label, number(speed.median), ends, number(measured), difference, inside_word, speed.basis]
 
 
 def _whiskers(run: ReportedRun, speed: PredictedSpeed) -> list[Whisker]:

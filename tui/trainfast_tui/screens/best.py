@@ -129,8 +129,8 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         rows = [self.starting_row()]
         if not control.is_active:
             question = best_question_rows(control.request, self._planned.global_batch, fresh=control.options.is_fresh)
-            of_script = next_run is not None and next_run.script is not None
-            rows = [("", ABOUT_SCRIPT_SEARCH if of_script else ABOUT_SEARCH, "muted"), ("", ENTER_STARTS, "title")]
+            is_script = next_run is not None and next_run.script is not None
+            rows = [("", ABOUT_SCRIPT_SEARCH if is_script else ABOUT_SEARCH, "muted"), ("", ENTER_STARTS, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
             rows += [("", text, tone) for text, tone in self._planned.texts]
         self.view.show_question(next_run.spec.name if next_run is not None else "", rows)

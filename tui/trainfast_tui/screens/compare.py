@@ -154,8 +154,8 @@ def _figure_lines(comparison: Comparison, width: int) -> list[Line]:
 def _no_speed_words(comparison: Comparison) -> str:
     """Explain why there is no speed to compare; empty if both runs measured a step."""
     step = next(row for row in comparison.rows if row.label == "step")
-    without = [letter for letter, value in (("A", step.a), ("B", step.b)) if value is None]
-    if not without:
+    missing_letters = [letter for letter, value in (("A", step.a), ("B", step.b)) if value is None]
+    if not missing_letters:
         return ""
-    run_words = "Neither run has" if len(without) == 2 else f"{without[0]} has not"
+    run_words = "Neither run has" if len(missing_letters) == 2 else f"{missing_letters[0]} has not"
     return f"{run_words} measured a step: there is no speed to compare."

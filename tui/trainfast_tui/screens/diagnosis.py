@@ -31,8 +31,12 @@ class DiagnosisScreen(PageScreen):
             self.repaint()
 
     def body(self, width: int) -> list[Line]:
-        when = "now" if self._run.is_live else "in all"
-        return [rule(f"bottlenecks of {self._run.run_id}, {when}", width), [], *_diagnosis_lines(self._run, width)]
+        period_words = "now" if self._run.is_live else "in all"
+        return [
+            rule(f"bottlenecks of {self._run.run_id}, {period_words}", width),
+            [],
+            *_diagnosis_lines(self._run, width),
+        ]
 
 
 def _diagnosis_lines(run: RunSnapshot, width: int) -> list[Line]:

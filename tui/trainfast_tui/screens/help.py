@@ -123,11 +123,11 @@ def _knob_entry(name: str, width: int) -> list[Line]:
     """Return the description of a knob, its effects and its values."""
     knob = KNOBS_BY_NAME[name]
     effects = (("speed", knob.speed), ("memory", knob.memory), ("training", knob.training))
-    takes = f"takes {knob.values.describe()}; default {knob.text_of(knob.default)}"
+    values_words = f"takes {knob.values.describe()}; default {knob.text_of(knob.default)}"
     return [
         *_entry(name, knob.what, "title", width),
         *(line for label, text in effects if text for line in _entry("", f"{label}: {text}", "text", width)),
-        *labelled((" " * LABEL_CELLS, "text"), takes, width, "muted"),
+        *labelled((" " * LABEL_CELLS, "text"), values_words, width, "muted"),
     ]
 
 

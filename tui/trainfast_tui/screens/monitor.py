@@ -100,8 +100,8 @@ class MonitorScreen(AppScreen):
             return
         tick = self._snapshot.tick if self._snapshot is not None else None
         devices, table = self.query_one(MonitorDevices), self.query_one(ProcessTable)
-        for_charts = next((rows for least, rows in ROWS_KEPT_FOR_CHARTS if room >= least), 0)
-        device_rows = devices.rows_wanted(self.size.width, max(1, room - MIN_ROWS_FOR_PROCESSES - for_charts))
+        chart_rows_kept = next((rows for min_room, rows in ROWS_KEPT_FOR_CHARTS if room >= min_room), 0)
+        device_rows = devices.rows_wanted(self.size.width, max(1, room - MIN_ROWS_FOR_PROCESSES - chart_rows_kept))
         size_and_gpus = self.size, len(tick.devices) if tick is not None else 0
         if size_and_gpus != self._reserved_for:
             self._reserved_rows, self._reserved_for = (0, 0), size_and_gpus

@@ -51,8 +51,8 @@ class EventDescriber:
             key = (subject, event.device, (event.detail or "") if subject == "throttle" else "")
             if edge in ("on", "lost"):
                 self._began[key] = event.t_ns
-            elif (since := self._began.pop(key, None)) is not None:
-                words += f", after {fmt.duration((event.t_ns - since) / 1e9)}"
+            elif (began_ns := self._began.pop(key, None)) is not None:
+                words += f", after {fmt.duration((event.t_ns - began_ns) / 1e9)}"
             described.append(DescribedEvent(event.t_ns, sign, tone, words))
         return described
 
@@ -78,8 +78,8 @@ def _compilations(steps: Sequence[Step]) -> list[DescribedEvent]:
 
 def _gpu_lost(event: Event) -> tuple[str, Tone, str]:
     """Describe a GPU that was lost, or that answers too slowly."""
-    why = event.detail or "it does not answer"
-    return "✗", "error", f"{_device(event)} {'does not answer' if takes_long(why) else 'was lost'}: {why}"
+    reason = event.detail or "it does not answer"
+    return "✗", "error", f"{_device(event)} {'does not answer' if takes_long(reason) else 'was lost'}: {reason}"
 
 
 def _device(event: Event) -> str:
@@ -97,10 +97,10 @@ def _throttle(event: Event, *, is_beginning: bool) -> tuple[str, Tone, str]:
 
 def _process(event: Event) -> tuple[str, Tone, str]:
     process_words = event.detail or (f"process {event.pid}" if event.pid is not None else "another process")
-    came: Tone = "warning" if event.kind == "foreign_process" else "primary"
+    appeared_tone: Tone = "warning" if event.kind == "foreign_process" else "primary"
     if event.state == "left":
         return "-", "muted", f"{_device(event)}: {process_words}"
-    return "+", came, f"{_device(event)}: {process_words}"
+    return "+", appeared_tone, f"{_device(event)}: {process_words}"
 
 
 def _state(event: Event) -> tuple[str, Tone, str]:

@@ -86,9 +86,9 @@ def figure_rows(result: Result) -> Iterator[tuple[str, str]]:
     yield from _energy(result)
     if result.conditions.start_temperature_c is not None:
         warm = result.conditions.measured_from_temperature_c
-        then = "" if warm is None else f", measured from {celsius(warm)} on"
+        measured_from = "" if warm is None else f", measured from {celsius(warm)} on"
         gpus = f" ({watched_text(result)})" if watched_text(result) else ""
-        yield "started at", celsius(result.conditions.start_temperature_c) + then + gpus
+        yield "started at", celsius(result.conditions.start_temperature_c) + measured_from + gpus
     if (world_size := result.actual.world_size) is not None:
         yield "ran as", _ran_as(result.actual, world_size)
     if result.actual.optimizer_reason:
@@ -108,13 +108,13 @@ def _losses(loss: Losses) -> str:
 
 def _speed(result: Result) -> Iterator[tuple[str, str]]:
     """Yield throughput, step time and phases of a run with measured steps."""
-    few = few_steps_note(result.steps.measured)
+    few_note = few_steps_note(result.steps.measured)
     for label, noun, spread in (
         ("throughput", "samples", result.throughput.samples_per_s),
         ("", "tokens", result.throughput.tokens_per_s),
     ):
         if spread.median is not None:
-            basis = [few] if result.steps.measured == 1 else ["median", few or f"MAD {number(spread.mad)}"]
+            basis = [few_note] if result.steps.measured == 1 else ["median", few_note or f"MAD {number(spread.mad)}"]
             yield label, f"{per_second(spread.median, noun)} ({'; '.join([*basis, *doubt_marks(result)])})"
     if result.throughput.predicted is not None:
         yield "", against_predicted_speed(result.throughput.samples_per_s.median, result.throughput.predicted)
@@ -123,7 +123,7 @@ def _speed(result: Result) -> Iterator[tuple[str, str]]:
     if result.throughput.samples_per_s.median is None and result.throughput.steps_per_s.median is not None:
         yield "throughput", f"{per_second(result.throughput.steps_per_s.median, 'steps')} (median)"
     times = result.step_ms
-    tail = few or f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
+    tail = few_note or f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
     yield "step", f"{milliseconds(times.p50)} ({tail})"
     phases = [(name, getattr(times, name)) for name in STEP_PHASES]
     if any(value is not None for _, value in phases):
@@ -138,9 +138,9 @@ def _memory(result: Result) -> Iterator[tuple[str, str]]:
         if memory.peak_reserved_bytes not in (None, memory.peak_allocated_bytes):
             reserved = f", {size(memory.peak_reserved_bytes)} reserved"
         device = f", device {size(memory.device_peak_used_bytes)}" if memory.device_peak_used_bytes else ""
-        whole = "" if result.state != "oom" else ", in the steps that ended"
+        oom_words = "" if result.state != "oom" else ", in the steps that ended"
         word = peak_word(of_script=result.script is not None, on_cpu=result.cpu is not None)
-        yield "peak memory", f"{size(memory.peak_allocated_bytes)} {word}{reserved}{device}{whole}"
+        yield "peak memory", f"{size(memory.peak_allocated_bytes)} {word}{reserved}{device}{oom_words}"
     elif memory.not_measured_because is not None:
         yield "peak memory", f"not measured: {plain(memory.not_measured_because)}"
     if memory.predicted_bytes is not None and result.role not in WARM_ROLES:
@@ -152,8 +152,8 @@ def _energy(result: Result) -> Iterator[tuple[str, str]]:
     """Yield the energy, or why a counter gives none."""
     energy = result.energy
     if energy.joules is not None:
-        from_what = filter(None, (watched_text(result), energy.source))
-        source = f" ({'; '.join(from_what)})" if energy.source else ""
+        sources = filter(None, (watched_text(result), energy.source))
+        source = f" ({'; '.join(sources)})" if energy.source else ""
         shares = f"{joules(energy.joules_per_sample)} a sample, {joules(energy.joules_per_step)} a step"
         yield "energy", f"{joules(energy.joules)}, {shares}{source}"
     elif energy.reason is not None:
@@ -195,8 +195,8 @@ def _ran_as(actual: Actual, world_size: int) -> str:
         optimizer = f"{optimizer} ({actual.optimizer_implementation})"
     words += [word for word in (actual.compute_dtype, optimizer) if word]
     if actual.attention:
-        why = f" ({actual.attention_reason})" if actual.attention_reason else ""
-        words.append(f"{actual.attention} attention{why}")
+        reason_words = f" ({actual.attention_reason})" if actual.attention_reason else ""
+        words.append(f"{actual.attention} attention{reason_words}")
     return plain(", ".join(words)) or ABSENT
 
 

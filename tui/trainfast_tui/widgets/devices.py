@@ -138,9 +138,9 @@ def gpu_line(
         line.append((fmt.to_width(fmt.plain(name), 18) + " ", "muted"))
     if device.error is not None:
         word = "silent" if failures.takes_long(device.error) else "lost"
-        since = f"{word} for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
-        room = width - line_length(line) - cell_len(since)
-        return [*line, (since, "error"), (_in_short(device.error, room), "error")]
+        lost_words = f"{word} for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
+        room = width - line_length(line) - cell_len(lost_words)
+        return [*line, (lost_words, "error"), (_in_short(device.error, room), "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
     line += _bar(share, 16 if width >= GPU_NAMES_FROM else 10 if long_words else 6, NEARLY_FULL_SHARE)
     line += _memory_pieces(device, long_words, missing)

@@ -96,15 +96,15 @@ class ScriptView(WidgetWithNotice):
         ways = _way_lines(discovered, self._findings.mapping, width)
         flags = [_flag_line(flag, self._findings.mapping, width) for flag in discovered.flags]
         rows, reason = self._mapping_lines(width)
-        for_rows = room - 2 - len(reason) - len(ways) - min(MIN_FLAG_LINES, len(flags))
-        top = max(0, self._cursor + 1 - max(MIN_KNOB_LINES, for_rows))
-        rows = rows[top : top + max(MIN_KNOB_LINES, for_rows)]
+        row_room = room - 2 - len(reason) - len(ways) - min(MIN_FLAG_LINES, len(flags))
+        top = max(0, self._cursor + 1 - max(MIN_KNOB_LINES, row_room))
+        rows = rows[top : top + max(MIN_KNOB_LINES, row_room)]
         lines = [rule("knobs and their flags", width), *rows, *reason, *ways]
         if flags and room > len(lines) + 1:
-            for_flags = room - len(lines) - 1
-            first = self._first_flag = clamp_scroll(self._first_flag, len(flags), for_flags)
-            last = min(len(flags), first + for_flags)
-            part = f", {first + 1} to {last} (PgUp PgDn)" if for_flags < len(flags) else ""
+            flag_room = room - len(lines) - 1
+            first = self._first_flag = clamp_scroll(self._first_flag, len(flags), flag_room)
+            last = min(len(flags), first + flag_room)
+            part = f", {first + 1} to {last} (PgUp PgDn)" if flag_room < len(flags) else ""
             lines += [rule(f"flags of the script{part}", width), *flags[first:last]]
         return lines
 

@@ -57,7 +57,8 @@ class BatchPrinter(JournalPrinter[BatchLine]):
                 return f"  {line.batch_size:,} {outcome_of(line.outcome).verb}{phase}: {with_sizes(line.reason)}"
             case ConfirmationRun():
                 sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
-                but = f", which refutes that {sizes} fitted" if sizes else ""
-                took = duration(line.seconds)
-                return f"  {line.batch_size:,} {state_text(line.state)} in a fresh process, {took}{but}: {line.run_id}"
+                refuted_words = f", which refutes that {sizes} fitted" if sizes else ""
+                time_taken = duration(line.seconds)
+                ended = f"{state_text(line.state)} in a fresh process, {time_taken}"
+                return f"  {line.batch_size:,} {ended}{refuted_words}: {line.run_id}"
         return ""

@@ -29,8 +29,8 @@ def batch_answer_rows(search: BatchSnapshot, answer: BatchAnswer) -> Iterator[tu
     )
     if answer.samples_per_s is not None:
         condition = measured_under(question)
-        under = f" (under {condition})" if condition is not None else ""
-        confirmed += f" at {per_second(answer.samples_per_s, 'samples')}{under}"
+        condition_words = f" (under {condition})" if condition is not None else ""
+        confirmed += f" at {per_second(answer.samples_per_s, 'samples')}{condition_words}"
     yield "largest batch", f"{count(answer.max_batch)}, {confirmed}; {answer.certainty}"
     rank_words = f" on rank {answer.tightest_rank}, the tightest" if question.world_size > 1 else ""
     limit = f"{size(answer.limit_bytes)} ({question.limit_words})" if question.limit_words else size(answer.limit_bytes)
@@ -55,8 +55,8 @@ def _took(search: BatchSnapshot) -> str:
     oom_probes = sum(probe.outcome == "oom" for probe in tried_probes)
     oom_confirmations = sum(confirmation.state == "oom" for confirmation in search.confirmations)
     confirming = f", and {_times(oom_confirmations)} in a confirmation run" if oom_confirmations else ""
-    took = duration(search.ended.seconds)
-    return f"{took}, {counted(len(tried_probes), 'size')} tried, memory ran out {_times(oom_probes)}{confirming}"
+    time_taken = duration(search.ended.seconds)
+    return f"{time_taken}, {counted(len(tried_probes), 'size')} tried, memory ran out {_times(oom_probes)}{confirming}"
 
 
 def _times(number: int) -> str:

@@ -69,11 +69,11 @@ def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[st
     elif noise is not None:
         yield "gain", "none beyond the noise: the baseline is kept"
     else:
-        none = "none" if is_final(answer, so_far.ended.state) else "none so far"
-        yield "gain", f"{none}: the baseline is the best"
+        no_gain_words = "none" if is_final(answer, so_far.ended.state) else "none so far"
+        yield "gain", f"{no_gain_words}: the baseline is the best"
     changed = answer.changes_training
-    same = ", ".join(filter(None, ("the same as the baseline", precision_words(so_far, answer))))
-    yield "trains", f"differently, by {', '.join(changed)}" if changed else same
+    training_words = ", ".join(filter(None, ("the same as the baseline", precision_words(so_far, answer))))
+    yield "trains", f"differently, by {', '.join(changed)}" if changed else training_words
     for note in answer.notes:
         yield "note", note
     yield from _shortened("within the noise", [typed_knobs(so_far.candidate(tie).knobs) for tie in answer.tied_numbers])
@@ -109,9 +109,9 @@ def _shortened(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
     """Yield the gain of each value over the baseline's, below `EFFECT_HEADER`."""
     for effect in answer.effects:
-        show = KNOBS_BY_NAME[effect.knob].text_of
-        by = "turned back in a run" if effect.measured else "earlier searches" if effect.earlier else "the trials"
-        yield f"{effect.knob}={show(effect.value)}", show(effect.before), gain_words(effect.gain_percent), by
+        text_of = KNOBS_BY_NAME[effect.knob].text_of
+        basis = "turned back in a run" if effect.measured else "earlier searches" if effect.earlier else "the trials"
+        yield f"{effect.knob}={text_of(effect.value)}", text_of(effect.before), gain_words(effect.gain_percent), basis
 
 
 def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, ...]]:
@@ -147,8 +147,8 @@ def _without_answer(so_far: BestSoFar, search_id: str) -> Iterator[str]:
     ended = so_far.ended
     if _is_cancelled(so_far):
         void = [trial.reason for trial in so_far.trials if trial.outcome == "void"]
-        when = f"before a measurement counted ({void[-1]})" if void else "before anything was measured"
-        yield f"cancelled {when}; the same command continues {search_id}"
+        end_words = f"before a measurement counted ({void[-1]})" if void else "before anything was measured"
+        yield f"cancelled {end_words}; the same command continues {search_id}"
     elif ended is not None:
         missing = ended.missing_bytes
         yield f"{ended.reason}{'' if missing is None else f': the smallest setting is {fmt.size(missing)} too large'}"

@@ -63,8 +63,8 @@ def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bo
 def varied_line(vary: Mapping[str, list[Any]], global_batch: int | None) -> str:
     """Return the knobs that a search varies, with their values."""
     varied = "; ".join(f"{name} {', '.join(map(KNOBS_BY_NAME[name].text_of, values))}" for name, values in vary.items())
-    at = f" at a global batch of {global_batch:,}" if global_batch is not None else ""
-    return f"varying {varied or 'nothing'}{at}"
+    batch_words = f" at a global batch of {global_batch:,}" if global_batch is not None else ""
+    return f"varying {varied or 'nothing'}{batch_words}"
 
 
 def left_alone_lines(left_alone: Mapping[str, str], *, to_name: str = NAMED_BY_COMMAND) -> list[str]:

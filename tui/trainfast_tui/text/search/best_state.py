@@ -62,8 +62,8 @@ def _end_words(search: BestSnapshot) -> str:
     if search.state == "failed":
         return f"failed: {fmt.plain(ended.reason)}; v asks a new question, Esc goes back to the knobs"
     if search.state == "cancelled":
-        why = "" if ended.reason in ("", CANCELLED_REASON) else f": {fmt.plain(ended.reason)}"
-        return f"stopped{why}; its journal is kept, f5 continues"
+        reason_words = "" if ended.reason in ("", CANCELLED_REASON) else f": {fmt.plain(ended.reason)}"
+        return f"stopped{reason_words}; its journal is kept, f5 continues"
     return ""
 
 

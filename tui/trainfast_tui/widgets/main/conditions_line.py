@@ -150,7 +150,7 @@ def _watched_gpus(run: RunSnapshot, conditions: Sequence[StepConditions]) -> str
 def _temperature(run: RunSnapshot, conditions: Sequence[StepConditions], long_words: bool) -> Line:
     """Return the temperature at the newest step of a live run, or at the start of an ended one."""
     if run.result is None:
-        degrees, when = conditions[-1].temperature_c, " now"
+        degrees, time_words = conditions[-1].temperature_c, " now"
     else:
-        degrees, when = run.result.conditions.start_temperature_c, " at start"
-    return [] if degrees is None else [(fmt.celsius(degrees) + (when if long_words else ""), "text")]
+        degrees, time_words = run.result.conditions.start_temperature_c, " at start"
+    return [] if degrees is None else [(fmt.celsius(degrees) + (time_words if long_words else ""), "text")]

@@ -293,9 +293,9 @@ def _knob_row(name: str, next_run: NextRun, is_changed: bool, is_current: bool, 
     tone: Tone = "cursor" if is_current else "title" if is_changed else "text"
     row: Line = [(f"{pointer}{mark}{name:<{NAME_WIDTH}}", tone)]
     before = next_run.shown_run_knobs
-    was = ""
+    before_words = ""
     if is_changed and before is not None and name in before:
-        was = f"  was {KNOBS_BY_NAME[name].text_of(before[name])}"
+        before_words = f"  was {KNOBS_BY_NAME[name].text_of(before[name])}"
     if is_current:
-        return [*row, (f"{value}{was}", "cursor")]
-    return [*row, (value, "warning" if is_changed else "text"), (was, "muted")]
+        return [*row, (f"{value}{before_words}", "cursor")]
+    return [*row, (value, "warning" if is_changed else "text"), (before_words, "muted")]

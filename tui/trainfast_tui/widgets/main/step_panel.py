@@ -75,8 +75,8 @@ def _progress_line(run: RunSnapshot, width: int) -> Line:
     if run.is_live:
         end = f"{fmt.duration(left_s)} left" if left_s is not None else ""
     else:
-        took = run.result.seconds if run.result is not None else None
-        end = f"took {fmt.duration(took)}" if took is not None else ""
+        seconds_taken = run.result.seconds if run.result is not None else None
+        end = f"took {fmt.duration(seconds_taken)}" if seconds_taken is not None else ""
     words = step_words(run)
     label = f" {fmt.fraction(share)}  {end}"
     narrow = width < WIDE_PROGRESS_FROM

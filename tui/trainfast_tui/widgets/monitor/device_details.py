@@ -181,10 +181,10 @@ def _memory_temperature(device: DeviceReading) -> Item | None:
     if device.memory_temperature_c is None:
         return None
     max_c = device.memory_max_temperature_c
-    near = max_c is not None and device.memory_temperature_c >= max_c - NEAR_MAX_MEMORY_C
+    is_hot = max_c is not None and device.memory_temperature_c >= max_c - NEAR_MAX_MEMORY_C
     limit = f" of {fmt.celsius(max_c)}" if max_c is not None else ""
     text = fmt.celsius(device.memory_temperature_c) + limit
-    return Item("memory temp", text, "warning" if near else "text", f"100 °C{limit}")
+    return Item("memory temp", text, "warning" if is_hot else "text", f"100 °C{limit}")
 
 
 def _mig(device: DeviceReading) -> Item | None:

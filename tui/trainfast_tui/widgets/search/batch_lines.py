@@ -74,8 +74,8 @@ def _probe_row(probe: Probe, search: BatchSnapshot, columns: Sequence[tuple[str,
 
 
 def _confirmation_row(confirmation: ConfirmationRun, columns: Sequence[tuple[str, str]], width: int) -> Line:
-    holds = confirmation.state == "finished"
-    if holds:
+    is_confirmed = confirmation.state == "finished"
+    if is_confirmed:
         words = f"confirmed: {confirmation.run_id}" if width >= WIDE_CELLS_FROM else "confirmed"
     elif confirmation.state == "oom":
         words = "out of memory in the confirmation run"
@@ -90,4 +90,4 @@ def _confirmation_row(confirmation: ConfirmationRun, columns: Sequence[tuple[str
         fmt.number(confirmation.samples_per_s),
         fmt.duration(confirmation.seconds),
     ]
-    return _row(cells, [(f"{'✓' if holds else '✗'} {words}", "success" if holds else "error")], width)
+    return _row(cells, [(f"{'✓' if is_confirmed else '✗'} {words}", "success" if is_confirmed else "error")], width)

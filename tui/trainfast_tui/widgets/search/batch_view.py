@@ -133,10 +133,10 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
     is_waiting = search.state in ("paused", "interrupted")
     if is_waiting and not search.is_decided:
         return [[("next: decided when the search goes on", "text")]]
-    when = "next" if is_waiting or search.waits_for else "now"
+    time_word = "next" if is_waiting or search.waits_for else "now"
     action = {"probe": "probe ", CONFIRM_STEP: "confirm "}.get(step.action, "")
     batch = f"{action}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
-    return paragraph(f"{when}: {batch}{step.why}", width, "text", 3)
+    return paragraph(f"{time_word}: {batch}{step.why}", width, "text", 3)
 
 
 def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:

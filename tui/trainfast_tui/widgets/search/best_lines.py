@@ -121,8 +121,8 @@ def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
 
 
 def _effect_name(effect: Effect) -> str:
-    show = KNOBS_BY_NAME[effect.knob].text_of
-    return f"{effect.knob}={show(effect.value)} for {show(effect.before)}"
+    text_of = KNOBS_BY_NAME[effect.knob].text_of
+    return f"{effect.knob}={text_of(effect.value)} for {text_of(effect.before)}"
 
 
 def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, max_ties: int) -> list[Line]:

@@ -46,14 +46,14 @@ class BestView(SearchView["BestSnapshot"]):
         foot = [*_answer_lines(search, width, height), *_instruction_lines(search, width)]
         table = trial_lines(search.so_far, width) if search.so_far.space is not None else []
         line = waiting_line(search.so_far, width) if search.is_live else []
-        under_way = [line] if line else []
+        step_lines = [line] if line else []
         end = [[], *foot, *notice] if foot or notice else []
         room = height - len(head) - len(end)
         if room < 0:
-            text = [*head, [], *foot, [], *table, *under_way]
+            text = [*head, [], *foot, [], *table, *step_lines]
             return [*self.scrolled_text(text, height - len(notice)), *notice]
         self._top = 0
-        table_rows = len(table) + len(under_way) + 1 if len(table) > 1 or under_way else 0
+        table_rows = len(table) + len(step_lines) + 1 if len(table) > 1 or step_lines else 0
         points = _candidate_points(search.so_far, is_live=search.is_live)
         max_chart = min(MAX_CHART_LINES, room - 1 - min(table_rows, MIN_TABLE_LINES))
         chart = (
@@ -63,9 +63,9 @@ class BestView(SearchView["BestSnapshot"]):
         )
         if chart:
             chart = [[], _chart_title(search.so_far, points), *chart]
-        room -= len(chart) + 1 + len(under_way)
+        room -= len(chart) + 1 + len(step_lines)
         shown, hidden = self.scrolled_table(table, room) if len(table) > 1 and room >= 2 else ([], [])
-        body = [hidden, *shown, *under_way] if shown or under_way else []
+        body = [hidden, *shown, *step_lines] if shown or step_lines else []
         return [*head, *chart, *body, *end]
 
 
@@ -106,11 +106,11 @@ def _varied_lines(search: BestSnapshot, width: int) -> list[Line]:
 def _time_words(search: BestSnapshot, now_ns: int) -> str:
     so_far = search.so_far
     measured = counted(len(so_far.attempts), "measurement")
-    of_all = f"{counted(len(so_far.candidates), 'setting')}, {measured}" if so_far.candidates else measured
+    counts = f"{counted(len(so_far.candidates), 'setting')}, {measured}" if so_far.candidates else measured
     if not search.is_live:
-        return f"{of_all}, took {fmt.duration(so_far.spent_s())}"
+        return f"{counts}, took {fmt.duration(so_far.spent_s())}"
     budget = "" if so_far.question is None else f", the budget is {fmt.duration(so_far.question.budget_s)}"
-    return f"{of_all}, {fmt.duration(so_far.spent_s(now_ns))} so far{budget}"
+    return f"{counts}, {fmt.duration(so_far.spent_s(now_ns))} so far{budget}"
 
 
 def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
