@@ -36,8 +36,8 @@ def _series(name: str, ticks: Sequence[Tick], value_of: Callable[[Tick], float |
     count = len(ticks)
     while count and value_of(ticks[count - 1]) is None:
         count -= 1
-    shown = ticks[:count]
-    return Series(name, [tick.t_ns for tick in shown], [value_of(tick) for tick in shown], tone)
+    shown_ticks = ticks[:count]
+    return Series(name, [tick.t_ns for tick in shown_ticks], [value_of(tick) for tick in shown_ticks], tone)
 
 
 def _run_cpu_percent(cores: int | None, tick: Tick) -> float | None:

@@ -98,7 +98,7 @@ def _title_row(width: int, data: ChartData, series_columns: list[SeriesColumns],
     """Return the title, and at the right the key and newest value of as many series as fit."""
     title = plain(data.title)
     keys: list[Segment] = []
-    used = 0
+    used_cells = 0
     for index, (series, columns) in enumerate(zip(data.series, series_columns, strict=True)):
         value = plain(data.format_value(_newest(series, data)))
         name = plain(series.name)
@@ -106,16 +106,16 @@ def _title_row(width: int, data: ChartData, series_columns: list[SeriesColumns],
         swatch = f"{_KEY_TEXTURES[columns.stride]} {name} " if named else ""
         spacing = "  " if keys else ""
         length = cell_len(spacing) + cell_len(swatch) + cell_len(value)
-        if index and used + length + 1 > width:
+        if index and used_cells + length + 1 > width:
             break
         keys.append(Segment(spacing + swatch, styles.series(series.tone)))
         keys.append(Segment(value, styles.title))
-        used += length
-    if used > width:
+        used_cells += length
+    if used_cells > width:
         value = to_width(value, width, "right")
         return [Segment(value, styles.title)]
-    left = truncate(title, max(0, width - used - 1))
-    padding = " " * (width - used - cell_len(left))
+    left = truncate(title, max(0, width - used_cells - 1))
+    padding = " " * (width - used_cells - cell_len(left))
     return [Segment(left + padding, styles.title), *(part for part in keys if part.text)]
 
 

@@ -74,6 +74,6 @@ def charted_ticks(snapshot: Snapshot) -> Sequence[Tick]:
 
 def charted_uuids(run: RunSnapshot | None, tick: Tick) -> list[str]:
     """Return the UUIDs of the GPUs in this tick that the run uses or watches, or of all if it uses none of them."""
-    used = used_uuids(run)
+    run_uuids = used_uuids(run)
     uuids = [device.uuid for device in tick.devices if device.uuid]
-    return [uuid for uuid in uuids if uuid in used] or uuids
+    return [uuid for uuid in uuids if uuid in run_uuids] or uuids

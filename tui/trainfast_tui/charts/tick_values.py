@@ -42,8 +42,8 @@ class TickValuesCache:
             self._uuids, self._by_time = uuids, {}
         values = []
         for tick in ticks:
-            kept = self._by_time.get(tick.t_ns)
-            values.append(kept if kept is not None and kept.tick is tick else _values_of(tick, uuids))
+            cached = self._by_time.get(tick.t_ns)
+            values.append(cached if cached is not None and cached.tick is tick else _values_of(tick, uuids))
         self._by_time = {tick_values.tick.t_ns: tick_values for tick_values in values}
         return values
 
@@ -53,11 +53,11 @@ def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
     devices = [by_uuid.get(uuid) for uuid in uuids]
     values: list[tuple[float | None, ...]] = []
     for reading in GPU_READINGS:
-        drawn = tuple(None if device is None else reading.value_of(device) for device in devices)
+        drawn_values = tuple(None if device is None else reading.value_of(device) for device in devices)
         if len(devices) > MAX_LINES:
-            readings = [value for value in drawn if value is not None]
-            drawn = max(readings, default=None), min(readings, default=None)
-        values.append(drawn)
+            readings = [value for value in drawn_values if value is not None]
+            drawn_values = max(readings, default=None), min(readings, default=None)
+        values.append(drawn_values)
     causes: frozenset[str] = frozenset()
     for device in tick.devices:
         if device.throttle_reasons and (not uuids or device.uuid in uuids):

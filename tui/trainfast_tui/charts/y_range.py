@@ -64,8 +64,8 @@ class YRange:
             self._roomy_since_ns, self._range = None, fitting
             return fitting
         length = current[1] - current[0]
-        used = high - (low if y_min is None else min(low, y_min))
-        if fitting[1] - fitting[0] >= length or used >= 0.5 * length:
+        used_length = high - (low if y_min is None else min(low, y_min))
+        if fitting[1] - fitting[0] >= length or used_length >= 0.5 * length:
             self._roomy_since_ns = None
         elif self._roomy_since_ns is None or now_ns < self._roomy_since_ns:
             self._roomy_since_ns = now_ns

@@ -96,10 +96,10 @@ def _as_json(tick: Tick) -> dict[str, Any]:
     """Return the tick as JSON, each GPU with its first temperature limit, which `degrees_to_slowdown_c` counts to."""
     fields: dict[str, Any] = msgspec.to_builtins(tick)
     fields["missing"]["host.run"] = "the monitor looks at the machine: what a run uses is in its own records"
-    for shown, gpu in zip(fields["devices"], tick.devices, strict=True):
-        shown["slows_down_at_c"] = slows_down_at_c(gpu)
+    for device_fields, gpu in zip(fields["devices"], tick.devices, strict=True):
+        device_fields["slows_down_at_c"] = slows_down_at_c(gpu)
         why = tick.missing.get(f"gpu{gpu.index}.degrees_to_slowdown_c")
-        if shown["slows_down_at_c"] is None and why is not None:
+        if device_fields["slows_down_at_c"] is None and why is not None:
             fields["missing"][f"gpu{gpu.index}.slows_down_at_c"] = why
     return fields
 

@@ -137,8 +137,8 @@ def _build() -> Parser:
         group = "".join(groups)
         if group not in subparsers:
             names = [sibling.words[1] for sibling in COMMANDS if sibling.words[0] == group]
-            about = f"{GROUP_HELP[group]}: {', '.join(names)}"
-            group_parser = subparsers[""].add_parser(group, help=about, description=_sentence(about))
+            group_help = f"{GROUP_HELP[group]}: {', '.join(names)}"
+            group_parser = subparsers[""].add_parser(group, help=group_help, description=_sentence(group_help))
             group_parser.set_defaults(run=partial(_refuse_group, group, names), leaf=group_parser)
             subparsers[group] = group_parser.add_subparsers(title="commands", metavar="COMMAND")
         subparsers[group].add_parser(name, help=command.help, description=_sentence(command.help), command=command)

@@ -126,9 +126,11 @@ def _variant_lines(preset: Preset, width: int | None) -> list[str]:
     ]
     figures = range(1, len(header))
     knobs = [_settings(row) for row in preset.variants]
-    whole = table([*header, "KNOBS"], [[*row, settings] for row, settings in zip(rows, knobs, strict=True)], figures)
-    if width is None or max(map(len, whole)) <= width:
-        return whole
+    wide_lines = table(
+        [*header, "KNOBS"], [[*row, settings] for row, settings in zip(rows, knobs, strict=True)], figures
+    )
+    if width is None or max(map(len, wide_lines)) <= width:
+        return wide_lines
     narrow = table([header[0], *published], rows, figures)
     lines = [f"  published: {', '.join(published)}"] if published else []
     for line, settings in zip(narrow, ["", *knobs], strict=True):

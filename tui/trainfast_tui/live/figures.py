@@ -130,8 +130,8 @@ def planned_steps(run: RunSnapshot) -> int | None:
 
 def step_words(run: RunSnapshot) -> str:
     """Return the last step of the run: `step 12 of 800`, or `step 12` if the number of steps is unknown."""
-    done, planned = (run.steps[-1].step if run.steps else 0), planned_steps(run)
-    return f"step {count(done)} of {count(planned)}" if planned else f"step {count(done)}"
+    steps_done, planned = (run.steps[-1].step if run.steps else 0), planned_steps(run)
+    return f"step {count(steps_done)} of {count(planned)}" if planned else f"step {count(steps_done)}"
 
 
 def seconds_left(run: RunSnapshot) -> float | None:

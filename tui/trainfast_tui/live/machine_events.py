@@ -61,6 +61,6 @@ class MachineEvents:
         self._processes[device.index] = after
         if before is None:
             return  # processes of the first look did not just appear
-        for state, processes, others in (("left", before, after), ("appeared", after, before)):
-            for pid in sorted(processes.keys() - others.keys()):
+        for state, processes, other_processes in (("left", before, after), ("appeared", after, before)):
+            for pid in sorted(processes.keys() - other_processes.keys()):
                 yield process_event(device.index, t_ns, state, processes[pid], kind="process")

@@ -124,10 +124,10 @@ class Reader(threading.Thread):
         batch_search = self._read("the batch search", self._batch_search.poll, self._batch_search.newest)
         best_search = self._read("the best-fit search", self._best_search.poll, self._best_search.newest)
         self._read("the list of runs", lambda: self._other_runs.look(self.followed), None)
-        elsewhere = self._other_runs.started_elsewhere
-        if elsewhere is not None and run is None and self.followed is None:
-            self._followed_run.follow(self._home.directory(elsewhere))
-            elsewhere = None  # the next snapshot shows it
+        other_run_id = self._other_runs.started_elsewhere
+        if other_run_id is not None and run is None and self.followed is None:
+            self._followed_run.follow(self._home.directory(other_run_id))
+            other_run_id = None  # the next snapshot shows it
         self._update_sampler(run)
         snapshot = Snapshot(
             taken_ns=time.monotonic_ns(),
@@ -139,7 +139,7 @@ class Reader(threading.Thread):
             best_search=best_search,
             trouble=self._trouble,
             other_live_run=self._other_runs.live,
-            started_elsewhere=elsewhere,
+            started_elsewhere=other_run_id,
         )
         return replace(snapshot, processes=self._read_processes(snapshot)) if self._looks_at_processes else snapshot
 

@@ -32,10 +32,12 @@ def tone_styles(widget: Widget) -> Palette:
     key = app.theme, app.native_ansi_color, widget.rich_style
     if key not in styles:
         # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
-        whole = {tone: part_style(widget, f"tone--{tone}") for tone in TONES}
-        filled = {tone: Style(bgcolor=whole[tone].bgcolor, reverse=whole[tone].reverse) for tone in FILLED_TONES}
+        whole_styles = {tone: part_style(widget, f"tone--{tone}") for tone in TONES}
+        filled = {
+            tone: Style(bgcolor=whole_styles[tone].bgcolor, reverse=whole_styles[tone].reverse) for tone in FILLED_TONES
+        }
         styles[key] = {
-            tone: _without_background(style) + filled.get(tone, Style.null()) for tone, style in whole.items()
+            tone: _without_background(style) + filled.get(tone, Style.null()) for tone, style in whole_styles.items()
         }
     return styles[key]
 

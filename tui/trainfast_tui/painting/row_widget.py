@@ -98,10 +98,10 @@ class RowWidget(Widget):
         strips = []
         for y in crop.line_range:
             row = rows[y] if y < len(rows) else None
-            kept = self._strips.get(y)
-            if kept is None or kept[0] is not row:
-                kept = self._strips[y] = row, self._strip(row, width, background, filters)
-            strips.append(kept[1])
+            cached = self._strips.get(y)
+            if cached is None or cached[0] is not row:
+                cached = self._strips[y] = row, self._strip(row, width, background, filters)
+            strips.append(cached[1])
         first, last = crop.column_span
         return strips if (first, last) == (0, width) else [strip.crop(first, last) for strip in strips]
 

@@ -52,10 +52,10 @@ def _peaks(run: ReportedRun) -> Iterator[tuple[str, dict[str, int], int | None]]
                 {name: by_phase.get(phase, {}).get(name, 0) for name in CATEGORIES if phase in by_phase},
                 measured.get(phase),
             )
-    whole = run.result.memory
-    if not measured and (whole.peak_allocated_bytes is not None or (whole.predicted_bytes and not by_phase)):
+    memory = run.result.memory
+    if not measured and (memory.peak_allocated_bytes is not None or (memory.predicted_bytes and not by_phase)):
         parts = {name: predicted[f"{name}_bytes"] for name in CATEGORIES if f"{name}_bytes" in predicted}
-        yield WHOLE_STEP, parts, whole.peak_allocated_bytes
+        yield WHOLE_STEP, parts, memory.peak_allocated_bytes
 
 
 def _measured(run: ReportedRun) -> dict[str, int]:

@@ -48,8 +48,8 @@ def read_run(label: str, directory: Path, result: Result) -> ReportedRun:
     """Read the whole run: unlike a screen, a report shows more than the newest steps and samples."""
     records = read_records(directory)
     snapshot = Follower(directory).poll()
-    whole = replace(snapshot, run_file=records.run, ticks=_ticks(directory), rates=_rates(records))
-    return ReportedRun(label, directory, result, records, whole)
+    whole_snapshot = replace(snapshot, run_file=records.run, ticks=_ticks(directory), rates=_rates(records))
+    return ReportedRun(label, directory, result, records, whole_snapshot)
 
 
 def _ticks(directory: Path) -> tuple[Tick, ...]:

@@ -210,8 +210,8 @@ class MainScreen(AppScreen):
         else:
             risk, name = self._risk(next_run), next_run.spec.name
             if run is not None:
-                done = run.steps[-1].step if run.steps else 0
-                question = f"{run.run_id} is {state_text(run.state)}, at step {done:,}. Stop it and start {name}?"
+                steps_done = run.steps[-1].step if run.steps else 0
+                question = f"{run.run_id} is {state_text(run.state)}, at step {steps_done:,}. Stop it and start {name}?"
                 question = " ".join(filter(None, (question, risk)))
                 start = partial(self._start, next_run, run_to_stop=run.directory)
                 self._ask_about(run, question, "stop it, then run", start)
@@ -226,8 +226,8 @@ class MainScreen(AppScreen):
         if next_run.script is not None:
             return "" if "steps" in next_run.spec.knobs else RUNS_TO_COMPLETION.format(next_run.spec.title)
         machine = self.session.machine
-        used = None if machine is None else machine.used_by(next_run.spec.knobs["devices"])
-        return swap_notice(self.session.predicted_fit(next_run), used)
+        used_machine = None if machine is None else machine.used_by(next_run.spec.knobs["devices"])
+        return swap_notice(self.session.predicted_fit(next_run), used_machine)
 
     def _start(self, next_run: NextRun, run_to_stop: Path | None = None) -> None:
         name = next_run.spec.name

@@ -81,10 +81,10 @@ class MonitorScreen(AppScreen):
         """Paint the machine of this snapshot."""
         self._snapshot = snapshot
         tick = snapshot.tick
-        used = used_uuids(snapshot.live_run)
+        run_uuids = used_uuids(snapshot.live_run)
         self.query_one(MonitorHead).show_snapshot(snapshot)
         devices = self.query_one(MonitorDevices)
-        devices.set_snapshot(snapshot, used, self._last_minute.update(snapshot.machine_ticks))
+        devices.set_snapshot(snapshot, run_uuids, self._last_minute.update(snapshot.machine_ticks))
         self.query_one(ProcessTable).show_rows(snapshot.processes, tick is not None and bool(tick.devices))
         self._divide_rows()
         devices.repaint()

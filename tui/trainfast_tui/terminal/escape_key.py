@@ -39,9 +39,9 @@ class KeyReader(XTermParser):
         """Yield the events in `data`."""
         # Until its delay is over, Textual takes the next read as part of the sequence.
         continues = self._ends_with_esc and self._timeout_time is not None and re.match(_KEY, data)
-        whole = _ESC_AND_KEY.sub(_as_alt, ESC + data if continues else data)
+        typed = _ESC_AND_KEY.sub(_as_alt, ESC + data if continues else data)
         self._ends_with_esc = data.endswith(ESC)
-        return super().feed(whole[1:] if continues else whole)
+        return super().feed(typed[1:] if continues else typed)
 
 
 def _as_alt(typed: re.Match[str]) -> str:

@@ -30,9 +30,9 @@ def without_search_settings(overrides: Mapping[str, Any], role: str | None) -> d
 def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
     """Return as many whole overrides as fit in `cells`, else the first one cut, and how many more there are."""
     words = typed_overrides(overrides)
-    for shown in range(len(words), 0, -1):
-        hidden = f" +{len(words) - shown}" if shown < len(words) else ""
-        text = " ".join(words[:shown]) + hidden
+    for count in range(len(words), 0, -1):
+        hidden = f" +{len(words) - count}" if count < len(words) else ""
+        text = " ".join(words[:count]) + hidden
         if cell_len(text) <= cells:
             return text
     if not words:

@@ -71,8 +71,8 @@ class BestPrinter(JournalPrinter[BestLine]):
             case BestStep(candidate_number=None):
                 return ""
             case BestStep():
-                about = f" {line.knob} of" if line.knob else ""
-                return f"{role_of(line.action).noun}{about} {self._knobs(line.candidate_number)}: {line.why}"
+                knob_words = f" {line.knob} of" if line.knob else ""
+                return f"{role_of(line.action).noun}{knob_words} {self._knobs(line.candidate_number)}: {line.why}"
             case Trial():
                 return f"  {self._outcome(line)}"
             case ColdRun():

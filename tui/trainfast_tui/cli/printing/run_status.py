@@ -27,9 +27,9 @@ def status_line(snapshot: RunSnapshot, *, with_bar: bool = False) -> str:
         return plain("  ".join(parts))
     total = planned_steps(snapshot)
     if snapshot.steps:
-        done = snapshot.steps[-1].step
-        bar = f" {progress_bar(done / total)}" if with_bar and total else ""
-        parts[0] += f" {done:,}/{total:,}{bar}" if total else f" step {done:,}"
+        steps_done = snapshot.steps[-1].step
+        bar = f" {progress_bar(steps_done / total)}" if with_bar and total else ""
+        parts[0] += f" {steps_done:,}/{total:,}{bar}" if total else f" step {steps_done:,}"
         parts += _figures(snapshot)
     elif snapshot.phase and snapshot.stop_deadline_ns is None:
         parts.append(start_words(snapshot.phase, snapshot.detail))

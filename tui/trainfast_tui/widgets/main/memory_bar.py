@@ -150,8 +150,8 @@ def _bar_line(fit: PredictedFit, measured: MeasuredMemory | None, width: int) ->
     scale = _scale_bytes(fit, measured)
     parts = _shown_parts(fit)
     # On a large device a small model would be one cell: each category keeps its own.
-    used = min(width, max(len(parts), round(fit.needed_bytes / scale * width)))
-    cells = stacked_cells([float(size) for _, size in parts], used)
+    used_cells = min(width, max(len(parts), round(fit.needed_bytes / scale * width)))
+    cells = stacked_cells([float(size) for _, size in parts], used_cells)
     line: Line = []
     for (key, _), count in zip(parts, cells, strict=True):
         line += [PART_SIGNS[key]] * count

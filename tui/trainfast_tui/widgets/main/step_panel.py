@@ -69,8 +69,8 @@ class StepPanel(ShownRunWidget):
 
 
 def _progress_line(run: RunSnapshot, width: int) -> Line:
-    done, planned = (run.steps[-1].step if run.steps else 0), planned_steps(run)
-    share = done / planned if planned else None
+    steps_done, planned = (run.steps[-1].step if run.steps else 0), planned_steps(run)
+    share = steps_done / planned if planned else None
     left_s = seconds_left(run)
     if run.is_live:
         end = f"{fmt.duration(left_s)} left" if left_s is not None else ""

@@ -122,18 +122,18 @@ def missing_item(tick: Tick, index: int, width: int) -> Item | None:
 def item_lines(items: Sequence[Item], width: int, indent: int) -> list[Line]:
     """Lay the items out in lines of `width` cells; none is broken, and each has the room of its widest reading."""
     lines: list[Line] = []
-    used, gap = width + 1, 0
+    used_cells, gap = width + 1, 0
     for label, text, tone, widest, _ in items:
         length = cell_len(text)
         room = max(length, len(widest))
-        if used + gap + cell_len(label) + 1 + room > width:
+        if used_cells + gap + cell_len(label) + 1 + room > width:
             lines.append([(" " * indent, "text")])
-            used = indent
+            used_cells = indent
         else:
             lines[-1].append((" " * gap, "text"))
-            used += gap
+            used_cells += gap
         lines[-1] += [(f"{label} ", "muted"), (text, tone)]
-        used += cell_len(label) + 1 + length
+        used_cells += cell_len(label) + 1 + length
         gap = 3 + room - length
     return lines
 

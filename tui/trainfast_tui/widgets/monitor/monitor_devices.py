@@ -210,10 +210,10 @@ def _most_important(view: _MachineView, chosen: int, room: int) -> list[list[Lin
     for index, alarms in enumerate(view.alarms):
         rows.append(item_lines(alarms, view.width, INDENT)[:1] if index != chosen and room > 0 else [])
         room -= len(rows[-1])
-    whole = view.details(chosen)
-    if len(whole) > room and (items := view.items(chosen)):
-        whole = item_lines(sorted(items, key=lambda item: item.is_alarm, reverse=True), view.width, INDENT)
-    rows[chosen] = whole[: max(0, room)]
+    chosen_lines = view.details(chosen)
+    if len(chosen_lines) > room and (items := view.items(chosen)):
+        chosen_lines = item_lines(sorted(items, key=lambda item: item.is_alarm, reverse=True), view.width, INDENT)
+    rows[chosen] = chosen_lines[: max(0, room)]
     return rows
 
 
