@@ -1,4 +1,4 @@
-"""Throughput over memory: one sign a setting, the settings that none beats in both as a line, and the limit."""
+"""Throughput over memory: one sign a candidate, those that none beats in both as a line, and the limit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trainfast_tui.text.lines import Line, Piece, Tone
 GUTTER = 8
 """Cells left of the axis, for a rate."""
 MAX_LIMIT_RATIO = 4.0
-"""Chosen, not measured: a limit over this many times the largest setting is written at the edge, not drawn."""
+"""Chosen, not measured: a limit over this many times the largest candidate is written at the edge, not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidatePoint:
-    """A setting and its rate in the objective's unit; None stands at the bottom: out of memory, or not measured yet."""
+    """A candidate and its rate in the objective's unit; None stands at the bottom: out of memory, or not measured."""
 
     memory_bytes: int
     rate: float | None
@@ -37,7 +37,7 @@ def front_of(points: Sequence[CandidatePoint]) -> list[CandidatePoint]:
 
 
 def drawn_limit(limit_bytes: int | None, largest_bytes: int) -> int | None:
-    """Return the limit if a picture of settings up to `largest_bytes` can show it; None without one or if it is far."""
+    """Return the limit if a picture of candidates up to `largest_bytes` can show it; None without one or a far one."""
     is_near = limit_bytes is not None and limit_bytes <= MAX_LIMIT_RATIO * largest_bytes
     return limit_bytes if is_near else None
 
@@ -45,7 +45,7 @@ def drawn_limit(limit_bytes: int | None, largest_bytes: int) -> int | None:
 def scatter_chart(points: Sequence[CandidatePoint], limit_bytes: int | None, width: int, height: int) -> list[Line]:
     """Return `height` lines of `width` cells: y the rates, x bytes from zero; empty without room or a rate.
 
-    Later points cover earlier ones; the front is a line of dots from each setting to the next larger and faster one.
+    Later points cover earlier ones; the front is a line of dots from each candidate to the next larger and faster one.
     """
     plot_width, plot_height = width - GUTTER - FRAME_COLUMNS, height - FRAME_ROWS
     rates = [point.rate for point in points if point.rate is not None]
@@ -75,7 +75,7 @@ def scatter_chart(points: Sequence[CandidatePoint], limit_bytes: int | None, wid
 def _front_dots(
     front: Sequence[CandidatePoint], right_bytes: float, y_range: tuple[float, float], width: int, height: int
 ) -> bytearray:
-    """Draw the front as steps: up at each of its settings, level until the next one."""
+    """Draw the front as steps: up at each of its candidates, level until the next one."""
     cells = bytearray(width * height)
     count = width << X_BITS
     columns: ColumnRanges = [None] * count

@@ -51,7 +51,7 @@ def pin_choices(search: BestSnapshot) -> InstructionChoices:
 
 
 def skip_choices(search: BestSnapshot) -> InstructionChoices:
-    """Return the instruction to skip the setting under way, and those to skip a value of a knob."""
+    """Return the instruction to skip the candidate under way, and those to skip a value of a knob."""
     step, space = search.so_far.newest_step, search.so_far.space
     choices: InstructionChoices = {}
     if step is not None and step.candidate_number is not None and space is not None:

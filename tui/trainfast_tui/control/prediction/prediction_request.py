@@ -1,4 +1,4 @@
-"""The request for a prediction of the next run: its settings, and the memory that is free for it now."""
+"""The request for a prediction of the next run: its spec, and the memory that is free for it now."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOVED_SHARE = 0.01
 
 
 class PredictionRequest(msgspec.Struct, frozen=True):
-    """The settings to predict for, and the machine with the memory that is free now."""
+    """The spec to predict for, and the machine with the memory that is free now."""
 
     spec: RunSpec
     machine: Machine
@@ -34,7 +34,7 @@ class PredictionRequest(msgspec.Struct, frozen=True):
     may_trace: bool
     """False while a run is measured: a trace would take its CPU."""
     reference: RunSpec | None = None
-    """The settings to compare with (`NextRun.reference_spec`); None if no knob differs from them."""
+    """The spec to compare with (`NextRun.reference_spec`); None if no knob differs from it."""
     speed_key: SpeedKey = ()
     """Changes when there are new runs or searches to predict the speed from."""
 
@@ -73,7 +73,7 @@ def request_for(
 
 
 def spec_on(machine: Machine, next_run: NextRun) -> RunSpec:
-    """Return the settings with the number of devices on this machine.
+    """Return the spec with the number of devices on this machine.
 
     They are unchanged if the devices are refused, which the run's start reports.
     """

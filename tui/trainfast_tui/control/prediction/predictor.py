@@ -133,7 +133,7 @@ class Predictor:
 
 
 def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFit:
-    """Predict these settings on this machine. Raises UserError for settings unknown to the model."""
+    """Predict this spec on this machine. Raises UserError for settings unknown to the model."""
     from trainfast_runner.machine.cgroup import free_within_limits
     from trainfast_runner.memory.headroom import predict_headroom
     from trainfast_runner.settings.device_counts import world_size
@@ -144,7 +144,7 @@ def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFi
 
 
 def _peak_bytes(traced: TracedSpec, machine: Machine) -> int | None:
-    """Predict the peak of other settings; None if they cannot run on this machine."""
+    """Predict the peak of another spec; None if it cannot run on this machine."""
     from trainfast_runner.settings.device_counts import first_gpu_name, world_size
 
     try:

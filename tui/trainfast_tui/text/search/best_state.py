@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def candidate_words(space: Space, number: int, *, short: bool = False) -> str:
-    """Return a setting as the knobs in which it differs from the baseline.
+    """Return a candidate as the knobs in which it differs from the baseline.
 
     With `short` the accumulation is left out where it follows from the batch at one global batch.
     """
@@ -68,7 +68,7 @@ def _end_words(search: BestSnapshot) -> str:
 
 
 def doing_words(so_far: BestSoFar) -> str:
-    """Return the step under way and its setting in words."""
+    """Return the step under way and its candidate in words."""
     step, space = so_far.newest_step, so_far.space
     if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
         return "deciding the next step"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainfast_runner.search.journal.best import BestAnswer, ColdRun, Effect, Trial
 
 RATE_CELLS, STEPS_CELLS, TOOK_CELLS, PROCESS_CELLS = 26, 6, 12, 11
-"""Cells of the columns right of the setting."""
+"""Cells of the columns right of the candidate."""
 NARROW_RATE_CELLS, NARROW_TOOK_CELLS, NARROW_PROCESS_CELLS = 22, 9, 9
 WIDE_COLUMNS_FROM = 100
 """Width of the table from which its columns are wide and its words long."""
@@ -45,7 +45,7 @@ def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width:
     outcome = outcome_of(attempt.outcome)
     words = "" if attempt.outcome in ("measured", "slow") else outcome.noun
     assert so_far.space is not None
-    setting = candidate_words(so_far.space, attempt.candidate_number, short=width < WIDE_COLUMNS_FROM)
+    candidate = candidate_words(so_far.space, attempt.candidate_number, short=width < WIDE_COLUMNS_FROM)
     value, divisor = so_far.values.get(index), _unit(so_far)[1]
     if value is not None:
         words = figure_words(value, divisor)
@@ -54,18 +54,18 @@ def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width:
         process = "repeat" if attempt.repeats else "warm" if attempt.warm else "new"
     else:
         if attempt.knob is not None:
-            setting = f"{attempt.knob} of {setting}"
+            candidate = f"{attempt.knob} of {candidate}"
         steps, process = fmt.ABSENT, role_of(attempt.role).short if width >= WIDE_COLUMNS_FROM else "cold"
     if attempt.outcome == "slow":
         words = f"{words}, given up" if width >= WIDE_COLUMNS_FROM else words
     elif attempt.outcome == "void" and words != "void":
         words = f"void: {words}"
-    return _row((outcome.sign, outcome.tone), (setting, words, steps, fmt.duration(attempt.seconds), process), width)
+    return _row((outcome.sign, outcome.tone), (candidate, words, steps, fmt.duration(attempt.seconds), process), width)
 
 
 def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: Tone = "text") -> Line:
-    """Return a sign and the cells of setting, rate, steps, time and process."""
-    setting, *figures, process = cells
+    """Return a sign and the cells of candidate, rate, steps, time and process."""
+    candidate, *figures, process = cells
     widths = (
         (RATE_CELLS, STEPS_CELLS, TOOK_CELLS, PROCESS_CELLS)
         if width >= WIDE_COLUMNS_FROM
@@ -74,11 +74,11 @@ def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: T
     room = max(12, width - 2 - sum(widths))
     right = "".join(fmt.to_width(cell, cell_width, "right") for cell, cell_width in zip(figures, widths, strict=False))
     last = fmt.to_width(f"  {process}", widths[3])
-    return [(f"{sign[0]} ", sign[1]), (fmt.to_width(setting, room) + right + last, tone)]
+    return [(f"{sign[0]} ", sign[1]), (fmt.to_width(candidate, room) + right + last, tone)]
 
 
 def waiting_line(so_far: BestSoFar, width: int) -> Line:
-    """Return the setting under way, with its reason; empty without one."""
+    """Return the candidate under way, with its reason; empty without one."""
     step, space = so_far.newest_step, so_far.space
     if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
         return []

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MIN_CHART_LINES, MAX_CHART_LINES = 7, 20
 """The least lines of a useful chart, and the most."""
 SIGN_MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "now"}
-"""The signs of the chart; a measured setting on the line is ● instead of •."""
+"""The signs of the chart; a measured candidate on the line is ● instead of •."""
 MIN_TABLE_LINES = 4
 """Lines of the table that the chart leaves."""
 
@@ -76,8 +76,8 @@ def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     lines = labelled((f"{sign} ", tone), best_search_words(search, now_ns), width, "title")
     if so_far.best is not None and so_far.space is not None:
         label = best_label(so_far.answer, search.state)
-        setting = candidate_words(so_far.space, so_far.best.number)
-        lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), setting, width)
+        best = candidate_words(so_far.space, so_far.best.number)
+        lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), best, width)
     facts = [chance_words(so_far) if search.is_live else "", _time_words(search, now_ns)]
     words = "; ".join(filter(None, facts))
     return [*lines, *paragraph(words, width, "muted", 2)]
@@ -138,7 +138,7 @@ def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
 
 
 def _candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[CandidatePoint]:
-    """Return the settings as points of the chart, the best last; the setting under way stands at the bottom."""
+    """Return the candidates as points of the chart, the best last; the one under way stands at the bottom."""
     rates: dict[int, float | None] = {}
     signs: dict[int, Piece] = {}
     for index, attempt in enumerate(so_far.attempts):
