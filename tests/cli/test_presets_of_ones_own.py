@@ -70,6 +70,25 @@ def test_new_over_a_parent_stays_an_extension(cli: Cli) -> None:
     assert "# slower" in (cli.presets / "grandchild.toml").read_text()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[model]\nfamily = "llama"  # small\nhidden_size = 64\n[data]\nkind = "text"\n[model.rope]\ntheta = 1.0\n',
+        'model.family = "llama"  # small\ndata.kind = "text"\nmodel.hidden_size = 64\nmodel.rope.theta = 1.0\n',
+    ],
+)
+def test_new_from_a_table_that_stands_in_two_places(cli: Cli, text: str) -> None:
+    (cli.presets / "mine.toml").write_text(f"schema = 1\n{text}")
+    assert cli("presets", "new", "wide", "--from", "mine", "--set", "model.hidden_size=256").code == 0
+    saved_text = (cli.presets / "wide.toml").read_text()
+    saved = tomllib.loads(saved_text)
+    assert saved["model"] == {"family": "llama", "hidden_size": 256, "rope": {"theta": 1.0}}
+    assert saved["data"] == {"kind": "text"}
+    assert "# small" in saved_text
+    assert cli("presets", "new", "other", "--from", "mine", "--set", "model.family=gpt2").code == 0
+    assert tomllib.loads((cli.presets / "other.toml").read_text())["model"] == {"family": "gpt2"}
+
+
 def test_another_model_brings_its_own_fields(cli: Cli) -> None:
     settings = ["--set", "model.family=gpt2", "--set", "model.n_layer=2", "--set", "memory_limit=none"]
     assert cli("presets", "new", "other", *settings).code == 0

@@ -156,8 +156,11 @@ def _set_values(
 
 
 def _table(document: TOMLDocument, section: str) -> AbstractTable:
-    if section not in document:
-        document[section] = tomlkit.table()
+    """The table of the section, which is added if it is missing, and joined if it is written in several places."""
+    if not isinstance(document.get(section), AbstractTable):
+        joined = tomlkit.table()
+        joined.update(document.pop(section, {}))
+        document[section] = joined
     table = document[section]
     assert isinstance(table, AbstractTable)
     return table
