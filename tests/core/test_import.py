@@ -195,6 +195,13 @@ def test_a_command_of_accelerate_by_the_names_that_its_scripts_use(command: str,
     assert imported.not_understood == ()
 
 
+def test_a_flag_in_quotes_is_read() -> None:
+    command = "python t.py '--per_device_train_batch_size=8' \"--seed\" 3 \"--bf16\" '--colour=red'"
+    imported = import_settings(command, "it", "tiny-llama")
+    assert imported.knobs == {"batch_size": 8, "seed": 3, "precision": "bf16"}
+    assert imported.not_understood == ("colour='red'",)
+
+
 def test_what_is_not_understood_is_listed_and_nothing_is_executed() -> None:
     text = "import os; os.remove('/nothing')\nargs = TrainingArguments('o', optim='lion', lr=x, fsdp='full_shard')\n"
     imported = import_settings(text, "train.py", "tiny-llama")

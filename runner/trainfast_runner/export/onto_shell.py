@@ -106,12 +106,13 @@ def _flag_edits(
         if value_word is not None and "$" in value_word.text:
             notes.append(f"{file}: --{name} is {value_word.text}: make it {new}")
         elif value is None:
-            gone = [flag] if value_word is None or value_word.begin < flag.end else [flag, value_word]
+            gone = [flag] if value_word is None or value_word.begin == flag.begin else [flag, value_word]
             edits += [(word.begin, word.end, "") for word in gone]
         elif value_word is None:
             edits += [] if value is True else [(flag.end, flag.end, f" {new}")]
         elif value_word.value.lower() != str(value).lower() and _number(value_word.value) != value:
-            edits.append((value_word.begin, value_word.end, new))
+            joined_flag = flag.value.partition("=")[0] + "=" if value_word.begin == flag.begin else ""
+            edits.append((value_word.begin, value_word.end, joined_flag + new))
     return edits, new_flags, notes
 
 

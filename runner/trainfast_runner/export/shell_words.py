@@ -78,17 +78,22 @@ def _commands(words: list[Word]) -> Iterator[list[Word]]:
 
 
 def flags_of(words: list[Word]) -> dict[str, tuple[Word, Word | None]]:
-    """The flags by name with underscores: the word of each, and of its value, None for a flag alone."""
+    """The flags by name with underscores: the word of each, and of its value, None for a flag alone.
+
+    The value in `--flag=value` has the place of the whole word, since quotes may stand around both.
+    """
     flags: dict[str, tuple[Word, Word | None]] = {}
     for index, word in enumerate(words):
-        if not word.text.startswith("--") or word.text == "--":
+        if not word.value.startswith("--") or word.value == "--":
             continue
-        name, equals, value = word.text[2:].partition("=")
+        name, equals, _ = word.value[2:].partition("=")
         after = words[index + 1] if index + 1 < len(words) else None
         if equals:
-            value_word: Word | None = Word(value, word.end - len(value), word.end)
+            # The quote that opens before the flag closes after its value.
+            opening_quote = "" if word.text.startswith("--") else word.text[0]
+            value_word: Word | None = Word(opening_quote + word.text.partition("=")[2], word.begin, word.end)
         else:
-            value_word = after if after is not None and not after.text.startswith("--") else None
+            value_word = after if after is not None and not after.value.startswith("--") else None
         flags[name.replace("-", "_")] = (word, value_word)
     return flags
 
