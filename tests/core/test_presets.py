@@ -70,6 +70,7 @@ def test_a_user_preset_may_refine_the_shipped_one_it_hides(user_presets: Path) -
         ('schema = 1\nextends = "tiny-llama"\n[knobs]\nseed = 1\nbatch_size = "lots"\n', 5, "must be a whole number"),
         ('schema = 1\nextends = "tiny-lama"\n', 2, "did you mean tiny-llama?"),
         ('schema = 1\nextends = "mine"\n', 2, "cannot extend itself"),
+        ('schema = 1\nextends = "./base"\n', 2, "there is no preset './base'; try a path that ends in .toml"),
         ('schema = 1\ntitel = "x"\nextends = "tiny-llama"\n', 2, "did you mean title?"),
         ('schema = 2\n[model]\nfamily = "llama"\n', 1, "schema must be 1"),
         ("schema = 1\n[model]\nhidden_size = 4\n", 2, "exactly one of hub, path, family"),

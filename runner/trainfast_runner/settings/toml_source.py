@@ -27,16 +27,22 @@ class TomlSource(msgspec.Struct, frozen=True):
     content: str
 
     def error_at(
-        self, at: KeyPath, message: str, allowed: Iterable[str] | None = None, nearest: str | None = None
+        self,
+        at: KeyPath,
+        message: str,
+        allowed: Iterable[str] | None = None,
+        nearest: str | None = None,
+        advice: str | None = None,
     ) -> UserError:
         """Return the error about the value at this key."""
         line = line_of(self.content, at)
         where = f"{self.path}:{line}" if line else str(self.path)
-        return UserError(message, key=".".join(map(str, at)), allowed=allowed, nearest=nearest, where=where)
+        key = ".".join(map(str, at))
+        return UserError(message, key=key, allowed=allowed, nearest=nearest, advice=advice, where=where)
 
     def located(self, error: UserError, *at: str | int) -> UserError:
         """Return the error about the value at this key, with its file and line."""
-        return self.error_at(at, error.message, error.allowed, error.nearest)
+        return self.error_at(at, error.message, error.allowed, error.nearest, error.advice)
 
     def refuse_unknown_keys(self, table: Mapping[str, Any], allowed: tuple[str, ...], at: KeyPath = ()) -> None:
         """Refuse a key that is not allowed, naming the nearest."""
