@@ -55,6 +55,15 @@ def test_a_poll_gives_what_came_since_the_last(home: Home, hold: Callable[[Path]
     assert follower.poll().steps[-1].step == 12
 
 
+def test_a_figure_out_of_bounds_makes_its_line_unreadable(home: Home, hold: Callable[[Path], None]) -> None:
+    directory = live(home, hold, steps=20)
+    damaged = [msgspec.structs.replace(a_step(n), data_ms=1e308) for n in (21, 22)]
+    append(directory / "steps.jsonl", *damaged, a_step(23))
+    followed = Follower(directory).poll()
+    assert [step.step for step in followed.steps][-2:] == [20, 23]
+    assert followed.unreadable_lines == 2
+
+
 def test_a_step_is_joined_to_its_devices_when_a_sample_after_its_end_has_come(
     home: Home, hold: Callable[[Path], None]
 ) -> None:

@@ -31,16 +31,16 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Count | None = None
     loss: Bounded | None = None
     step_ms: Milliseconds
-    data_ms: float | None = None
-    forward_ms: float | None = None
-    backward_ms: float | None = None
-    optimizer_ms: float | None = None
-    other_ms: float | None = None
+    data_ms: Bounded | None = None
+    forward_ms: Bounded | None = None
+    backward_ms: Bounded | None = None
+    optimizer_ms: Bounded | None = None
+    other_ms: Bounded | None = None
     peak_allocated_bytes: Count | None = None
     peak_reserved_bytes: Count | None = None
     alloc_retries: Count | None = None
-    lr: float | None = None
-    loss_scale: float | None = None
+    lr: Bounded | None = None
+    loss_scale: Bounded | None = None
     compiling: bool = False
     phase_peaks: dict[str, int] | None = None
     loss_not_finite: bool = False
