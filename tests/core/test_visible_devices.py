@@ -74,6 +74,11 @@ def test_a_name_that_no_gpu_has_does_not_train_on_the_cpu(variable: str) -> None
     )
 
 
+@pytest.mark.parametrize("variable", ["0,0", "1,0,1", "GPU-aa,GPU-aa11"])
+def test_a_gpu_that_is_named_twice_leaves_none_as_in_torch(variable: str) -> None:
+    assert refused(seen(variable)).startswith(f"CUDA_VISIBLE_DEVICES={variable} names")
+
+
 def test_an_nvml_failure_with_gpus_present_is_refused_and_says_what_to_do() -> None:
     with stand_in.installed(Machine([Gpu(uuid="GPU-aa11")], init_code=18)):
         machine = detect_machine(CUDA, environment={})

@@ -77,6 +77,8 @@ def visible_devices(
 ) -> list[Device]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first entry that names none.
 
+    Empty if a GPU is named twice, as torch reads it (`_parse_visible_devices` in torch/cuda/__init__.py).
+
     `cuda_order` gives the UUIDs in CUDA's own order, by which CUDA counts unless CUDA_DEVICE_ORDER=PCI_BUS_ID. It is
     asked only where that order may differ from NVML's: among GPUs of several models. Raises UserError when it fails.
     """
@@ -97,6 +99,8 @@ def visible_devices(
             matching_gpus = [gpu for gpu in gpus if entry and gpu.uuid and gpu.uuid.startswith(entry)]
         if len(matching_gpus) != 1:
             break
+        if matching_gpus[0] in chosen:
+            return []
         chosen += matching_gpus
     return chosen
 
