@@ -71,6 +71,7 @@ def test_a_user_preset_may_refine_the_shipped_one_it_hides(user_presets: Path) -
         ('schema = 1\nextends = "tiny-lama"\n', 2, "did you mean tiny-llama?"),
         ('schema = 1\nextends = "mine"\n', 2, "cannot extend itself"),
         ('schema = 1\nextends = "./base"\n', 2, "there is no preset './base'; try a path that ends in .toml"),
+        ('schema = 1\n[model]\nfamily = "llama"\n"" = 3\n', 2, "there is no model field ''"),
         ('schema = 1\ntitel = "x"\nextends = "tiny-llama"\n', 2, "did you mean title?"),
         ('schema = 2\n[model]\nfamily = "llama"\n', 1, "schema must be 1"),
         ("schema = 1\n[model]\nhidden_size = 4\n", 2, "exactly one of hub, path, family"),
@@ -118,6 +119,7 @@ def test_two_presets_cannot_extend_each_other(user_presets: Path) -> None:
         ("tiny-llama", ["modle.hidden_size=4"], "modle.hidden_size"),
         ("tiny-llama", ["model.path="], "model.path"),
         ("tiny-llama", ["model.hub="], "model.hub"),
+        ("tiny-llama", ["model.=3"], "model."),
     ],
 )
 def test_a_bad_command_line_names_its_word(reference: str, settings: list[str], key: str) -> None:

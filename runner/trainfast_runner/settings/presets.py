@@ -235,8 +235,10 @@ def _data(raw: Mapping[str, Any], source: TomlSource, at: KeyPath) -> dict[str, 
 def read_model_field(key: str, value: object) -> object:
     """Return one field of `[model]`. Raises UserError naming `model.KEY` for a source that is no text, or is empty.
 
-    Also for a value that no record can hold.
+    Also for an empty key, and for a value that no record can hold.
     """
+    if not key:
+        raise UserError("there is no model field ''", key="model.")
     if key in MODEL_SOURCES and (not isinstance(value, str) or not value):
         raise UserError(f"model.{key} must be text, not {value!r}", key=f"model.{key}")
     if (kind := _unrecordable(value)) is not None:
