@@ -183,6 +183,8 @@ def test_a_minute_without_a_step_lists_the_ways(cli: Cli, tmp_path: Path) -> Non
         ([], "run needs a preset, or a command after --"),
         (["tiny-llama", "--", "python", "train.py"], "a preset or a command after --, not both"),
         (["--", "python"], "python has no script to run"),
+        (["--", "python", "-m"], "python has no script to run"),
+        (["--", "python", "-u", "-c"], "python has no script to run"),
         (["--", "python", "trian.py"], "there is no script trian.py; did you mean train.py?"),
         (["--", "trainn"], "there is no command 'trainn'"),
         (["--", "pyhton", "train.py"], "there is no command 'pyhton'; did you mean python?"),

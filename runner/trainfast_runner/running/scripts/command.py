@@ -180,19 +180,19 @@ def _python_command(typed: Sequence[str], python: str | None, cwd: str) -> Scrip
     count: int | None = 1
     accelerate: AccelerateLaunch | None = None
     launched, script = False, tuple(arguments)
-    if arguments[:1] == ["-m"] and len(arguments) > 1:
+    if not arguments or arguments in (["-m"], ["-c"]):
+        raise UserError(f"{typed[0]} has no script to run", key="--", option=f"run -- {typed[0]} train.py")
+    if arguments[0] == "-m":
         launched = arguments[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES)
         if launched:
             script = _launched_script(arguments[2:], cwd)
             count, accelerate = _asked_ranks(arguments[1], arguments[2 : len(arguments) - len(script)], cwd)
         name = _name_of(script) or arguments[1]
-    elif arguments[:1] == ["-c"]:
+    elif arguments[0] == "-c":
         name, script = "-c", ()
-    elif arguments:
+    else:
         name = Path(arguments[0]).name
         _refuse_missing(arguments[0], cwd)
-    else:
-        raise UserError(f"{typed[0]} has no script to run", key="--", option=f"run -- {typed[0]} train.py")
     argv = (interpreter, *typed[1:])
     return ScriptCommand(
         typed=tuple(typed),
