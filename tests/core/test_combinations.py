@@ -211,8 +211,8 @@ def test_processes_devices_and_the_global_batch_are_distinguished(
 ) -> None:
     asked = Facts(resolve("tiny-llama", settings), where, LLAMA, {}, "python")
     check(asked)
-    assert (asked.ranks, asked.devices) == (processes, devices)
-    assert device_counts.global_batch(asked.knobs, asked.devices) == global_batch
+    assert (asked.rank_count, asked.device_count) == (processes, devices)
+    assert device_counts.global_batch(asked.knobs, asked.device_count) == global_batch
 
 
 @pytest.mark.parametrize(

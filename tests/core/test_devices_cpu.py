@@ -71,7 +71,7 @@ def test_so_many_processes_run_on_the_cpu_of_a_machine_with_gpus(settings: list[
     asked = facts(*settings)
     check(asked)
     assert asked.machine.device == "cpu"
-    assert (asked.ranks, asked.devices) == (processes, processes)
+    assert (asked.rank_count, asked.device_count) == (processes, processes)
     assert device_counts.recorded_devices(asked.spec, TWO) == f"cpu:{processes}"
 
 

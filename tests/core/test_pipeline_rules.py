@@ -68,8 +68,8 @@ def test_what_runs_is_let_through_on_as_many_processes_as_it_needs() -> None:
     ):
         asked = facts(*settings)
         check(asked)
-        assert asked.ranks == processes
-        assert device_counts.global_batch(asked.knobs, asked.ranks) == batch
+        assert asked.rank_count == processes
+        assert device_counts.global_batch(asked.knobs, asked.rank_count) == batch
 
 
 def test_launcher_and_worker_cut_the_same_families() -> None:

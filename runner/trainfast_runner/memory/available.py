@@ -58,17 +58,17 @@ def available_memory(
     return AvailableMemory(free.size_bytes, f"{free.source}, less than memory_limit", free.with_context)
 
 
-def limit_below_weights_error(spec: RunSpec, parameters: int | None, devices: int) -> UserError | None:
+def limit_below_weights_error(spec: RunSpec, parameter_count: int | None, device_count: int) -> UserError | None:
     """The refusal of a `memory_limit` that the weights alone exceed; None if they fit or are unknown."""
     limit_bytes = tightest_limit_bytes(spec.knobs)
-    if parameters is None or limit_bytes is None:
+    if parameter_count is None or limit_bytes is None:
         return None
-    needed_bytes = least_weight_bytes(parameters, spec.knobs, devices)
+    needed_bytes = least_weight_bytes(parameter_count, spec.knobs, device_count)
     if limit_bytes >= needed_bytes:
         return None
     return UserError(
-        f"memory_limit={spec.knobs['memory_limit']} is below what the {parameters:,} parameters alone need"
-        f"{' on each device' if devices > 1 else ''}: {needed_bytes:,} bytes ({mebibytes(needed_bytes)})",
+        f"memory_limit={spec.knobs['memory_limit']} is below what the {parameter_count:,} parameters alone need"
+        f"{' on each device' if device_count > 1 else ''}: {needed_bytes:,} bytes ({mebibytes(needed_bytes)})",
         key="memory_limit",
         exit_code=EXIT_CODES["oom"],
     )

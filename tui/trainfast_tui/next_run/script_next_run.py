@@ -87,4 +87,4 @@ class ScriptNextRun(NextRun):
     def _ranks(self, machine: Machine) -> int | None:
         from trainfast_runner.running.scripts.command import read_command
 
-        return read_command(self.script.command, cwd=self.script.cwd).processes
+        return read_command(self.script.command, cwd=self.script.cwd).process_count

@@ -22,20 +22,20 @@ DISTRIBUTED_TYPES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
 class AccelerateLaunch:
     """The ranks asked for."""
 
-    processes: int | None
+    process_count: int | None
     """None for one on each GPU."""
     is_distributed: bool | None
     """None if the ranks are launched distributed only on several GPUs."""
 
     def ranks(self, gpus: int) -> int:
         """Return the number of ranks on a machine with `gpus` visible GPUs: 1 unless they are launched distributed."""
-        count = gpus if self.processes is None else self.processes
+        count = gpus if self.process_count is None else self.process_count
         is_distributed = count > 1 and gpus > 1 if self.is_distributed is None else self.is_distributed
         return max(1, count) if is_distributed else 1
 
 
-def read_accelerate_launch(options: Sequence[str], processes: int | None, cwd: str) -> AccelerateLaunch:
-    """Return the ranks by the words before the script; `processes` is the count that they name, None if they name none.
+def read_accelerate_launch(options: Sequence[str], process_count: int | None, cwd: str) -> AccelerateLaunch:
+    """Return the ranks by the words before the script, which name `process_count`, or None if they name none.
 
     An unreadable configuration file is taken for none: accelerate itself refuses it.
     """
@@ -48,11 +48,11 @@ def read_accelerate_launch(options: Sequence[str], processes: int | None, cwd: s
         if is_distributed is None:
             is_distributed = kind in DISTRIBUTED_TYPES or (kind.startswith("MULTI_") and kind != "MULTI_CPU")
         configured_processes = config.get("num_processes", 1)
-        if processes is None and isinstance(configured_processes, int):
-            processes = configured_processes
+        if process_count is None and isinstance(configured_processes, int):
+            process_count = configured_processes
     if is_on_cpu and "mpirun_hostfile" not in values:
         is_distributed = False
-    return AccelerateLaunch(processes, is_distributed)
+    return AccelerateLaunch(process_count, is_distributed)
 
 
 def _options_with_next_word(options: Sequence[str]) -> list[tuple[str, str]]:

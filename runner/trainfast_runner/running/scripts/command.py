@@ -56,10 +56,10 @@ class ScriptCommand:
     """The script's file name, or the module's, or the command's."""
     interpreter: str | None
     """None when it is unknown."""
-    processes: int | None
+    process_count: int | None
     """Ranks that the launcher is asked for, 1 if it is asked for none; None for one on each device."""
     accelerate: AccelerateLaunch | None = None
-    """The ranks that `accelerate launch` starts, in place of `processes`; None for any other launcher."""
+    """The ranks that `accelerate launch` starts, in place of `process_count`; None for any other launcher."""
     is_deepspeed: bool = False
     """True for a `deepspeed` command, whose ranks torchrun starts."""
     isolated: bool = False
@@ -73,8 +73,8 @@ class ScriptCommand:
         """Return the number of ranks that start on a machine where the script sees `gpus` GPUs."""
         if self.accelerate is not None:
             return self.accelerate.ranks(gpus)
-        if self.processes is not None:
-            return self.processes
+        if self.process_count is not None:
+            return self.process_count
         return gpus or (_deepspeed_ranks_on_cpu() if self.is_deepspeed else _cores())
 
     def argv_on(self, gpus: int) -> list[str]:
@@ -135,7 +135,7 @@ def _program_command(typed: Sequence[str], python: str | None, cwd: str) -> Scri
         argv=argv,
         name=Path(script_name(typed[index])).name,
         interpreter=python or interpreter,
-        processes=count,
+        process_count=count,
         script=script,
     )
 
@@ -165,7 +165,7 @@ def _launcher_command(typed: Sequence[str], python: str | None, cwd: str) -> Scr
         argv=argv,
         name=_name_of(script) or first,
         interpreter=python or _shebang(argv[0]),
-        processes=count,
+        process_count=count,
         accelerate=accelerate,
         script=script,
         launched=True,
@@ -199,7 +199,7 @@ def _python_command(typed: Sequence[str], python: str | None, cwd: str) -> Scrip
         argv=argv,
         name=name.replace("/", "-"),
         interpreter=interpreter,
-        processes=count,
+        process_count=count,
         accelerate=accelerate,
         isolated=isolated,
         script=script,
@@ -271,7 +271,7 @@ def _deepspeed_command(typed: Sequence[str], python: str | None, cwd: str) -> Sc
         argv=(interpreter, *TORCHRUN, *arguments),
         name=Path(arguments[0]).name,
         interpreter=interpreter,
-        processes=count,
+        process_count=count,
         is_deepspeed=True,
         script=tuple(arguments),
         launched=True,

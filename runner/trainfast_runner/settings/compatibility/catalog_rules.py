@@ -11,14 +11,14 @@ from trainfast_runner.worker.catalog import OPTIMIZERS, nearest_optimizer, neare
 
 def strategy_has_gpus(facts: Facts) -> None:
     """Refuse a strategy of one process over several devices where fewer than two GPUs are used."""
-    entry, devices = facts.strategy, facts.knobs["devices"]
+    entry, asked_devices = facts.strategy, facts.knobs["devices"]
     if entry.needs_gpus_reason is None:
         return
     requirement = f"strategy={entry.name} {entry.needs_gpus_reason}"
-    if asks_for_cpu(devices):
-        on_cpu = devices if (cpu_processes(devices) or 0) > 1 else f"{CPU}:2"
+    if asks_for_cpu(asked_devices):
+        on_cpu = asked_devices if (cpu_processes(asked_devices) or 0) > 1 else f"{CPU}:2"
         raise UserError(
-            f"{requirement}, and devices={devices} asks for the CPU",
+            f"{requirement}, and devices={asked_devices} asks for the CPU",
             key="strategy",
             advice=f"strategy={entry.fallback} with devices={on_cpu}",
         )
@@ -28,9 +28,9 @@ def strategy_has_gpus(facts: Facts) -> None:
             key="strategy",
             advice=f"strategy={entry.fallback}",
         )
-    if facts.devices < 2:
+    if facts.device_count < 2:
         raise UserError(
-            f"{requirement}, and devices={devices or 'auto'} is one",
+            f"{requirement}, and devices={asked_devices or 'auto'} is one",
             key="devices",
             advice="devices=2 where there are two, or strategy=single",
         )
@@ -43,17 +43,17 @@ def devices_fill_the_mesh(facts: Facts) -> None:
     if axis is None:
         return
     degree = whole_number(facts.knobs, f"{axis}_degree")
-    devices = facts.devices
+    device_count = facts.device_count
     requirement = f"strategy={entry.name} with {axis}_degree={degree}"
-    if "dp" not in entry.axes and devices != degree:
+    if "dp" not in entry.axes and device_count != degree:
         raise UserError(
-            f"{requirement} runs on {degree} devices, not on devices={devices}",
+            f"{requirement} runs on {degree} devices, not on devices={device_count}",
             key="devices",
-            advice=f"devices={degree}" + (f", or {axis}_degree={devices}" if devices > 1 else ""),
+            advice=f"devices={degree}" + (f", or {axis}_degree={device_count}" if device_count > 1 else ""),
         )
-    if "dp" in entry.axes and (devices % degree or devices == degree):
+    if "dp" in entry.axes and (device_count % degree or device_count == degree):
         raise UserError(
-            f"{requirement} needs a multiple of {degree} devices, at least {2 * degree}; devices={devices} is not",
+            f"{requirement} needs a multiple of {degree} devices, at least {2 * degree}; devices={device_count} is not",
             key="devices",
             advice=f"devices={2 * degree}, or strategy={axis} with devices={degree}",
         )

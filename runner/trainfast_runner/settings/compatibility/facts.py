@@ -56,12 +56,12 @@ class Facts:
         return ENGINES[str(self.knobs["engine"])]
 
     @property
-    def ranks(self) -> int:
+    def rank_count(self) -> int:
         """Number of processes the run starts."""
         return world_size(self.spec, self.machine)
 
     @property
-    def devices(self) -> int:
+    def device_count(self) -> int:
         """Number of devices the run uses."""
         return device_count(self.spec, self.machine)
 

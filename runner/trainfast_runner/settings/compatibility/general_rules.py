@@ -54,7 +54,7 @@ def devices_exist(facts: Facts) -> None:
 def _cpu_processes(facts: Facts) -> int:
     """Return the number of processes asked for on the CPU."""
     count = count_asked(devices_asked(facts.knobs))
-    return facts.ranks if count is None else count
+    return facts.rank_count if count is None else count
 
 
 def strategy_uses_all_devices(facts: Facts) -> None:
@@ -100,7 +100,7 @@ def limit_for_every_rank(facts: Facts) -> None:
     limit = facts.knobs["memory_limit"]
     if not isinstance(limit, str):
         return
-    figures, ranks = len(parse_bytes_per_rank(limit)), facts.ranks
+    figures, ranks = len(parse_bytes_per_rank(limit)), facts.rank_count
     if figures not in (1, ranks):
         raise UserError(
             f"memory_limit={limit} names {figures} ranks and the run has {ranks}",
