@@ -138,7 +138,7 @@ def read_records(directory: Path) -> RunRecords:
     """Every readable record of a run, of a long one a share; unreadable lines are counted, never raised."""
     records = RunRecords(run=read_run_file(directory))
     records.worker_lines = read_worker_lines(directory, records)
-    records.events = list(_each(Tail(directory / EVENTS_FILE, Event), records))
+    records.events = list(_readable_records(Tail(directory / EVENTS_FILE, Event), records))
     records.tried = read_knobs_tried(directory / CONTROL_FILE, records.run)
     steps = _read_steps(directory, records)
     ticks = _read_ticks(directory, records)
@@ -156,7 +156,10 @@ def read_records(directory: Path) -> RunRecords:
 def read_worker_lines(directory: Path, records: RunRecords | None = None) -> dict[int, list[WorkerLine]]:
     """The worker lines of each rank; unreadable lines are counted in `records`, if given."""
     counted = records or RunRecords()
-    return {rank: list(_each(WorkerTail(path), counted)) for rank, path in rank_files(directory, "worker").items()}
+    return {
+        rank: list(_readable_records(WorkerTail(path), counted))
+        for rank, path in rank_files(directory, "worker").items()
+    }
 
 
 def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]]:
@@ -166,7 +169,7 @@ def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]
         tail = StepTail(path)
         totals = StepTotals()
         thinned = Thinned[Step](MAX_STEPS // len(files))
-        for step in _each(tail, records):
+        for step in _readable_records(tail, records):
             totals.add(step)
             thinned.add(step.step, step)
         totals.dropped = totals.missing if tail.dropped_bytes else 0
@@ -184,7 +187,7 @@ def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
     uuids = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
     ticks = Thinned[_DeviceTick](MAX_SAMPLES // (len(uuids) + 1))
     used_peaks = records.highest_used_bytes
-    for tick in _each(TelemetryTail(directory / TELEMETRY_FILE, _DeviceTick), records):
+    for tick in _readable_records(TelemetryTail(directory / TELEMETRY_FILE, _DeviceTick), records):
         wanted_samples = [sample for sample in tick.devices if sample.uuid in uuids]
         for sample in wanted_samples:
             if sample.uuid is not None and sample.memory_used_bytes is not None:
@@ -200,7 +203,7 @@ def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
     return ticks
 
 
-def _each(tail: Tail[T], records: RunRecords) -> Iterator[T]:
+def _readable_records(tail: Tail[T], records: RunRecords) -> Iterator[T]:
     try:
         yield from remaining_records(tail)
     except OSError:

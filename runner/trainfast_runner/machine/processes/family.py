@@ -43,7 +43,7 @@ def _worst_state(pid: int, stat: Stat) -> str:
     return "D" if "D" in states else next(iter(states), stat.state)
 
 
-def _all() -> Iterator[tuple[int, Stat]]:
+def _all_processes() -> Iterator[tuple[int, Stat]]:
     with os.scandir("/proc") as entries:
         for entry in entries:
             if entry.name.isdecimal() and (stat := read_stat(int(entry.name))) is not None:
@@ -56,7 +56,7 @@ def processes_below(root_pid: int) -> list[tuple[int, Stat]]:
     Raises OSError when files cannot be opened.
     """
     children: dict[int, list[tuple[int, Stat]]] = {}
-    for pid, stat in _all():
+    for pid, stat in _all_processes():
         children.setdefault(stat.parent_pid, []).append((pid, stat))
     found_descendants: list[tuple[int, Stat]] = []
     parents = [root_pid]
@@ -77,7 +77,7 @@ def session_members(leader: Identity) -> list[Identity]:
         return []
     return [
         Identity(pid, stat.start_ticks)
-        for pid, stat in _all()
+        for pid, stat in _all_processes()
         if stat.session == leader.pid and stat.start_ticks >= leader.start_ticks and not stat.ended
     ]
 
@@ -89,7 +89,7 @@ def started_with(variable: str, value: str) -> list[Identity]:
     """
     assignment = os.fsencode(f"{variable}={value}")
     processes = []
-    for pid, stat in _all():
+    for pid, stat in _all_processes():
         with suppress(OSError):  # the process ended, or belongs to another user
             if not stat.ended and assignment in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 processes.append(Identity(pid, stat.start_ticks))

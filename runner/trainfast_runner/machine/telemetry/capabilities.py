@@ -22,7 +22,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.tick import is_instance
 
 _THROTTLE_REASONS = next(query for query in QUERIES if "throttle_reasons" in query.fields)
-_OF_AN_INSTANCE = tuple(query for query in QUERIES if {"memory_used_bytes", "processes"} & set(query.fields))
+_INSTANCE_QUERIES = tuple(query for query in QUERIES if {"memory_used_bytes", "processes"} & set(query.fields))
 """The rest NVML refuses for a MIG instance, or answers for the whole GPU."""
 
 
@@ -104,14 +104,14 @@ def _probe_gpu(nv: ModuleType, handle: Handle, capabilities: Capabilities) -> No
 
 def _probe_instance(nv: ModuleType, handle: Handle, capabilities: Capabilities) -> None:
     """Probe a MIG instance's own readings; the rest is absent."""
-    whole_gpu_queries = [query for query in (*QUERIES, ENERGY_BY_FUNCTION) if query not in _OF_AN_INSTANCE]
+    whole_gpu_queries = [query for query in (*QUERIES, ENERGY_BY_FUNCTION) if query not in _INSTANCE_QUERIES]
     names = [
         *(name for query in whole_gpu_queries for name in query.fields),
         *CAUSE_COUNTERS,
         *(field.name for field in FIELDS),
     ]
     capabilities.unsupported |= dict.fromkeys(names, failures.OF_THE_WHOLE_GPU)
-    for query in _OF_AN_INSTANCE:
+    for query in _INSTANCE_QUERIES:
         _probe_query(nv, handle, query, capabilities)
 
 

@@ -33,12 +33,12 @@ class Instance:
 def read_instances() -> list[Instance]:
     """Every instance of every GPU in MIG mode. Opens NVML for as long as that takes; empty when it does not answer."""
     instances = ask_once(
-        lambda nv: [instance for index in range(nv.nvmlDeviceGetCount()) for instance in _of_gpu(nv, index)]
+        lambda nv: [instance for index in range(nv.nvmlDeviceGetCount()) for instance in _instances_of_gpu(nv, index)]
     )
     return [] if isinstance(instances, NvmlFailure) else instances
 
 
-def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
+def _instances_of_gpu(nv: ModuleType, index: int) -> list[Instance]:
     """The instances of one GPU; empty when it does not answer or is not in MIG mode."""
     try:
         gpu = nv.nvmlDeviceGetHandleByIndex(index)

@@ -35,10 +35,10 @@ def _conditions(records: RunRecords, steps: list[Step]) -> list[StepConditions]:
     join = join_of(records.device_samples, run.watch_uuids, samples_factor=ranks_with_samples(run))
     for step in steps:
         join.add(step)
-    return [_of_run(step, run.device_uuids) for step in join.joined(final=True)]
+    return [_without_watched_losses(step, run.device_uuids) for step in join.joined(final=True)]
 
 
-def _of_run(conditions: StepConditions, used_uuids: Collection[str]) -> StepConditions:
+def _without_watched_losses(conditions: StepConditions, used_uuids: Collection[str]) -> StepConditions:
     """A step loses time to the devices it trains on alone, as in the result: not to one that is only watched."""
     devices = tuple(
         device if device.uuid in used_uuids else msgspec.structs.replace(device, lost_ms=dict.fromkeys(device.lost_ms))
