@@ -126,14 +126,14 @@ def _output_of(
     executable: str, command: list[str], environment: Mapping[str, str] | None, cancelled: threading.Event | None
 ) -> tuple[str, str]:
     """The command's stdout and stderr, once it has ended."""
-    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
     # Files, not pipes: a fork that outlives the program keeps a pipe open.
     with open_temporary_file() as printed, open_temporary_file() as errors:
         process = start_worker_program(executable, command, errors, environment, stdout=printed)
         try:
             # Do not collect the process yet: until then no other process group gets its pid.
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline_s:
                     raise timeout_error(executable)
                 if cancelled is not None and cancelled.is_set():
                     raise ProgramCancelled

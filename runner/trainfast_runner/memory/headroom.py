@@ -83,7 +83,7 @@ def predict_headroom(
         return PredictedFit(predicted, refusal=refusal)
     # RLIMIT_DATA also counts memory outside the trace; a GPU's cap does not.
     needs_margin = model.device == "cpu" and available.from_memory_limit
-    margin = margin_bytes(model, spec, ranks, predicted) if needs_margin else 0
+    needed_margin_bytes = margin_bytes(model, spec, ranks, predicted) if needs_margin else 0
     max_batch = model.max_batch(spec, ranks, available.for_allocator(predicted.context_bytes))
     if needs_margin:
 
@@ -94,7 +94,7 @@ def predict_headroom(
             return PredictedFit(sized_prediction, available, sized_margin_bytes).fits is True
 
         max_batch = largest_fitting(fits, max_batch, batch_multiple(spec.knobs))
-    return PredictedFit(predicted, available, margin, max_batch, refusal)
+    return PredictedFit(predicted, available, needed_margin_bytes, max_batch, refusal)
 
 
 def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Prediction) -> int:
@@ -108,12 +108,14 @@ def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Predi
     if correction is None:
         program_bytes = COMPILER_BYTES if compiles else 0
         program_bytes += TRAINER_BYTES if spec.knobs["engine"] == "trainer" else 0
-        margin = program_bytes + max(UNCORRECTED_MARGIN_BYTES, int(UNCORRECTED_MARGIN_SHARE * predicted.total_bytes))
+        least_bytes = program_bytes + max(
+            UNCORRECTED_MARGIN_BYTES, int(UNCORRECTED_MARGIN_SHARE * predicted.total_bytes)
+        )
     else:
         grown_bytes = max(0, predicted.traced_bytes["forward_backward"] - (correction.step_bytes or 0))
-        margin = UNTOUCHED_BYTES + int(EXTRAPOLATED_SHARE * grown_bytes) + (COLD_COMPILER_BYTES if compiles else 0)
+        least_bytes = UNTOUCHED_BYTES + int(EXTRAPOLATED_SHARE * grown_bytes) + (COLD_COMPILER_BYTES if compiles else 0)
     if failed_correction is None:
-        return margin
+        return least_bytes
     traced_bytes = max(predicted.traced_bytes.values(), default=predicted.total_bytes)
     beyond_bytes = failed_correction.share(spec.knobs, traced_bytes) * failed_correction.beyond_bytes[WHOLE_STEP]
-    return max(margin, ceil(traced_bytes + beyond_bytes) - predicted.total_bytes)
+    return max(least_bytes, ceil(traced_bytes + beyond_bytes) - predicted.total_bytes)

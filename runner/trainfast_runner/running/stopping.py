@@ -60,8 +60,8 @@ def stop_unsupervised(
         on_tick(left_s)
         time.sleep(min(POLL_S, left_s))
         processes = _with_descendants(processes)
-    give_up = time.monotonic() + KILLED_WITHIN_S
-    while (any(map(is_running, processes)) or is_alive(directory)) and time.monotonic() < give_up:
+    give_up_s = time.monotonic() + KILLED_WITHIN_S
+    while (any(map(is_running, processes)) or is_alive(directory)) and time.monotonic() < give_up_s:
         for process in processes:
             send(process, signal.SIGKILL)
         on_tick(0.0)

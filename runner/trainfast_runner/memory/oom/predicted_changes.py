@@ -90,14 +90,15 @@ class FitTarget:
         if spec is None or model_and_prediction is None:
             return None
         model, predicted = model_and_prediction
-        margin = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
-        margin = max(margin, self.untouched_bytes)
+        needed_margin_bytes = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
+        needed_margin_bytes = max(needed_margin_bytes, self.untouched_bytes)
         if any(name in settings for name in PROGRAM_KNOBS):
-            return MemoryNeed(predicted, margin)
+            return MemoryNeed(predicted, needed_margin_bytes)
         # The same program takes as much beyond its trace as the run did, and a little more.
         corrected_bytes = predicted.total_bytes - max(predicted.traced_bytes.values(), default=predicted.total_bytes)
         return MemoryNeed(
-            predicted, max(margin, self.beyond_bytes - corrected_bytes) + int(SPARE_SHARE * self.limit_bytes)
+            predicted,
+            max(needed_margin_bytes, self.beyond_bytes - corrected_bytes) + int(SPARE_SHARE * self.limit_bytes),
         )
 
     def change(self, settings: Settings, costs: str) -> OomChange | None:
@@ -105,11 +106,11 @@ class FitTarget:
         need = self.need(settings)
         if need is None:
             return None
-        predicted, margin = need
+        predicted, needed_margin_bytes = need
         saves = f"predicted peak {_size(predicted.total_bytes)} of {_size(self.limit_bytes)}"
         missing_bytes = need.total_bytes - self.limit_bytes
         if missing_bytes > 0:
-            saves += f", {_size(missing_bytes)} over with {_size(margin)} kept free for prediction error"
+            saves += f", {_size(missing_bytes)} over with {_size(needed_margin_bytes)} kept free for prediction error"
         return OomChange(
             settings=settings,
             saves=saves,
