@@ -38,14 +38,14 @@ class Interconnect:
 
 def interconnect(topology: Topology, among: Sequence[int] | None = None) -> Interconnect:
     """The links among the GPUs at these positions of the topology; by default all."""
-    indices = list(range(len(topology.devices)) if among is None else among)
-    pairs = [(a, b) for a in indices for b in indices if a < b]
+    indexes = list(range(len(topology.devices)) if among is None else among)
+    pairs = [(a, b) for a in indexes for b in indexes if a < b]
     signs = [topology.matrix[a][b] for a, b in pairs]
     slow = [sign for sign in SLOWEST_FIRST if sign in signs]
     nvlinks = sorted({sign for sign in signs if sign.startswith("NV")}, key=lambda sign: int(sign[2:]))
     peers = [topology.p2p[a][b] for a, b in pairs]
     return Interconnect(
-        islands=_islands(topology, indices),
+        islands=_islands(topology, indexes),
         slowest=next(iter([*slow, *nvlinks]), None),
         peer_access=None if None in peers or not peers else all(peer == "ok" for peer in peers),
     )
@@ -56,14 +56,14 @@ def read_links_among(uuids: Collection[str]) -> Interconnect | None:
     if len(uuids) < 2:
         return None
     topology = read_topology()
-    indices = [index for index, device in enumerate(topology.devices) if device.uuid in uuids]
-    return interconnect(topology, indices) if len(indices) > 1 else None
+    indexes = [index for index, device in enumerate(topology.devices) if device.uuid in uuids]
+    return interconnect(topology, indexes) if len(indexes) > 1 else None
 
 
-def _islands(topology: Topology, indices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _islands(topology: Topology, indexes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Groups whose members all reach each other over NVLink; each GPU is in its first group."""
     groups: list[list[int]] = []
-    for index in indices:
+    for index in indexes:
         island = next(
             (group for group in groups if all(topology.matrix[index][other].startswith("NV") for other in group)), None
         )

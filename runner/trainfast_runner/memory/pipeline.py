@@ -248,10 +248,10 @@ class _RankMemory:
         blocks = list(range(stage.begin, stage.end))
         if stack.kept == stack.count:
             return blocks
-        indices = [
+        indexes = [
             0 if block == 0 else stack.kept - 1 if block == stack.count - 1 else MIDDLE_BLOCK for block in blocks
         ]
-        return indices if len(indices) <= stack.kept else [indices[0], MIDDLE_BLOCK, indices[-1]]
+        return indexes if len(indexes) <= stack.kept else [indexes[0], MIDDLE_BLOCK, indexes[-1]]
 
     def _live_bytes(self, number: int, segments: list[Segment], start: Vector = NO_BYTES) -> tuple[Vector, Vector]:
         """Live bytes of some segments: at their peak and at their end."""

@@ -190,8 +190,8 @@ def _flag_name(flag: list[str]) -> str:
 def _index_of_flag(command: list[str], name: str) -> int | None:
     """Index of the last such flag after the script, which argparse takes; a launcher before it may have one too."""
     script = script_index(command) or 0
-    indices = (n for n, word in enumerate(command) if n >= script and (word == name or word.startswith(f"{name}=")))
-    return max(indices, default=None)
+    indexes = (n for n, word in enumerate(command) if n >= script and (word == name or word.startswith(f"{name}=")))
+    return max(indexes, default=None)
 
 
 def _end_of_flag(command: list[str], index: int, values: int) -> int:
