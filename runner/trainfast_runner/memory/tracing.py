@@ -154,7 +154,10 @@ def trace_models(
 def trace_uncached(
     spec: RunSpec, device: str = "cpu", python: str | None = None, *, whole: bool = False
 ) -> MemoryModel:
-    """Trace without reading or writing the cache; `whole` traces every block. Raises as `trace_model`."""
+    """Trace without reading or writing the cache; `whole` traces every block. Raises as `trace_model`.
+
+    Tests and benchmarks alone call it.
+    """
     executable = training_python.find_python(python)
     model_requests = requests_for(spec, device, executable, whole=whole)
     requests = _missing_requests([model_requests], {})

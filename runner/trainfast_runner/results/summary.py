@@ -212,7 +212,6 @@ def _step_time(measured_steps: list[Step]) -> StepTime:
 def _losses(steps: list[Step], not_finite: int) -> Losses:
     """The first and last losses of `steps`, a share of a rank's steps of which `not_finite` had no finite loss."""
     losses = [step.loss for step in steps if step.loss is not None or step.loss_not_finite]
-
     return Losses(
         first=mean_loss(losses[:LOSSES_IN_A_MEAN]),
         last=mean_loss(losses[-LOSSES_IN_A_MEAN:]),
