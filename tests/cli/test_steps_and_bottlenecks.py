@@ -91,7 +91,7 @@ def test_a_verdict_opens_to_its_numbers(cli: Cli) -> None:
     opened = cli("runs", "show", "last", "--why").out
     assert re.search(r"throttled by heat +62\.5 % +the rule: at least 2\.0 %", opened)
     assert "92 °C" in opened
-    assert "source    chosen: 2 %" in opened
+    assert "source    chosen: two runs" in opened
 
 
 def test_without_a_watched_gpu_the_steps_are_still_shown(cli: Cli) -> None:

@@ -119,7 +119,7 @@ def test_untraced_memory_is_noted_until_it_is_measured_and_does_not_shrink(
 ) -> None:
     spec = spec_with(batch_size=5000, compile="default", engine="trainer")
     text = MODEL.predict(spec).basis
-    assert "without what the compiled program and its compiler keep and what the Trainer keeps" in text
+    assert "without the memory of the compiled program and its compiler and the Trainer's own memory" in text
     assert "without" not in MODEL.predict(spec_with(batch_size=5000)).basis
     record_correction(tmp_path, a_run(spec), ended())
     better, small = known_of(tmp_path), spec_with(batch_size=50, compile="default", engine="trainer")

@@ -56,7 +56,7 @@ async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> N
         for words in (
             "throttled by heat, 16 % of a step",
             "throttled by heat  41.0 %   the rule: at least 2.0 %",
-            "source    chosen: 2 %",
+            "source    chosen: two runs",
             "small_batch",
             "202 ms a step",
             "16.2 %",

@@ -20,8 +20,8 @@ from trainfast_runner.records.json_lines import DAMAGE
 
 CORRECTIONS_FILE = "memory_corrections.json"
 NOT_TRACED = (
-    ("compile", ("default", "max-autotune"), "what the compiled program and its compiler keep"),
-    ("engine", ("trainer",), "what the Trainer keeps"),
+    ("compile", ("default", "max-autotune"), "the memory of the compiled program and its compiler"),
+    ("engine", ("trainer",), "the Trainer's own memory"),
 )
 """Knobs, their values, and the memory of these that no trace shows."""
 WHOLE_STEP = "step"

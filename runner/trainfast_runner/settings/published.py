@@ -19,5 +19,5 @@ def published_for(preset: Preset, variant: Variant, spec: RunSpec) -> tuple[Mapp
     differ += ["seq_len"] if published_spec.knobs["seq_len"] != spec.knobs["seq_len"] else []
     if not differ:
         return variant.published, ""
-    verb = "is" if len(differ) == 1 else "are"
-    return {}, f"Published figures are left out: {' and '.join(differ)} {verb} not what they were measured with."
+    verb = "differs" if len(differ) == 1 else "differ"
+    return {}, f"Published figures are left out: {' and '.join(differ)} {verb} from the published run."

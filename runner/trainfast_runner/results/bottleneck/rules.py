@@ -112,7 +112,7 @@ def _data_bound(advice: str, *conditions: FigureCondition) -> BottleneckRule:
     )
 
 
-_TWO_PERCENT = "chosen: 2 % is what two runs of the same settings differ by; the reasons and counters are nvml.h's."
+_TWO_PERCENT = "chosen: two runs of the same settings differ by 2 %; the reasons and counters are nvml.h's."
 
 RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
@@ -230,7 +230,7 @@ RULES: tuple[BottleneckRule, ...] = (
         line="rank {rank} is the slowest: its forward takes {forward_ms:figure} ms where the ranks' median is"
         " {median_forward_ms:figure} ms, and the others wait for it",
         advice="look at that rank's device: its clock, its temperature, its PCIe link, who else uses it",
-        source="chosen: a tenth is past what equal ranks scatter by, and a rank that is slow for a reason is so in most"
+        source="chosen: equal ranks scatter by less than a tenth, and a rank that is slow for a reason is so in most"
         " steps. The forward of these strategies waits for no other rank, so its length is the rank's own.",
         cost="behind_ms",
         shown_figures=("forward_ms", "median_forward_ms", "behind_ms", "world_size"),
@@ -243,8 +243,8 @@ RULES: tuple[BottleneckRule, ...] = (
         line="{gpu} runs at {sm_clock_mhz:.0f} MHz, the fastest of this run at {fastest_sm_clock_mhz:.0f} MHz"
         "{waited_for_text}",
         advice="its temperature, power limit and application clocks, or leave it out with devices",
-        source="chosen: ranks meet once a step, so the lowest clock sets the pace; 5 % is over what boost clocks"
-        " scatter by.",
+        source="chosen: ranks meet once a step, so the lowest clock sets the pace; boost clocks scatter by"
+        " less than 5 %.",
         cost="clock_behind_cost_ms",
         shown_figures=("sm_clock_mhz", "fastest_sm_clock_mhz", "temperature_c", "power_limit_w"),
     ),

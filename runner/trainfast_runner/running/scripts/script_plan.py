@@ -129,7 +129,7 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset, steps: int | None, tri
             )
     if "memory_limit" in knobs and not trial:
         raise UserError(
-            "memory_limit is for the trials of a search: a run of a script changes nothing but what is asked",
+            "memory_limit is for the trials of a search: a run of a script changes only the settings asked for",
             key="memory_limit",
             advice="trainfast-tui search max-batch",
         )
