@@ -42,8 +42,8 @@ FORMS_WITH_DEVICES = ("torchrun", "command", "preset")
 class Exported:
     """The text in the form asked for.
 
-    The text of a run that ran out of memory begins with `read_oom_warning` as a comment, below the proof line; JSON has
-    neither.
+    The text of a run that ran out of memory begins with `read_oom_warning` as a comment, below the proof line. A JSON
+    text has neither line.
     """
 
     run_id: str

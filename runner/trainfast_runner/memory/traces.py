@@ -115,7 +115,7 @@ def request_fields(spec: RunSpec, device: str, *, whole: bool = False) -> tuple[
         step |= {"stages": stage_count(spec.knobs), "spread": True}
     knobs = {
         "optimizer": spec.knobs["optimizer"],
-        # Under autocast the weights, and so their states, are fp32; fp16 scales the loss besides.
+        # Under autocast the weights, and so their states, are fp32; fp16 also scales the loss.
         "precision": "fp32" if precision == "bf16" else precision,
         # Every model has eager attention, which has no parameters.
         "attention": "eager",

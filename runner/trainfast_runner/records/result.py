@@ -202,7 +202,7 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     held_bytes: int | None = None
     """The most that was held in that phase, measured."""
     untouched_bytes: int | None = None
-    """Address space reserved and not touched, which a CPU's limit counted besides."""
+    """Address space reserved and not touched, which a CPU's limit also counted."""
     asked_bytes: int | None = None
     """The request that failed, on top of the memory held."""
     needed_bytes: int | None = None
@@ -262,7 +262,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     role: str | None = None
     search_id: str | None = None
     tried: list[int] = []
-    """Batch sizes that a search's warm process tried, the one it was at last; its own `batch_size` is the preset's."""
+    """Batch sizes that a search's warm process tried; it ended at the last. Its own `batch_size` is the preset's."""
     synthetic_data: bool | None = None
     started_wall_ns: int | None = None
     seconds: float | None = None

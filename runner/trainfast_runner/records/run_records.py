@@ -105,7 +105,7 @@ class RunRecords:
     """Samples, each after its time (CLOCK_MONOTONIC ns)."""
     events: list[Event] = field(default_factory=list)
     tried: list[dict[str, Any]] = field(default_factory=list)
-    """Knobs of each setting that a search's warm process tried, the one it was at last."""
+    """Knobs of each setting that a search's warm process tried; it ended at the last."""
     unreadable_lines: int = 0
     thinning: Thinning | None = None
     """None when all records are here."""

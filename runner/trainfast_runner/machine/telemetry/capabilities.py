@@ -68,7 +68,7 @@ class Capabilities:
         )
 
     def drop_counter(self, name: str, reason: str) -> None:
-        """Never ask for a counter again; of those that moved together, go on with the next numbers for all."""
+        """Stop asking for a counter; if it moved together with others, try the next field numbers for all of them."""
         if name in CAUSE_COUNTERS:
             self.batch.use_spare(dict.fromkeys(CAUSE_COUNTERS, reason))
         else:

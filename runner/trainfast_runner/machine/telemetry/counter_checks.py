@@ -41,7 +41,7 @@ class CounterChecks:
     def drop_implausible(self, values: dict[str, Any], reasons: set[str] | None, t_ns: int) -> dict[str, str]:
         """Set the counters in `values` that misbehave to None; return the reason by counter.
 
-        Of the counters that moved together all go with the first, which alone is named.
+        If one of the counters that moved together is dropped, all are; only the first is named.
         """
         distrusted: dict[str, str] = {}
         for name, counter_reasons in REASONS_OF_COUNTER.items():

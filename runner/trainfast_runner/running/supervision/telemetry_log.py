@@ -88,7 +88,7 @@ class TelemetryLog:
 
     def _thin(self) -> None:
         """Halve the older half of the file. Raises OSError."""
-        # Not at each tick where thinning fails or frees little.
+        # Do not try again at every tick if thinning fails or frees little.
         self._thin_at_bytes += self._cap_bytes // 4
         level = thin_telemetry(self._path)
         if self._file is not None:
