@@ -16,7 +16,7 @@ import pytest
 from cli.command import COMMAND, SMALL, Cli, Done, Started, until, until_measured
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
-from trainfast_runner.running.run_state import run_state
+from trainfast_runner.running.present_state import run_state
 
 # One process of the test run shares the finished training among these tests.
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")

@@ -15,7 +15,7 @@ from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import JOURNAL_FILE, PAUSE_FILE, conducted_search_of, conductor_lock
-from trainfast_runner.running import busy_devices, run_state
+from trainfast_runner.running import busy_devices, present_state
 
 
 class CountingHome(Home):
@@ -44,8 +44,8 @@ def test_a_run_goes_on_while_its_lock_is_held_and_it_has_no_result(tmp_path: Pat
     (ended / "result.json").write_text("{}")
     with shared_lock(first), shared_lock(second), shared_lock(ended):
         assert list(home.live_directories()) == [second, first]
-        assert [run.preset for run in run_state.live_runs(home)] == ["second", "first"]
-    assert run_state.live_runs(home) == []
+        assert [run.preset for run in present_state.live_runs(home)] == ["second", "first"]
+    assert present_state.live_runs(home) == []
 
 
 def test_a_busy_device_is_refused_with_a_way_out_for_the_command_line_alone(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from trainfast_runner.records.run_directory import is_unfinished, read_result, r
 from trainfast_runner.results import summary
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.history import iter_rows
+from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.recovery import recover_result
-from trainfast_runner.running.run_state import run_state
 
 from .conftest import Run
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trainfast_runner.running.run_state import run_state
+from trainfast_runner.running.present_state import run_state
 
 from .conftest import Run
 

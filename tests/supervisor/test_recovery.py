@@ -16,8 +16,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import identify
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.running.present_state import RunState, run_state
 from trainfast_runner.running.recovery import recover_result
-from trainfast_runner.running.run_state import RunState, run_state
 from trainfast_runner.running.stopping import request_stop, stop_unsupervised
 
 from .conftest import Run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.running.run_state import run_state
+from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.stopping import kill_now, request_stop
 from trainfast_runner.running.supervision.supervisor import SupervisorBounds
 

@@ -19,7 +19,7 @@ from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import write_atomically
-from trainfast_runner.running import run_state
+from trainfast_runner.running import present_state
 from trainfast_tui.control import threads
 from trainfast_tui.control.idle_calibrator import IDLE_S, MAX_TRIES, IdleCalibrator
 from trainfast_tui.control.messages import DeviceCalibrated
@@ -133,7 +133,7 @@ def test_a_try_that_finds_a_live_run_is_no_try(calibrations: Calibrations, monke
         return ["a run"]
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_state, "live_runs", live_runs)
+        patch.setattr(present_state, "live_runs", live_runs)
         for at in range(MAX_TRIES):
             calibrations.look(100 * at)
             calibrations.look(100 * at + IDLE_S)

@@ -16,7 +16,7 @@ from trainfast_runner.machine import training_python, worker_programs
 from trainfast_runner.machine.gpus.visible import visible_to
 from trainfast_runner.memory.corrections import read_device_corrections
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.traces import (
+from trainfast_runner.memory.trace_requests import (
     ModelRequests,
     OptimizerTrace,
     StepTrace,

@@ -11,7 +11,7 @@ from trainfast_runner.records.run_directory import is_unfinished, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.search_directories import conducted_search_of, may_start_a_run, search_directories
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.run_state import live_runs
+from trainfast_runner.running.present_state import live_runs
 from trainfast_runner.units import gpus_text
 
 POLL_S = 0.5

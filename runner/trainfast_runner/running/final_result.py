@@ -9,8 +9,8 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_states import EXIT_CODES
+from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.recovery import recover_result
-from trainfast_runner.running.run_state import run_state
 
 
 def result_or_none_while_live(directory: Path) -> Result | None:

@@ -46,10 +46,10 @@ from trainfast_runner.records.worker_lines import (
 from trainfast_runner.results.bottleneck.live import LiveDiagnosis
 from trainfast_runner.results.device_conditions.step_conditions import StepConditions, StepJoin
 from trainfast_runner.running.growing_files import RankTails, RecentRecords, new_records
+from trainfast_runner.running.present_state import is_whole, run_state
 from trainfast_runner.running.rates import Rates, SummedRates
 from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.run_processes import StateEvents
-from trainfast_runner.running.run_state import is_whole, run_state
 from trainfast_runner.settings.device_counts import ranks_with_samples
 from trainfast_runner.worker.shared.search_roles import CONTROL_FILE
 

@@ -14,8 +14,8 @@ from trainfast_runner.records.result import StepCount, Throughput, speed_doubt
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, name_of
+from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.recovery import recover_result
-from trainfast_runner.running.run_state import run_state
 
 
 class RunRow(msgspec.Struct, frozen=True):

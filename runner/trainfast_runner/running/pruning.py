@@ -18,7 +18,7 @@ from trainfast_runner.records.run_directory import RUN_FILE, is_listed, read_run
 from trainfast_runner.records.search_directories import conductor_lock, is_conducted, search_directories
 from trainfast_runner.running import cache_entries
 from trainfast_runner.running.cache_entries import UnneededEntry, disk_bytes
-from trainfast_runner.running.run_state import BEING_MADE_S
+from trainfast_runner.running.present_state import BEING_MADE_S
 from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
 
 CACHE_UNUSED_S = 30 * 86400.0

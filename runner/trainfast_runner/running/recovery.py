@@ -15,7 +15,7 @@ from trainfast_runner.records.run_states import END_STATES
 from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, error_of
 from trainfast_runner.results.ended_result import read_records_or_note_trouble, result_with_figures, write_result
 from trainfast_runner.results.verdict import Verdict, one_line
-from trainfast_runner.running.run_state import LEFT_BEHIND, is_result_newer, is_whole
+from trainfast_runner.running.present_state import LEFT_BEHIND, is_result_newer, is_whole
 from trainfast_runner.running.scripts.sandbox import remove_sandbox
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE

@@ -12,9 +12,9 @@ from trainfast_runner.machine.processes.family import descendants
 from trainfast_runner.machine.processes.identity import Identity, is_running, send
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.result import Result
+from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.run_processes import forks_left_by, launched_child_of, running_ranks, supervisor_of
-from trainfast_runner.running.run_state import run_state
 
 POLL_S = 0.1
 """Chosen, not measured: seconds between two looks at the processes."""

@@ -13,7 +13,7 @@ from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.run_state import run_state
+from trainfast_runner.running.present_state import run_state
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import preset_files
 from trainfast_runner.settings.scripts import script_preset

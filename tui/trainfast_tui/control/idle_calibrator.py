@@ -58,7 +58,7 @@ class IdleCalibrator:
         from trainfast_runner.machine.calibration import calibrate, is_calibrated
         from trainfast_runner.machine.cpu.cpu_info import cpu_name
         from trainfast_runner.machine.worker_programs import ProgramCancelled
-        from trainfast_runner.running.run_state import live_runs
+        from trainfast_runner.running.present_state import live_runs
 
         gpus = [gpu.name for gpu in machine.gpus if gpu.name]
         names = gpus if machine.device == "cuda" else [cpu_name()]

@@ -120,7 +120,7 @@ class RunControl:
 
     def stop_and_wait(self, directory: Path) -> None:
         """Stop a run and wait until all its processes are gone; not on the event loop. Raises UserError."""
-        from trainfast_runner.running.run_state import run_state
+        from trainfast_runner.running.present_state import run_state
 
         if is_alive(directory):
             try:

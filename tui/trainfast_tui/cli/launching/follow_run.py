@@ -11,7 +11,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
-from trainfast_runner.running.run_state import run_state
+from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.stopping import STOP_GRACE_S, kill_now, request_stop, stop_unsupervised
 from trainfast_runner.search.conducting.run_ends import Cancelled
 from trainfast_tui.cli.printing.progress import Progress
