@@ -74,6 +74,8 @@ def test_a_user_preset_may_refine_the_shipped_one_it_hides(user_presets: Path) -
         ('schema = 1\n[model]\nfamily = "llama"\n"" = 3\n', 2, "there is no model field ''"),
         ('schema = 1\ntitel = "x"\nextends = "tiny-llama"\n', 2, "did you mean title?"),
         ('schema = 2\n[model]\nfamily = "llama"\n', 1, "schema must be 1"),
+        ('schema = true\n[model]\nfamily = "llama"\n', 1, "schema must be 1"),
+        ('schema = 1.0\n[model]\nfamily = "llama"\n', 1, "schema must be 1"),
         ("schema = 1\n[model]\nhidden_size = 4\n", 2, "exactly one of hub, path, family"),
         ('schema = 1\n[model]\nfamily = "llama"\nhub = "x"\n', 4, "exactly one of hub, path, family"),
         ('schema = 1\n[model]\nfamily = "llama"\n[data]\nkind = "txt"\n', 5, "did you mean text?"),

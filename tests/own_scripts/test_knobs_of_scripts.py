@@ -238,6 +238,7 @@ def test_each_assignment_among_the_words_of_a_value_replaces_its_own() -> None:
     ("text", "expected"),
     [
         ("schema = 2", "schema must be 1"),
+        ("schema = true", "schema must be 1"),
         ("schema = 1\n[script]\ncomand = []", "mine.toml:3: unknown key 'comand'; did you mean command?"),
         ('schema = 1\n[script]\ncommand = "python train.py"', "command must be a list of words"),
         ('schema = 1\n[script]\nframework = "keras"', "mine.toml:3: there is no framework 'keras'"),

@@ -128,9 +128,14 @@ def _read(path: Path) -> tuple[TomlSource, dict[str, Any]]:
     source.refuse_unknown_keys(raw, TOP_KEYS)
     if "schema" not in raw:
         raise source.error_at(("schema",), f"schema is missing: add schema = {SCHEMA}")
-    if raw["schema"] != SCHEMA:
+    if not is_schema(raw["schema"]):
         raise source.error_at(("schema",), f"schema must be {SCHEMA}", allowed=[str(SCHEMA)])
     return source, raw
+
+
+def is_schema(value: object) -> bool:
+    """True for the number of this schema; `true` and 1.0 equal it, but are other values of TOML."""
+    return type(value) is int and value == SCHEMA
 
 
 def _load_file(path: Path, extended_by: tuple[Path, ...] = ()) -> Preset:

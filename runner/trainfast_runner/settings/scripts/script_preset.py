@@ -98,7 +98,7 @@ def load(path: str | Path) -> ScriptPreset:
     file = Path(os.path.expanduser(path))
     source, raw = read_toml(file)
     source.refuse_unknown_keys(raw, TOP_KEYS)
-    if raw.get("schema") != presets.SCHEMA:
+    if not presets.is_schema(raw.get("schema")):
         raise source.error_at(("schema",), f"schema must be {presets.SCHEMA}")
     script = source.table(raw, "script")
     source.refuse_unknown_keys(script, SCRIPT_KEYS, ("script",))
