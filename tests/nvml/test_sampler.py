@@ -202,4 +202,6 @@ def test_another_period_can_be_asked_for_while_it_runs() -> None:
         collected.wait_for(1)
         sampler.ask_period(60.0)
         assert sampler.period_s == 60.0
+        with pytest.raises(ValueError, match="period_s is 0"):
+            sampler.ask_period(0)
         assert sampler.stop(timeout_s=60)

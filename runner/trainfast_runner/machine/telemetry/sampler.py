@@ -64,15 +64,14 @@ class Cadence:
     """
 
     def __init__(self, period_s: float) -> None:
-        if period_s <= 0:
-            raise ValueError(f"period_s is {period_s}: it must be above 0")
-        self.period_s = period_s
+        self.period_s = self._asked_period_s = 0.0
         """The period now; longer than asked for while ticks are over budget."""
-        self._asked_period_s = period_s
-        self._expensive_ticks, self._cheap_ticks = 0, 0
+        self.set_period(period_s)
 
     def set_period(self, period_s: float) -> None:
         """Change the period from the next tick on."""
+        if period_s <= 0:
+            raise ValueError(f"period_s is {period_s}: it must be above 0")
         if period_s != self._asked_period_s:
             self._expensive_ticks = self._cheap_ticks = 0
             self._asked_period_s = self.period_s = period_s
