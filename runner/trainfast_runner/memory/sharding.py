@@ -68,7 +68,10 @@ class WholeModel:
 
 
 class MemoryRule:
-    """Turns the live bytes of the whole model in one process into those of one rank of a strategy."""
+    """Turns the live bytes of the whole model in one process into those of one rank of a strategy.
+
+    By this rule itself the rank keeps everything.
+    """
 
     def __init__(self, model: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
         self.model = model
@@ -84,10 +87,6 @@ class MemoryRule:
     def in_optimizer(self, live: Vector) -> RankBytes:
         """The rank's bytes at the peak of the optimizer's step, where the whole model has these `live` bytes."""
         return RankBytes(*live)
-
-
-class Unshared(MemoryRule):
-    """The rank keeps everything."""
 
 
 class Replicated(MemoryRule):
@@ -328,17 +327,14 @@ class ZeroParametersOffloaded(ZeroParameters):
 
 
 MEMORY_RULES = {
-    rule.__name__: rule
-    for rule in (
-        Unshared,
-        Replicated,
-        Copied,
-        FullySharded,
-        ZeroPartitioned,
-        ZeroParameters,
-        ZeroOffloaded,
-        ZeroParametersOffloaded,
-    )
+    "Unshared": MemoryRule,
+    "Replicated": Replicated,
+    "Copied": Copied,
+    "FullySharded": FullySharded,
+    "ZeroPartitioned": ZeroPartitioned,
+    "ZeroParameters": ZeroParameters,
+    "ZeroOffloaded": ZeroOffloaded,
+    "ZeroParametersOffloaded": ZeroParametersOffloaded,
 }
 """The catalog's `memory_rule`s. Under tensor parallelism the trace is of one rank's part of the model, and the dp axis
 shares this part like a whole model."""
