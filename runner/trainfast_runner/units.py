@@ -23,6 +23,14 @@ def process_memory(size_bytes: float) -> str:
     return gibibytes(size_bytes) if size_bytes >= 2**30 else mebibytes(size_bytes)
 
 
+def compared_size(size_bytes: float) -> str:
+    """A size beside another that it may nearly equal, as a peak and its limit: `2,048 MiB`, `39.5 GiB`.
+
+    Below 10 GiB a tenth of a GiB is over 1 % of it, too coarse for the difference.
+    """
+    return gibibytes(size_bytes) if size_bytes >= 10 * 2**30 else mebibytes(size_bytes)
+
+
 def short_gibibytes(size_bytes: float) -> str:
     """Three digits of a GiB, for an estimate of a layer or a model: `0.0123 GiB`, `39.5 GiB`; tenths from 1,000 on."""
     return gibibytes(size_bytes) if size_bytes >= 1000 * 2**30 else f"{size_bytes / 2**30:.3g} GiB"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
@@ -25,7 +24,7 @@ from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.units import gibibytes, mebibytes
+from trainfast_runner.units import compared_size
 
 MAX_CHANGES = 3
 KEEPS_GLOBAL_BATCH = "the global batch stays"
@@ -40,7 +39,8 @@ PROGRAM_KNOBS = ("compile", "engine")
 ModelOf = Callable[[RunSpec], MemoryModel | None]
 
 
-class MemoryNeed(NamedTuple):
+@dataclass(frozen=True)
+class MemoryNeed:
     """A prediction, and the bytes that must stay free beside it."""
 
     prediction: Prediction
@@ -106,11 +106,12 @@ class FitTarget:
         need = self.need(settings)
         if need is None:
             return None
-        predicted, needed_margin_bytes = need
-        saves = f"predicted peak {_size(predicted.total_bytes)} of {_size(self.limit_bytes)}"
+        predicted = need.prediction
+        saves = f"predicted peak {compared_size(predicted.total_bytes)} of {compared_size(self.limit_bytes)}"
         missing_bytes = need.total_bytes - self.limit_bytes
         if missing_bytes > 0:
-            saves += f", {_size(missing_bytes)} over with {_size(needed_margin_bytes)} kept free for prediction error"
+            saves += f", {compared_size(missing_bytes)} over"
+            saves += f" with {compared_size(need.margin_bytes)} kept free for prediction error"
         return OomChange(
             settings=settings,
             saves=saves,
@@ -307,7 +308,3 @@ def _combined_changes(target: FitTarget, changes_by_cost: list[KnobChange]) -> l
             smaller = [] if is_enough(together) else _with_smaller_batch(target, settings, costs)
             changes += smaller or [together]
     return changes
-
-
-def _size(size: int) -> str:
-    return gibibytes(size) if size >= 10 * 2**30 else mebibytes(size)
