@@ -1,4 +1,4 @@
-"""Extremes and means of readings that may be missing."""
+"""Extremes, means and last values of readings that may be missing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 N = TypeVar("N", int, float)
+T = TypeVar("T")
 
 
 def highest(values: Iterable[N | None]) -> N | None:
@@ -23,3 +24,9 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
     """The mean of the known values; None without any."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
+
+
+def last_known(values: Iterable[T | None]) -> T | None:
+    """The last known value; None without any."""
+    known = [value for value in values if value is not None]
+    return known[-1] if known else None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
-from trainfast_runner.known_values import highest, lowest, mean_of_known
+from trainfast_runner.known_values import highest, last_known, lowest, mean_of_known
 from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.run_file import RunFile
@@ -15,8 +14,6 @@ from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Fi
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.results.device_conditions.device_window import window_of
 from trainfast_runner.settings.strategy_of_run import strategy_or_single
-
-T = TypeVar("T")
 
 Figures = dict[str, Figure]
 PIDS_SHOWN = 3
@@ -81,7 +78,7 @@ def _idle(utilization: float | None, data_percent: float | None, step_ms: float 
 
 
 def _loading(window: MeasuredWindow) -> Figures:
-    cores = _last_known(host.cpu_count for host in window.hosts)
+    cores = last_known(host.cpu_count for host in window.hosts)
     workers = _whole_or_none(window.run.knobs.get("workers"))
     return {
         "workers": workers,
@@ -133,7 +130,7 @@ def _busy_percent(window: MeasuredWindow) -> float | None:
 
 def _own_percent(window: MeasuredWindow) -> float | None:
     """The mean share of all cores that the run's processes took; None if unknown."""
-    cores = _last_known(host.cpu_count for host in window.hosts)
+    cores = last_known(host.cpu_count for host in window.hosts)
     own_percent = mean_of_known(host.run.cpu_percent for host in window.hosts if host.run is not None)
     return own_percent / cores if own_percent is not None and cores else None
 
@@ -141,11 +138,11 @@ def _own_percent(window: MeasuredWindow) -> float | None:
 def _host(window: MeasuredWindow) -> Figures:
     """The host's CPU load, the run's share of the load and its cost, and the host's memory."""
     hosts = window.hosts
-    cores = _last_known(host.cpu_count for host in hosts)
+    cores = last_known(host.cpu_count for host in hosts)
     busy_percent = _busy_percent(window)
     others_percent = others_cpu_percent(window)
     available_bytes = lowest(host.memory_available_bytes for host in hosts)
-    total_bytes = _last_known(host.memory_total_bytes for host in hosts)
+    total_bytes = last_known(host.memory_total_bytes for host in hosts)
     swaps_bytes = [host.swap_used_bytes for host in hosts if host.swap_used_bytes is not None]
     grown_bytes = swaps_bytes[-1] - swaps_bytes[0] if swaps_bytes else None
     lost_ms, working_ms = None, window.working_ms
@@ -178,9 +175,9 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest_mhz: float
     samples = window.samples.get(device.uuid or "", ())
     averaged = window.averaged(device.uuid or "")
     hottest_c = highest(sample.temperature_c for sample in samples)
-    limit_c = _last_known(slows_down_at_c(sample) for sample in samples)
-    width = _last_known(sample.pcie_width for sample in samples)
-    widest = _last_known(sample.pcie_width_max for sample in samples)
+    limit_c = last_known(slows_down_at_c(sample) for sample in samples)
+    width = last_known(sample.pcie_width for sample in samples)
+    widest = last_known(sample.pcie_width_max for sample in samples)
     foreign = [process for process in window.foreign if process.device == device.index]
     memory_bytes = [process.memory_used_bytes for process in foreign if process.memory_used_bytes is not None]
     clock_mhz = device.sm_clock_mhz
@@ -203,7 +200,7 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest_mhz: float
         "cooling_advice": _cooling_advice(hottest_c, limit_c),
         "temperature_text": _temperature_text(hottest_c, limit_c),
         "power_w": mean_of_known(sample.power_w for sample in averaged),
-        "power_limit_w": _last_known(sample.power_limit_w for sample in samples),
+        "power_limit_w": last_known(sample.power_limit_w for sample in samples),
         "clock_loss_percent": None if device.clock_loss_fraction is None else 100 * device.clock_loss_fraction,
         "sm_clock_mhz": clock_mhz,
         "fastest_sm_clock_mhz": fastest_mhz,
@@ -213,8 +210,8 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest_mhz: float
         "pcie_width": width,
         "pcie_width_max": widest,
         "pcie_lanes_missing": None if width is None or widest is None else widest - width,
-        "pcie_generation": _last_known(sample.pcie_generation for sample in samples),
-        "pcie_generation_max": _last_known(sample.pcie_generation_max for sample in samples),
+        "pcie_generation": last_known(sample.pcie_generation for sample in samples),
+        "pcie_generation_max": last_known(sample.pcie_generation_max for sample in samples),
         "foreign_processes": len(foreign),
         "foreign_text": _processes_text([process.pid for process in foreign if process.pid is not None]),
         "foreign_memory_bytes": sum(memory_bytes) if memory_bytes else None,
@@ -349,11 +346,6 @@ def _tokens(window: MeasuredWindow) -> float | None:
         micro_batches = None if micro_batches is None or chunks is None else micro_batches * chunks
     tokens = mean_of_known(step.tokens for step in steps)
     return tokens / micro_batches if tokens and micro_batches else None
-
-
-def _last_known(values: Iterable[T | None]) -> T | None:
-    known = [value for value in values if value is not None]
-    return known[-1] if known else None
 
 
 def _percent(part: float | None, whole: float | None) -> float | None:
