@@ -72,10 +72,10 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     if takes_comments and (warning := read_oom_warning(run, directory)) is not None:
         text = f"# Warning: {warning}\n{text}"
     proof = read_last_proof(directory, to, _digest(text))
-    if takes_comments and proof is not None:
-        text = f"# {proof.line()}\n{text}"
-    files = {name: content + "\n" for name, content in {written.file: text, **written.other_files}.items()}
     proof_line = None if proof is None else proof.line()
+    if takes_comments and proof_line is not None:
+        text = f"# {proof_line}\n{text}"
+    files = {name: content + "\n" for name, content in {written.file: text, **written.other_files}.items()}
     return Exported(run.run_id, to, text, tuple(written.left_out), files, proof_line)
 
 

@@ -56,8 +56,7 @@ def steady_state(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[in
         if _is_at_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
             # A larger drift without a trend is scatter of the blocks.
             shown_drift = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
-            from_step = steps[0].step if start == 0 else tail[0].first_step
-            return _as_result(from_step, shown_drift, slope, still_warming=False)
+            return _as_result(tail[0].first_step, shown_drift, slope, still_warming=False)
     tail = blocks[half:]
     slope = _slope([(block.at_s, block.temperature_c) for block in tail])
     return _as_result(None, _step_drift(tail), slope, still_warming=True)
