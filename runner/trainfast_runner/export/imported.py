@@ -14,7 +14,7 @@ import yaml
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import TRAINER_CALLS
 from trainfast_runner.export.python_calls import calls_of
-from trainfast_runner.export.shell_words import LOGICAL_LINE, Word, flags_of, literal, script_commands, script_of
+from trainfast_runner.export.shell_words import LOGICAL_LINE, Word, flags_of, index_of_script, literal, script_commands
 from trainfast_runner.export.trainfast_command import preset_text
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import not_at_default
@@ -140,7 +140,7 @@ def _yaml(text: str) -> dict[str, Any] | None:
 
 def _command(words: list[Word]) -> ForeignKnobs:
     """The flags after the script as fields of TrainingArguments, and the launcher's processes."""
-    index = script_of(words) or 0
+    index = index_of_script(words) or 0
     flags = flags_of(words[index + 1 :])
     fields = {name: True if value is None else literal(value.value) for name, (_, value) in flags.items()}
     launch = flags_of(words[:index])

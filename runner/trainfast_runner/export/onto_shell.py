@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import CallFields
-from trainfast_runner.export.shell_words import Word, flags_of, script_commands, script_of
+from trainfast_runner.export.shell_words import Word, flags_of, index_of_script, script_commands
 
 BLANKS_AT_END = re.compile(r"(?:[ \t]|\\\n)*\Z")
 """Blanks and line continuations before a word; they are removed together with it."""
@@ -26,7 +26,7 @@ def edit_command(
     Raises UserError unless one command starts a script, with flags of TrainingArguments if there is no `applied`.
     """
     words = _only_command(text, file)
-    script = script_of(words) or 0
+    script = index_of_script(words) or 0
     flags = flags_of(words[script + 1 :])
     edits, notes = _word_edits(words, applied, file) if applied is not None else ([], [])
     if any(target.name_in(field, flags) in flags for field in target.fields) or "output_dir" in flags:

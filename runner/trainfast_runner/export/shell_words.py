@@ -50,11 +50,11 @@ def script_commands(text: str) -> list[list[Word]]:
         words = [
             Word(match[0], line.start() + match.start(), line.start() + match.end()) for match in WORD.finditer(line[0])
         ]
-        commands += [command for command in _commands(words) if script_of(command) is not None]
+        commands += [command for command in _commands(words) if index_of_script(command) is not None]
     return commands
 
 
-def script_of(words: list[Word]) -> int | None:
+def index_of_script(words: list[Word]) -> int | None:
     """Return the index of the script's file or module in the command; None if it has neither."""
     return script_index([word.value for word in words])
 

@@ -17,7 +17,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, not_at_default
-from trainfast_runner.settings.spec import RunSpec, from_preset, toml_value
+from trainfast_runner.settings.spec import RunSpec, from_preset, read_toml_value
 from trainfast_runner.settings.strategy_of_run import strategy_of
 
 MAX_WORD_BYTES = (128 << 10) - 1
@@ -109,8 +109,8 @@ def _joined_paths(paths: Sequence[object]) -> str:
 
 
 def _toml_text(value: object) -> str:
-    """The text that `toml_value` reads as this value of a model's field."""
-    return value if isinstance(value, str) and toml_value(value) == value else _on_one_line(value)
+    """The text that `read_toml_value` reads as this value of a model's field."""
+    return value if isinstance(value, str) and read_toml_value(value) == value else _on_one_line(value)
 
 
 def _on_one_line(value: object) -> str:

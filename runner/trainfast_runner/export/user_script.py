@@ -97,7 +97,7 @@ def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     script = ScriptPreset(
         command=tuple(asked.command),
         flag_words=asked.flag_words,
-        knobs={name: run.knobs[name] for name in _asked_knobs(run)},
+        knobs={knob_name: run.knobs[knob_name] for knob_name in _asked_knobs(run)},
         title=shlex.join(asked.command),
         cwd=run.cwd,
         framework=framework if framework in FRAMEWORKS and takes_all else "",

@@ -103,7 +103,7 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
             # A path is taken from where the command is typed, and another model brings its own fields.
             model = {name: os.path.abspath(os.path.expanduser(value)) if name == "path" else value}
         else:
-            model[name] = presets.read_model_field(name, toml_value(value))
+            model[name] = presets.read_model_field(name, read_toml_value(value))
     elif dot and section == "data":
         raw: object = value.split("+") if name == "paths" else value
         data[name] = presets.read_data_field(name, raw)
@@ -166,7 +166,7 @@ def _images_below(match: str) -> list[str]:
     return sorted(path for path in paths if path.lower().endswith((".jpg", ".jpeg")))
 
 
-def toml_value(text: str) -> Any:
+def read_toml_value(text: str) -> Any:
     """A number, boolean, list or quoted text as TOML reads it; anything else as text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

@@ -19,7 +19,7 @@ ON_THE_CPU = "devices=cpu to train on the CPU"
 Device = TypeVar("Device", DeviceReading, TopologyDevice)
 
 
-def entries(environment: Mapping[str, str]) -> list[str] | None:
+def visible_entries(environment: Mapping[str, str]) -> list[str] | None:
     """The entries of CUDA_VISIBLE_DEVICES; None when it is not set."""
     variable = environment.get(VISIBLE_DEVICES)
     return None if variable is None else [entry.strip() for entry in variable.split(",")]
@@ -27,7 +27,7 @@ def entries(environment: Mapping[str, str]) -> list[str] | None:
 
 def hides_all(environment: Mapping[str, str]) -> bool:
     """True if CUDA_VISIBLE_DEVICES asks for no GPU at all."""
-    named_entries = entries(environment)
+    named_entries = visible_entries(environment)
     return named_entries is not None and named_entries[0] in HIDE_ALL
 
 
@@ -45,7 +45,7 @@ def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]
     CUDA gives a process one instance, the first. Raises UserError for a name that no instance has, and for one after
     another device.
     """
-    named_entries = entries(environment) or []
+    named_entries = visible_entries(environment) or []
     first = next((entry for entry in named_entries if entry.startswith(MIG_PREFIX)), None)
     if first is None:
         return None
@@ -83,7 +83,7 @@ def visible_devices(
     asked only where that order may differ from NVML's: among GPUs of several models. Raises UserError when it fails.
     """
     gpus = [gpu for gpu in devices if not is_instance(gpu.uuid)]
-    named_entries = entries(environment)
+    named_entries = visible_entries(environment)
     if named_entries is None:
         return gpus
     gpu_by_number = {gpu.index: gpu for gpu in gpus}
