@@ -149,7 +149,7 @@ def signed_percent(value_percent: float | None) -> str:
     """Return a change in percent with its sign: `+3.4 %`, `+13,197 %`; a change that rounds away reads `0.0 %`."""
     if (value := _finite(value_percent)) is None:
         return ABSENT
-    text = f"{value:+.1f}" if abs(value) < 1000 else f"{value:+,.0f}"
+    text = f"{value:+.1f}" if abs(value) < 999.95 else f"{value:+,.0f}"
     return "0.0 %" if text in ("+0.0", "-0.0") else f"{text} %"
 
 
