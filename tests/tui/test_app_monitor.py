@@ -18,6 +18,7 @@ from still import StillApp, a_snapshot, own_supervisor, running, screen_text
 from textual.filter import Monochrome
 from textual.pilot import Pilot
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import Identity, identify
 from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_runner.machine.telemetry import failures
@@ -341,6 +342,22 @@ async def test_what_is_not_ones_own_or_not_visible_is_refused_without_a_question
             await pilot.pause()
             assert words in screen_text(app)
             assert "send SIGTERM" not in screen_text(app)
+
+
+async def test_a_process_is_not_ended_while_the_runs_cannot_be_read(
+    home: Home, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Home) -> list[str]:
+        raise UserError("the runs cannot be listed: no permission", key="TRAINFAST_HOME")
+
+    row = ProcessRow(sleeper.pid, identify(sleeper.pid), "anna", True, "sleeper --long", 0.0, MIB, 5.0)
+    async with running(home, size=(120, 40)) as (app, pilot):
+        await opened(pilot, the_machine(0, rows=(row,)))
+        monkeypatch.setattr(Home, "run_ids", refused)
+        await pilot.press("x")
+        await pilot.pause()
+        assert "the runs cannot be listed: no permission" in screen_text(app)
+        assert f"End process {sleeper.pid}?" not in screen_text(app)
 
 
 async def test_gpus_of_a_process_that_are_not_next_to_each_other_are_counted(home: Home) -> None:

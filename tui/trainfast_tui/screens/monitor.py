@@ -138,10 +138,11 @@ class MonitorScreen(AppScreen):
             return
         try:
             check_endable(row.identity)
+            member = run_of_process(self.session.home, row.identity)
         except UserError as error:
             self.notify(error.line_without_option(), severity="warning")
             return
-        if (member := run_of_process(self.session.home, row.identity)) is not None:
+        if member is not None:
             self._offer_stop(row, member)
             return
         kill = row.identity == self._terminated
