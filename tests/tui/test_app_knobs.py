@@ -261,6 +261,15 @@ async def test_a_saved_name_is_replaced_only_after_a_yes(home: Home, tmp_path: P
             assert bool(saved.read_text()) == is_replaced
 
 
+async def test_a_name_too_long_for_a_file_is_refused(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "config" / "trainfast-tui" / "presets").mkdir(parents=True)
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.press("w", *"a" * 300, "enter")
+        await pilot.pause()
+        assert "cannot name a preset" in screen_text(app)
+
+
 async def test_a_precision_that_the_device_lacks_is_refused_at_its_knob(home: Home) -> None:
     refused = "Refused: precision=tf32 is a format of NVIDIA tensor cores and this run is on the CPU"
     async with running(home, size=FULL) as (app, pilot):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -77,7 +78,8 @@ def _check_name(name: str) -> None:
 def _is_own(name: str) -> bool:
     from trainfast_runner.settings.presets import user_directory
 
-    return (user_directory() / f"{name}.toml").is_file()
+    # Path.is_file raises for a name too long for the file system before Python 3.14.
+    return os.path.isfile(user_directory() / f"{name}.toml")
 
 
 def _unless_left(then: Callable[[AnswerT], object]) -> Callable[[AnswerT | None], None]:
