@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -137,6 +139,25 @@ def test_each_command_has_its_own_key_and_a_method() -> None:
                 widget, dot, name = action.id.rpartition(".")
                 owner = widget_classes()[widget] if dot else screen
                 assert hasattr(owner, f"action_{name.partition('(')[0]}"), action.id
+
+
+def test_each_key_that_a_text_names_exists() -> None:
+    import trainfast_tui
+    from trainfast_tui.live.search_kind import SearchKind
+    from trainfast_tui.text.keys import key_of
+
+    named = set()
+    for path in Path(*trainfast_tui.__path__).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(ast.Name("key_of"), [ast.Constant(scope), ast.Constant(id)]):
+                    named.add((scope, id))
+                case ast.Call(ast.Name("key_of"), [_, ast.Constant(id)]):
+                    # The scope is that of either search.
+                    named |= {(kind.value, id) for kind in SearchKind}
+    assert ("everywhere", "quit") in named
+    for scope, id in named:
+        assert key_of(scope, id), (scope, id)
 
 
 def widget_classes() -> dict[str, type[Widget]]:

@@ -43,6 +43,7 @@ from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.sources import next_run_from_preset, repeat_run
+from trainfast_tui.text.keys import RUN_KEY, key_of
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -167,7 +168,8 @@ class Session:
         # A run that this app just started comes onto the screen by itself.
         if elsewhere is not None and elsewhere != self._notified_run_id and not self.run_control.pending.is_pending:
             self._notified_run_id = elsewhere
-            self.post(Notified(f"{elsewhere} was started elsewhere: h lists it, Enter there shows it."))
+            keys = f"{key_of('main', 'history')} lists it, {key_of('runs', 'open')} there shows it"
+            self.post(Notified(f"{elsewhere} was started elsewhere: {keys}."))
 
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
@@ -226,7 +228,7 @@ class Session:
             self.post(NextRunRefused(error))
             return False
         self.set_next_run(next_run, knob_texts[0][0])
-        self.post(Notified(f"{', '.join(f'{name} = {text}' for name, text in knob_texts)}; r runs it"))
+        self.post(Notified(f"{', '.join(f'{name} = {text}' for name, text in knob_texts)}; {RUN_KEY} runs it"))
         return True
 
     def set_preset(self, name: str) -> NextRun:

@@ -8,8 +8,10 @@ from trainfast_tui.charts.time_axis import TimeAxis, cell_axis
 from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import DescribedEvent
+from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.lines import Line, Piece, join_pieces
 
+EARLIER_KEY = key_of("main", "ChartColumn.event(-1)")
 TONES_BY_IMPORTANCE = ("error", "warning", "success", "accent", "primary", "muted")
 """Tones, the most important first: of several events in one cell its sign is shown."""
 
@@ -85,5 +87,5 @@ class EventLine(PaintedWidget):
             (f"{indent}{event.sign}  ", event.tone),
             (f"{time_words}  ", "muted"),
             (event.words, "text"),
-            (f"  {number} of {len(self._events)}, e earlier" if len(self._events) > 1 else "", "muted"),
+            (f"  {number} of {len(self._events)}, {EARLIER_KEY} earlier" if len(self._events) > 1 else "", "muted"),
         ]

@@ -11,6 +11,7 @@ from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, gap_ns_of, ticks
 from trainfast_tui.live.recent_conditions import RECENT_STEPS
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.keys import RUN_KEY, key_of
 from trainfast_tui.text.signs import SYNTHETIC_MARK
 from trainfast_tui.text.wait_words import start_words
 
@@ -47,7 +48,8 @@ def throughput_chart(
     if rates is not None:
         values = rates.samples_per_s if unit == "samples" else rates.tokens_per_s
         if values and all(value is None for value in values):
-            values, empty = (), f"This model has no {unit}; t shows {next_throughput_unit(unit)}/s."
+            key = key_of("main", "ChartColumn.throughput_unit")
+            values, empty = (), f"This model has no {unit}; {key} shows {next_throughput_unit(unit)}/s."
     synthetic = f" ({SYNTHETIC_MARK})" if run is not None and run.synthetic else ""
     ticks = ticks_on(axis, run.ticks) if run is not None else ()
     return ChartData(
@@ -81,7 +83,7 @@ def _starting_words(run: RunSnapshot) -> str:
 
 def _waiting_words(run: RunSnapshot | None) -> str:
     if run is None:
-        return "Press r to start a run."
+        return f"Press {RUN_KEY} to start a run."
     if not run.steps:
         return _starting_words(run)
     if all(step.samples is None for step in run.steps):

@@ -8,6 +8,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_tui.control.messages import RunsCompared
+from trainfast_tui.text.keys import RUN_KEY
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Result
@@ -41,6 +42,6 @@ def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
             ended = result
             break
     if ended is None:
-        raise UserError("There is no other ended run to compare with; turn a knob and press r.", key=run_id)
+        raise UserError(f"There is no other ended run to compare with; turn a knob and press {RUN_KEY}.", key=run_id)
     result_of_run = final_result(home, run_id)
     return RunsCompared(ended, result_of_run) if ended.run_id < run_id else RunsCompared(result_of_run, ended)

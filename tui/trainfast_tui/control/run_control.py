@@ -16,6 +16,7 @@ from trainfast_tui.control.messages import Notified, Post, RunGivenUp, RunRefuse
 from trainfast_tui.control.pending_start import PendingStart
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.text.format import celsius
+from trainfast_tui.text.keys import STOP_KEY
 from trainfast_tui.text.script_notices import script_notices
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class RunControl:
 
         def show(reading: cooling.Cooling) -> None:
             words = cooling_words(reading.index, reading.temperature_c, below_c, reading.waited_s, reading.stuck_s)
-            self._post(Notified(f"{words}; s gives up"))
+            self._post(Notified(f"{words}; {STOP_KEY} gives up"))
 
         giving_up = self._giving_up = threading.Event()
         try:
@@ -132,5 +133,5 @@ class RunControl:
         deadline = time.monotonic() + GONE_WITHIN_S
         while is_alive(directory):
             if time.monotonic() > deadline:
-                raise UserError(f"{directory.name} is still there: s again kills it", key=directory.name)
+                raise UserError(f"{directory.name} is still there: {STOP_KEY} again kills it", key=directory.name)
             time.sleep(GONE_POLL_S)

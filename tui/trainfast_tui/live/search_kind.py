@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from trainfast_tui.text.keys import key_of
+
 
 class SearchKind(StrEnum):
-    """A kind of search; its value is the scope of its screen's actions in `text.keys`."""
+    """A kind of search; in `text.keys` its value is the action that opens its screen, and the scope of that screen."""
 
     BATCH = "batch"
     BEST = "best"
@@ -19,4 +21,4 @@ class SearchKind(StrEnum):
     @property
     def key(self) -> str:
         """The key of the main screen that opens the search."""
-        return "b" if self is SearchKind.BATCH else "B"
+        return key_of("main", self.value)

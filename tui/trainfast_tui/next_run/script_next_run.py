@@ -15,6 +15,7 @@ from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import Way, reach_of
 from trainfast_runner.settings.spec import with_setting
 from trainfast_tui.next_run.next_run import LAUNCH_DEFAULTS, NextRun
+from trainfast_tui.text.keys import SCRIPT_KEY
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -73,7 +74,7 @@ class ScriptNextRun(NextRun):
         name = knob(name).name
         reach = reach_of(name, self.script)
         if reach.way is Way.NONE:
-            raise UserError(f"{name} cannot reach {self.script.name}: {reach.text}; o maps a flag", key=name)
+            raise UserError(f"{name} cannot reach {self.script.name}: {reach.text}; {SCRIPT_KEY} maps a flag", key=name)
         spec = with_setting(self.spec, f"{name}={text}")
         self.script.applied(list(self.script.command), {name: spec.knobs[name]})
         return dataclasses.replace(self, spec=spec)

@@ -18,6 +18,7 @@ from trainfast_tui.next_run.same_settings import has_same_settings
 from trainfast_tui.next_run.sources import next_run_from_search
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
+from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.search.batch_question import batch_question_rows, limit_notice
 from trainfast_tui.widgets.search.batch_view import BatchView
 
@@ -131,7 +132,8 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
                 session.post(Notified(words, "warning"))
             self.dismiss()
         elif not self.search_control.is_active:
-            self.notify("There is no answer to apply; f5 continues the search.", severity="warning")
+            words = f"There is no answer to apply; {key_of('batch', 'again')} continues the search."
+            self.notify(words, severity="warning")
         elif search is not None:
             # Without a search, the screen says already that the knobs are being checked.
             self.notify("There is no answer yet.", severity="warning")

@@ -22,9 +22,8 @@ from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continu
 from trainfast_tui.screens.base import PostedMessage
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
-from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY
-from trainfast_tui.text.search.batch_question import ENTER_STARTS
-from trainfast_tui.text.search.best_question import ABOUT_SCRIPT_SEARCH, ABOUT_SEARCH, best_question_rows
+from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, RUN_KEY, key_of
+from trainfast_tui.text.search.best_question import ABOUT_SCRIPT_SEARCH, ABOUT_SEARCH, START_HINT, best_question_rows
 from trainfast_tui.text.search.best_state import candidate_knob_texts
 from trainfast_tui.widgets.dialogs.ask import ask_choice
 from trainfast_tui.widgets.dialogs.ask_best_question import QuestionDialogs
@@ -83,7 +82,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         self._plan_waits = run is not None
         if run is not None:
             self._planned = BestPlanned(
-                NO_PLAN, [(f"{run.run_id} is using the device: Enter stops it first.", "warning")]
+                NO_PLAN, [(f"{run.run_id} is using the device: {key_of('best', 'apply')} stops it first.", "warning")]
             )
         else:
             plan_id = self.search_control.plan(next_run.spec, self.post)
@@ -130,7 +129,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if not control.is_active:
             question = best_question_rows(control.request, self._planned.global_batch, fresh=control.options.is_fresh)
             is_script = next_run is not None and next_run.script is not None
-            rows = [("", ABOUT_SCRIPT_SEARCH if is_script else ABOUT_SEARCH, "muted"), ("", ENTER_STARTS, "title")]
+            rows = [("", ABOUT_SCRIPT_SEARCH if is_script else ABOUT_SEARCH, "muted"), ("", START_HINT, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
             rows += [("", text, tone) for text, tone in self._planned.texts]
         self.view.show_question(next_run.spec.name if next_run is not None else "", rows)
@@ -202,15 +201,15 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             (name, text) for name, text in candidate_knob_texts(search.so_far, best) if next_run.text_of(name) != text
         ]
         if not knob_texts:
-            session.post(Notified("The next run has the best setting already; r runs it"))
+            session.post(Notified(f"The next run has the best setting already; {RUN_KEY} runs it"))
         elif not session.set_knobs(knob_texts):
             self.dismiss()
             return
         if is_other_model:
-            words = f"The next run is now {question.name} with its search's best setting; r runs it"
+            words = f"The next run is now {question.name} with its search's best setting; {RUN_KEY} runs it"
             session.post(Notified(words))
         elif len(knob_texts) > MAX_NAMED:
-            session.post(Notified(f"{len(knob_texts)} knobs have the values of the best setting; r runs it"))
+            session.post(Notified(f"{len(knob_texts)} knobs have the values of the best setting; {RUN_KEY} runs it"))
         self.dismiss()
 
     def action_pin(self) -> None:
@@ -261,7 +260,8 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         """Return the request of the shown search, else of the next one; None with a notice if a search is live."""
         control, search = self.search_control, self._search
         if control.is_active:
-            self.notify("The search is live; stop it with s to ask another question.", severity="warning")
+            words = f"The search is live; stop it with {key_of('best', 'cancel')} to ask another question."
+            self.notify(words, severity="warning")
             return None
         if search is not None and search.so_far.question is not None:
             return request_of(search.so_far.question)

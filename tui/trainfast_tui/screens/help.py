@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.screens.base import PageScreen
-from trainfast_tui.text.keys import actions_of
+from trainfast_tui.text.keys import SCRIPT_KEY, actions_of, key_of
 from trainfast_tui.text.knob_groups import knobs_by_group
 from trainfast_tui.text.lines import Line, Section, Tone, has_all_words, labelled, line_text, paragraph, rule
 from trainfast_tui.text.shades import SHADES
@@ -33,7 +33,8 @@ SCOPE_WORDS = {
 """The words after "keys" in the title of each scope's section, in the order of the help."""
 ABOUT = (
     "trainfast-tui trains a preset for real, for seconds, and shows what the machine did meanwhile."
-    " Turn one knob, run again, compare. No weights are kept. A script of your own runs as it is: o finds its flags."
+    " Turn one knob, run again, compare. No weights are kept."
+    f" A script of your own runs as it is: {SCRIPT_KEY} finds its flags."
 )
 SIGN_MEANINGS = (
     ("•", "a knob that differs from the run on the screen"),
@@ -70,7 +71,8 @@ class HelpScreen(PageScreen):
             return _painted(sections, width)[1:]
         matching = _matching_sections(sections, self._filter)
         title = f"with “{self._filter}”" if matching else f"nothing with “{self._filter}”"
-        return [rule(f"help {title}", width, "/ and Enter: all of it"), *_painted(matching, width)]
+        whole_help = f"{key_of('help', 'filter')} and Enter: all of it"
+        return [rule(f"help {title}", width, whole_help), *_painted(matching, width)]
 
 
 def _matching_sections(sections: list[Section], words: str) -> list[Section]:

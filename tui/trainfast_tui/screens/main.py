@@ -22,6 +22,7 @@ from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import with_sizes
+from trainfast_tui.text.keys import PRESET_KEY, RUN_KEY, STOP_KEY, key_of
 from trainfast_tui.text.memory_words import swap_notice
 from trainfast_tui.widgets.devices import DevicesPanel
 from trainfast_tui.widgets.dialogs.ask import ask_yes
@@ -202,9 +203,9 @@ class MainScreen(AppScreen):
     def action_run(self) -> None:
         session, next_run, run = self.session, self.session.next_run, self.session.live_run
         if next_run is None:
-            self.notify("There is no preset to run; p chooses one.", severity="warning")
+            self.notify(f"There is no preset to run; {PRESET_KEY} chooses one.", severity="warning")
         elif session.run_control.pending.is_pending:
-            self.notify("A run is starting; press r again once it is on the screen.", severity="warning")
+            self.notify(f"A run is starting; press {RUN_KEY} again once it is on the screen.", severity="warning")
         elif session.searches.running_kind is not None:
             self._notify_device_used(session.searches.running_kind)
         else:
@@ -254,7 +255,7 @@ class MainScreen(AppScreen):
         elif (running_kind := session.searches.running_kind) is not None and running_kind is not kind:
             self._notify_device_used(running_kind)
         elif session.next_run is None:
-            self.notify("There is no preset to search; p chooses one.", severity="warning")
+            self.notify(f"There is no preset to search; {PRESET_KEY} chooses one.", severity="warning")
         elif kind is SearchKind.BATCH:
             from trainfast_tui.screens.batch import BatchScreen
 
@@ -266,8 +267,8 @@ class MainScreen(AppScreen):
 
     def _notify_device_used(self, kind: SearchKind) -> None:
         """Show that this search uses the device, and how to stop it."""
-        name = f"{kind.label.capitalize()} search"
-        self.notify(f"{name} is using the device; {kind.key} shows it, s there stops it.", severity="warning")
+        keys = f"{kind.key} shows it, {key_of(kind, 'cancel')} there stops it"
+        self.notify(f"{kind.label.capitalize()} search is using the device; {keys}.", severity="warning")
 
     def action_stop(self) -> None:
         run, run_control = self.session.live_run, self.session.run_control
@@ -277,7 +278,7 @@ class MainScreen(AppScreen):
         elif search_kind is not None:
             self._notify_device_used(search_kind)
         elif run is None and run_control.pending.is_pending:
-            self.notify("The run is starting; press s again once it is on the screen.", severity="warning")
+            self.notify(f"The run is starting; press {STOP_KEY} again once it is on the screen.", severity="warning")
         elif run is None:
             self.notify("Nothing is running.")
         elif run.state == "stopping" or run.stop_deadline_ns is not None:
@@ -309,7 +310,7 @@ class MainScreen(AppScreen):
             return
         self._question = None
         question.dialog.dismiss(None)
-        words = f"{question.run_id} has ended by itself: {state_text(run.state)}. r starts the next run."
+        words = f"{question.run_id} has ended by itself: {state_text(run.state)}. {RUN_KEY} starts the next run."
         self.notify(words, severity="warning")
 
     def action_cool_to(self) -> None:
@@ -320,10 +321,11 @@ class MainScreen(AppScreen):
     def action_compare(self) -> None:
         run = self.session.shown_run
         if run is None:
-            self.notify("Nothing to compare yet; r starts a run.")
+            self.notify(f"Nothing to compare yet; {RUN_KEY} starts a run.")
         elif run.result is None:
-            being_written = "The result of this run is being written; press c again."
-            self.notify("This run has not ended; press c again when it has." if run.is_live else being_written)
+            key = key_of("main", "compare")
+            being_written = f"The result of this run is being written; press {key} again."
+            self.notify(f"This run has not ended; press {key} again when it has." if run.is_live else being_written)
         else:
             self.session.compare_with_previous(run.run_id)
 

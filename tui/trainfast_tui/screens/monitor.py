@@ -15,10 +15,12 @@ from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_runner.running.process_membership import Membership, run_of_process
 from trainfast_tui.charts.chart_column import ChartColumn
 from trainfast_tui.live.last_minute import LastMinute
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.dialogs.ask import ask_yes
 from trainfast_tui.widgets.header_footer import StatusLine
@@ -134,7 +136,8 @@ class MonitorScreen(AppScreen):
             self.notify(words, severity="warning")
             return
         if row.pid == os.getpid():
-            self.notify("This is trainfast-tui itself: press q to quit.", severity="warning")
+            words = f"This is trainfast-tui itself: press {key_of('everywhere', 'quit')} to quit."
+            self.notify(words, severity="warning")
             return
         try:
             check_endable(row.identity)
@@ -157,7 +160,9 @@ class MonitorScreen(AppScreen):
         run_id = member.directory.name
         if member.role is not None:
             words = f"Process {row.pid} works for a search ({run_id})"
-            self.notify(f"{words}: b or B on the main screen shows it, s there stops it.")
+            keys = f"{SearchKind.BATCH.key} or {SearchKind.BEST.key}"
+            stop = key_of(SearchKind.BATCH, "cancel")
+            self.notify(f"{words}: {keys} on the main screen shows it, {stop} there stops it.")
             return
         question = f"Stop the run {run_id}?\nProcess {row.pid} is {member.part}.\n{_described(row)}"
         yes = "stop the run: it is asked to end, and killed after a countdown"
@@ -170,7 +175,7 @@ class MonitorScreen(AppScreen):
             self.notify(error.line_without_option(), severity="warning")
             return
         self._terminated = identity
-        self.notify(words if kill else f"{words} If it stays, x again offers SIGKILL.")
+        self.notify(words if kill else f"{words} If it stays, {key_of('monitor', 'end_process')} again offers SIGKILL.")
 
 
 def _described(row: ProcessRow) -> str:

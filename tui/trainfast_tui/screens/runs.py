@@ -16,7 +16,7 @@ from trainfast_tui.control.messages import Notified, ScreenMessage, as_warning
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
-from trainfast_tui.text.keys import actions_of
+from trainfast_tui.text.keys import STOP_KEY, actions_of, key_of
 from trainfast_tui.widgets.dialogs.ask import ask_text, ask_yes
 from trainfast_tui.widgets.header_footer import Footer, StatusLine
 from trainfast_tui.widgets.tables.run_detail import RunDetail
@@ -141,7 +141,7 @@ class RunsScreen(AppScreen):
         elif table.current is not None and table.below is not None:
             a, b = sorted((table.below.run_id, table.current.run_id))
         else:
-            self.notify("Mark two runs with space.")
+            self.notify(f"Mark two runs with {key_of('runs', 'RunsTable.mark')}.")
             return
         self.session.compare(a, b)
 
@@ -156,7 +156,8 @@ class RunsScreen(AppScreen):
         if row is None:
             return
         if is_alive(self._home.directory(row.run_id)):
-            words = f"{row.run_id} is still running: Enter opens it, s stops it; then it can be deleted."
+            keys = f"{key_of('runs', 'open')} opens it, {STOP_KEY} stops it"
+            words = f"{row.run_id} is still running: {keys}; then it can be deleted."
             self.notify(words, severity="warning")
             return
         question = f"Delete {row.run_id} ({row.name}, {state_text(row.state)}) and all its records?"

@@ -26,6 +26,7 @@ from trainfast_tui.control.typed_command import split_command
 from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.format import elapsed
+from trainfast_tui.text.keys import PRESET_KEY, RUN_KEY, key_of
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.dialogs.ask import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.widgets.header_footer import Footer
@@ -46,7 +47,7 @@ FLAG_HINT = (
     "A flag of the script, such as --bs. With more words, {} for the value: '--opt lr={}'. For switches, words by"
     " value: 'bf16: --half, fp32: nothing'."
 )
-NAME_HINT = "A name; command, folder and mapping become a file in {}. p lists it."
+NO_SCRIPT_NOTICE = f"No script is known yet; {key_of('script', 'command')} types its command."
 
 
 class ScriptScreen(AppScreen):
@@ -154,11 +155,11 @@ class ScriptScreen(AppScreen):
         elif self.view.current is not None:
             self._ask_flag(self.view.current)
         else:
-            self.notify("No knob is mapped; a maps one.", severity="warning")
+            self.notify(f"No knob is mapped; {key_of('script', 'add')} maps one.", severity="warning")
 
     def action_add(self) -> None:
         if self._discovered is None:
-            self.notify("No script is known yet; c types its command.", severity="warning")
+            self.notify(NO_SCRIPT_NOTICE, severity="warning")
             return
         unmapped = [
             (knob.name, knob.what) for knob in KNOBS if knob.name not in self._mapping and knob.name not in LAUNCH_KNOBS
@@ -189,9 +190,9 @@ class ScriptScreen(AppScreen):
     def action_save(self) -> None:
         """Ask for a name, save the preset, and choose it as the next run."""
         if self._discovered is None:
-            self.notify("No script is known yet; c types its command.", severity="warning")
+            self.notify(NO_SCRIPT_NOTICE, severity="warning")
             return
-        hint = NAME_HINT.format(user_directory())
+        hint = f"A name; command, folder and mapping become a file in {user_directory()}. {PRESET_KEY} lists it."
         ask_preset_name(self.app, "Save this script as", hint, _name_for(self._command), self._save)
 
     def _save(self, name: str) -> None:
@@ -208,7 +209,8 @@ class ScriptScreen(AppScreen):
         except UserError as error:
             self.show_refusal(error)
             return
-        self.session.post(Notified(f"{name} is the next run: r runs it, b searches its batch. Saved: {path}"))
+        keys = f"{RUN_KEY} runs it, {key_of('main', 'batch')} searches its batch"
+        self.session.post(Notified(f"{name} is the next run: {keys}. Saved: {path}"))
         self.dismiss()
 
 

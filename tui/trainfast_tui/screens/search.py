@@ -15,6 +15,7 @@ from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.live.snapshot import SearchSnapshotT, Snapshot
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import elapsed
+from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.lines import LabelledText, Tone
 from trainfast_tui.widgets.dialogs.ask import ask_yes
 from trainfast_tui.widgets.header_footer import Footer
@@ -111,7 +112,8 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         elif self.search_control.is_active:
             self.notify("The search is starting.", severity="warning")
         elif self.session.run_control.pending.is_pending:
-            self.notify("A run is starting; press Enter again once it is on the screen.", severity="warning")
+            words = f"A run is starting; press {key_of(kind, 'apply')} again once it is on the screen."
+            self.notify(words, severity="warning")
         elif run is None:
             self._start_after(None)
         else:
@@ -132,7 +134,7 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
 
     def action_again(self) -> None:
         if self._search is not None and self._search.is_live:
-            self.notify("The search is live; s stops it.", severity="warning")
+            self.notify(f"The search is live; {key_of(self.SCOPE, 'cancel')} stops it.", severity="warning")
         else:
             self.start_search()
 

@@ -1,4 +1,4 @@
-"""Every action of the app with its keys; bindings, footer, palette and help are made from this list."""
+"""Every action of the app with its keys; bindings, footer, palette, help and texts take them from this list."""
 
 from __future__ import annotations
 
@@ -298,3 +298,13 @@ ACTIONS = tuple(replace(action, scope=scope) for scope, actions in _BY_SCREEN.it
 def actions_of(scope: str) -> list[Action]:
     """Return the actions of one screen, without those of every screen."""
     return [action for action in ACTIONS if action.scope == scope]
+
+
+def key_of(scope: str, id: str) -> str:
+    """Return the name of an action's key on the screen, for a text that tells a user to press it."""
+    return next(action.key for action in actions_of(scope) if action.id == id)
+
+
+RUN_KEY, STOP_KEY, SCRIPT_KEY = key_of("main", "run"), key_of("main", "stop"), key_of("main", "script")
+PRESET_KEY = key_of("main", "KnobPanel.preset")
+"""The keys of the main screen that many texts name."""

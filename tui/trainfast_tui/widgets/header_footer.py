@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from trainfast_runner.records.run_states import state_text
 from trainfast_tui.painting.painted import PaintedWidget
-from trainfast_tui.text.keys import Action, Shown
+from trainfast_tui.text.keys import STOP_KEY, Action, Shown
 from trainfast_tui.text.lines import Line, Piece, Tone, paragraph
 from trainfast_tui.text.signs import SYNTHETIC_BADGE, run_sign
 
@@ -90,7 +90,7 @@ class StatusLine(PaintedWidget):
 
     def lines(self, width: int, height: int) -> list[Line]:
         if self._countdown:
-            return [[(self._countdown, "alarm"), ("  s again kills it at once", "muted")]]
+            return [[(self._countdown, "alarm"), (f"  {STOP_KEY} again kills it at once", "muted")]]
         text, tone = self._notice
         return [[self._notice]] if cell_len(text) <= width else paragraph(text, width, tone, MAX_NOTICE_LINES)
 

@@ -13,6 +13,7 @@ from trainfast_runner.settings.scripts.script_reach import ways_without_flag
 from trainfast_tui.painting.painted import WidgetWithNotice
 from trainfast_tui.text.discovery_words import default_words, discovery_words
 from trainfast_tui.text.format import plain, to_width
+from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.lines import Line, clamp_scroll, labelled, moved_cursor, paragraph, rule
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class ScriptView(WidgetWithNotice):
         """Return a row for each mapped knob, and the reason of the one under the cursor."""
         mapping = self._findings.mapping
         if not mapping:
-            return paragraph("No flag was recognised; a maps a knob to one.", width, "warning"), []
+            words = f"No flag was recognised; {key_of('script', 'add')} maps a knob to one."
+            return paragraph(words, width, "warning"), []
         rows = [_knob_line(flag_mapping, index == self._cursor, width) for index, flag_mapping in enumerate(mapping)]
         return rows, paragraph(mapping[self._cursor].reason, width, "muted", MAX_REASON_LINES)
 
@@ -125,12 +127,15 @@ def _head(findings: ScriptFindings, width: int) -> list[Line]:
             " largest batch and its fastest settings searched. First it is run to its argument parser and no further,"
             " to see which of its flags take which knobs."
         )
-        return [*lines, *paragraph(about, width, "text"), [], [("Enter types its command.", "title")]]
+        first_step = f"{key_of('script', 'map')} types its command."
+        return [*lines, *paragraph(about, width, "text"), [], [(first_step, "title")]]
     lines += labelled(("command ", "muted"), shlex.join(findings.command), width)[:MAX_COMMAND_LINES]
     lines += labelled(("folder  ", "muted"), findings.cwd, width)[:1]
     if findings.refusal:
         lines += labelled(("refused ", "error"), findings.refusal, width, "error")
-        return [*lines, [], *paragraph("c types another command; f5 looks again after a change.", width, "title")]
+        command_key, again_key = key_of("script", "command"), key_of("script", "again")
+        next_steps = f"{command_key} types another command; {again_key} looks again after a change."
+        return [*lines, [], *paragraph(next_steps, width, "title")]
     text = findings.waiting if findings.discovered is None else discovery_words(findings.discovered)
     return [*lines, *labelled(("found   ", "muted"), text, width, "muted" if findings.discovered is None else "text")]
 

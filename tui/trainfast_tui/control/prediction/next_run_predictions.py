@@ -17,6 +17,7 @@ from trainfast_tui.control.prediction.prediction_request import (
 from trainfast_tui.control.prediction.predictor import Predictor
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed, measured_memory, measured_speed
 from trainfast_tui.next_run.same_settings import has_same_model
+from trainfast_tui.text.keys import key_of
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.next_run.next_run import NextRun
 
-SCRIPT_NOT_PREDICTED = "the memory of a script is not predicted; b finds its largest batch by trials"
+SCRIPT_NOT_PREDICTED = (
+    f"the memory of a script is not predicted; {key_of('main', 'batch')} finds its largest batch by trials"
+)
 
 
 class NextRunPredictions:

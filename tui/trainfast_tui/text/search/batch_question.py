@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.search_states import UNFINISHED_STATES
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.lines import LabelledText
 from trainfast_tui.text.overrides import typed_overrides
 
@@ -23,8 +24,8 @@ ABOUT_SCRIPT_SEARCH = (
     "Finds the largest batch of the script: each size is a process of its own, which ends after a few steps and whose"
     " checkpoints and trackers are off; the largest is confirmed in another."
 )
-ENTER_STARTS = "Enter starts the search; Esc goes back."
-ENTER_CONTINUES = "Enter continues the unfinished search; Esc goes back."
+START_HINT = f"{key_of('batch', 'apply')} starts the search; {key_of('batch', 'leave')} goes back."
+CONTINUE_HINT = f"{key_of('batch', 'apply')} continues the unfinished search; {key_of('batch', 'leave')} goes back."
 
 
 def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None, free_bytes: int) -> str:
@@ -53,7 +54,7 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
     overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}
     return [
         ("", ABOUT_SEARCH if spec.script is None else ABOUT_SCRIPT_SEARCH, "muted"),
-        ("", ENTER_CONTINUES if continues else ENTER_STARTS, "title"),
+        ("", CONTINUE_HINT if continues else START_HINT, "title"),
         ("knobs    ", ", ".join(typed_overrides(overrides)) or "as the preset", "text"),
         ("limit    ", (_limit_of(earlier) if continues else "") or limit or _own_limit(spec), "text"),
         ("time     ", _time_words(earlier), "text"),

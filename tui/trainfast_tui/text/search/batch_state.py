@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.search.journal.batch import CONFIRM_STEP
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.wait_words import wait_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
+
+CONTINUE_WORDS = f"{key_of('batch', 'again')} continues"
 
 
 def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
@@ -19,8 +22,8 @@ def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
         "running": "working",
         "pausing": f"pausing after {_under_way(search)}",
         "paused": "paused: no process is running",
-        "interrupted": "interrupted: no process works on it; f5 continues",
-        "cancelled": "cancelled; its journal is kept, f5 continues",
+        "interrupted": f"interrupted: no process works on it; {CONTINUE_WORDS}",
+        "cancelled": f"cancelled; its journal is kept, {CONTINUE_WORDS}",
     }
     return _doing_words(search, now_ns) or _end_words(search) or words.get(search.state, search.state)
 
@@ -60,7 +63,7 @@ def _end_words(search: BatchSnapshot) -> str:
     if search.state == "failed":
         return f"failed: {fmt.plain(ended.reason)}"
     if search.state == "cancelled" and ended.reason not in ("", CANCELLED_REASON):
-        return f"stopped early: {fmt.plain(ended.reason)}; its journal is kept, f5 continues"
+        return f"stopped early: {fmt.plain(ended.reason)}; its journal is kept, {CONTINUE_WORDS}"
     return ""
 
 

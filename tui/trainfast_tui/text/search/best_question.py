@@ -10,6 +10,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
 from trainfast_tui.text.search.best_figures import OBJECTIVES
 from trainfast_tui.text.tables import pair_lines
 
@@ -25,8 +26,9 @@ ABOUT_SCRIPT_SEARCH = (
     "Finds the fastest settings of the script that fit: each trial is a process of its own, which ends after a few"
     " steps and whose checkpoints and trackers are off; the best and your own settings are then confirmed."
 )
+START_HINT = f"{key_of('best', 'apply')} starts the search; {key_of('best', 'leave')} goes back."
 NAMED_BY_COMMAND = "--set {knob}=VALUE names it"
-NAMED_BY_KEYS = "press Enter on the knob to type a value"
+NAMED_BY_KEYS = f"press {key_of('main', 'KnobPanel.type_value')} on the knob to type a value"
 """Words on how to name a script's present value: on the command line, and in the app."""
 EVERY_KNOB = "every knob that keeps the training the same; mixed precision counts as the same"
 AS_KNOBS_ARE_SET = "as the knobs are set"
@@ -51,13 +53,14 @@ def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bo
     else:
         batch = AS_KNOBS_ARE_SET if own_batch is None else f"{counted(own_batch, 'sample')}, {AS_KNOBS_ARE_SET}"
     steps = "" if request.for_steps is None else f": {counted(request.for_steps, 'step')}"
-    return [
-        ("v vary", vary_text(request.vary) or EVERY_KNOB),
-        ("g global batch", batch),
-        ("o objective", f"{OBJECTIVES[request.objective].hint}{steps}"),
-        ("t time budget", f"{fmt.duration(request.budget_s)}, plus the runs that confirm the best"),
-        ("f fresh", FRESH_WORDS if fresh else NOT_FRESH_WORDS),
+    rows = [
+        (ASK_VARY, "vary", vary_text(request.vary) or EVERY_KNOB),
+        (ASK_BATCH, "global batch", batch),
+        (ASK_OBJECTIVE, "objective", f"{OBJECTIVES[request.objective].hint}{steps}"),
+        (ASK_BUDGET, "time budget", f"{fmt.duration(request.budget_s)}, plus the runs that confirm the best"),
+        ("fresh", "fresh", FRESH_WORDS if fresh else NOT_FRESH_WORDS),
     ]
+    return [(f"{key_of('best', action)} {name}", words) for action, name, words in rows]
 
 
 def varied_line(vary: Mapping[str, list[Any]], global_batch: int | None) -> str:

@@ -8,6 +8,7 @@ from trainfast_runner.search.best.person_instructions import UNPIN
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.keys import ASK_VARY, key_of
 from trainfast_tui.text.search.best_figures import budget_words, gain_words, noise_words, objective_words, typed_knobs
 from trainfast_tui.text.search.outcomes import role_of
 from trainfast_tui.text.wait_words import wait_words
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.best_so_far import BestSoFar
     from trainfast_runner.search.journal.best import Instruction, Space
+
+CONTINUE_WORDS = f"{key_of('best', 'again')} continues"
+VARY_KEY, LEAVE_KEY = key_of("best", ASK_VARY), key_of("best", "leave")
 
 
 def candidate_words(space: Space, number: int, *, short: bool = False) -> str:
@@ -42,7 +46,7 @@ def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
         "starting": "starting: the model is built, and the settings are listed with their memory",
         "pausing": "pausing after this step",
         "paused": "paused: no process is running",
-        "interrupted": "interrupted: no process works on it; f5 continues",
+        "interrupted": f"interrupted: no process works on it; {CONTINUE_WORDS}",
     }
     return _end_words(search) or words.get(search.state, search.state)
 
@@ -58,12 +62,12 @@ def _end_words(search: BestSnapshot) -> str:
         return _answer_words(search.so_far)
     if search.state == "nothing_fits":
         missing = f": the smallest is {fmt.size(ended.missing_bytes)} too large" if ended.missing_bytes else ""
-        return f"no setting fits{missing}; v varies other knobs, Esc goes back to turn some"
+        return f"no setting fits{missing}; {VARY_KEY} varies other knobs, {LEAVE_KEY} goes back to turn some"
     if search.state == "failed":
-        return f"failed: {fmt.plain(ended.reason)}; v asks a new question, Esc goes back to the knobs"
+        return f"failed: {fmt.plain(ended.reason)}; {VARY_KEY} asks a new question, {LEAVE_KEY} goes back to the knobs"
     if search.state == "cancelled":
         reason_words = "" if ended.reason in ("", CANCELLED_REASON) else f": {fmt.plain(ended.reason)}"
-        return f"stopped{reason_words}; its journal is kept, f5 continues"
+        return f"stopped{reason_words}; its journal is kept, {CONTINUE_WORDS}"
     return ""
 
 

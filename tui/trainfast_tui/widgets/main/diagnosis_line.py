@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_tui.painting.painted import ShownRunWidget
 from trainfast_tui.text.diagnosis_words import no_bottleneck_in_run
+from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.lines import Line, Tone
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _worst_bottleneck(run: RunSnapshot) -> Line:
         return [(no_bottleneck_in_run(run), "muted")]
     worst, other_count = run.diagnosis[0], len(run.diagnosis) - 1
     return [
-        ("d ", "key"),
+        (f"{key_of('main', 'diagnosis')} ", "key"),
         (worst.line, SEVERITY_TONES.get(worst.severity, "text")),
         (f"  and {other_count} more" if other_count else "", "muted"),
     ]

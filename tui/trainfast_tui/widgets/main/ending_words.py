@@ -10,6 +10,7 @@ from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.worker_lines import ExceptionLine
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text import oom_words
+from trainfast_tui.text.keys import RUN_KEY, SCRIPT_KEY, STOP_KEY, key_of
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.text.memory_words import phase_words
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 MAX_LOG_LINES = 4
 """The newest lines of the log beside a failure."""
-NO_CHANGE_ADVICE = "No knob is known to free memory: make the batch smaller, or map its flag (o)."
+NO_CHANGE_ADVICE = f"No knob is known to free memory: make the batch smaller, or map its flag ({SCRIPT_KEY})."
+RUN_AGAIN_ADVICE = f"{RUN_KEY} runs again."
+SHOW_LOG_ADVICE = f"{key_of('main', 'LogPane.log')} shows the whole log"
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -49,7 +52,7 @@ def ending_of(run: RunSnapshot, explanation: OomExplanation | None, traces_left:
             "running without its supervisor",
             "warning",
             run.reason or "The supervisor is gone and the training goes on: no telemetry, no time limit, no result.",
-            advice="s stops it and cleans up; the records so far are kept.",
+            advice=f"{STOP_KEY} stops it and cleans up; the records so far are kept.",
         )
     if run.state == "oom":
         return _oom(run, explanation, traces_left)
@@ -57,22 +60,25 @@ def ending_of(run: RunSnapshot, explanation: OomExplanation | None, traces_left:
     last_words = tuple(line for line in run.log if line.strip())[-MAX_LOG_LINES:]
     match run.state:
         case "finished":
-            advice = "Turn a knob and press r to see what it does; c compares with the run before."
+            advice = (
+                f"Turn a knob and press {RUN_KEY} to see what it does;"
+                f" {key_of('main', 'compare')} compares with the run before."
+            )
             return Ending("finished", "success", run.reason, advice=advice)
         case "failed":
-            advice = "l shows the whole log. Fix what the error names, then press r."
+            advice = f"{SHOW_LOG_ADVICE}. Fix what the error names, then press {RUN_KEY}."
             return Ending(
                 f"failed{_error_location(run)}", "error", run.reason or _message(run), log=last_words, advice=advice
             )
         case "failed_to_start":
-            advice = "l shows the whole log; trainfast-tui doctor looks for what is missing on this machine."
+            advice = f"{SHOW_LOG_ADVICE}; trainfast-tui doctor looks for what is missing on this machine."
             return Ending("failed to start", "error", run.reason or _message(run), log=last_words, advice=advice)
         case "stopped":
             reason = run.reason or "Stopped as requested."
-            return Ending("stopped", "warning", reason, advice=f"{steps_kept}r runs again.")
+            return Ending("stopped", "warning", reason, advice=steps_kept + RUN_AGAIN_ADVICE)
         case "killed":
             reason = run.reason or "Killed; no reason was recorded."
-            advice = f"{steps_kept}r runs again; l shows the end of its log."
+            advice = f"{steps_kept}{RUN_KEY} runs again; {key_of('main', 'LogPane.log')} shows the end of its log."
             return Ending("killed", "warning", reason, log=last_words, advice=advice)
         case "lost":
             reason = run.reason or "All its processes are gone and it wrote no result."
@@ -93,7 +99,7 @@ def _oom(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int)
         reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run_file.memory_limit_bytes))} a rank."
     changes = () if explanation is None else tuple(explanation.changes)
     advice = (
-        "" if changes else NO_CHANGE_ADVICE if run.run_file is not None and run.run_file.script else "r runs again."
+        "" if changes else NO_CHANGE_ADVICE if run.run_file is not None and run.run_file.script else RUN_AGAIN_ADVICE
     )
     return Ending(f"out of memory{_error_location(run)}", "error", reason, changes, advice=advice, facts=tuple(facts))
 

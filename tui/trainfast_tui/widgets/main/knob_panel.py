@@ -12,6 +12,7 @@ from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.sources import preset_choices
 from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text.format import plain, to_width
+from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
 from trainfast_tui.text.lines import (
     Line,
@@ -281,7 +282,7 @@ def _refusal_lines(error: UserError, width: int, room: int) -> list[Line]:
     if not is_whole:
         lines = [*lines[: room - 3], with_more(lines[room - 3], width), lines[-1]]
     refused: list[Line] = [[(line, "error")] for line in lines]
-    return [rule("", width, "" if is_whole else "i: all of it")[1:], *refused]
+    return [rule("", width, "" if is_whole else f"{key_of('main', 'knob_help')}: all of it")[1:], *refused]
 
 
 def _knob_row(name: str, next_run: NextRun, is_changed: bool, is_current: bool, choice: str) -> Line:

@@ -8,6 +8,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import Way, reach_of
+from trainfast_tui.text.keys import SCRIPT_KEY, key_of
 from trainfast_tui.text.lines import Line, Section, labelled, line_length, paragraph, rule, with_more, wrap
 
 
@@ -44,7 +45,7 @@ class KnobText(msgspec.Struct, frozen=True):
         if len(lines) >= room:
             *before, (last, tone) = lines[room - 2]
             lines = [*lines[: room - 2], [*before, (with_more(last, width - line_length(before)), tone)]]
-        return [rule(self.name, width, "" if is_whole else "i: all of it"), *lines]
+        return [rule(self.name, width, "" if is_whole else f"{key_of('main', 'knob_help')}: all of it"), *lines]
 
     def _trade_off(self, width: int) -> list[list[Line]]:
         """Return advice, the choice of `auto`, the effects on speed and memory, and the values; an entry for each."""
@@ -62,6 +63,5 @@ class KnobText(msgspec.Struct, frozen=True):
         if self.script is None:
             return []
         reach = reach_of(self.name, self.script)
-        return labelled(
-            ("script ", "accent"), f"{reach.text}; o maps a flag" if reach.way is Way.NONE else str(reach), width
-        )
+        words = f"{reach.text}; {SCRIPT_KEY} maps a flag" if reach.way is Way.NONE else str(reach)
+        return labelled(("script ", "accent"), words, width)

@@ -6,6 +6,7 @@ from trainfast_runner.records.run_states import state_text
 from trainfast_tui.live.figures import peak_allocated_bytes, run_figures, step_words
 from trainfast_tui.painting.painted import PaintedWidget, ShownRunWidget
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.keys import PRESET_KEY, RUN_KEY, SCRIPT_KEY, key_of
 from trainfast_tui.text.lines import Line, labelled, paragraph
 from trainfast_tui.text.memory_words import peak_word_of
 from trainfast_tui.text.signs import SYNTHETIC_MARK, run_sign
@@ -27,13 +28,13 @@ class Welcome(PaintedWidget):
 
     def lines(self, width: int, height: int) -> list[Line]:
         keys = (
-            ("r", f"{self._effect_of_r}, and watch it here"),
-            ("p", "choose another preset"),
-            ("o", "your own script: find its flags and train it"),
+            (RUN_KEY, f"{self._effect_of_r}, and watch it here"),
+            (PRESET_KEY, "choose another preset"),
+            (SCRIPT_KEY, "your own script: find its flags and train it"),
             ("↑ ↓", "pick a knob; its cost in speed and memory is below it"),
-            ("← →", "turn it; Enter types a value"),
-            ("?", "every key and every knob"),
-            ("q", "leave; a run goes on without this screen"),
+            ("← →", f"turn it; {key_of('main', 'KnobPanel.type_value')} types a value"),
+            (key_of("everywhere", "help"), "every key and every knob"),
+            (key_of("everywhere", "quit"), "leave; a run goes on without this screen"),
         )
         about = "A run trains for real, for seconds, and keeps no weights."
         body: list[Line] = [[("No run yet.", "title")], *paragraph(about, width - 2, "muted"), []]
@@ -54,7 +55,7 @@ class TooSmall(ShownRunWidget):
         lines: list[Line] = [[(f"Needs 80x24; this terminal is {size.width}x{size.height}.", "warning")]]
         run = self._run
         if run is None:
-            return [*lines, [("No run. r starts one, q leaves.", "text")]]
+            return [*lines, [(f"No run. {RUN_KEY} starts one, {key_of('everywhere', 'quit')} leaves.", "text")]]
         figures = run_figures(run)
         synthetic = f"  {SYNTHETIC_MARK}" if run.synthetic else ""
         sign, tone = run_sign(run.state)

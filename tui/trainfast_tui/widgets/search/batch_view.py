@@ -7,6 +7,7 @@ from trainfast_runner.search.journal.batch import CONFIRM_STEP, Probe
 from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_tui.charts.fit_chart import PeakPoint, fit_chart
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.lines import Line, Piece, labelled, line_length, moved_cursor, paragraph, wrap
 from trainfast_tui.text.search.batch_answer import Offer, offers
 from trainfast_tui.text.search.batch_question import limits_words
@@ -144,11 +145,8 @@ def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
     if not offered:
         return []
     left_bytes = search.answer.headroom_bytes if search.answer is not None else None
-    title = (
-        "Enter applies"
-        if left_bytes is None
-        else f"Enter applies; the largest leaves {fmt.size(left_bytes)} of the limit"
-    )
+    applies = f"{key_of('batch', 'apply')} applies"
+    title = applies if left_bytes is None else f"{applies}; the largest leaves {fmt.size(left_bytes)} of the limit"
     lines: list[Line] = [[(title, "muted")]]
     cursor = min(cursor, len(offered) - 1)
     for index, offer in enumerate(offered):

@@ -7,6 +7,7 @@ import time
 from trainfast_runner.records.run_states import notable_reason, state_text
 from trainfast_runner.running.history import RunRow
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.keys import RUN_KEY, key_of
 from trainfast_tui.text.lines import Line, Piece, has_all_words, line_length
 from trainfast_tui.text.overrides import short_overrides, typed_overrides, without_search_settings
 from trainfast_tui.text.signs import SYNTHETIC_MARK, run_sign
@@ -79,7 +80,8 @@ class RunsTable(SortedTable[RunRow]):
     def show_rows(self, rows: list[RunRow], *, is_filtered: bool) -> None:
         """Show these rows; if there are none, `is_filtered` tells a filter from a home without runs."""
         self._listed_rows = rows
-        self._empty_words = "No matching runs." if is_filtered else "No run yet; Esc, then r starts one."
+        first_steps = f"No run yet; {key_of('runs', 'back')}, then {RUN_KEY} starts one."
+        self._empty_words = "No matching runs." if is_filtered else first_steps
         self.reorder()
 
     def reorder(self) -> None:
