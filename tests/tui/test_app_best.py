@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from best_searched import (
     BASELINE,
+    BEST_ID,
     LEADING,
     SPACE,
     a_best_search,
@@ -30,6 +31,7 @@ from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.journal.best import ColdRun, Instruction, Trial
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Waiting
+from trainfast_tui.text.search.best_answer import answer_lines
 from trainfast_tui.text.search.best_state import chance_words
 
 
@@ -361,3 +363,10 @@ def test_the_rate_of_a_run_under_the_limit_is_none_of_the_setting(home: Home) ->
     assert so_far.attempts[-1] == run
     assert len(so_far.attempts) - 1 not in so_far.values
     assert 41 < so_far.values[0].median < 43
+
+
+def test_the_command_aligns_the_gains_of_its_answer_to_the_right(home: Home) -> None:
+    lines = answer_lines(best_seen(a_best_search(home, best_answered())).so_far, BEST_ID)
+    header = next(at for at, line in enumerate(lines) if line.startswith("setting"))
+    table = lines[header : header + 5]
+    assert len({line.index(")") for line in table}) == 1, "\n".join(table)

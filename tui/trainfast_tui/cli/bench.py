@@ -110,9 +110,9 @@ def _print_table(bench: Bench, table: Table) -> None:
     # Why a row did not finish stands below the table.
     columns["state"] = [state_text(row.state) for row in table.rows]
     rows = [[plain(cell) for cell in row] for row in zip(*columns.values(), strict=True)]
-    names, cells, right = without_empty_columns(list(columns), rows, range(1, len(columns) - 2))
+    header, cells = without_empty_columns(list(columns), rows)
     dropped = ("process", "notebook's TFLOP/s", "TFLOP/s", "step ms", "published vs baseline", "peak MiB", "state")
-    print_table(names, cells, right=right, drop=dropped)
+    print_table(header, cells, drop=dropped)
     for row in table.rows:
         if row.state != "finished":
             print_line(f"{plain(row.id)}: {state_text(row.state)}: {plain(with_sizes(row.reason))}")

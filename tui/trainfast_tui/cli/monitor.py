@@ -32,9 +32,11 @@ from trainfast_tui.text.format import (
     watts,
 )
 from trainfast_tui.text.memory_words import no_memory_words
-from trainfast_tui.text.tables import table
+from trainfast_tui.text.tables import figure_headings, table
 from trainfast_tui.text.topology import pcie_link
 
+FIGURES = figure_headings("MEMORY", "BUSY", "TEMP", "POWER", "SM CLOCK", "PCIE", "ECC ERRORS")
+HEADER = ("GPU", "NAME", *FIGURES, "THROTTLED")
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0
 FIRST_INTERVAL_S = 0.2
 """Seconds until the first reading is printed: enough for its rates."""
@@ -115,13 +117,12 @@ def _lines(tick: Tick) -> list[str]:
     lines += [tick.missing[key] for key in ("sampler.period", "nvml.binding") if key in tick.missing]
     if not tick.devices:
         return [*lines, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
-    header = ("GPU", "NAME", "MEMORY", "BUSY", "TEMP", "POWER", "SM CLOCK", "PCIE", "ECC ERRORS", "THROTTLED")
     rows = [_row(gpu, tick.missing) for gpu in tick.devices]
     # A sentence with its cure does not fit in a cell.
     silent = [f"GPU {gpu.index}: {gpu.error}" for gpu in tick.devices if gpu.error]
     return [
         *lines,
-        *table(header, rows, right=(2, 3, 4, 5, 6, 7, 8), max_cells=48),
+        *table(HEADER, rows, max_cells=48),
         *silent,
         *lines_below(tick.devices),
     ]
@@ -130,7 +131,7 @@ def _lines(tick: Tick) -> list[str]:
 def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
     name = str(gpu.index), plain(gpu.name or ABSENT)
     if gpu.error:
-        return (*name, *[ABSENT] * 7, "does not answer")
+        return (*name, *[ABSENT] * len(FIGURES), "does not answer")
     memory = f"{size(gpu.memory_used_bytes)} of {size(gpu.memory_total_bytes)}"
     if gpu.memory_used_bytes is None and gpu.memory_total_bytes is None:
         memory = no_memory_words(gpu.index, missing)

@@ -12,6 +12,7 @@ from trainfast_runner.settings import presets
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_tui.cli.printing.output import print_json, print_table
 from trainfast_tui.text.format import plain
+from trainfast_tui.text.tables import FigureHeading
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         for row in rows
     ]
-    print_table(("PRESET", "FROM", "VARIANTS", "TITLE"), cells, right=(2,))
+    print_table(("PRESET", "FROM", FigureHeading("VARIANTS"), "TITLE"), cells)
     return 0
 
 

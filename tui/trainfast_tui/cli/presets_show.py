@@ -23,7 +23,7 @@ from trainfast_runner.settings.spec import RunSpec, from_preset
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, terminal_width
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.overrides import field_text, typed_overrides
-from trainfast_tui.text.tables import pair_lines, table
+from trainfast_tui.text.tables import figure_headings, pair_lines, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +116,7 @@ def _knob_rows(knobs: KnobValues, set_by_preset: KnobValues) -> Iterator[tuple[s
 def _variant_lines(preset: Preset, width: int | None) -> list[str]:
     """Return a table of the variants, figures and knobs; if it is wider than `width`, knobs go on their own lines."""
     published = list(dict.fromkeys(key for row in preset.variants for key in row.published))
-    header = ["  ID", *(f"published {key}" for key in published)]
+    header = ("  ID", *figure_headings(*(f"published {key}" for key in published)), "KNOBS")
     rows = [
         [
             f"  {row.id}" + (" (baseline)" if row.id == preset.baseline else ""),
@@ -124,14 +124,11 @@ def _variant_lines(preset: Preset, width: int | None) -> list[str]:
         ]
         for row in preset.variants
     ]
-    figures = range(1, len(header))
     knobs = [_settings(row) for row in preset.variants]
-    wide_lines = table(
-        [*header, "KNOBS"], [[*row, settings] for row, settings in zip(rows, knobs, strict=True)], figures
-    )
+    wide_lines = table(header, [[*row, settings] for row, settings in zip(rows, knobs, strict=True)])
     if width is None or max(map(len, wide_lines)) <= width:
         return wide_lines
-    narrow = table([header[0], *published], rows, figures)
+    narrow = table((header[0], *figure_headings(*published)), rows)
     lines = [f"  published: {', '.join(published)}"] if published else []
     for line, settings in zip(narrow, ["", *knobs], strict=True):
         lines += [line, *textwrap.wrap(settings, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]

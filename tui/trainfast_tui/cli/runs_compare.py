@@ -16,6 +16,7 @@ from trainfast_tui.text.comparison_words import (
     verdict_text,
 )
 from trainfast_tui.text.format import ABSENT, plain, signed_percent, with_sizes
+from trainfast_tui.text.tables import figure_headings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,9 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_line("the same settings")
     print_line()
     rows = [_cells(row) for row in comparison.rows if row.a is not None or row.b is not None]
-    print_table(
-        ("FIGURE", "A", "B", "CHANGE", "", "95 % CI", ""), rows, right=(1, 2, 3, 4, 5), drop=("95 % CI", "CHANGE")
-    )
+    header = ("FIGURE", *figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
+    print_table(header, rows, drop=("95 % CI", "CHANGE"))
     if (verdict := verdict_text(comparison)) is not None:
         print_line()
         print_line(verdict)

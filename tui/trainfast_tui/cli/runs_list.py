@@ -22,8 +22,10 @@ from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second
 from trainfast_tui.text.overrides import short_overrides, without_search_settings
 from trainfast_tui.text.signs import SYNTHETIC_MARK
 from trainfast_tui.text.speed_words import few_steps_note
+from trainfast_tui.text.tables import figure_headings
 
-HEADER = ("RUN", "STATE", "OVERRIDES", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
+FIGURES = figure_headings("SAMPLES", "STEP", "PEAK MEMORY", "TOOK")
+HEADER = ("RUN", "STATE", "OVERRIDES", *FIGURES, "STARTED", "NOTE")
 DROPPED_COLUMNS = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
 """The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
 MAX_OVERRIDES_CELLS = 48
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         is_filtered = arguments.state or arguments.preset
         print_line("no matching runs" if is_filtered else f"no run yet: trainfast-tui run {presets.PLAIN_PRESET}")
     else:
-        print_table(HEADER, map(_cells, rows), right=(3, 4, 5, 6), drop=DROPPED_COLUMNS)
+        print_table(HEADER, map(_cells, rows), drop=DROPPED_COLUMNS)
     return 0
 
 

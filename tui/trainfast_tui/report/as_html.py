@@ -7,6 +7,7 @@ from html import escape
 from trainfast_tui.report.blocks import Block, Code, Document, Grid, Heading, Listing, Picture, Prose
 from trainfast_tui.report.page_style import STYLE_SHEET
 from trainfast_tui.text.format import plain
+from trainfast_tui.text.tables import FigureHeading
 
 SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """The content security policy: a browser runs no script of the page and fetches nothing for it."""
@@ -54,22 +55,17 @@ def _block(block: Block, number: int) -> str:
 
 
 def _grid(block: Grid) -> str:
+    marks = [' class="figure"' if isinstance(heading, FigureHeading) else "" for heading in block.header]
     head = "".join(
-        f'<th scope="col"{_alignment(block, column)}>{_text(name)}</th>' for column, name in enumerate(block.header)
+        f'<th scope="col"{mark}>{_text(heading)}</th>' for mark, heading in zip(marks, block.header, strict=True)
     )
     rows = "\n".join(
-        "<tr>"
-        + "".join(f"<td{_alignment(block, column)}>{_text(cell)}</td>" for column, cell in enumerate(row))
-        + "</tr>"
+        "<tr>" + "".join(f"<td{mark}>{_text(cell)}</td>" for mark, cell in zip(marks, row, strict=True)) + "</tr>"
         for row in block.rows
     )
     table = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>"
     # A wide table scrolls in its own box, by keyboard too.
     return f'<div class="wide" tabindex="0" role="region" aria-label="table">{table}</div>'
-
-
-def _alignment(block: Grid, column: int) -> str:
-    return ' class="figure"' if column in block.right else ""
 
 
 def _picture(block: Picture, number: int) -> str:

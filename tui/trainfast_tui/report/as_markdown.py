@@ -6,6 +6,7 @@ import re
 
 from trainfast_tui.report.blocks import Block, Code, Document, Grid, Heading, Listing, Picture, Prose
 from trainfast_tui.text.format import plain
+from trainfast_tui.text.tables import FigureHeading
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
@@ -39,7 +40,7 @@ def _block(block: Block) -> str:
 
 
 def _grid(block: Grid) -> str:
-    rule = ["---:" if column in block.right else "---" for column in range(len(block.header))]
+    rule = ["---:" if isinstance(heading, FigureHeading) else "---" for heading in block.header]
     rows = [map(_text, block.header), rule, *(map(_text, row) for row in block.rows)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 

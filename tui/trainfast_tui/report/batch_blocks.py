@@ -23,6 +23,7 @@ from trainfast_tui.report.scatter_picture import Axis, PicturePoint, PointKind, 
 from trainfast_tui.text.format import count, duration, milliseconds, number, size, with_sizes
 from trainfast_tui.text.search.batch_answer import batch_answer_rows
 from trainfast_tui.text.search.outcomes import OUTCOMES, REFUTED, outcome_of
+from trainfast_tui.text.tables import FigureHeading, figure_headings
 
 POINT_KINDS = {
     "fits": PointKind(OUTCOMES["fits"].noun, "dot", "success"),
@@ -99,10 +100,11 @@ def _without_answer(ended: BatchEnded) -> Iterator[Block]:
 
 def _attempts_grid(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Grid:
     """Return every probe and confirmation run, in the order they were made."""
-    header = ("batch size", "in", "outcome", "peak", "reserved", "samples/s", "step", "took", "run", "reason")
+    figures = figure_headings("peak", "reserved", "samples/s", "step", "took")
+    header = (FigureHeading("batch size"), "in", "outcome", *figures, "run", "reason")
     attempts: list[Probe | ConfirmationRun] = [*probes, *confirmations]
     rows = [_attempt_row(attempt, confirmations) for attempt in sorted(attempts, key=lambda attempt: attempt.t_ns)]
-    return filled_grid(header, rows, right=(0, 3, 4, 5, 6, 7))
+    return filled_grid(header, rows)
 
 
 def _attempt_row(attempt: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]) -> list[str]:

@@ -39,6 +39,7 @@ from trainfast_tui.text.format import (
 from trainfast_tui.text.search.best_answer import EFFECT_HEADER, best_answer_rows, count_rows, effect_rows
 from trainfast_tui.text.search.best_figures import gain_words, objective_of, typed_knobs
 from trainfast_tui.text.search.outcomes import outcome_of, role_of
+from trainfast_tui.text.tables import FigureHeading, figure_headings
 
 NO_EXPORT = "No run of the best setting is on the disk: its settings are not exported."
 
@@ -112,7 +113,7 @@ def _question(question: BestQuestion) -> Iterator[Block]:
             )
             for effect in question.earlier
         ]
-        yield filled_grid(("knob", "from", "to", "gain", "search"), earlier, right=(3,))
+        yield filled_grid(("knob", "from", "to", FigureHeading("gain"), "search"), earlier)
 
 
 def _answer(so_far: BestSoFar) -> Iterator[Block]:
@@ -134,7 +135,7 @@ def _effects(answer: BestAnswer) -> Iterator[Block]:
     if not answer.effects:
         return
     yield Heading("Gain of each knob")
-    yield filled_grid(EFFECT_HEADER, effect_rows(answer), right=(2,))
+    yield filled_grid(EFFECT_HEADER, effect_rows(answer))
     whiskers = []
     for effect in answer.effects:
         before, value = value_text(effect.knob, effect.before), value_text(effect.knob, effect.value)
@@ -148,7 +149,7 @@ def _effects(answer: BestAnswer) -> Iterator[Block]:
 
 def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[Block]:
     yield Heading("Every setting")
-    header = ("", "settings", "verdict", "samples/s", "predicted", "peak", "reason")
+    header = (FigureHeading(""), "settings", "verdict", *figure_headings("samples/s", "predicted", "peak"), "reason")
     rows = []
     for verdict in verdicts:
         candidate = so_far.candidate(verdict.candidate_number)
@@ -158,7 +159,7 @@ def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterat
             rate = f"{number(verdict.rate.median)} (95 % CI: {interval(verdict.rate.low, verdict.rate.high)})"
         words = [verdict.verdict.replace("_", " "), rate, *memory, with_sizes(verdict.reason)]
         rows.append([count(verdict.candidate_number), typed_knobs(candidate.knobs), *words])
-    yield filled_grid(header, rows, right=(0, 3, 4, 5))
+    yield filled_grid(header, rows)
     yield Prose(ABSENT_NOTE)
 
 
@@ -169,9 +170,8 @@ def _attempt_blocks(so_far: BestSoFar) -> Iterator[Block]:
     if not rows:
         yield Prose("Nothing was measured.")
         return
-    header = ["settings", "as", "outcome", "samples/s", "predicted (90 %)", "step", "steps", "peak"]
-    header += ["took", "run", "reason"]
-    yield filled_grid(header, rows, right=(3, 4, 5, 6, 7, 8))
+    figures = figure_headings("samples/s", "predicted (90 %)", "step", "steps", "peak", "took")
+    yield filled_grid(("settings", "as", "outcome", *figures, "run", "reason"), rows)
 
 
 def _attempt_row(so_far: BestSoFar, attempt: Trial | ColdRun) -> list[str]:

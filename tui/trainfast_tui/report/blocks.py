@@ -32,12 +32,10 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table; every row is as long as the header."""
+    """A table; every row is as long as the header, in which a `FigureHeading` marks a column of figures."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    right: frozenset[int] = frozenset()
-    """Columns that hold figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +72,10 @@ class Document:
     blocks: tuple[Block, ...]
 
 
-def filled_grid(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Grid:
+def filled_grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
     """Return a table without its empty columns; the first column stays."""
-    names, filled_rows, right_columns = without_empty_columns(header, rows, right)
-    return Grid(tuple(names), tuple(map(tuple, filled_rows)), frozenset(right_columns))
+    filled_header, filled_rows = without_empty_columns(header, rows)
+    return Grid(tuple(filled_header), tuple(map(tuple, filled_rows)))
 
 
 def as_blocks(picture: Picture | None) -> tuple[Picture, ...]:

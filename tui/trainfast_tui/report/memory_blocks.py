@@ -11,6 +11,7 @@ from trainfast_tui.report.blocks import Block, Heading, Prose, as_blocks, filled
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, percent_change, signed_percent, size
 from trainfast_tui.text.memory_words import category_words, phase_words, short_category
+from trainfast_tui.text.tables import figure_headings
 
 # A picture has no signs beside its tones, as the screen has: each category needs a tone of its own.
 TONE_OF_CATEGORY = dict(zip(CATEGORIES, ("primary", "secondary", "accent", "success", "warning", "error"), strict=True))
@@ -31,9 +32,9 @@ def memory_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
             bars += _bars(run, phase, predicted, measured)
     if not rows:
         return [Heading("Memory"), Prose("No peak was predicted, and none was measured.")]
-    header = ("", "phase", *map(short_category, CATEGORIES), "predicted", "measured", "difference")
+    figures = figure_headings(*map(short_category, CATEGORIES), "predicted", "measured", "difference")
     picture = stacked_picture("memory at its peak, a rank", "bytes at the peak of the phase", bars, size, binary=True)
-    blocks: list[Block] = [Heading("Memory"), filled_grid(header, rows, right=range(2, len(header))), Prose(ONE_FIGURE)]
+    blocks: list[Block] = [Heading("Memory"), filled_grid(("", "phase", *figures), rows), Prose(ONE_FIGURE)]
     missing = [f"{run.label}: not measured: {why}" for run in runs if (why := run.result.memory.not_measured_because)]
     return [*blocks, *map(Prose, missing), *as_blocks(picture)]
 

@@ -11,14 +11,15 @@ from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, count, milliseconds
 from trainfast_tui.text.signs import PHASE_TONES
 from trainfast_tui.text.speed_words import few_steps_note
+from trainfast_tui.text.tables import figure_headings
 
 
 def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the median phases of a step, and percentiles of the whole."""
     if not any(run.result.steps.measured for run in runs):
         return [Heading("Phases of a step"), Prose("No step was measured.")]
-    header = ("", "steps", "step p50", "p90", "p99", *STEP_PHASES)
-    table = filled_grid(header, map(_row, runs), right=range(1, len(header)))
+    header = ("", *figure_headings("steps", "step p50", "p90", "p99", *STEP_PHASES))
+    table = filled_grid(header, map(_row, runs))
     bars = [_bar(run) for run in runs if any(getattr(run.result.step_ms, name) is not None for name in STEP_PHASES)]
     picture = stacked_picture("phases of a step", "milliseconds, medians of the measured steps", bars, milliseconds)
     notes = [] if bars else [Prose("No phase of a step was measured.")]

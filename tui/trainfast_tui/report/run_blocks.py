@@ -40,6 +40,7 @@ from trainfast_tui.text.format import (
 from trainfast_tui.text.overrides import typed_overrides, without_search_settings
 from trainfast_tui.text.result_figures import figure_rows, result_notes
 from trainfast_tui.text.speed_words import few_steps_note
+from trainfast_tui.text.tables import figure_headings
 
 ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
 
@@ -78,9 +79,9 @@ def _question(runs: Sequence[ReportedRun]) -> Iterator[Block]:
 
 def _runs_grid(runs: Sequence[ReportedRun]) -> Grid:
     """Return a row for each run: settings, throughput with its spread, step, memory, energy, throttling and end."""
-    header = ["", "run", "settings", "samples/s", "MAD", f"against {runs[0].label}", "tokens/s", "step"]
-    header += ["peak memory", "predicted", "J/sample", "throttled", "end"]
-    return filled_grid(header, (_row(run, runs[0]) for run in runs), right=(3, 4, 6, 7, 8, 9, 10))
+    header = ["", "run", "settings", *figure_headings("samples/s", "MAD"), f"against {runs[0].label}"]
+    header += [*figure_headings("tokens/s", "step", "peak memory", "predicted", "J/sample"), "throttled", "end"]
+    return filled_grid(header, (_row(run, runs[0]) for run in runs))
 
 
 def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
@@ -171,8 +172,9 @@ def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
 
 
 def _energy_grid(runs: Sequence[ReportedRun]) -> Grid:
-    header = ["", "energy", "a sample", "a step", "from", *(f"throttled by {cause.text}" for cause in CAUSES)]
-    header += ["clock loss", "at the start", "as measuring began"]
+    throttled_headings = figure_headings(*(f"throttled by {cause.text}" for cause in CAUSES))
+    header = ["", *figure_headings("energy", "a sample", "a step"), "from", *throttled_headings]
+    header += figure_headings("clock loss", "at the start", "as measuring began")
     rows = []
     for run in runs:
         energy, throttle, conditions = run.result.energy, run.result.throttle, run.result.conditions
@@ -181,7 +183,7 @@ def _energy_grid(runs: Sequence[ReportedRun]) -> Grid:
         shares = [fraction(getattr(throttle, f"{cause.name}_fraction"), 1) for cause in CAUSES]
         heat = [celsius(conditions.start_temperature_c), celsius(conditions.measured_from_temperature_c)]
         rows.append([run.label, *figures, source, *shares, fraction(throttle.clock_loss_fraction, 1), *heat])
-    return filled_grid(header, rows, right=(1, 2, 3, *range(5, len(header))))
+    return filled_grid(header, rows)
 
 
 def _one_run(run: ReportedRun) -> Iterator[Block]:

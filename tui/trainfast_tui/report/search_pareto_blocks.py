@@ -19,6 +19,7 @@ from trainfast_tui.report.scatter_picture import (
 )
 from trainfast_tui.text.format import count, number, size
 from trainfast_tui.text.search.best_figures import typed_knobs
+from trainfast_tui.text.tables import FigureHeading, figure_headings
 
 BEST = PointKind("best", "square", "success")
 BASELINE = PointKind("baseline", "triangle", "secondary")
@@ -58,7 +59,7 @@ def search_pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
             else []
         ),
         Prose("On the front no other setting is faster with less memory:"),
-        filled_grid(("", "settings", "samples/s", "peak memory"), rows, (0, 2, 3)),
+        filled_grid((FigureHeading(""), "settings", *figure_headings("samples/s", "peak memory")), rows),
     ]
 
 

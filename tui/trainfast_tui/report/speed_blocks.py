@@ -9,8 +9,10 @@ from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.blocks import Block, Heading, as_blocks, filled_grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, interval, number, percent_change, signed_percent
+from trainfast_tui.text.tables import figure_headings
 
-HEADER = ("", "predicted samples/s", "90 % interval", "measured", "difference", "in the interval", "predicted from")
+FIGURES = figure_headings("predicted samples/s", "90 % interval", "measured", "difference")
+HEADER = ("", *FIGURES, "in the interval", "predicted from")
 
 
 def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
@@ -21,7 +23,7 @@ def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
         return []
     whiskers = [whisker for run, speed in predicted for whisker in _whiskers(run, speed)]
     picture = whisker_picture("speed predicted and measured", "samples/s, the 90 % interval", whiskers, number)
-    table = filled_grid(HEADER, [_row(run, speed) for run, speed in predicted], right=(1, 2, 3, 4))
+    table = filled_grid(HEADER, [_row(run, speed) for run, speed in predicted])
     return [Heading("Speed predicted and measured"), table, *as_blocks(picture)]
 
 

@@ -13,16 +13,27 @@ GAP_CELLS = 2
 MAX_COLUMN_CELLS = 120
 
 
-def table(
-    header: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    right: Container[int] = (),
-    max_cells: int = MAX_COLUMN_CELLS,
-) -> list[str]:
-    """Return aligned lines, the header first; columns in `right` are right-aligned, none is over `max_cells` wide."""
+class FigureHeading(str):
+    """The heading of a column of figures, which tables align to the right."""
+
+    __slots__ = ()
+
+
+def figure_headings(*texts: str) -> tuple[FigureHeading, ...]:
+    """Return the headings of neighbouring columns of figures."""
+    return tuple(map(FigureHeading, texts))
+
+
+def figure_columns(header: Iterable[str]) -> frozenset[int]:
+    """Return the indexes of the columns of figures."""
+    return frozenset(column for column, heading in enumerate(header) if isinstance(heading, FigureHeading))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], max_cells: int = MAX_COLUMN_CELLS) -> list[str]:
+    """Return aligned lines, the header first; no column is over `max_cells` wide."""
     lines = [header, *rows]
     widths = [min(max_cells, max(map(cell_len, column))) for column in zip(*lines, strict=True)]
-    return [aligned_line(line, widths, right) for line in lines]
+    return [aligned_line(line, widths, figure_columns(header)) for line in lines]
 
 
 def aligned_line(cells: Iterable[str], widths: Iterable[int], right: Container[int]) -> str:
@@ -35,16 +46,12 @@ def aligned_line(cells: Iterable[str], widths: Iterable[int], right: Container[i
 
 
 def without_empty_columns(
-    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), empty: str = ""
-) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return header, rows and `right` without the columns in which each cell is `empty`; the first column stays."""
-    all_rows, right_columns = list(rows), set(right)
+    header: Sequence[str], rows: Iterable[Sequence[str]], empty: str = ""
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows without the columns in which each cell is `empty`; the first column stays."""
+    all_rows = list(rows)
     columns = [column for column in range(len(header)) if column == 0 or any(row[column] != empty for row in all_rows)]
-    return (
-        [header[column] for column in columns],
-        [[row[column] for column in columns] for row in all_rows],
-        [index for index, column in enumerate(columns) if column in right_columns],
-    )
+    return [header[column] for column in columns], [[row[column] for column in columns] for row in all_rows]
 
 
 def pair_lines(rows: Iterable[tuple[str, str]]) -> list[str]:

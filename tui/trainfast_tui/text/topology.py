@@ -9,7 +9,7 @@ from trainfast_runner.machine.link_advice import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, Topology, TopologyDevice
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_tui.text.format import ABSENT, plain, size
-from trainfast_tui.text.tables import pair_lines, table
+from trainfast_tui.text.tables import FigureHeading, pair_lines, table
 
 SectionKind = Literal["table", "text", "errors", "prose"]
 """The first line of a table names its columns; errors and prose are sentences of any length."""
@@ -48,7 +48,8 @@ def _device_lines(topology: Topology) -> list[str]:
         ]
         for device in topology.devices
     ]
-    return table(["", "NAME", "MEMORY", "BUS", "PCIE", "NVLINKS"], rows, right=(2, 5), max_cells=48)
+    header = ("", "NAME", FigureHeading("MEMORY"), "BUS", "PCIE", FigureHeading("NVLINKS"))
+    return table(header, rows, max_cells=48)
 
 
 def silent_lines(topology: Topology) -> list[str]:

@@ -63,8 +63,7 @@ def _html(bench: Bench, table: Table, command: str) -> str:
 
 def _document(bench: Bench, table: Table, command: Block) -> Document:
     columns = bench_columns(bench, table)
-    # Text to the left, figures to the right.
-    grid = filled_grid(list(columns), zip(*columns.values(), strict=True), right=range(2, len(columns) - 2))
+    grid = filled_grid(list(columns), zip(*columns.values(), strict=True))
     return Document(bench.title, (command, grid, *map(Prose, table_notes(table))))
 
 

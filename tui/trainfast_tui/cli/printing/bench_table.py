@@ -12,6 +12,7 @@ from trainfast_runner.search.bench.table import Row, Table
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_tui.text.tables import FigureHeading
 
 BASELINE_SETTINGS = ("batch_size", "seq_len", "precision", "strategy")
 """Settings shown for the baseline; other rows show the settings that differ."""
@@ -25,10 +26,16 @@ def bench_columns(bench: Bench, table: Table) -> dict[str, list[str]]:
     return {
         "variant": [row.id + (" (baseline)" if row.id == bench.baseline_id else "") for row in rows],
         "settings": [" ".join(_settings(bench, specs[row.id], specs[bench.baseline_id])) for row in rows],
-        **{heading: [_figure_cell(row, cell_of) for row in rows] for heading, cell_of in FIGURE_CELLS.items()},
-        **{f"published {name}": [str(row.published.get(name, "")) for row in rows] for name in published_names},
-        "published vs baseline": [_published_gain(row) for row in rows],
-        "ours / published": [_figure(row.ratio) for row in rows],
+        **{
+            FigureHeading(heading): [_figure_cell(row, cell_of) for row in rows]
+            for heading, cell_of in FIGURE_CELLS.items()
+        },
+        **{
+            FigureHeading(f"published {name}"): [str(row.published.get(name, "")) for row in rows]
+            for name in published_names
+        },
+        FigureHeading("published vs baseline"): [_published_gain(row) for row in rows],
+        FigureHeading("ours / published"): [_figure(row.ratio) for row in rows],
         "process": [process_word(row) for row in rows],
         "state": [_state(row) for row in rows],
     }

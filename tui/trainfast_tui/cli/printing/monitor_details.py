@@ -9,7 +9,7 @@ from trainfast_runner.machine.processes.identity import sees_host_pids
 from trainfast_runner.machine.processes.listing import command_line, owner_uid, user_name
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_tui.text.format import ABSENT, count, plain, size
-from trainfast_tui.text.tables import table
+from trainfast_tui.text.tables import FigureHeading, table
 
 
 def ecc_errors(gpu: DeviceReading) -> str:
@@ -26,7 +26,7 @@ def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
     processes = [row for gpu in answering for row in _processes(gpu)]
     lines = []
     if processes:
-        lines = ["", *table(("GPU", "PID", "OWNER", "MEMORY", "COMMAND"), processes, right=(3,), max_cells=48)]
+        lines = ["", *table(("GPU", "PID", "OWNER", FigureHeading("MEMORY"), "COMMAND"), processes, max_cells=48)]
     wrong = [f"GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}" for gpu in answering for defect in defects(gpu)]
     return [*lines, *([""] if lines and wrong else []), *wrong]
 

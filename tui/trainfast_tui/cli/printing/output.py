@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.text.format import to_width, truncate
-from trainfast_tui.text.tables import GAP_CELLS, MAX_COLUMN_CELLS, aligned_line
+from trainfast_tui.text.tables import GAP_CELLS, MAX_COLUMN_CELLS, aligned_line, figure_columns
 
 BAR_CELLS = 20
 
@@ -83,14 +83,10 @@ def progress_bar(fraction: float) -> str:
     return "█" * full + "░" * (BAR_CELLS - full)
 
 
-def print_table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], right: Container[int] = (), drop: Sequence[str] = ()
-) -> None:
-    """Print a table with its widest cells cut; `right` and `drop` as in `GrowingTable`."""
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], drop: Sequence[str] = ()) -> None:
+    """Print a table with its widest cells cut; `drop` as in `GrowingTable`."""
     cells = [[truncate(cell, MAX_COLUMN_CELLS) for cell in row] for row in rows]
-    table = GrowingTable(
-        header, [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)], right, drop
-    )
+    table = GrowingTable(header, [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)], drop)
     for row in cells:
         table.add(row)
 
@@ -102,11 +98,10 @@ class GrowingTable:
         self,
         header: Sequence[str],
         widths: Sequence[int],
-        right: Container[int] = (),
         drop: Sequence[str] = (),
         without: Sequence[str] = (),
     ) -> None:
-        """Print the header over columns of at least `widths` cells; columns in `right` are right-aligned.
+        """Print the header over columns of at least `widths` cells.
 
         The columns named in `drop` are left out one by one until the rest fits the terminal, so that no figure is cut;
         those in `without` are always left out.
@@ -120,7 +115,7 @@ class GrowingTable:
                 break
             self._columns = [column for column in self._columns if header[column] != dropped]
         self._widths = [all_widths[column] for column in self._columns]
-        self._right = {place for place, column in enumerate(self._columns) if column in right}
+        self._right = figure_columns(header[column] for column in self._columns)
         self.add(header)
 
     def add(self, row: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from trainfast_runner.memory.predict_rows import PredictedRow, RunToPredict, pub
 from trainfast_tui.cli.printing.output import GrowingTable, print_line
 from trainfast_tui.text.format import ABSENT, count, delta, plain, size
 from trainfast_tui.text.memory_words import CATEGORY_WORDS, PHASE_WORDS, phase_words, short_category
+from trainfast_tui.text.tables import FigureHeading, figure_headings
 
 SIZE_CELLS, DIFFERENCE_CELLS, FITS_CELLS = len("1023 MiB"), len("+1023 MiB (+100.0 %)"), len("no, +1023 MiB")
 """The widest figures of their kind."""
@@ -40,15 +41,13 @@ class PredictionTable:
             self._printed += 1
 
     def _new_table(self) -> GrowingTable:
-        parts = list(map(short_category, CATEGORY_WORDS))
-        header = ["variant", "predicted", "published", "difference", *parts, "peak in", "fits", "max batch"]
+        parts = figure_headings(*map(short_category, CATEGORY_WORDS))
+        header = ["variant", *figure_headings("predicted", "published", "difference"), *parts]
+        header += ["peak in", "fits", FigureHeading("max batch")]
         name_cells, phase_cells = max(map(len, self._names)), max(map(len, PHASE_WORDS.values()))
         widths = [name_cells, *[SIZE_CELLS] * 2, DIFFERENCE_CELLS, *[SIZE_CELLS] * len(parts), phase_cells]
         widths += [FITS_CELLS, 0]
-        right = (1, 2, 3, *range(4, 4 + len(parts)), 6 + len(parts))
-        return GrowingTable(
-            header, widths, right, drop=(*reversed(parts), "peak in", "difference"), without=self._left_out
-        )
+        return GrowingTable(header, widths, drop=(*reversed(parts), "peak in", "difference"), without=self._left_out)
 
 
 def _cells(row: PredictedRow) -> list[str]:

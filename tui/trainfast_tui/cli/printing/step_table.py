@@ -9,7 +9,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.cli.printing.output import print_line, print_table
 from trainfast_tui.text.format import ABSENT, celsius, count, fraction, joules, milliseconds
-from trainfast_tui.text.tables import without_empty_columns
+from trainfast_tui.text.tables import figure_headings, without_empty_columns
 
 StepRecord = dict[str, Any]
 """A step's fields and those of its `StepConditions`, as `as_record` returns them."""
@@ -22,8 +22,8 @@ def print_steps(steps: Sequence[StepRecord]) -> None:
         print_line("no step is on record")
         return
     rows = [[cell(step) for _, cell in STEP_COLUMNS] for step in steps]
-    names = [name for name, _ in STEP_COLUMNS]
-    print_table(*without_empty_columns(names, rows, range(len(names)), empty=ABSENT))
+    header = figure_headings(*(heading for heading, _ in STEP_COLUMNS))
+    print_table(*without_empty_columns(header, rows, empty=ABSENT))
     sources = sorted({source for step in steps for source in (step["sources"] or {}).values()})
     if sources:
         print_line(f"throttled time from: {', '.join(sources)}")

@@ -19,7 +19,7 @@ from trainfast_tui.text.search.best_figures import (
     typed_knobs,
     verdict_counts,
 )
-from trainfast_tui.text.tables import pair_lines, table
+from trainfast_tui.text.tables import FigureHeading, pair_lines, table
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_so_far import BestSoFar
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 5
 """Runner-ups and candidates that were not tried are listed up to this many."""
-EFFECT_HEADER = ("knob", "instead of", "gave (95 % CI)", "measured by")
-PARETO_HEADER = ("fastest in its memory", "rate", "peak")
+EFFECT_HEADER = ("knob", "instead of", FigureHeading("gave (95 % CI)"), "measured by")
+PARETO_HEADER = ("fastest in its memory", "rate", FigureHeading("peak"))
 
 
 def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
@@ -40,7 +40,7 @@ def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
     if answer.effects:
         lines += ["", *table(EFFECT_HEADER, effect_rows(answer))]
     if answer.pareto_numbers:
-        lines += ["", *table(PARETO_HEADER, _pareto_rows(so_far, answer), right=(2,))]
+        lines += ["", *table(PARETO_HEADER, _pareto_rows(so_far, answer))]
     counts = count_rows(so_far, answer.verdicts)
     continues = [("cancelled", f"the same command continues {search_id}")] if _is_cancelled(so_far) else []
     lines += ["", *pair_lines([*counts, *continues])]
