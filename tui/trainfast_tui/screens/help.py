@@ -85,8 +85,8 @@ def _matching_sections(sections: list[Section], words: str) -> list[Section]:
 
 
 def _entry_text(entry: list[Line]) -> str:
-    """Return the text of an entry in small letters, with single spaces."""
-    return " ".join(" ".join(map(line_text, entry)).split()).lower()
+    """Return the text of an entry with single spaces."""
+    return " ".join(" ".join(map(line_text, entry)).split())
 
 
 def _painted(sections: list[Section], width: int) -> list[Line]:

@@ -113,8 +113,9 @@ def join_pieces(cells: Iterable[Piece]) -> Line:
 
 
 def has_all_words(text: str, words: str) -> bool:
-    """True if a text in small letters contains each of these words, however they are written."""
-    return all(word in text for word in words.lower().split())
+    """True if the text contains every one of these words; case does not count."""
+    lowered = text.lower()
+    return all(word in lowered for word in words.lower().split())
 
 
 def line_text(line: Line) -> str:

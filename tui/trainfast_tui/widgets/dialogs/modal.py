@@ -210,7 +210,7 @@ class ChoiceDialog(Dialog[str]):
         highlighted = picker.highlighted
         current = self._current if highlighted is None else self._matching[highlighted][0]
         self.words = words
-        self._matching = [choice for choice in self._choices if has_all_words(" ".join(choice).lower(), words)]
+        self._matching = [choice for choice in self._choices if has_all_words(" ".join(choice), words)]
         value_width = max((len(value) for value, _ in self._choices), default=0)
         picker.clear_options()
         picker.add_options(Option(Text(plain(f"{value:<{value_width}}  {label}"))) for value, label in self._matching)

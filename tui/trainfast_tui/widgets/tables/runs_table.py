@@ -46,7 +46,7 @@ def row_matches(row: RunRow, words: str) -> bool:
         + typed_overrides(row.knobs)
         + typed_overrides(field_overrides)
         + ([SYNTHETIC_MARK] if row.synthetic_data else [])
-    ).lower()
+    )
     return has_all_words(text, words)
 
 
