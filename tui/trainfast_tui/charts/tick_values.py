@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from trainfast_runner.known_values import highest, lowest
 from trainfast_tui.charts.chart_data import ThrottledSpan
 from trainfast_tui.charts.readings import GPU_READINGS
 from trainfast_tui.text.shades import causes_of
@@ -55,8 +56,7 @@ def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
     for reading in GPU_READINGS:
         drawn_values = tuple(None if device is None else reading.value_of(device) for device in devices)
         if len(devices) > MAX_LINES:
-            readings = [value for value in drawn_values if value is not None]
-            drawn_values = max(readings, default=None), min(readings, default=None)
+            drawn_values = highest(drawn_values), lowest(drawn_values)
         values.append(drawn_values)
     causes: frozenset[str] = frozenset()
     for device in tick.devices:

@@ -1,9 +1,8 @@
-"""The device conditions of a run's counted steps: which steps count, silent GPUs, means."""
+"""The device conditions of a run's counted steps: which steps count, silent GPUs, and the GPU throttled most."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,9 +39,3 @@ def worst_gpu(steps: Sequence[StepConditions], cause: str) -> int | None:
         for device in step.devices:
             totals[device.index] = totals.get(device.index, 0.0) + (device.throttled_ms.get(cause) or 0.0)
     return None if len(totals) < 2 else max(totals, key=lambda index: totals[index])
-
-
-def known_mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known values; None if none is known."""
-    known_values = [value for value in values if value is not None]
-    return fmean(known_values) if known_values else None

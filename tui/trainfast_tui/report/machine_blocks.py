@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 
+from trainfast_runner.known_values import mean_of_known
 from trainfast_runner.results.comparison.conditions import compared_conditions
 from trainfast_runner.units import counted
 from trainfast_tui.report.blocks import Block, Heading, Prose, pairs_grid
@@ -58,6 +58,6 @@ def _host(run: ReportedRun) -> Iterator[tuple[str, str]]:
     yield "CPU cores", str(host.cpu_count)
     if host.memory_total_bytes is not None:
         yield "host memory", size(host.memory_total_bytes)
-    percents = [tick.host.cpu_percent for tick in run.snapshot.ticks if tick.host.cpu_percent is not None]
-    if percents:
-        yield "CPU in use, of all cores", f"{percent(fmean(percents))} on average"
+    cpu_percent = mean_of_known(tick.host.cpu_percent for tick in run.snapshot.ticks)
+    if cpu_percent is not None:
+        yield "CPU in use, of all cores", f"{percent(cpu_percent)} on average"

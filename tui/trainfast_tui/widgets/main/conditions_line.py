@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainfast_tui.live.recent_conditions import counted_steps, known_mean, silent_gpus, worst_gpu
+from trainfast_runner.known_values import mean_of_known
+from trainfast_tui.live.recent_conditions import counted_steps, silent_gpus, worst_gpu
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, first_fitting
 from trainfast_tui.text.shades import SHADES
@@ -101,7 +102,7 @@ def _throttled(conditions: Sequence[StepConditions], long_words: bool, gpu_words
     read_ms = [
         (shade, ms)
         for shade in SHADES
-        if (ms := known_mean(step.throttled_ms.get(shade.cause) for step in conditions)) is not None
+        if (ms := mean_of_known(step.throttled_ms.get(shade.cause) for step in conditions)) is not None
     ]
     if not read_ms:
         return [("throttling unknown", "muted")], False
@@ -120,7 +121,7 @@ def _throttled(conditions: Sequence[StepConditions], long_words: bool, gpu_words
 
 
 def _clock(conditions: Sequence[StepConditions]) -> Line:
-    loss = known_mean(step.clock_loss_fraction for step in conditions)
+    loss = mean_of_known(step.clock_loss_fraction for step in conditions)
     if loss is None:
         return []
     return [("clock at maximum" if loss < MIN_CLOCK_LOSS else f"clock -{fmt.fraction(loss)}", "text")]
@@ -129,8 +130,8 @@ def _clock(conditions: Sequence[StepConditions]) -> Line:
 def _energy(conditions: Sequence[StepConditions], gpu_words: str) -> tuple[Line, Line]:
     """Return joules per step and per sample; the second names the GPUs if nothing else does."""
     per_step, per_sample = (
-        known_mean(step.energy_joules for step in conditions),
-        known_mean(step.joules_per_sample for step in conditions),
+        mean_of_known(step.energy_joules for step in conditions),
+        mean_of_known(step.joules_per_sample for step in conditions),
     )
     if per_step is None:
         return [], []
