@@ -12,7 +12,7 @@ import msgspec
 from rich.cells import cell_len
 
 from trainfast_tui.text.ascii import to_ascii
-from trainfast_tui.text.format import to_width, truncate
+from trainfast_tui.text.format import truncate
 from trainfast_tui.text.tables import GAP_CELLS, MAX_COLUMN_CELLS, aligned_line, figure_columns
 
 BAR_CELLS = 20
@@ -125,7 +125,8 @@ class GrowingTable:
 
     def add_note(self, name: str, text: str) -> None:
         """Print a row with words instead of figures."""
-        self._print_cut(f"{to_width(name, max(self._widths[0], cell_len(name)))}{' ' * GAP_CELLS}{text}")
+        widths = max(self._widths[0], cell_len(name)), cell_len(text)
+        self._print_cut(aligned_line((name, text), widths, ()))
 
     def _print_cut(self, line: str) -> None:
         print_line(line if self._width is None else truncate(line, self._width))
