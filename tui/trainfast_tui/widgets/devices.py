@@ -27,7 +27,13 @@ NEARLY_FULL_SHARE = 0.93
 """Chosen, not measured: a bar of memory above this share is a warning."""
 NEAR_SLOWDOWN_C = 5
 """Chosen, not measured: a GPU this near its slowdown temperature, in degrees Celsius, is a warning."""
+LONG_HOST_BAR_CELLS, SHORT_HOST_BAR_CELLS = 18, 8
+GPU_BAR_CELLS, LONG_GPU_BAR_CELLS, SHORT_GPU_BAR_CELLS = 16, 10, 6
+"""Cells of a GPU's bar of memory: beside its name, on a wide screen without names, and on a narrow one."""
+GPU_NAME_CELLS = 18
 LONG_MEMORY_CELLS, SHORT_MEMORY_CELLS = 22, 10
+PERCENT_CELLS, POWER_CELLS = 6, 12
+LONG_CLOCK_CELLS, SHORT_CLOCK_CELLS = 18, 9
 TEMPERATURE_CELLS, SLOWDOWN_CELLS = 7, 19
 """Cells of a GPU's temperature, and of the words on its slowdown."""
 SHORT_WORDS = {
@@ -106,12 +112,12 @@ def _driver_failure(tick: Tick) -> Line:
 
 def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu: bool) -> Line:
     """Return the line of the machine's processor and memory."""
-    cells = 18 if width >= LONG_DEVICE_WORDS_FROM else 8
+    cells = LONG_HOST_BAR_CELLS if width >= LONG_DEVICE_WORDS_FROM else SHORT_HOST_BAR_CELLS
     used, total = host.memory_used_bytes, host.memory_total_bytes
     cores = f" {host.cpu_count} cores" if host.cpu_count else ""
     line: Line = [(fmt.to_width("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
     line += _bar(_share(cpu_percent, 100), cells)
-    line += [(fmt.to_width(fmt.percent(cpu_percent), 6, "right"), "text"), ("   memory ", "muted")]
+    line += [(fmt.to_width(fmt.percent(cpu_percent), PERCENT_CELLS, "right"), "text"), ("   memory ", "muted")]
     line += _bar(_share(used, total), cells, NEARLY_FULL_SHARE)
     line += [(f" {fmt.size(used)} of {fmt.size(total)}", "text")]
     return [*line, (f"   {fmt.celsius(host.temperature_c)}", "text")] if host.temperature_c is not None else line
@@ -135,26 +141,26 @@ def gpu_line(
     line: Line = [("▸" if is_used else " ", "primary"), (f"GPU {device.index} ", "cursor" if is_chosen else "title")]
     if width >= GPU_NAMES_FROM:
         name = (device.name or "").removeprefix("NVIDIA ")
-        line.append((fmt.to_width(fmt.plain(name), 18) + " ", "muted"))
+        line.append((fmt.to_width(fmt.plain(name), GPU_NAME_CELLS) + " ", "muted"))
     if device.error is not None:
         word = "silent" if failures.takes_long(device.error) else "lost"
         lost_words = f"{word} for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
         room = width - line_length(line) - cell_len(lost_words)
         return [*line, (lost_words, "error"), (_in_short(device.error, room), "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
-    line += _bar(share, 16 if width >= GPU_NAMES_FROM else 10 if long_words else 6, NEARLY_FULL_SHARE)
+    bar_cells = LONG_GPU_BAR_CELLS if long_words else SHORT_GPU_BAR_CELLS
+    line += _bar(share, GPU_BAR_CELLS if width >= GPU_NAMES_FROM else bar_cells, NEARLY_FULL_SHARE)
     line += _memory_pieces(device, long_words, missing)
-    line.append((fmt.to_width(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
+    line.append((fmt.to_width(fmt.percent(device.gpu_utilization_percent), PERCENT_CELLS, "right"), "text"))
     line += _temperature_pieces(device, long_words)
     power = fmt.beside_limit(fmt.watts(device.power_w), fmt.watts(device.power_limit_w))
-    line.append((fmt.to_width(power, 12, "right"), "text"))
+    line.append((fmt.to_width(power, POWER_CELLS, "right"), "text"))
     clock = fmt.megahertz(device.sm_clock_mhz)
     if long_words:
-        line.append(
-            (fmt.to_width(f"SM {fmt.beside_limit(clock, fmt.megahertz(device.sm_clock_max_mhz))}", 18, "right"), "text")
-        )
+        clock_words = f"SM {fmt.beside_limit(clock, fmt.megahertz(device.sm_clock_max_mhz))}"
+        line.append((fmt.to_width(clock_words, LONG_CLOCK_CELLS, "right"), "text"))
     else:
-        line.append((fmt.to_width(clock, 9, "right"), "text"))
+        line.append((fmt.to_width(clock, SHORT_CLOCK_CELLS, "right"), "text"))
     return line + _badges(device, width - line_length(line))
 
 

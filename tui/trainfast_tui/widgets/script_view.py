@@ -25,6 +25,9 @@ MIN_FLAG_LINES = 5
 MIN_KNOB_LINES = 3
 """Rows that the list of knobs keeps on a small screen."""
 MAX_COMMAND_LINES, MAX_REASON_LINES, MAX_NOTICE_LINES = 3, 2, 3
+KNOB_CELLS = 15
+WIDE_FLAG_CELLS, NARROW_FLAG_CELLS = (50, 28), (36, 16)
+"""Cells of the names of a flag, and of its default."""
 WIDE_NAMES_FROM = 100
 """Columns from which the names of the flags have much room."""
 
@@ -142,10 +145,9 @@ def _head(findings: ScriptFindings, width: int) -> list[Line]:
 
 def _knob_line(flag_mapping: FlagMapping, is_current: bool, width: int) -> Line:
     value = "" if flag_mapping.value is None else f"now {KNOBS_BY_NAME[flag_mapping.knob].text_of(flag_mapping.value)}"
-    room = width - 18 - len(value) - 1
-    words = to_width(plain(flag_words_text(flag_mapping.flag_words)), room)
-    text = f"{'▸' if is_current else ' '} {flag_mapping.knob:<15} {words} {value}"
-    return [(text, "cursor" if is_current else "text")]
+    knob = f"{'▸' if is_current else ' '} {flag_mapping.knob:<{KNOB_CELLS}} "
+    words = to_width(plain(flag_words_text(flag_mapping.flag_words)), width - len(knob) - 1 - len(value))
+    return [(f"{knob}{words} {value}", "cursor" if is_current else "text")]
 
 
 def _way_lines(discovered: Discovered, mapping: Sequence[FlagMapping], width: int) -> list[Line]:
@@ -161,7 +163,7 @@ def _way_lines(discovered: Discovered, mapping: Sequence[FlagMapping], width: in
 def _flag_line(flag: Flag, mapping: Sequence[FlagMapping], width: int) -> Line:
     names = set(flag.names)
     knobs = [flag_mapping.knob for flag_mapping in mapping if names & flag_tokens(flag_mapping.flag_words)]
-    name_room, default_room = (50, 28) if width >= WIDE_NAMES_FROM else (36, 16)
+    name_room, default_room = WIDE_FLAG_CELLS if width >= WIDE_NAMES_FROM else NARROW_FLAG_CELLS
     text = f"  {to_width(plain(', '.join(flag.names)), name_room)} {flag.type:<10} "
     default = to_width(default_words(flag), default_room)
     return [(text, "text"), (default, "muted"), (f" {', '.join(knobs)}", "accent")]

@@ -24,6 +24,8 @@ ABOUT_SCRIPT_SEARCH = (
     "Finds the largest batch of the script: each size is a process of its own, which ends after a few steps and whose"
     " checkpoints and trackers are off; the largest is confirmed in another."
 )
+LABEL_CELLS = 9
+"""Cells of the labels of the question."""
 START_HINT = f"{key_of('batch', 'apply')} starts the search; {key_of('batch', 'leave')} goes back."
 CONTINUE_HINT = f"{key_of('batch', 'apply')} continues the unfinished search; {key_of('batch', 'leave')} goes back."
 
@@ -52,12 +54,15 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
     """
     continues = earlier is not None and _can_be_continued(earlier)
     overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}
+    rows = [
+        ("knobs", ", ".join(typed_overrides(overrides)) or "as the preset"),
+        ("limit", (_limit_of(earlier) if continues else "") or limit or _own_limit(spec)),
+        ("time", _time_words(earlier)),
+    ]
     return [
         ("", ABOUT_SEARCH if spec.script is None else ABOUT_SCRIPT_SEARCH, "muted"),
         ("", CONTINUE_HINT if continues else START_HINT, "title"),
-        ("knobs    ", ", ".join(typed_overrides(overrides)) or "as the preset", "text"),
-        ("limit    ", (_limit_of(earlier) if continues else "") or limit or _own_limit(spec), "text"),
-        ("time     ", _time_words(earlier), "text"),
+        *((f"{label:<{LABEL_CELLS}}", words, "text") for label, words in rows),
     ]
 
 

@@ -33,6 +33,8 @@ WIDE_PROGRESS_FROM = 66
 """Columns from which the words beside the progress bar have much room."""
 FIRST_COLUMN_CELLS = 19
 """Cells of the first figure of each line, without the space after it."""
+LONG_RATE_CELLS, SHORT_RATE_CELLS = (FIRST_COLUMN_CELLS, 18), (17, 16)
+"""Cells of samples and of tokens a second."""
 PROGRESS_LABEL_CELLS = 22
 """The least cells of the words after the progress bar, which then keeps its length."""
 TWO_LEGEND_ROWS_FROM = 6
@@ -91,7 +93,7 @@ def _progress_line(run: RunSnapshot, width: int) -> Line:
 
 def _speed_line(figures: Figures, width: int) -> Line:
     long_words = width >= LONG_STEP_WORDS_FROM
-    samples_cells, tokens_cells = (FIRST_COLUMN_CELLS, 18) if long_words else (17, 16)
+    samples_cells, tokens_cells = LONG_RATE_CELLS if long_words else SHORT_RATE_CELLS
     line: Line = [
         (fmt.to_width(fmt.per_second(figures.samples_per_s, "samples"), samples_cells) + " ", "title"),
         (fmt.to_width(fmt.per_second(figures.tokens_per_s, "tokens"), tokens_cells), "text"),

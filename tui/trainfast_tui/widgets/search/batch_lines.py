@@ -16,6 +16,9 @@ from trainfast_tui.text.search.outcomes import REFUTED, outcome_of
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
 STEP_COLUMNS = (("step", "memory"), ("", ""))
 """Columns of a script's search: its hooks see no phases of memory."""
+WIDE_CELLS: tuple[int, ...] = (8, 12, 12, 12, 12, 12)
+NARROW_CELLS: tuple[int, ...] = (7, 10, 10, 10, 10, 11)
+"""Cells of each column before the outcome."""
 WIDE_CELLS_FROM, ALL_CELLS_FROM = 100, 76
 """Columns from which cells are wide, and below which some are left out."""
 
@@ -46,7 +49,7 @@ def table_lines(search: BatchSnapshot, width: int) -> list[Line]:
 
 
 def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Line:
-    widths: tuple[int, ...] = (8, 12, 12, 12, 12, 12) if width >= WIDE_CELLS_FROM else (7, 10, 10, 10, 10, 11)
+    widths = WIDE_CELLS if width >= WIDE_CELLS_FROM else NARROW_CELLS
     padded = [*cells, *([""] * (len(widths) - len(cells)))]
     if width < ALL_CELLS_FROM:
         # The outcome matters more than the time.

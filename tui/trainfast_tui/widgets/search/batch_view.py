@@ -21,6 +21,12 @@ MIN_CHART_LINES, MAX_CHART_LINES = 6, 16
 """The least lines of a useful chart, and the most."""
 MAX_REASON_LINES = 3
 """Lines of the reason for the answer under the cursor."""
+MIN_REASON_CELLS = 20
+"""The least cells of a reason, which stands right of its answer."""
+LATE_FACTOR = 1.5
+"""Chosen, not measured: a step is late once it has taken this many times its expected time."""
+OOM_ABOVE_LIMIT = 1.03
+"""Chosen, not measured: a size that ran out of memory is drawn at least this far above the limit, clear of its line."""
 
 
 class BatchView(SearchView[BatchSnapshot]):
@@ -87,7 +93,7 @@ def _time_words(search: BatchSnapshot, now_ns: int) -> str:
     if search.newest_step is not None and search.newest_step.action == CONFIRM_STEP:
         # Its process starts first, which takes an unknown time.
         return f"{elapsed}, its steps take {about}"
-    is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > 1.5 * expected_s
+    is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > LATE_FACTOR * expected_s
     return f"{elapsed}, expected {about}" if is_late else f"{elapsed} of {about}"
 
 
@@ -152,7 +158,7 @@ def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
     for index, offer in enumerate(offered):
         knobs = " ".join(f"{name}={text}" for name, text in offer.knob_texts)
         head = f"{'▸' if index == cursor else ' '} {offer.label:<12}{knobs}"
-        first, *rest = wrap(offer.reason, max(20, width - len(head) - 2)) or [""]
+        first, *rest = wrap(offer.reason, max(MIN_REASON_CELLS, width - len(head) - 2)) or [""]
         lines.append([(head, "cursor" if index == cursor else "title"), ("  ", "text"), (first, "text")])
         if index == cursor:
             lines += [[(" " * (len(head) + 2) + line, "text")] for line in rest[: MAX_REASON_LINES - 1]]
@@ -183,7 +189,9 @@ def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> PeakPoint 
     sign, tone = outcome.sign, outcome.tone
     if probe.outcome == "oom":
         # Only the fit knows the need of this size, which is certainly above the limit.
-        needed = max(int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * 1.03))
+        needed = max(
+            int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * OOM_ABOVE_LIMIT)
+        )
         return PeakPoint(probe.batch_size, needed, sign, tone) if needed else None
     rank = fit.rank if fit is not None else probe.rank
     rank_peaks = next((peaks for peaks in probe.ranks if peaks.rank == rank), None)

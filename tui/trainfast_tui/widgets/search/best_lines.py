@@ -22,6 +22,13 @@ RATE_CELLS, STEPS_CELLS, TOOK_CELLS, PROCESS_CELLS = 26, 6, 12, 11
 NARROW_RATE_CELLS, NARROW_TOOK_CELLS, NARROW_PROCESS_CELLS = 22, 9, 9
 WIDE_COLUMNS_FROM = 100
 """Width of the table from which its columns are wide and its words long."""
+MIN_EFFECT_CELLS, GAIN_CELLS = 16, 50
+"""The least cells of the names of effects, and those that names leave to the bars and gains."""
+MIN_BAR_CELLS, MAX_BAR_CELLS = 6, 40
+BASIS_CELLS = 18
+"""Cells that the bar of an effect leaves to its basis and to gaps."""
+LABEL_CELLS = 18
+"""Cells of the labels below the answer."""
 
 
 def trial_lines(so_far: BestSoFar, width: int) -> list[Line]:
@@ -94,10 +101,11 @@ def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
     if not answer.effects:
         return []
     names = [_effect_name(effect) for effect in answer.effects]
-    label_width = min(max(map(len, names)), max(16, width - 50))
+    label_width = min(max(map(len, names)), max(MIN_EFFECT_CELLS, width - GAIN_CELLS))
     gains = [effect.gain_percent for effect in answer.effects]
     words = [gain_words(gain) for gain in gains]
-    bar_width = max(6, min(40, width - label_width - max(map(len, words)) - 18))
+    bar_room = width - label_width - max(map(len, words)) - BASIS_CELLS
+    bar_width = max(MIN_BAR_CELLS, min(MAX_BAR_CELLS, bar_room))
     largest = max(gain.median for gain in gains)
     largest = largest if largest > 0 else 1.0
     rows: list[Line] = [[("gained over the baseline's value (95 % CI)", "muted")]]
@@ -130,18 +138,22 @@ def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, max_ties: 
     assert so_far.space is not None
     rows: list[Line] = []
     for number in answer.tied_numbers[:max_ties]:
-        rows.append([("within the noise  ", "muted"), (candidate_words(so_far.space, number), "text")])
+        rows.append([_label("within the noise"), (candidate_words(so_far.space, number), "text")])
     if len(answer.tied_numbers) > max_ties:
-        rows.append([("within the noise  ", "muted"), (f"and {len(answer.tied_numbers) - max_ties} more", "text")])
+        rows.append([_label("within the noise"), (f"and {len(answer.tied_numbers) - max_ties} more", "text")])
     counts = verdict_counts(verdict.verdict for verdict in answer.verdicts)
-    rows += labelled(("settings          ", "muted"), f"{len(answer.verdicts):,}: {counts}", width)
+    rows += labelled(_label("settings"), f"{len(answer.verdicts):,}: {counts}", width)
     if so_far.ended is not None:
-        rows += labelled(("stopped because   ", "muted"), so_far.ended.stopped_because, width)
+        rows += labelled(_label("stopped because"), so_far.ended.stopped_because, width)
     if answer.changes_training:
         words = f"trains differently from the baseline, by {', '.join(answer.changes_training)}"
-        rows += labelled(("note              ", "warning"), words, width)
+        rows += labelled(_label("note", "warning"), words, width)
     elif words := precision_words(so_far, answer):
-        rows += labelled(("note              ", "muted"), f"trains the same as the baseline, {words}", width)
+        rows += labelled(_label("note"), f"trains the same as the baseline, {words}", width)
     for note in answer.notes:
-        rows += labelled(("note              ", "muted"), note, width)
+        rows += labelled(_label("note"), note, width)
     return rows
+
+
+def _label(text: str, tone: Tone = "muted") -> Piece:
+    return f"{text:<{LABEL_CELLS}}", tone

@@ -33,6 +33,11 @@ SIGN_MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "n
 """The signs of the chart; a measured candidate on the line is ● instead of •."""
 MIN_TABLE_LINES = 4
 """Lines of the table that the chart leaves."""
+MAX_TIES, MAX_TIES_IN_FEW_LINES = 6, 2
+MANY_TIES_FROM = 40
+"""Settings within the noise that an answer names, and the lines of the screen from which it names the more."""
+MIN_EFFECT_LINES, LINES_BESIDE_ANSWER = 4, 6
+"""The least lines of the effects, and those that the answer leaves to the rest of the screen."""
 
 
 class BestView(SearchView["BestSnapshot"]):
@@ -119,8 +124,9 @@ def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
     if ended is None or ended.answer is None or search.so_far.space is None:
         return []
     effects = effect_lines(ended.answer, width)
-    rest = footnote_lines(search.so_far, ended.answer, width, 2 if height < 40 else 6)
-    max_rows = max(4, height - 6 - len(rest))
+    max_ties = MAX_TIES if height >= MANY_TIES_FROM else MAX_TIES_IN_FEW_LINES
+    rest = footnote_lines(search.so_far, ended.answer, width, max_ties)
+    max_rows = max(MIN_EFFECT_LINES, height - LINES_BESIDE_ANSWER - len(rest))
     if len(effects) > max_rows:
         effects = [*effects[: max_rows - 1], [(f"and {len(effects) - max_rows + 1} values that gave less", "muted")]]
     return [*effects, *rest]
