@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -38,8 +39,12 @@ class LineFile:
         os.close(self._fd)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append one line."""
-        self.write_text(_encode(line) + "\n")
+        """Append one line; a number that JSON cannot hold (NaN, infinity) becomes null."""
+        try:
+            text = _encode(line)
+        except ValueError:
+            text = _encode(_finite(line))
+        self.write_text(text + "\n")
 
     def write_text(self, lines: str) -> None:
         """Append whole lines of JSON."""
@@ -47,6 +52,16 @@ class LineFile:
         self._torn = os.write(self._fd, text) < len(text)
         if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
 
 
 def append_line(directory: str, name: str, line: dict[str, Any]) -> None:
