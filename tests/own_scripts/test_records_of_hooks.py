@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trainfast_runner.door.trainfast_door import notes
+from trainfast_runner.door.trainfast_door import ending, notes
 from trainfast_runner.door.trainfast_door.script_run import ScriptRun
 
 
@@ -34,3 +39,24 @@ def test_a_clipping_norm_that_is_infinite_is_recorded_as_null(run: ScriptRun, tm
     run.ran.update(grad_clip=math.inf, lr=0.5)
     run.write_facts()
     assert written_lines(tmp_path)["script"]["ran"] == {"grad_clip": None, "lr": 0.5}
+
+
+def test_the_end_is_recorded_though_the_facts_about_the_script_cannot_be_read(
+    run: ScriptRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unreadable:
+        """An Accelerate state that was reset: its object cannot be made again."""
+
+        _shared_state = (1,)
+
+        def __init__(self) -> None:
+            raise ValueError("no Accelerator")
+
+    at_exit: list[Callable[[], object]] = []
+    monkeypatch.setattr(atexit, "register", lambda function, *arguments: at_exit.append(partial(function, *arguments)))
+    monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(AcceleratorState=Unreadable))  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "last_value", None, raising=False)
+    ending.install(run)
+    at_exit[0]()
+    assert written_lines(tmp_path)["finished"]["step"] == 1
+    assert "no Accelerator" in (tmp_path / "door.jsonl").read_text()

@@ -35,7 +35,7 @@ def install(run: ScriptRun) -> None:
 
 @never_raises
 def _record(run: ScriptRun) -> None:
-    run.memory_limit.lift()
+    never_raises(run.memory_limit.lift)()
     # The interpreter stores the error here before it calls `sys.excepthook`, also one that the script replaced.
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if not run.files.is_claimed and error is not None and run.steps.peaks.has_model:
@@ -44,7 +44,7 @@ def _record(run: ScriptRun) -> None:
     if not run.files.are_ours:
         return
     run.steps.flush()
-    run.write_facts()
+    never_raises(run.write_facts)()
     if error is None:
         run.files.write("finished", step=run.steps.taken)
         return
