@@ -311,6 +311,16 @@ def test_globals_of_nanogpt_are_flags(cli: Cli, tmp_path: Path) -> None:
     assert found["mapping"][0]["value"] == 6
 
 
+def test_globals_that_discovery_cannot_read_leave_the_script_alone(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = "import torch\nconfig_keys = [[]]\ntorch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)\n"
+    found = discovered(cli, *written(tmp_path, lines))
+    assert found["stopped_at"] == "its end"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["train.py"]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

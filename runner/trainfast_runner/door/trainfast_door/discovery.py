@@ -70,6 +70,7 @@ class Discovery:
             json.dump(contents, file)
         os.replace(f"{self._path}.new", self._path)
 
+    @never_raises
     def _stop(self, stopped_at: str, **details: Any) -> None:
         """Report and end the process; a process that the script forked goes on."""
         if os.getpid() == self._pid:

@@ -95,12 +95,16 @@ def note_error(hook: str, error: Exception) -> None:
 
 
 def note(detail: str) -> None:
-    """Append a problem of the hooks to `door.jsonl`; a repeated text, or one after `MAX_NOTES`, is dropped."""
-    if detail in _noted or len(_noted) >= MAX_NOTES:
+    """Append a problem of the hooks to `door.jsonl`; a repeated text, or one after `MAX_NOTES`, is dropped.
+
+    Discovery has no run directory: its problems are dropped too.
+    """
+    directory = os.environ.get(RUN_VARIABLE)
+    if not directory or detail in _noted or len(_noted) >= MAX_NOTES:
         return
     _noted.add(detail)
     line = {"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": "trouble", "detail": detail[:NOTE_CHARACTERS]}
     try:
-        append_line(os.environ.get(RUN_VARIABLE, ""), "door.jsonl", line)
+        append_line(directory, "door.jsonl", line)
     except (OSError, ValueError):
         return  # the run directory is gone, or the disk is full: the script goes on
