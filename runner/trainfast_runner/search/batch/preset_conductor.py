@@ -68,7 +68,7 @@ class PresetBatchConductor(BatchConductor):
         replies = process.probe(batch_size, steps)
         seconds = (time.monotonic_ns() - began_ns) / 1e9
         if replies is None:
-            # No rank answered: the run was killed, by the kernel or from outside.
+            # No rank answered: an error other than an OOM, or the run was killed.
             result = self._runs.wait_for_process_end()
             raise_if_stopped(result)
             if result.state != "oom":
@@ -107,6 +107,7 @@ class PresetBatchConductor(BatchConductor):
         if process.ready() is not None:
             return process
         result = self._runs.wait_for_process_end()
+        raise_if_stopped(result)
         if result.state != "oom":
             raise UserError(end_text(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.
