@@ -66,11 +66,6 @@ def test_the_growth_is_that_of_the_sizes_below_the_maximum() -> None:
     assert abs(found.bytes_per_sample - (below[1] - below[0]) / (most - most // 2)) < 0.02 * found.bytes_per_sample
 
 
-def test_a_limit_that_no_rank_knows_predicts_nothing() -> None:
-    reason = SizePrediction(MODEL).against(PLAN, None).reason
-    assert reason == "no prediction (the free memory of the GPU is unknown); sizes are found by trying them"
-
-
 def test_a_search_goes_on_where_the_tracer_can_make_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

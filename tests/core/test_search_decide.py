@@ -197,16 +197,6 @@ def test_a_first_size_too_large_is_contrary_to_a_prediction_alone(prediction: Pr
     assert decide(state).step.why == f"8 does not fit{contrary}: trying a much smaller size"
 
 
-def test_a_search_ends_where_no_rank_knows_its_memory() -> None:
-    """Some GPUs report none; the first size was tried again and again."""
-    probe = Probe(
-        batch_size=1, outcome="fits", run_id="r", seconds=1.0, ranks=[RankPeaks(rank=0, phase_peaks={"a": 1})]
-    )
-    decision = decide(BatchState(device="cuda", world_size=1, probes=(probe,)))
-    assert decision.end_state == "failed"
-    assert decision.step.why == "how much memory a rank may take is unknown: set memory_limit"
-
-
 def test_a_void_probe_is_repeated() -> None:
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
     state = BatchState(device="cpu", world_size=1, limits_bytes=device.limits)

@@ -1,31 +1,49 @@
-"""The reason that a script's largest batch is predicted from its probes alone."""
+"""The memory that a script's batch search needs to know before its first probe, and the prediction after it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import stand_in
+from stand_in import Gpu, Machine
+from tests.core.test_planned_devices import a_cuda_python
 
+from trainfast_runner.errors import UserError
+from trainfast_runner.search.batch.question import plan_script_batch
 from trainfast_runner.search.batch.script_conductor import ScriptBatchConductor
+from trainfast_runner.search.options import BatchSearchOptions
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Result
     from trainfast_runner.search.journal.batch import Probe
 
-TRACED = SimpleNamespace(traced_memory=object(), unknown={})
-UNTRACED = SimpleNamespace(traced_memory=None, unknown={"traced_memory": "tracing took more than 30 s"})
+UNREPORTED = Machine([Gpu(unsupported=frozenset({"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}))])
+"""A GPU that does not report its memory."""
 
 
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        (TRACED, "the free memory of the GPU is unknown"),
-        (UNTRACED, "tracing took more than 30 s"),
-    ],
-)
-def test_a_search_without_a_known_limit_blames_no_trace_that_it_has(script: object, reason: str) -> None:
-    unlimited: Any = SimpleNamespace(_plan=SimpleNamespace(memory_limit_bytes=None), _free_gpu_bytes=lambda: None)
-    result = cast("Result", SimpleNamespace(script=script, run_id="one"))
-    predicted = ScriptBatchConductor._predicted(unlimited, result, cast("Probe", None))
-    assert predicted.reason == f"memory is predicted from the probes alone: {reason}"
+def test_a_script_without_a_trace_is_predicted_from_its_probes_with_the_reason() -> None:
+    untraced = SimpleNamespace(traced_memory=None, unknown={"traced_memory": "tracing took more than 30 s"})
+    result = cast("Result", SimpleNamespace(script=untraced, run_id="one"))
+    conductor: Any = None
+    predicted = ScriptBatchConductor._predicted(conductor, result, cast("Probe", None))
+    assert predicted.reason == "memory is predicted from the probes alone: tracing took more than 30 s"
+
+
+def test_a_search_on_a_gpu_of_unknown_free_memory_asks_for_a_limit_before_it_tries_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = a_cuda_python(tmp_path, monkeypatch)
+    (tmp_path / "train.py").write_text("")
+    script = ScriptPreset(
+        command=(python, str(tmp_path / "train.py")), flag_words={"batch_size": "--bs {}"}, name="mine"
+    )
+    with stand_in.installed(UNREPORTED):
+        with pytest.raises(UserError) as refused:
+            plan_script_batch(script, (), None, BatchSearchOptions())
+        limited = plan_script_batch(script, ("memory_limit=1GiB",), None, BatchSearchOptions()).plan
+    assert refused.value.line() == "the free memory of the GPU is unknown; try --set memory_limit=…"
+    assert limited.memory_limit_bytes == (1 << 30,)

@@ -46,8 +46,6 @@ def decide(state: BatchState) -> BatchDecision:
     if len(state.probes) - state.counted_probes >= MAX_VOID_PROBES:
         return _end("failed", f"other processes took memory in {MAX_VOID_PROBES} probes: nothing can be measured here")
     memory_fits = memory_fits_by_rank(state)
-    if not memory_fits and state.probes_that_fit:
-        return _end("failed", "how much memory a rank may take is unknown: set memory_limit")
     if state.confirmations:
         decision = _after_confirmation(state, memory_fits)
     elif not memory_fits:

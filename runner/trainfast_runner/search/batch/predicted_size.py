@@ -19,8 +19,6 @@ from trainfast_runner.search.memory.traced_script import TracedPeak
 
 BATCH_PHASE = "forward_backward"
 """The phase that grows with the batch."""
-UNKNOWN_LIMIT = "the free memory of the GPU is unknown"
-"""The reason that a search without `memory_limit` predicts nothing."""
 BEND_BYTES = 4 << 20
 """A peak up to this far off the line is on the line: measured peaks scatter as much."""
 
@@ -32,11 +30,10 @@ class SizePrediction:
     model: MemoryModel | None
     reason: str = ""
 
-    def against(self, plan: RunPlan, limit_bytes: int | None) -> Predicted:
-        """Predict the largest batch under a limit of bytes per rank; None if the limit is unknown."""
-        if self.model is None or limit_bytes is None:
-            reason = self.reason if self.model is None else UNKNOWN_LIMIT
-            return Predicted(reason=f"no prediction ({reason}); sizes are found by trying them")
+    def against(self, plan: RunPlan, limit_bytes: int) -> Predicted:
+        """Predict the largest batch under a limit of bytes per rank."""
+        if self.model is None:
+            return Predicted(reason=f"no prediction ({self.reason}); sizes are found by trying them")
         max_batch = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
         # The growth below the maximum: a correction by an earlier run bends at that run's size.
         prediction_below = self._predict_at(plan, max(1, max_batch - 1))

@@ -14,7 +14,7 @@ import msgspec
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
-from trainfast_runner.search.batch.predicted_size import UNKNOWN_LIMIT, predict_script_size
+from trainfast_runner.search.batch.predicted_size import predict_script_size
 from trainfast_runner.search.batch.probe_record import probe_of_ended_run
 from trainfast_runner.search.batch.question import SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS
 from trainfast_runner.search.batch.script_probe_record import (
@@ -29,13 +29,10 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     RankPeaks,
 )
+from trainfast_runner.search.memory.limits import free_gpu_bytes, least_limit
 from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE, TracedPeak, untraced_reason
 from trainfast_runner.search.script_runs import ScriptPlanner, incompatible_reason, with_trace
 from trainfast_runner.worker.shared.search_roles import PROBE
-
-BARE_CONTEXT_BYTES = 512 << 20
-"""About the GPU memory of a CUDA context. Chosen, not measured: without the kernels that are loaded on demand, which
-`memory.model_size` counts too."""
 
 
 class ScriptBatchConductor(BatchConductor):
@@ -77,7 +74,7 @@ class ScriptBatchConductor(BatchConductor):
         failure = unusable_reason(result) or (incompatible_reason(result, ("batch_size",)) if filled is None else None)
         if failure is not None:
             return BatchEnded(state="failed", reason=failure)
-        probe = fitting_probe(directory, result, filled or batch_size, seconds, self._free_gpu_bytes())
+        probe = fitting_probe(directory, result, filled or batch_size, seconds, free_gpu_bytes(self._plan))
         self._write(msgspec.structs.replace(probe, fills_data=filled is not None))
         if nothing_fitted_yet:
             self._write(self._predicted(result, probe))
@@ -86,30 +83,19 @@ class ScriptBatchConductor(BatchConductor):
     def _predicted(self, result: Result, probe: Probe) -> Predicted:
         """Return the largest size by the trace of the first probe that fitted, or the reason there is no trace."""
         traced_memory = result.script.traced_memory if result.script is not None else None
-        limit_bytes = min(self._plan.memory_limit_bytes or (), default=self._free_gpu_bytes())
-        if traced_memory is None or limit_bytes is None:
-            reason = untraced_reason(result.script) if traced_memory is None else UNKNOWN_LIMIT
-            return Predicted(reason=f"memory is predicted from the probes alone: {reason}")
+        if traced_memory is None:
+            return Predicted(reason=f"memory is predicted from the probes alone: {untraced_reason(result.script)}")
         peak = TracedPeak(
             traced=traced_memory, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE]
         )
-        return predict_script_size(peak, limit_bytes, result.run_id)
+        return predict_script_size(peak, least_limit(self._plan, free_gpu_bytes(self._plan)), result.run_id)
 
     def confirmed_peaks(self, directory: Path) -> list[RankPeaks]:
         """Return the peaks of each rank of a confirmation run as its limit counted them."""
         return [
             msgspec.structs.replace(peaks, peak_allocated_bytes=peaks.phase_peaks[SCRIPT_PHASE])
-            for peaks in script_peaks(directory, self._free_gpu_bytes())
+            for peaks in script_peaks(directory, free_gpu_bytes(self._plan))
         ]
-
-    def _free_gpu_bytes(self) -> int | None:
-        """Bytes that the fullest GPU had free before the search, as an estimate; None on a CPU, which has a limit."""
-        free_bytes = [
-            gpu.memory_total_bytes - gpu.memory_used_bytes - BARE_CONTEXT_BYTES
-            for gpu in self._plan.gpus
-            if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
-        ]
-        return min(free_bytes, default=None)
 
     def nothing_fits(self, reason: str) -> BatchEnded:
         """Return the end of a search in which a batch of 1 does not fit."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.units import gibibytes
 
 FREE_SHARE = 0.9
 """Share of the free host memory that a search may use; the rest is left to other processes."""
+CONTEXT_WITHOUT_KERNELS_BYTES = 512 << 20
+"""About the GPU memory of a CUDA context. Chosen, not measured: without the kernels that are loaded on demand, which
+`memory.model_size` counts too."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,32 @@ def host_limits(limits_bytes: tuple[int, ...] | None, ranks: int, free_bytes: in
     if limits_bytes is not None and sum(limits_bytes) <= free_bytes:
         return limits_bytes
     return (share_of_free(free_bytes, ranks),) * ranks
+
+
+def least_limit(plan: RunPlan, free_bytes: int | None) -> int:
+    """Return the least bytes that a rank may take: by `memory_limit`, else the free memory of its GPU.
+
+    Raises UserError if neither is known.
+    """
+    limit_bytes = min(plan.memory_limit_bytes or (), default=free_bytes)
+    if limit_bytes is None:
+        raise UserError(
+            "the free memory of the GPU is unknown",
+            key="memory_limit",
+            advice="a memory_limit",
+            option="--set memory_limit=…",
+        )
+    return limit_bytes
+
+
+def free_gpu_bytes(plan: RunPlan) -> int | None:
+    """Return the bytes that the fullest GPU has free beside a context, by estimate; None on a CPU and if unknown."""
+    free_bytes = [
+        gpu.memory_total_bytes - gpu.memory_used_bytes - CONTEXT_WITHOUT_KERNELS_BYTES
+        for gpu in plan.gpus
+        if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
+    ]
+    return min(free_bytes, default=None)
 
 
 def with_limits(plan: RunPlan, by_rank: tuple[int, ...]) -> RunPlan:
