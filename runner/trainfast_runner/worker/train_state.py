@@ -77,11 +77,13 @@ class TrainState:
         return StepLog(
             write,
             log,
-            samples,
-            self.batches.take_tokens if isinstance(self.batches, CountedBatches) else samples * self._tokens_per_sample,
-            timing_warmup,
-            CompileWatch() if self._is_compiled else None,
-            self.strategy.precision.initial_scale(),
+            samples=samples,
+            tokens=self.batches.take_tokens
+            if isinstance(self.batches, CountedBatches)
+            else samples * self._tokens_per_sample,
+            timing_warmup=timing_warmup,
+            compile_watch=CompileWatch() if self._is_compiled else None,
+            initial_scale=self.strategy.precision.initial_scale(),
         )
 
     def write_actual(self, log: WorkerLog) -> None:

@@ -93,7 +93,7 @@ class Training:
         """Build the model, wrap it with its optimizer, and open the step log."""
         self.state.build(self.samples)
         if self.log.rank == 0:
-            for name, document in self.strategy.documents().items():
+            for name, document in self.strategy.run_documents().items():
                 (self.run_dir / name).write_text(json.dumps(document, indent=2) + "\n")
         steps = RecordFile(self.run_dir / f"steps{rank_suffix(self.log.rank)}.jsonl", complain=self.log.trouble)
         return self.state.step_log(steps.write, self.log, self.spec.knobs.timing_warmup)

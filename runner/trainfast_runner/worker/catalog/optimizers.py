@@ -87,7 +87,7 @@ _EIGHT_BIT = OptimizerEntry(
     package="bitsandbytes",
     trainer_name="adamw_bnb_8bit",
 )
-_FACTORS = "factors whole matrices"
+_NEEDS_MATRICES_REASON = "factors whole matrices"
 """The reason that Adafactor cannot work with flat slices."""
 _OPTIMIZERS = (
     _ADAMW,
@@ -143,7 +143,12 @@ _OPTIMIZERS = (
         speed="the slowest",
         memory="about no states",
         state_tensors=0,
-        refuses=((SLICES, "reads whole matrices"), (FLAT, _FACTORS), (SWAPPED, _FACTORS), (HOST, _FACTORS)),
+        refuses=(
+            (SLICES, "reads whole matrices"),
+            (FLAT, _NEEDS_MATRICES_REASON),
+            (SWAPPED, _NEEDS_MATRICES_REASON),
+            (HOST, _NEEDS_MATRICES_REASON),
+        ),
         trainer_name="adafactor",
     ),
     OptimizerEntry(

@@ -89,7 +89,7 @@ def open_samples(spec: RankSpec, config: Any, log: WorkerLog) -> Samples:
         samples = image_samples(spec.data.paths, config, spec.knobs.seed, spec.cache_dir, on_make)
         synthetic, source = samples.images.synthetic, samples.images.source
     else:
-        samples, synthetic, source = _tokens(spec, config, log)
+        samples, synthetic, source = _token_samples(spec, config, log)
     log.write(
         "data",
         data_kind=spec.data.kind,
@@ -108,7 +108,7 @@ def mean_tokens(samples: Samples, config: Any, spec: RankSpec) -> float:
     return tokens_per_sample(config, spec.data.objective, spec.knobs.seq_len)
 
 
-def _tokens(spec: RankSpec, config: Any, log: WorkerLog) -> tuple[TokenSamples | WholeTexts, bool, str]:
+def _token_samples(spec: RankSpec, config: Any, log: WorkerLog) -> tuple[TokenSamples | WholeTexts, bool, str]:
     """Samples of token ids, True if they are synthetic, and their source in words."""
     data, knobs = spec.data, spec.knobs
     split = _encoder_decoder_split(config, knobs.seq_len) if data.objective == "seq2seq" else None

@@ -212,14 +212,14 @@ def _batches(traced_training: TracedTraining, batch_size: int, live_bytes: LiveB
     while True:
         batch: Batch = {
             name: traced_training.fake.from_tensor(tensor)
-            for name, tensor in _samples(traced_training, batch_size).items()
+            for name, tensor in _one_batch(traced_training, batch_size).items()
         }
         for values in batch.values():
             live_bytes.count(values, live_bytes.category)
         yield batch
 
 
-def _samples(traced_training: TracedTraining, batch_size: int) -> Batch:
+def _one_batch(traced_training: TracedTraining, batch_size: int) -> Batch:
     config, seq_len = traced_training.config, traced_training.strategy.knobs.seq_len
     if traced_training.objective == "image-classification":
         channels, size = image_shape(config)

@@ -81,14 +81,14 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
         # transformers iterates over this list if a family has several classes for one head.
         config.architectures = []
     torch.manual_seed(knobs.seed)
-    weights = torch.bfloat16 if knobs.precision == "bf16-pure" else torch.float32
+    weights_dtype = torch.bfloat16 if knobs.precision == "bf16-pure" else torch.float32
     try:
         with torch.device(device), without_weights():
             model = model_class(objective).from_config(
                 config,
                 attn_implementation=_ATTENTION[knobs.attention],
                 trust_remote_code=False,
-                **{_dtype_argument(): weights},
+                **{_dtype_argument(): weights_dtype},
             )
     except (ValueError, ImportError, KeyError) as error:
         raise _refusal(one_line(error)[:REASON_CHARACTERS], config.model_type, knobs.attention) from error

@@ -68,24 +68,24 @@ def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointi
     product if no later value needs it, such as a Llama's down projection.)
     """
     config: Any = model.config
-    text = image_part(config) if objective == "image-classification" else text_part(config)
+    part = image_part(config) if objective == "image-classification" else text_part(config)
     layers, heads, hidden = (
-        getattr(text, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
+        getattr(part, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )
     if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(hidden, int)):
         return None
     if objective == "image-classification" and patches(config) is None:
         return None
-    shape = _shape(config, text, layers, objective, seq_len)
-    everywhere, in_layers = _multiplications(model, text, shape)
-    attention = 6.0 * heads * 2 * head_size(text) * shape.scores
-    repeated = checkpointing == "full"
+    shape = _shape(config, part, layers, objective, seq_len)
+    everywhere, in_layers = _multiplications(model, part, shape)
+    attention = 6.0 * heads * 2 * head_size(part) * shape.scores
+    is_recomputed = checkpointing == "full"
     notebook = None
     if objective in ("causal-lm", "masked-lm"):
-        notebook = (4 if repeated else 3) * notebook_forward(layers, hidden, seq_len, int(text.vocab_size))
+        notebook = (4 if is_recomputed else 3) * notebook_forward(layers, hidden, seq_len, int(part.vocab_size))
     return SampleFlops(
         model=6.0 * everywhere + attention,
-        recomputed=(6.0 * in_layers + attention) / 3 if repeated else 0.0,
+        recomputed=(6.0 * in_layers + attention) / 3 if is_recomputed else 0.0,
         notebook=notebook,
     )
 
@@ -96,24 +96,24 @@ def notebook_forward(layers: int, hidden: int, seq_len: int, vocab: int) -> floa
     return float(layers * (attention + 16 * seq_len * hidden**2) + 2 * seq_len * hidden * vocab)
 
 
-def _shape(config: Any, text: Any, layers: int, objective: str, seq_len: int) -> _Shape:
+def _shape(config: Any, part: Any, layers: int, objective: str, seq_len: int) -> _Shape:
     if objective == "image-classification":
         return _Shape(layers, tokens_per_sample(config, objective, seq_len))
     if objective == "seq2seq":
         read, written = split_tokens(seq_len)
-        decoders = (getattr(text, name, None) for name in ("num_decoder_layers", "decoder_layers"))
+        decoders = (getattr(part, name, None) for name in ("num_decoder_layers", "decoder_layers"))
         decoder = next((count for count in decoders if isinstance(count, int)), layers)
         return _Shape(layers, read, decoder, written)
     return _Shape(layers, seq_len)
 
 
-def _multiplications(model: nn.Module, text: Any, shape: _Shape) -> tuple[float, float]:
+def _multiplications(model: nn.Module, part: Any, shape: _Shape) -> tuple[float, float]:
     """Return two sums of parameter size x tokens multiplied: over all parameters, and over those of the layers."""
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     find: Any = getattr(model, "get_output_embeddings", None)
     output = find() if find else None
     looked_up.discard(id(getattr(output, "weight", None)))
-    active, layered = active_share(text), _in_layers(model)
+    active, layered = active_share(part), _in_layers(model)
     total = in_layers = 0.0
     for name, parameter in model.named_parameters():
         if id(parameter) in looked_up or _ADDED.search(name):

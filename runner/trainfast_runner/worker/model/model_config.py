@@ -149,8 +149,8 @@ def tokens_per_sample(config: Any, objective: str, seq_len: int) -> int:
     """Tokens of a sample of text, or patches and class token of an image; 0 for an image without patches."""
     if objective != "image-classification":
         return seq_len
-    cut = patches(config)
-    return 0 if cut is None else cut + 1
+    patch_count = patches(config)
+    return 0 if patch_count is None else patch_count + 1
 
 
 def check_seq_len(config: Any, objective: str, seq_len: int) -> None:

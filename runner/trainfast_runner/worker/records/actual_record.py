@@ -43,8 +43,8 @@ class ComputeDtype:
 
 def _is_matrix_product(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
-    leaf = next(module.children(), None) is None
-    if not leaf or not isinstance(weight, torch.Tensor) or isinstance(module, nn.Embedding):
+    is_leaf = next(module.children(), None) is None
+    if not is_leaf or not isinstance(weight, torch.Tensor) or isinstance(module, nn.Embedding):
         return False
     # ZeRO-3 keeps the shape of a partitioned parameter in `ds_shape`.
     return len(getattr(weight, "ds_shape", weight.shape)) == 2

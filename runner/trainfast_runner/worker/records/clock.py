@@ -92,14 +92,14 @@ class CudaClock:
     def settle(self, marks: list[tuple[str, Any]], queued_ns: int) -> tuple[int, dict[str, float | None]]:
         """Turn one step's marks into times; wait for its last mark only, which was queued at `queued_ns`."""
         last_event = marks[-1][1]
-        waits = not last_event.query()
+        had_to_wait = not last_event.query()
         last_event.synchronize()
         found_ns = time.monotonic_ns()
         phases_ms: dict[str, float] = {}
         for (phase, begin), (_, end) in itertools.pairwise(marks):
             phases_ms[phase] = phases_ms.get(phase, 0.0) + begin.elapsed_time(end)
         total_ms = sum(phases_ms.values())
-        earliest_ns = max(queued_ns, found_ns - WAKE_NS) if waits else queued_ns
+        earliest_ns = max(queued_ns, found_ns - WAKE_NS) if had_to_wait else queued_ns
         self._end_ns = min(max(self._end_ns + round(total_ms * 1e6), earliest_ns), found_ns)
         self._pool.extend(event for _, event in marks[:-1])
         return self._end_ns, _fields(total_ms, phases_ms)

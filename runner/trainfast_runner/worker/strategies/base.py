@@ -104,7 +104,7 @@ class Strategy:
         """Return `wrapper`, and those fields of `records.actual_record.NULL_UNLESS_READ` that the live objects have."""
         return {"wrapper": next((kind.__name__ for kind in WRAPPERS if isinstance(module, kind)), "none")}
 
-    def documents(self) -> dict[str, Any]:
+    def run_documents(self) -> dict[str, Any]:
         """JSON documents for the run directory, by file name. Called once, after `prepare`."""
         return {}
 

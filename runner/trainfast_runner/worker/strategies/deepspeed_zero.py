@@ -91,7 +91,7 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
         self.precision.engine = engine
         self.module, self.optimizer = engine, engine.basic_optimizer
 
-    def documents(self) -> dict[str, Any]:
+    def run_documents(self) -> dict[str, Any]:
         """DeepSpeed's configuration."""
         return {"deepspeed.json": self.config}
 

@@ -143,8 +143,8 @@ class ShardedTensorParallel(TensorParallel):
 def tensor_fields(parameters: Iterable[Tensor]) -> dict[str, Any]:
     """Read `wrapper` and `mesh` from parameters that should be slices along a mesh axis `tp`."""
     meshes = [mesh_of(parameter) for parameter in parameters]
-    sliced = all(mesh is not None and "tp" in mesh for mesh in meshes)
-    return {"wrapper": DTensor.__name__ if sliced else "none", "mesh": meshes[0]}
+    is_sliced = all(mesh is not None and "tp" in mesh for mesh in meshes)
+    return {"wrapper": DTensor.__name__ if is_sliced else "none", "mesh": meshes[0]}
 
 
 def joined(*wrappers: str) -> str:

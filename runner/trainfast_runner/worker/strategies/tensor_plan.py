@@ -107,7 +107,7 @@ def _styles(model: nn.Module) -> dict[re.Pattern[str], str]:
 def _cut_module(plan: TensorPlan, model: nn.Module, name: str, module: nn.Module, style: str, degree: int) -> None:
     # transformers' Conv1D keeps its matrix as (in, out), nn.Linear as (out, in).
     out, into = (1, 0) if type(module).__name__ == "Conv1D" else (0, 1)
-    bias = getattr(module, "bias", None) is not None
+    has_bias = getattr(module, "bias", None) is not None
     if style in GATHERED_STYLES:
         weight: Any = module.weight
         tied = sum(weight is parameter for part in model.modules() for parameter in part._parameters.values()) > 1
@@ -116,7 +116,7 @@ def _cut_module(plan: TensorPlan, model: nn.Module, name: str, module: nn.Module
         plan.gathers.add(name)
     if style in ("colwise", *GATHERED_STYLES):
         plan.slices[f"{name}.weight"] = Slice(out)
-        if bias:
+        if has_bias:
             plan.slices[f"{name}.bias"] = Slice(0)
         plan.enters.add(name)
         if out == 1:
@@ -129,7 +129,7 @@ def _cut_module(plan: TensorPlan, model: nn.Module, name: str, module: nn.Module
         plan.widths += [(name, "nf"), (name.rpartition(".")[0], "split_size")]
     elif style == "rowwise":
         plan.slices[f"{name}.weight"] = Slice(into)
-        if bias:
+        if has_bias:
             plan.once.add(f"{name}.bias")
         plan.reduces.add(name)
     elif style in SUMMED_STYLES:
