@@ -54,15 +54,15 @@ class BestSoFar(BestJournal):
         The 95 % interval of a trial is by its own and the pooled steps; a cold run has none of its own.
         """
         measured = measurements(self.lines)
-        joules = self.objective == "samples_per_joule"
+        per_joule = self.objective == "samples_per_joule"
         rates = {}
         for index, line in enumerate(self.attempts):
             if isinstance(line, ColdRun):
-                rate = line.samples_per_joule if joules else line.samples_per_s
+                rate = line.samples_per_joule if per_joule else line.samples_per_s
                 # The real memory_limit slows every step.
                 if rate is not None and line.role != UNDER_LIMIT:
                     rates[index] = Interval(median=rate, low=rate, high=rate)
-            elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, joules=joules)) is not None:
+            elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, per_joule=per_joule)) is not None:
                 half = NORMAL_95 * math.sqrt(measured.variance(line))
                 low, median, high = (math.exp(middle + shift) for shift in (-half, 0.0, half))
                 rates[index] = Interval(median=median, low=low, high=high)

@@ -51,11 +51,11 @@ class Measurements:
     drift_variance_by_run: Mapping[str, float] = field(default_factory=dict)
     """Variance of a trial by the drift of its process, by run id, for processes that drifted and count all the same."""
 
-    def observations(self, levels: Levels, *, joules: bool) -> list[Observation]:
+    def observations(self, levels: Levels, *, per_joule: bool) -> list[Observation]:
         """Return one observation a trial: ln samples/s, or ln samples a joule."""
         observations = []
         for trial in self.trials:
-            if (value := log_rate(trial, joules=joules)) is not None:
+            if (value := log_rate(trial, per_joule=per_joule)) is not None:
                 point = levels.points[trial.candidate_number]
                 observations.append(Observation(((1.0, point),), value, self.variance(trial), trial.run_id))
         return observations
@@ -114,9 +114,9 @@ def reference_of(trials: Sequence[Trial]) -> Trial | None:
     return next((trial for trial in trials if trial.outcome == "measured"), None)
 
 
-def log_rate(trial: Trial, *, joules: bool = False) -> float | None:
+def log_rate(trial: Trial, *, per_joule: bool = False) -> float | None:
     """Return the ln of samples/s by the median step, or of samples a joule; None without an energy counter."""
-    if joules:
+    if per_joule:
         return math.log(trial.samples_per_step * len(trial.step_ms) / trial.joules) if trial.joules else None
     return math.log(1000 * trial.samples_per_step / statistics.median(trial.step_ms))
 

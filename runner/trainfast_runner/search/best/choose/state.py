@@ -226,7 +226,7 @@ def state_of_best_journal(
     posterior = fit_effects(
         levels,
         earlier_observations(levels, question.earlier, baseline_knobs),
-        measured.observations(levels, joules=question.objective == "samples_per_joule"),
+        measured.observations(levels, per_joule=question.objective == "samples_per_joule"),
         measured,
         None if previous_state is None else previous_state.posterior,
     )

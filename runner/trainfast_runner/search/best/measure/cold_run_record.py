@@ -25,7 +25,7 @@ def cold_run_of(
     samples may come in another order.
     """
     rate = result.throughput.samples_per_s
-    joules = result.energy.joules_per_sample
+    joules_per_sample = result.energy.joules_per_sample
     outcome, reason = outcome_of(result, knobs, keep_disturbed=keep_disturbed)
     failure = oom_failure(result) if outcome == "oom" else Failure(reason)
     has_losses = result.script is None
@@ -37,7 +37,7 @@ def cold_run_of(
         knob=launch_line.knob,
         samples_per_s=rate.median if outcome in ("measured", "void") else None,
         mad=rate.mad if outcome in ("measured", "void") else None,
-        samples_per_joule=1 / joules if joules else None,
+        samples_per_joule=1 / joules_per_sample if joules_per_sample else None,
         predicted=result.throughput.predicted,
         start_s=read_start_s(directory),
         peak_allocated_bytes=result.memory.peak_allocated_bytes,

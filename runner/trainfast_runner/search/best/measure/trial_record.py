@@ -30,7 +30,7 @@ def trial_of_run(
     script, run = result.script, read_run_file(directory)
     is_traced = run is not None and run.script is not None and run.script.trace
     memory = script.traced_memory if script is not None else None
-    joules = result.energy.joules_per_sample
+    joules_per_sample = result.energy.joules_per_sample
     return Trial(
         candidate_number=number,
         run_id=result.run_id,
@@ -38,7 +38,7 @@ def trial_of_run(
         warm=False,
         samples_per_step=samples,
         step_ms=step_ms,
-        joules=None if joules is None else joules * samples * len(step_ms),
+        joules=None if joules_per_sample is None else joules_per_sample * samples * len(step_ms),
         peak_allocated_bytes=result.memory.peak_allocated_bytes,
         seconds=seconds,
         reason=failure.reason,
