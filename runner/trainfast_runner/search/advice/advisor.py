@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, EndedRun, Situation, has_same, samples_per_step
+from trainfast_runner.search.advice.facts import (
+    SAME_MEMORY,
+    Advice,
+    EndedRun,
+    Situation,
+    global_batch_or_none,
+    has_same,
+)
 from trainfast_runner.search.advice.strategy import strategy_advice
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.precisions import MIXED_PRECISIONS
@@ -42,8 +49,8 @@ def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation:
 
 def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advice | None:
     """Advise a rate by the linear rule (Goyal et al. 2017); None if the global batch is the preset's or unknown."""
-    batch = samples_per_step(spec, spec.knobs, machine)
-    preset_batch = samples_per_step(spec, preset_knobs, machine)
+    batch = global_batch_or_none(spec, spec.knobs, machine)
+    preset_batch = global_batch_or_none(spec, preset_knobs, machine)
     rate = preset_knobs["lr"]
     if batch is None or preset_batch is None or batch == preset_batch or not isinstance(rate, float):
         return None
@@ -81,12 +88,15 @@ def precision_advice(spec: RunSpec, machine: Machine) -> Advice | None:
 def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:
     """Advise an aligned batch, and warn of batches too large to be of use."""
     batch, texts, value = whole_number(spec.knobs, "batch_size"), [], None
-    global_batch = samples_per_step(spec, spec.knobs, machine)
+    global_batch = global_batch_or_none(spec, spec.knobs, machine)
     if _tensor_cores(spec, machine) and batch >= MIN_ALIGNED_BATCH and batch % TENSOR_CORE_UNIT:
         # Downward where possible: a larger batch may not fit.
         value = str(max(TENSOR_CORE_UNIT, batch - batch % TENSOR_CORE_UNIT))
         condition = "" if machine.device == "cuda" else " where it is to train on a GPU"
-        texts.append(f"{value} instead of {batch}{condition}: tensor cores work on multiples of 8, an A100 best on 64.")
+        texts.append(
+            f"{value} instead of {batch}{condition}: tensor cores work on multiples of {TENSOR_CORE_UNIT},"
+            " an A100 best on 64."
+        )
     if global_batch is not None and global_batch > USEFUL_BATCH:
         texts.append(f"A global batch of {global_batch:,}: over {USEFUL_BATCH:,} it is seldom of use to the model.")
     return Advice("batch_size", " ".join(texts), value) if texts else None
@@ -102,7 +112,10 @@ def model_advice(situation: Situation) -> Advice | None:
                 f" a multiple of {VOCABULARY_UNIT} suits tensor cores, and the added rows are never used."
             )
         elif name != "vocab_size" and length % TENSOR_CORE_UNIT:
-            hints.append(f"model.{name}={_aligned(length)} instead of {length}: a multiple of 8 suits tensor cores.")
+            hints.append(
+                f"model.{name}={_aligned(length)} instead of {length}:"
+                f" a multiple of {TENSOR_CORE_UNIT} suits tensor cores."
+            )
     return Advice("model", " ".join(hints)) if hints else None
 
 
@@ -139,7 +152,7 @@ def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:
     length, texts, value = whole_number(spec.knobs, "seq_len"), [], None
     if length % TENSOR_CORE_UNIT and _tensor_cores(spec, machine):
         value = str(_aligned(length))
-        texts.append(f"{value} instead of {length}: tensor cores work on multiples of 8, better 64.")
+        texts.append(f"{value} instead of {length}: tensor cores work on multiples of {TENSOR_CORE_UNIT}, better 64.")
     if length >= LONG_SEQUENCE and spec.knobs["attention"] == "eager":
         texts.append(f"attention=auto: eager keeps scores of {length} x {length} for every head, layer and sample.")
     return Advice("seq_len", " ".join(texts), value) if texts else None

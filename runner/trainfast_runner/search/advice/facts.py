@@ -50,8 +50,8 @@ class Advice:
     value: str | None = None
 
 
-def samples_per_step(spec: RunSpec, knobs: KnobValues, machine: Machine) -> int | None:
-    """Return the samples of a step with these knobs; None if there are too few devices."""
+def global_batch_or_none(spec: RunSpec, knobs: KnobValues, machine: Machine) -> int | None:
+    """Return the global batch with these knobs; None if there are too few devices."""
     try:
         return global_batch(knobs, device_count(replace(spec, knobs=knobs), machine))
     except UserError:

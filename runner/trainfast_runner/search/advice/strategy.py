@@ -10,7 +10,14 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.interconnect import Interconnect
 from trainfast_runner.memory.model_size import CONTEXT_BYTES, ModelSize, bytes_per_parameter, state_bytes
-from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, EndedRun, Situation, has_same, samples_per_step
+from trainfast_runner.search.advice.facts import (
+    SAME_MEMORY,
+    Advice,
+    EndedRun,
+    Situation,
+    global_batch_or_none,
+    has_same,
+)
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import short_gibibytes
@@ -132,7 +139,9 @@ def _same_work(run: EndedRun, spec: RunSpec, machine: Machine) -> bool:
     """
     knobs = {**spec.knobs, **cast("KnobValues", {name: run.knobs[name] for name in run.knobs if name in spec.knobs})}
     has_same_batches = all(knobs[name] == spec.knobs[name] for name in ("batch_size", "grad_accum"))
-    has_same_global_batch = samples_per_step(spec, knobs, machine) == samples_per_step(spec, spec.knobs, machine)
+    has_same_global_batch = global_batch_or_none(spec, knobs, machine) == global_batch_or_none(
+        spec, spec.knobs, machine
+    )
     return has_same(run, spec, SAME_SPEED) and (has_same_batches or has_same_global_batch)
 
 
