@@ -101,11 +101,12 @@ def _drop_illegal(
     spec: RunSpec, vary: MutableVary, left_alone: dict[str, str], machine: Machine, refuse: Refuse
 ) -> None:
     """Leave out the values that cannot run here with any precision, and loader processes beyond the cores."""
-    precisions = list(vary.get("precision", [spec.knobs["precision"]]))
+    tried_precisions = list(vary.get("precision", [spec.knobs["precision"]]))
     for name, values in vary.items():
         for value in [value for value in values if value != spec.knobs[name]]:
             reason = _unavailable_reason(spec, name, value, machine)
             if reason is None and name != "batch_size":
+                precisions = [value] if name == "precision" else tried_precisions
                 refusals = [
                     refuse(candidate_spec(spec, {"precision": precision, name: value})) for precision in precisions
                 ]
