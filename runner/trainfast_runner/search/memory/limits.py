@@ -34,25 +34,17 @@ def limits_of(plan: RunPlan) -> Limits:
             return Limits((), "the GPU's free memory, without its context")
         return Limits(limits_bytes, source)
     free_bytes = read_host_free_bytes()
-    by_rank = host_limits(limits_bytes, ranks, free_bytes)
-    if by_rank == limits_bytes:
-        return Limits(by_rank, source)
+    if limits_bytes is not None and sum(limits_bytes) <= free_bytes:
+        return Limits(limits_bytes, source)
     sharing_text = f", shared by {ranks} ranks" if ranks > 1 else ""
     limit_text = f", less than {source}" if limits_bytes is not None else ""
     source = f"{FREE_SHARE:.0%} of the {gibibytes(free_bytes)} free{sharing_text}, set as a real limit{limit_text}"
-    return Limits(by_rank, source)
+    return Limits((share_of_free(free_bytes, ranks),) * ranks, source)
 
 
 def share_of_free(free_bytes: int, ranks: int) -> int:
-    """Return each rank's limit in a search without `memory_limit`, in bytes, a whole number of MiB."""
+    """Return the bytes of each rank where all of them share the free host memory, a whole number of MiB."""
     return int(FREE_SHARE * free_bytes / max(1, ranks)) >> 20 << 20
-
-
-def host_limits(limits_bytes: tuple[int, ...] | None, ranks: int, free_bytes: int) -> tuple[int, ...]:
-    """Return each rank's limit on a CPU: its own if all of them together fit the free memory, else an equal share."""
-    if limits_bytes is not None and sum(limits_bytes) <= free_bytes:
-        return limits_bytes
-    return (share_of_free(free_bytes, ranks),) * ranks
 
 
 def least_limit(plan: RunPlan, free_bytes: int | None) -> int:

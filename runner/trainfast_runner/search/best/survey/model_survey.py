@@ -20,7 +20,7 @@ from trainfast_runner.search.best.candidates import with_predictions
 from trainfast_runner.search.best.survey.base import Survey
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import BestQuestion, Candidate, Space
-from trainfast_runner.search.memory.limits import host_limits
+from trainfast_runner.search.memory.limits import share_of_free
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.device_counts import device_count
@@ -106,7 +106,9 @@ class ModelSurvey(Survey):
 
             def host_limit(number: int) -> int:
                 ranks = space.candidates[number].world_size
-                return host_limits(None if limit_bytes is None else (limit_bytes,) * ranks, ranks, free_bytes)[0]
+                if limit_bytes is not None and ranks * limit_bytes <= free_bytes:
+                    return limit_bytes
+                return share_of_free(free_bytes, ranks)
 
             return host_limit
         gpu_limit = lowest(gpu.memory_free_bytes for gpu in plan.gpus) if limit_bytes is None else limit_bytes
