@@ -106,7 +106,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         if step.action == CONFIRM_STEP and step.batch_size is not None:
             self._confirm(step.batch_size)
             return None
-        assert decision.end_state is not None, f"{step.action} is no step of this version"
+        assert decision.end_state is not None, "a decision to end has its state"
         if decision.end_state == "nothing_fits":
             return self.nothing_fits(step.why)
         answer = answer_of(self._state()) if decision.end_state == "answered" else None

@@ -119,14 +119,14 @@ class _CountedPeaks(NamedTuple):
 
 def _counted_peaks(state: BatchState, rank: int) -> _CountedPeaks:
     by_size: dict[int, dict[str, int]] = {}
-    beyond_bytes = 0
+    uncounted_bytes = 0
     for probe in state.probes_that_fit:
         for peaks in probe.ranks:
             if peaks.rank == rank and peaks.phase_peaks:
                 if peaks.limit_peak_bytes is not None:
-                    beyond_bytes = max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
-                by_size[probe.batch_size] = {phase: peak + beyond_bytes for phase, peak in peaks.phase_peaks.items()}
-    return _CountedPeaks(by_size, beyond_bytes)
+                    uncounted_bytes = max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
+                by_size[probe.batch_size] = {phase: peak + uncounted_bytes for phase, peak in peaks.phase_peaks.items()}
+    return _CountedPeaks(by_size, uncounted_bytes)
 
 
 def _limit_bytes(state: BatchState, rank: int) -> int | None:

@@ -18,7 +18,10 @@ class LogObjective(NamedTuple):
 
 
 class LogGain(NamedTuple):
-    """The ln of one candidate's objective over another's: a normal distribution."""
+    """The predicted ln of one candidate's objective over another's: a normal distribution.
+
+    The difference that cold runs measured is a `cold_runs.Difference`.
+    """
 
     mean: float
     deviation: float

@@ -13,7 +13,7 @@ from trainfast_runner.search.journal.best import Attempt, Candidate, CandidateVe
 from trainfast_runner.units import mebibytes
 
 TOO_LARGE: Final = "too_large"
-"""The `Verdict` on a candidate whose memory exceeds its limit."""
+"""The `VerdictWord` on a candidate whose memory exceeds its limit."""
 
 
 @dataclass(frozen=True)

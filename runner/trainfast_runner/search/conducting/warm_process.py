@@ -114,7 +114,7 @@ class WarmProcess:
         return replies[number] if self._wait(is_over) else None
 
     def _wait(self, is_over: Callable[[], bool]) -> bool:
-        """Wait until `over`; False when the run ended before."""
+        """Wait until `is_over()`; return False if the run ended before."""
         looked_s, watch = 0.0, ResultWatch(self.directory)
         while True:
             # The result is read before the lines: all lines of an ended run are then there.

@@ -57,7 +57,7 @@ the process was lost; incompatible: the script overrode a knob.
 """
 TIMED_OUTCOMES: tuple[AttemptOutcome, ...] = ("measured", "slow")
 """Outcomes of trials that have timed steps."""
-Verdict = Literal["measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried"]
+VerdictWord = Literal["measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried"]
 """The `verdict` on a candidate at the end of a search."""
 InstructionWord = Literal["skip", "pin", "unpin"]
 """The `do` of an instruction. skip: never try this value; pin: try only this value; unpin: remove the pin."""
@@ -268,7 +268,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one candidate: its `Verdict` and the reason."""
+    """The end of one candidate: its `VerdictWord` and the reason."""
 
     candidate_number: int = msgspec.field(name="candidate")
     verdict: str

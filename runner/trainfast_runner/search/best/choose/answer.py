@@ -31,7 +31,7 @@ from trainfast_runner.search.journal.best import (
     Effect,
     Interval,
     Space,
-    Verdict,
+    VerdictWord,
 )
 from trainfast_runner.search.journal.lines import worked_seconds
 from trainfast_runner.search.speed.trial_rates import VOID_LOG_DRIFT, log_rate
@@ -109,14 +109,14 @@ def _verdict(ranking: ColdRanking, prospects: Prospects, number: int) -> Candida
     return CandidateVerdict(candidate_number=number, verdict=verdict, reason=reason, rate=rate)
 
 
-def _verdict_measured(ranking: ColdRanking, number: int) -> tuple[Verdict, str]:
+def _verdict_measured(ranking: ColdRanking, number: int) -> tuple[VerdictWord, str]:
     reason = _against_best(ranking, number)
     if number in ranking.unchecked:
         reason += "; no time was left to run it under memory_limit"
     return "measured", reason
 
 
-def _verdict_unmeasured(state: BestState, prospects: Prospects, number: int) -> tuple[Verdict, str]:
+def _verdict_unmeasured(state: BestState, prospects: Prospects, number: int) -> tuple[VerdictWord, str]:
     if number in state.excluded_by_instructions:
         return "not_tried", state.excluded_by_instructions[number]
     least_s = state.candidates[number].least_s_per_sample

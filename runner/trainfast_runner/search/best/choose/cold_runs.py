@@ -26,7 +26,10 @@ PRIOR_RUNS = 4
 
 @dataclass(frozen=True)
 class Difference:
-    """The ln of one candidate's objective less another's, and half of its 95 % interval."""
+    """The ln of one candidate's measured objective less another's, and half of its 95 % interval.
+
+    The predicted difference is a `LogGain`.
+    """
 
     mean: float
     half_width: float

@@ -68,7 +68,10 @@ class BestState:
 
     @property
     def untested_limits(self) -> list[int]:
-        """Bytes of each rank under `memory_limit`; empty without one. A script's trials are all under it."""
+        """Bytes of each rank under a `memory_limit` that no trial was under; empty without a limit, and for a script.
+
+        A script's trials are all under its limit.
+        """
         return [] if self.question.is_script else self.question.limits_bytes
 
     @cached_property
