@@ -15,7 +15,7 @@ from trainfast_runner.search.batch.disturbances import void_by_others_reason
 from trainfast_runner.search.batch.nothing_fits import explain_nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
 from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, probe_of_ended_run
-from trainfast_runner.search.conducting.run_ends import end_text, raise_if_stopped
+from trainfast_runner.search.conducting.run_ends import end_text, raise_if_stopped, wait_until
 from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.batch import BatchEnded, RankPeaks
 from trainfast_runner.search.memory.limits import least_limit
@@ -43,7 +43,7 @@ class PresetBatchConductor(BatchConductor):
             try:
                 if self._plan.device == "cuda":
                     # The tracer's CUDA context would be missing from the memory that the warm process finds free.
-                    self._wait_until(prediction, time.monotonic() + GPU_PREDICTION_WAIT_S)
+                    wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + GPU_PREDICTION_WAIT_S)
                     cancelled.set()
                     prediction.result()
                 began_s = self._runs.clock_s()
@@ -51,7 +51,7 @@ class PresetBatchConductor(BatchConductor):
                 # A prediction saves a few sizes, so waiting about as long as for the process is worth it.
                 wait_s = self._runs.clock_s() - began_s + EXTRA_PREDICTION_WAIT_S
                 if process is not None:
-                    self._wait_until(prediction, time.monotonic() + wait_s)
+                    wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + wait_s)
             finally:
                 cancelled.set()
         if process is not None:

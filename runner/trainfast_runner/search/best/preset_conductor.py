@@ -21,7 +21,7 @@ from trainfast_runner.search.best.survey.model_survey import ModelSurvey
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.candidate_spec import candidate_spec, takes_warm_trials
 from trainfast_runner.search.conducting.conductor import SearchCaller
-from trainfast_runner.search.conducting.run_ends import raise_if_stopped
+from trainfast_runner.search.conducting.run_ends import raise_if_stopped, wait_until
 from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.best import (
     AttemptOutcome,
@@ -69,7 +69,7 @@ class PresetBestConductor(BestConductor):
             prediction = pool.submit(self._survey.predict_candidates, self._question, cancelled)
             try:
                 self._process_for(self._space.baseline_number)
-                self._wait_until(prediction, time.monotonic() + PREDICTIONS_WAIT_S)
+                wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + PREDICTIONS_WAIT_S)
             finally:
                 cancelled.set()
         self._space = prediction.result()

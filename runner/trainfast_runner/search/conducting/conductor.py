@@ -10,10 +10,9 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import msgspec
 
@@ -22,7 +21,7 @@ from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.conducting.run_ends import POLL_S, Cancelled
+from trainfast_runner.search.conducting.run_ends import Cancelled, wait_until
 from trainfast_runner.search.conducting.search_runs import SearchRuns
 from trainfast_runner.search.journal.lines import (
     CANCELLED_REASON,
@@ -36,9 +35,6 @@ from trainfast_runner.search.journal.lines import (
     worked_seconds,
 )
 from trainfast_runner.search.options import SearchOptions
-
-PAUSE_POLL_S = 0.1
-"""Seconds between checks that a pause is over."""
 
 LineT = TypeVar("LineT")
 EndedT = TypeVar("EndedT", bound=SearchEnded)
@@ -134,12 +130,6 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         self._runs.stop()
         self._journal.close()
 
-    def _wait_until(self, work: Future[Any], deadline: float) -> None:
-        """Return when the work is done, at the deadline (time.monotonic) at the latest."""
-        while not work.done() and time.monotonic() < deadline:
-            self._raise_if_cancelled()
-            time.sleep(POLL_S)
-
     def _wait_while_paused(self) -> None:
         """Return once the search is not paused; during a pause the search has no process and holds no memory."""
         mark = self._directory / PAUSE_FILE
@@ -148,9 +138,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             return
         self._runs.end_process()
         self._write(Paused())
-        while mark.exists():
-            self._raise_if_cancelled()
-            time.sleep(PAUSE_POLL_S)
+        wait_until(lambda: not mark.exists(), self._raise_if_cancelled)
         self._write(Resumed())
 
     def _raise_if_cancelled(self) -> None:

@@ -9,10 +9,8 @@ from contextlib import closing
 from trainfast_runner.machine import cooling
 from trainfast_runner.machine.cooling import Cooling
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.conducting.run_ends import wait_until
 from trainfast_runner.search.journal.lines import CoolingDown
-
-CANCEL_POLL_S = 0.1
-"""Seconds between checks that the search is cancelled."""
 
 
 def check_coolable(plan: RunPlan, below_c: float | None) -> None:
@@ -50,9 +48,6 @@ def cool_down(
             )
 
     def wait(seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while (left_s := deadline - time.monotonic()) > 0:
-            raise_if_cancelled()
-            time.sleep(min(left_s, CANCEL_POLL_S))
+        wait_until(lambda: False, raise_if_cancelled, time.monotonic() + seconds)
 
     cooling.wait_until_cool(plan.watched_uuids, below_c, note, wait)

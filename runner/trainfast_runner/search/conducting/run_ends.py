@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 
 POLL_S = 0.02
-"""Seconds between checks of a run's result, or of a warm process's replies."""
+"""Seconds between checks in each wait of a search."""
 STOPS_WITHIN_S = 10.0
 """Seconds after which a run that was asked to stop is killed."""
 RESULT_WITHIN_S = 5.0
@@ -29,6 +30,15 @@ def raise_if_stopped(result: Result) -> None:
     """Raise Cancelled if the run was stopped or killed from outside, which is no outcome of its settings."""
     if result.state in ("stopped", "killed"):
         raise Cancelled
+
+
+def wait_until(
+    is_over: Callable[[], bool], raise_if_cancelled: Callable[[], None], deadline_s: float = math.inf
+) -> None:
+    """Return once `is_over()`, at `deadline_s` (time.monotonic) at the latest."""
+    while not is_over() and time.monotonic() < deadline_s:
+        raise_if_cancelled()
+        time.sleep(POLL_S)
 
 
 def wait_for_result(directory: Path, raise_if_cancelled: Callable[[], None]) -> Result:
@@ -70,7 +80,7 @@ def end_run(directory: Path) -> None:
         while read_result(directory) is None and is_alive(directory):
             if time.monotonic() > deadline:
                 kill_now(directory)
-                deadline = float("inf")
+                deadline = math.inf
             time.sleep(POLL_S)
     except UserError:
         return  # the run ended by itself meanwhile
