@@ -12,7 +12,7 @@ from trainfast_runner.records.warm_process import ProbeLine
 from trainfast_runner.units import mebibytes
 
 VOIDING_BYTES = 64 << 20
-"""A probe is void if another process took more than this meanwhile. Chosen, not measured."""
+"""Chosen, not measured: a probe is void if another process took more than this meanwhile."""
 
 
 def void_by_others_reason(

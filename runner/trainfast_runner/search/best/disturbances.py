@@ -20,8 +20,8 @@ VOIDING_THROTTLED_SHARE = 0.02
 VOIDING_FRACTIONS = {"thermal": "thermal_fraction", "brake": "brake_fraction"}
 """Causes of throttling that void a measurement, with their fields in a run's `Throttle`."""
 USUAL_DISTURBANCES, LAST_MEASUREMENTS = 2, 8
-"""With this many disturbed measurements of a candidate, or among the last `LAST_MEASUREMENTS`, the next counts: the
-disturbance is the machine's normal noise. Chosen, not measured."""
+"""Chosen, not measured: with this many disturbed measurements of a candidate, or among the last `LAST_MEASUREMENTS`,
+the next counts: the disturbance is the machine's normal noise."""
 
 
 class CpuDisturbance:

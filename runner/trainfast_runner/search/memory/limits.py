@@ -12,7 +12,7 @@ from trainfast_runner.units import gibibytes
 FREE_SHARE = 0.9
 """Share of the free host memory that a search may use; the rest is left to other processes."""
 CONTEXT_WITHOUT_KERNELS_BYTES = 512 << 20
-"""About the GPU memory of a CUDA context. Chosen, not measured: without the kernels that are loaded on demand, which
+"""Chosen, not measured: about the GPU memory of a CUDA context without the kernels that are loaded on demand, which
 `memory.model_size` counts too."""
 
 

@@ -23,14 +23,14 @@ SURE_ERRORS = 3
 MIN_SPREAD_STEPS = 3
 """The fewest steps that show a spread."""
 POOL_STEPS = 4
-"""The pooled variance of a step weighs as much as this many steps of the trial itself. Chosen, not measured."""
+"""Chosen, not measured: the pooled variance of a step weighs as much as this many steps of the trial itself."""
 NOISE_GRID_RATIO = 1.25
 """The pooled noise is rounded to powers of this ratio, so that a new trial seldom changes the noise of all others."""
 MIN_RATE_DEVIATION = 0.001
 """Chosen, not measured: the least deviation of a trial in ln rate, even if its few steps are equal."""
 EARLIER_SPREAD, EARLIER_ADDED_DEVIATION = 2.0, 0.03
-"""Factor on the spread of an earlier search's effect, and the deviation added to it, in ln rate. Chosen, not
-measured."""
+"""Chosen, not measured: factor on the spread of an earlier search's effect, and the deviation added to it, in ln
+rate."""
 DEFAULT_STEP_DEVIATION = 0.02
 """The deviation of a step before three steps of one candidate were measured."""
 

@@ -38,7 +38,7 @@ from trainfast_runner.search.speed.trial_rates import VOID_LOG_DRIFT, log_rate
 from trainfast_runner.units import chance_text, counted
 
 NOTED_LOG_GAP = 0.03
-"""A difference between trials and cold runs that the answer mentions, in ln of the objective. Chosen, not measured."""
+"""Chosen, not measured: a difference between trials and cold runs that the answer mentions, in ln of the objective."""
 CHOSEN_REASON = "chosen: no setting is faster beyond the noise of this machine"
 """The verdict on an answer that is not clearly the fastest."""
 

@@ -9,9 +9,9 @@ from trainfast_runner.search.best.choose.state import BestState
 from trainfast_runner.search.speed.trial_rates import steps_for
 
 COLD_ERROR = 0.007
-"""Wanted standard error of a cold run's median, as a share of the median. Chosen, not measured."""
+"""Chosen, not measured: wanted standard error of a cold run's median, as a share of the median."""
 MIN_COLD_STEPS, MAX_COLD_STEPS = 8, 60
-"""Timed steps of a cold run, at least and at most. Chosen, not measured."""
+"""Chosen, not measured: timed steps of a cold run, at least and at most."""
 CONFIRMING_RUNS = 4
 """Cold runs that confirm an answer: the winner and the baseline, A B B A."""
 CONFIRMING_SHARE = 0.5

@@ -19,18 +19,18 @@ from trainfast_runner.search.journal.best import (
 )
 
 NEAR_LOG_GAIN = 0.03
-"""Candidates within this of the leader, in ln of the objective, take part in the race. Chosen, not measured."""
+"""Chosen, not measured: candidates within this of the leader, in ln of the objective, take part in the race."""
 MAX_FINALISTS = 4
 """Chosen, not measured: the most candidates in the race. Each candidate takes cold runs."""
 MIN_FASTEST_CHANCE = 0.01
-"""A candidate with a smaller chance than this to be the fastest takes no part. Chosen, not measured."""
+"""Chosen, not measured: a candidate with a smaller chance than this to be the fastest takes no part."""
 EQUAL_LOG_GAIN = 0.005
 """Candidates that differ by less than this, and by less than the noise, are equal: the simpler one wins
 (docs/decisions.md)."""
 NEAR_LIMIT_SHARE = 0.9
 """A candidate that needs more than this share of memory_limit gets a run under the limit (docs/decisions.md)."""
 EQUAL_MEMORY_SHARE = 0.05
-"""Memory that exceeds the least by at most this share is the same. Chosen, not measured."""
+"""Chosen, not measured: memory that exceeds the least by at most this share is the same."""
 SPEED_ROLES: tuple[ColdRole, ...] = (RACE, CONFIRM, TURN_BACK)
 """Roles of the cold runs that measure a speed: the real memory_limit slows every step of a CPU run."""
 

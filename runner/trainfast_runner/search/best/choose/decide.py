@@ -30,7 +30,7 @@ from trainfast_runner.search.journal.lines import EndState
 from trainfast_runner.units import chance_text, duration
 
 HOPELESS_SHARE = 0.7
-"""A trial ends early when its best step is below this share of the leader's pace. Chosen, not measured."""
+"""Chosen, not measured: a trial ends early when its best step is below this share of the leader's pace."""
 
 
 @dataclasses.dataclass(frozen=True)

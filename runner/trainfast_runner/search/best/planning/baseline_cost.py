@@ -17,7 +17,7 @@ from trainfast_runner.units import duration
 RUNS_READ_FOR_STARTS, ENOUGH_STARTS = 50, 3
 """Number of newest runs searched for similar starts, and number of starts that is enough."""
 BUDGET_PER_COST = 5
-"""A suggested budget is this many times the cost of the baseline. Chosen, not measured."""
+"""Chosen, not measured: a suggested budget is this many times the cost of the baseline."""
 START_KNOBS = ("strategy", "engine", "compile")
 """The knobs that change the start of a process by many seconds."""
 
