@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.machine.worker_programs import WORKER
+from trainfast_runner.machine.worker_programs import WORKER_FOLDER
 
 # At import, because processes that the worker starts import this file again and unpickle the worker's classes.
-sys.path.insert(0, str(WORKER))
+sys.path.insert(0, str(WORKER_FOLDER))
 importlib.import_module("bootstrap")
 
 

@@ -21,12 +21,12 @@ from typing import Any
 
 from benchmarks.budget import Row, at_most, print_table
 
-from trainfast_runner.machine.worker_programs import WORKER
+from trainfast_runner.machine.worker_programs import WORKER_FOLDER
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.spec import resolve
 
 # At import, because processes that the worker starts import this file again and unpickle the worker's classes.
-sys.path.insert(0, str(WORKER))
+sys.path.insert(0, str(WORKER_FOLDER))
 importlib.import_module("bootstrap")
 
 WORKER_MODULES = ("memory.allocator", "spec", "training", "records.worker_log")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.machine.worker_programs import WORKER
+from trainfast_runner.machine.worker_programs import WORKER_FOLDER
 from trainfast_runner.worker.memory.allocator import Allocator
 
 KEPT_ALLOCATOR = """
@@ -99,7 +99,7 @@ def test_a_preloaded_allocator_is_kept_and_named(tmp_path: Path) -> None:
     subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     done = subprocess.run(
-        [sys.executable, "-c", KEPT_ALLOCATOR, str(WORKER)],
+        [sys.executable, "-c", KEPT_ALLOCATOR, str(WORKER_FOLDER)],
         env={**environment, "LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
@@ -113,7 +113,7 @@ def test_a_preloaded_allocator_is_kept_and_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("thresholds", "keeps"), [("strict", False), ("ordinary", True)])
 def test_freed_blocks_go_back_under_strict_thresholds_only(thresholds: str, keeps: bool) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FREED, str(WORKER), thresholds], capture_output=True, text=True, check=True
+        [sys.executable, "-c", FREED, str(WORKER_FOLDER), thresholds], capture_output=True, text=True, check=True
     )
     full, left = map(int, done.stdout.split())
     assert full > 60 << 20
@@ -146,7 +146,7 @@ print(kept - before, full - before, left - before)
 
 
 def test_a_process_that_is_strict_again_neither_keeps_nor_reuses_what_it_freed() -> None:
-    done = subprocess.run([sys.executable, "-c", AGAIN, str(WORKER)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", AGAIN, str(WORKER_FOLDER)], capture_output=True, text=True, check=True)
     returned, full, left = map(int, done.stdout.split())
     assert returned > 60 << 20
     assert full > 60 << 20

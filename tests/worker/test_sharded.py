@@ -15,7 +15,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from worker_knobs import knob_values
 
-from trainfast_runner.machine.worker_programs import WORKER
+from trainfast_runner.machine.worker_programs import WORKER_FOLDER
 
 Train = Callable[..., Any]
 pytestmark = pytest.mark.ci
@@ -141,7 +141,7 @@ def test_weights_may_stay_gathered_in_half_precision(train: Train) -> None:
 
 def in_worker(name: str) -> Any:
     """A module of the worker, loaded as its own bootstrap loads it."""
-    spec = importlib.util.spec_from_file_location("bootstrap", WORKER / "bootstrap.py")
+    spec = importlib.util.spec_from_file_location("bootstrap", WORKER_FOLDER / "bootstrap.py")
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -7,9 +7,9 @@ import runpy
 import sys
 import types
 
-from trainfast_runner.machine.worker_programs import WORKER
+from trainfast_runner.machine.worker_programs import WORKER_FOLDER
 
-BOOTSTRAP = str(WORKER / "bootstrap.py")
+BOOTSTRAP = str(WORKER_FOLDER / "bootstrap.py")
 
 runpy.run_path(BOOTSTRAP)
 importlib.import_module("trainfast_worker.training")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.machine.worker_programs import WORKER, ask_worker
+from trainfast_runner.machine.worker_programs import WORKER_FOLDER, ask_worker
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import read_cached, write_cached
 
@@ -143,7 +143,7 @@ def _missing_packages_error(executable: str, missing: Iterable[str]) -> UserErro
 
 def install_stamps(executable: str) -> list[str]:
     """Times of change, which differ after a package is installed or removed, or our own scripts change."""
-    stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER.rglob("*.py"))]
+    stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER_FOLDER.rglob("*.py"))]
     prefix = Path(executable).parent.parent
     roots = [prefix, Path(executable).resolve().parent.parent, Path(os.path.expanduser("~/.local"))]
     for root in dict.fromkeys(roots):

@@ -16,8 +16,8 @@ from typing import IO, Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.output_log import last_line
 
-WORKER = Path(__file__).parents[1] / "worker"
-PROGRAMS = WORKER / "programs"
+WORKER_FOLDER = Path(__file__).parents[1] / "worker"
+PROGRAMS = WORKER_FOLDER / "programs"
 ANSWER_TIMEOUT_S = 120
 ENDED_EVERY_S = 0.01
 """Seconds between two polls for a program's end."""

@@ -22,7 +22,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.gpus.visible import visible_to
 from trainfast_runner.machine.worker_programs import (
     ANSWER_TIMEOUT_S,
-    WORKER,
+    WORKER_FOLDER,
     ProgramCancelled,
     json_objects,
     last_error_line,
@@ -115,7 +115,7 @@ class _Server:
         """Number of the newest batch that is over."""
         self._stderr = open_temporary_file()
         try:
-            command = [executable, str(WORKER / "memory_trace" / "serve.py")]
+            command = [executable, str(WORKER_FOLDER / "memory_trace" / "serve.py")]
             self._process = start_worker_program(executable, command, self._stderr, variables, stdin=subprocess.PIPE)
         except UserError:
             self._stderr.close()

@@ -39,7 +39,7 @@ from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.running.busy_devices import refuse_busy
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.hooks import RUN_VARIABLE
-from trainfast_runner.running.scripts.sandbox import SANDBOX, sandbox
+from trainfast_runner.running.scripts.sandbox import SANDBOX_FOLDER, sandbox
 
 HANDOVER_S = 30.0
 HANDOVER_POLL_S = 0.01
@@ -148,7 +148,7 @@ def _launch_variables(plan: RunPlan, directory: Path) -> dict[str, str]:
         return plan.env
     if not plan.script.trial:
         return {**plan.env, RUN_VARIABLE: str(directory)}
-    folder = directory / SANDBOX
+    folder = directory / SANDBOX_FOLDER
     folder.mkdir(mode=0o700)
     return {**plan.env, **sandbox(folder), RUN_VARIABLE: str(directory)}
 

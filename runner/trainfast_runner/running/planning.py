@@ -78,7 +78,7 @@ class RunPlan:
         """The command of the training process; torchrun is called as a module, so it need not be on PATH."""
         if self.script is not None:
             return self.script.argv
-        bootstrap = str(worker_programs.WORKER / "bootstrap.py")
+        bootstrap = str(worker_programs.WORKER_FOLDER / "bootstrap.py")
         if strategy_of(self.spec.knobs).one_process:
             return [self.python, bootstrap, str(directory)]
         return [

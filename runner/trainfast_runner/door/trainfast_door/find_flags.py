@@ -12,18 +12,18 @@ import sys
 import traceback
 from typing import Any
 
-HOOKS_FOLDER = os.path.dirname(os.path.abspath(__file__))
-"""The folder of the hooks."""
+DOOR_PACKAGE_FOLDER = os.path.dirname(os.path.abspath(__file__))
+"""The folder of the package `trainfast_door`."""
 
 
 def main() -> None:
     """Run the script of the command line; the hooks end the process unless the script ends first."""
     directory, *words = sys.argv[1:]
     is_module = words[0] == "-m"
-    if sys.path and os.path.abspath(sys.path[0]) == HOOKS_FOLDER:
+    if sys.path and os.path.abspath(sys.path[0]) == DOOR_PACKAGE_FOLDER:
         # Python puts this file's folder first in sys.path; the script expects its own.
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(words[0]))
-    sys.path.append(os.path.dirname(HOOKS_FOLDER))
+    sys.path.append(os.path.dirname(DOOR_PACKAGE_FOLDER))
 
     discovery = importlib.import_module("trainfast_door.discovery").Discovery(directory)
     discovery.install()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-SANDBOX = "sandbox"
+SANDBOX_FOLDER = "sandbox"
 """The folder of a trial's files in its run directory, as the hooks in the script name it."""
 TRACKERS_OFF = {
     "WANDB_MODE": "disabled",
@@ -32,4 +32,4 @@ def sandbox(folder: Path) -> dict[str, str]:
 
 def remove_sandbox(directory: Path) -> None:
     """Delete a trial's own folder in the run directory."""
-    shutil.rmtree(directory / SANDBOX, ignore_errors=True)
+    shutil.rmtree(directory / SANDBOX_FOLDER, ignore_errors=True)
