@@ -23,10 +23,10 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch import conductor, opening
 from trainfast_runner.search.batch.batch_follower import BatchFollower
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.decide import BatchDecision
 from trainfast_runner.search.batch.probe_record import confirmation_record
-from trainfast_runner.search.batch.question import BatchPlan
 from trainfast_runner.search.batch.report import batch_report
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
 from trainfast_runner.search.conducting.conductor import SearchCaller

@@ -15,10 +15,10 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch import preset_conductor
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.predicted_size import SizePrediction
-from trainfast_runner.search.batch.question import BatchPlan
 from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.spec import resolve

@@ -20,8 +20,8 @@ from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.planning.opening import open_best
+from trainfast_runner.search.best.planning.plan_script import plan_script_best
 from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.best.planning.script_question import plan_script_best
 from trainfast_runner.search.best.survey.script_memory import (
     memory_basis_text,
     with_fitted_memory,

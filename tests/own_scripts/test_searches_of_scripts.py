@@ -14,9 +14,9 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
+from trainfast_runner.search.batch.batch_plan import plan_script_batch
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
-from trainfast_runner.search.batch.question import plan_script_batch
 from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.conducting.orphaned_runs import end_if_live
 from trainfast_runner.search.journal.lines import Conducted, JournalWriter

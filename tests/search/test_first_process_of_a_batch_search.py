@@ -15,10 +15,10 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch import preset_conductor
+from trainfast_runner.search.batch.batch_plan import plan_preset_batch
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.predicted_size import SizePrediction
 from trainfast_runner.search.batch.preset_conductor import PresetBatchConductor
-from trainfast_runner.search.batch.question import plan_preset_batch
 from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.conducting.search_runs import SearchRuns
 from trainfast_runner.search.conducting.warm_process import WarmProcess

@@ -11,9 +11,9 @@ from tests.core.test_planned_devices import a_cuda_python
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.batch.batch_plan import BatchPlan, plan_preset_batch
 from trainfast_runner.search.batch.conductor import on_gpus
 from trainfast_runner.search.batch.opening import open_batch
-from trainfast_runner.search.batch.question import BatchPlan, plan_preset_batch
 from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.spec import resolve

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.batch.batch_plan import plan_preset_batch
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.preset_conductor import PresetBatchConductor
-from trainfast_runner.search.batch.question import plan_preset_batch
 from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.journal.lines import Conducted, JournalWriter
 from trainfast_runner.search.options import BatchSearchOptions

@@ -12,7 +12,7 @@ from stand_in import Gpu, Machine
 from tests.core.test_planned_devices import a_cuda_python
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.batch.question import plan_script_batch
+from trainfast_runner.search.batch.batch_plan import plan_script_batch
 from trainfast_runner.search.batch.script_conductor import ScriptBatchConductor
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset

@@ -19,12 +19,12 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.batch.batch_plan import plan_spec_batch
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
-from trainfast_runner.search.batch.question import plan_spec_batch
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.planning.opening import open_best
-from trainfast_runner.search.best.planning.question import plan_spec_best
+from trainfast_runner.search.best.planning.plan_preset import plan_spec_best
 from trainfast_runner.search.conducting.conductor import AlreadyConducted, SearchCaller
 from trainfast_runner.search.control import SearchRequest
 from trainfast_runner.search.journal.batch import BatchLine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.machine.calibration import Ceiling
-from trainfast_runner.search.best.planning.question import plan_preset_best
+from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
 from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.search.best.survey.flops_bounds import with_bounds
 from trainfast_runner.search.options import SearchOptions

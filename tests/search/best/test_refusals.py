@@ -11,7 +11,7 @@ from cli.test_report import RECORDED
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.best.planning.baseline_cost import budget_error
-from trainfast_runner.search.best.planning.question import plan_preset_best
+from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
 from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.spec import resolve

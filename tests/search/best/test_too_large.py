@@ -10,7 +10,7 @@ import pytest
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.records.result import OomExplanation, Result
-from trainfast_runner.search.best.planning.question import plan_preset_best
+from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
 from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.search.best.survey import model_survey
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit, failure_in, oom_failure, verdict_of

@@ -8,7 +8,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
 from trainfast_runner.search.__main__ import conduct_request
 from trainfast_runner.search.best.planning.opening import open_best
-from trainfast_runner.search.best.planning.question import plan_preset_best
+from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
 from trainfast_runner.search.best.planning.request import BestRequest
 from trainfast_runner.search.control import SearchRequest, pause
 from trainfast_runner.search.journal.best import read_best_journal

@@ -17,9 +17,9 @@ from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.planning.estimate import estimate
 from trainfast_runner.search.best.planning.opening import open_best
-from trainfast_runner.search.best.planning.question import plan_preset_best
+from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
+from trainfast_runner.search.best.planning.plan_script import plan_script_best
 from trainfast_runner.search.best.planning.request import BestRequest, read_budget
-from trainfast_runner.search.best.planning.script_question import plan_script_best
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.journal.best import BestEnded, ColdRun, Trial, read_best_journal
 from trainfast_runner.search.options import SearchOptions

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.batch.batch_follower import BatchFollower
+from trainfast_runner.search.batch.batch_plan import BatchPlan, plan_preset_batch, plan_script_batch
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
-from trainfast_runner.search.batch.question import BatchPlan, plan_preset_batch, plan_script_batch
 from trainfast_runner.search.batch.report import batch_report
 from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine, Probe, read_batch_journal

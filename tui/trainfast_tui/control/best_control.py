@@ -88,7 +88,7 @@ class BestControl(SearchControl["BestSnapshot"]):
 
     def _plan(self, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
         from trainfast_runner.search.best.planning.estimate import estimate
-        from trainfast_runner.search.best.planning.question import plan_spec_best
+        from trainfast_runner.search.best.planning.plan_preset import plan_spec_best
         from trainfast_runner.search.best.planning.request import BestRequest
         from trainfast_runner.search.options import SearchOptions
         from trainfast_tui.text.search.best_question import NAMED_BY_KEYS, estimate_lines, left_alone_lines, varied_line

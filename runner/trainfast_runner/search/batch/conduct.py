@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.preset_conductor import PresetBatchConductor
-from trainfast_runner.search.batch.question import BatchPlan
 from trainfast_runner.search.batch.script_conductor import ScriptBatchConductor
 from trainfast_runner.search.conducting.conductor import SearchCaller, conduct_alone
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine

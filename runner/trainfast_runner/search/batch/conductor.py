@@ -11,9 +11,9 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.answer import answer_of
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.batch.decide import decide
 from trainfast_runner.search.batch.probe_record import confirmation_record
-from trainfast_runner.search.batch.question import BatchPlan
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
 from trainfast_runner.search.conducting.conductor import Conductor, SearchCaller
 from trainfast_runner.search.conducting.orphaned_runs import OrphanedRuns

@@ -11,7 +11,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.search_directories import is_conducted
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch.question import BatchPlan
+from trainfast_runner.search.batch.batch_plan import BatchPlan
 from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
 from trainfast_runner.search.journal.lines import JournalWriter
 from trainfast_runner.search.memory.limits import limits_of

@@ -13,10 +13,10 @@ import msgspec
 
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch.batch_plan import SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.predicted_size import predict_script_size
 from trainfast_runner.search.batch.probe_record import probe_of_ended_run
-from trainfast_runner.search.batch.question import SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS
 from trainfast_runner.search.batch.script_probe_record import (
     fitting_probe,
     script_peaks,

@@ -1,4 +1,4 @@
-"""The question of a best-fit search about a script, which varies the knobs whose present value the preset names."""
+"""Plan a best-fit search of a script, which varies the knobs whose present value the preset names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The question of a batch search about a preset's model or a user's own script, checked against this machine."""
+"""The plan of a batch search of a preset or of a user's own script, checked against this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The question of a best-fit search, checked against this machine: about a preset, or by `script_question` a script."""
+"""Plan a best-fit search of a preset, or by `plan_script` of a script: its question, checked against this machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 from trainfast_runner.running import planning
 from trainfast_runner.search.best.global_batch import default_global_batch
 from trainfast_runner.search.best.planning.best_plan import BestPlan, global_batch_of, question_of
+from trainfast_runner.search.best.planning.plan_script import plan_script_best
 from trainfast_runner.search.best.planning.request import BestRequest, check_request
-from trainfast_runner.search.best.planning.script_question import plan_script_best
 from trainfast_runner.search.best.planning.varied import vary_of
 from trainfast_runner.search.best.survey.base import Survey
 from trainfast_runner.search.best.survey.model_survey import ModelSurvey
