@@ -216,7 +216,7 @@ class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
     """A `BestAction`."""
     candidate_number: int | None = msgspec.field(default=None, name="candidate")
     knob: str | None = None
-    """The knob that a turn_back run resets; None for another step."""
+    """The knob that a turn_back run turns back; None for another step."""
     why: str
     leader_number: int | None = msgspec.field(default=None, name="leader")
     """The best candidate so far."""

@@ -178,11 +178,11 @@ class ColdRanking:
         return [name for name, level, base_level in zip(levels.names, point, base, strict=True) if level != base_level]
 
     def without_override(self, number: int, knob: str) -> int | None:
-        """Return the candidate with one knob at the baseline's value; None if no such candidate remains."""
+        """Return the candidate with one knob turned back; None if no such candidate remains."""
         levels = self.state.posterior.levels
         base = levels.points[self.baseline_number][levels.names.index(knob)]
-        reverted = levels.with_level(number, knob, base)
-        return reverted if reverted in self.state.remaining else None
+        turned_back = levels.with_level(number, knob, base)
+        return turned_back if turned_back in self.state.remaining else None
 
     def is_near_limit(self, number: int) -> bool:
         """True if a candidate needs nearly all of memory_limit, or its need is unknown."""

@@ -91,7 +91,7 @@ def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
             gains.append((log_gain, knob, number))
     for _, knob, number in sorted(gains, reverse=True):
         if costs.are_affordable([number]):
-            reason = f"the winner with {knob} back at the baseline's value, to measure the gain of {knob}"
+            reason = f"the winner with {knob} turned back to the baseline's value, to measure the gain of {knob}"
             return BestStep(action=TURN_BACK, why=reason, candidate_number=number, knob=knob)
     return None
 

@@ -15,7 +15,7 @@ from trainfast_runner.search.speed.process_starts import GUESSED_START_S, knobs_
 from trainfast_runner.settings.knob_values import KnobValue
 
 COLD_RUNS = 6
-"""Cold runs of a search: two of the winner, two of the baseline, and about two with one of the winner's knobs reset."""
+"""Cold runs of a search: two of the winner, two of the baseline, about two of the winner with a knob turned back."""
 TRIAL_S = 1.0
 """Seconds of a warm trial without the start of its process, as of tiny models."""
 
