@@ -34,7 +34,7 @@ def kinds_written() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in WORKER.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "write":
+            if not isinstance(call, ast.Call) or ast.unparse(call.func).rpartition(".")[2] != "write":
                 continue
             if call.args and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str):
                 fields = found.setdefault(call.args[0].value, set())

@@ -59,7 +59,7 @@ class Training:
         gc.enable()
         self.state = TrainState(spec, self.config, self.device)
         self.strategy = self.state.strategy
-        self.samples = open_samples(spec, self.config, log)
+        self.samples = open_samples(spec, self.config, partial(log.enter, "data"), log.write)
         if spec.role not in (PROBE, TRIAL):  # these open loaders for settings of their own
             worker_init_fn = use_ordinary_thresholds if self.device.type == "cpu" else None
             self.state.load(self.samples, spec.knobs.steps, worker_init_fn)

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 from ..catalog import STRATEGIES
 from ..invalid import InvalidInput
 from ..model.model_config import text_part, tokens_per_sample, vocab_size
-from ..records.worker_log import WorkerLog
 from ..shared.recipes import split_tokens
 from ..spec import Knobs, RankSpec
 from .corpus import Corpus, CorpusRequest, describe, open_corpus
@@ -78,19 +77,18 @@ def _readable(batch: Batch | InvalidInput) -> Batch:
     return batch
 
 
-def open_samples(spec: RankSpec, config: Any, log: WorkerLog) -> Samples:
-    """Open the samples that `[data]` describes, prepare them if they are not cached, and write the `data` record."""
+def open_samples(spec: RankSpec, config: Any, on_make: Callable[[str], None], write: Callable[..., None]) -> Samples:
+    """Open the samples that `[data]` describes, and `write` the `data` record.
+
+    Samples that are not cached are made first, after a call of `on_make` with the detail.
+    """
     samples: Samples
     if spec.data.kind == "jpeg":
-
-        def on_make(detail: str) -> None:
-            log.enter("data", detail)
-
         samples = image_samples(spec.data.paths, config, spec.knobs.seed, spec.cache_dir, on_make)
         synthetic, source = samples.images.synthetic, samples.images.source
     else:
-        samples, synthetic, source = _token_samples(spec, config, log)
-    log.write(
+        samples, synthetic, source = _token_samples(spec, config, on_make)
+    write(
         "data",
         data_kind=spec.data.kind,
         synthetic=synthetic,
@@ -108,7 +106,9 @@ def mean_tokens(samples: Samples, config: Any, spec: RankSpec) -> float:
     return tokens_per_sample(config, spec.data.objective, spec.knobs.seq_len)
 
 
-def _token_samples(spec: RankSpec, config: Any, log: WorkerLog) -> tuple[TokenSamples | WholeTexts, bool, str]:
+def _token_samples(
+    spec: RankSpec, config: Any, on_make: Callable[[str], None]
+) -> tuple[TokenSamples | WholeTexts, bool, str]:
     """Samples of token ids, True if they are synthetic, and their source in words."""
     data, knobs = spec.data, spec.knobs
     split = _encoder_decoder_split(config, knobs.seq_len) if data.objective == "seq2seq" else None
@@ -122,7 +122,7 @@ def _token_samples(spec: RankSpec, config: Any, log: WorkerLog) -> tuple[TokenSa
 
     def build(folder: Path) -> None:
         name = f"the tokenizer of {tokenizer}" if tokenizer else "a byte-level BPE trained on it"
-        log.enter("data", f"tokenizing {source} with {name}, once")
+        on_make(f"tokenizing {source} with {name}, once")
         build_in_child(request, folder)
 
     corpus = open_corpus(request, spec.cache_dir, build)
