@@ -24,8 +24,9 @@ from .records.record_file import RecordFile, rank_suffix
 from .records.recorder import StepRecorder
 from .records.step_log import StepLog
 from .records.worker_log import WorkerLog
+from .shared.lock_files import search_lock
 from .shared.malloc_thresholds import KEPT, ORDINARY, STRICT, STRICT_IN_WARMUP
-from .shared.search_roles import CONTROL_FILE, PROBE, TRIAL, search_lock
+from .shared.search_roles import CONTROL_FILE, PROBE, TRIAL
 from .shared.threads import openmp_libraries, wait_policy
 from .sigterm import STEP_LOG_TIMEOUT_S, keep_last_step_on_sigterm
 from .spec import RankSpec

@@ -11,7 +11,8 @@ from trainfast_runner.settings.knob_values import MAX_CPU_PROCESSES, parse_bytes
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import nearest_strategy
-from trainfast_runner.worker.shared.recipes import SMALLEST_VOCAB, longest_seq_len, positions_needed
+from trainfast_runner.worker.shared.recipes import SMALLEST_VOCAB
+from trainfast_runner.worker.shared.sequence_lengths import longest_seq_len, positions_needed
 
 
 def _warmup_leaves_steps(facts: Facts) -> None:

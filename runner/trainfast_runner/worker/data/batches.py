@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from ..catalog import STRATEGIES
 from ..invalid import InvalidInput
 from ..model.model_config import text_part, tokens_per_sample, vocab_size
-from ..shared.recipes import split_tokens
+from ..shared.sequence_lengths import split_tokens
 from ..spec import Knobs, RankSpec
 from .corpus import Corpus, CorpusRequest, describe, open_corpus
 from .global_order import GlobalOrder

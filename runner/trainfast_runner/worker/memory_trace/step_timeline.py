@@ -26,7 +26,7 @@ from ..model.model_config import (
 )
 from ..model.objective import Objective
 from ..model.optimizer import build_optimizer
-from ..shared.recipes import split_tokens
+from ..shared.sequence_lengths import split_tokens
 from ..shared.traced import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
 from ..spec import Knobs
 from ..strategies import make_strategy

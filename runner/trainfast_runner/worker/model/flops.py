@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..invalid import InvalidInput
-from ..shared.recipes import split_tokens
+from ..shared.sequence_lengths import split_tokens
 from .blocks import transformer_blocks
 from .model_config import (
     active_share,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..invalid import InvalidInput, one_line, unknown_name
-from ..shared.recipes import longest_seq_len, positions_needed
+from ..shared.sequence_lengths import longest_seq_len, positions_needed
 
 SOURCE_KEYS = ("family", "path", "hub")
 """Keys of `[model]` that name its configuration: each model has exactly one."""
