@@ -311,13 +311,16 @@ def test_globals_of_nanogpt_are_flags(cli: Cli, tmp_path: Path) -> None:
     assert found["mapping"][0]["value"] == 6
 
 
-def test_globals_that_discovery_cannot_read_leave_the_script_alone(
+def test_a_script_whose_globals_cannot_be_read_stops_at_its_optimizer_too(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = "import torch\nconfig_keys = [[]]\ntorch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)\n"
+    lines = (
+        "import torch\nconfig_keys = [[]]\ntorch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)\n"
+        "open('trained', 'w')\n"
+    )
     found = discovered(cli, *written(tmp_path, lines))
-    assert found["stopped_at"] == "its end"
+    assert (found["stopped_at"], found["flags"]) == ("the first optimizer", [])
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["train.py"]
 
 

@@ -70,12 +70,11 @@ class Discovery:
             json.dump(contents, file)
         os.replace(f"{self._path}.new", self._path)
 
-    @never_raises
     def _stop(self, stopped_at: str, **details: Any) -> None:
         """Report and end the process; a process that the script forked goes on."""
         if os.getpid() == self._pid:
             if not self._flags:
-                self._flags = flags.configurator_flags(vars(sys.modules["__main__"]))
+                self._flags = never_raises(flags.configurator_flags)(vars(sys.modules["__main__"])) or []
                 self._parser = "configurator.py" if self._flags else self._parser
             self.report(stopped_at, **details)
             os._exit(0)
