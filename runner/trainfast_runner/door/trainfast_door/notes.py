@@ -95,10 +95,7 @@ def note_error(hook: str, error: Exception) -> None:
 
 
 def note(detail: str) -> None:
-    """Append a problem of the hooks to `door.jsonl`; a repeated text, or one after `MAX_NOTES`, is dropped.
-
-    Discovery has no run directory: its problems are dropped too.
-    """
+    """Append a problem of the hooks to `door.jsonl`; a repeated text, or one after `MAX_NOTES`, is dropped."""
     directory = os.environ.get(RUN_VARIABLE)
     if not directory or detail in _noted or len(_noted) >= MAX_NOTES:
         return
