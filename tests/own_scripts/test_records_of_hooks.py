@@ -29,6 +29,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptRun:
     return run
 
 
+def end_process(run: ScriptRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record the end of the script as the exit of the interpreter does."""
+    at_exit: list[Callable[[], object]] = []
+    monkeypatch.setattr(atexit, "register", lambda function, *arguments: at_exit.append(partial(function, *arguments)))
+    ending.install(run)
+    at_exit[0]()
+
+
 def written_lines(directory: Path) -> dict[str, dict[str, Any]]:
     """The newest line of each kind in `worker.jsonl`."""
     lines = map(json.loads, (directory / "worker.jsonl").read_text().splitlines())
@@ -52,11 +60,25 @@ def test_the_end_is_recorded_though_the_facts_about_the_script_cannot_be_read(
         def __init__(self) -> None:
             raise ValueError("no Accelerator")
 
-    at_exit: list[Callable[[], object]] = []
-    monkeypatch.setattr(atexit, "register", lambda function, *arguments: at_exit.append(partial(function, *arguments)))
     monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(AcceleratorState=Unreadable))  # type: ignore[arg-type]
     monkeypatch.setattr(sys, "last_value", None, raising=False)
-    ending.install(run)
-    at_exit[0]()
+    end_process(run, monkeypatch)
     assert written_lines(tmp_path)["finished"]["step"] == 1
     assert "no Accelerator" in (tmp_path / "door.jsonl").read_text()
+
+
+def test_the_end_is_recorded_though_its_exception_has_no_text(
+    run: ScriptRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class MuteError(Exception):
+        """An exception whose text cannot be made."""
+
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    monkeypatch.setattr(sys, "last_exc", None, raising=False)
+    monkeypatch.setattr(sys, "last_value", MuteError(), raising=False)
+    end_process(run, monkeypatch)
+    line = written_lines(tmp_path)["exception"]
+    assert line["type"].endswith("MuteError")
+    assert line["message"] == ""

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.door.trainfast_door.notes import RUN_VARIABLE, LineFile
-from trainfast_runner.door.trainfast_door.rank_files import RankFiles
-from trainfast_runner.door.trainfast_door.settings import Settings
+from trainfast_runner.door.trainfast_door.script_run import ScriptRun
 from trainfast_runner.door.trainfast_door.step_log import StepLog
 
 
@@ -17,8 +16,8 @@ from trainfast_runner.door.trainfast_door.step_log import StepLog
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepLog:
     """The log of a script that is to stop after two steps."""
     monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
-    files = RankFiles(str(tmp_path), steps_from_log=False)
-    return StepLog(files, Settings(steps=2), write_facts=lambda: files.write("script"))
+    (tmp_path / "run.json").write_text(json.dumps({"script": {"steps": 2}, "device": "cpu"}))
+    return ScriptRun(str(tmp_path)).steps
 
 
 def test_the_last_step_stops_the_script_though_the_disk_is_full(log: StepLog, disk: dict[str, int | None]) -> None:

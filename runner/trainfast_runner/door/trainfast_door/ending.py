@@ -35,7 +35,7 @@ def install(run: ScriptRun) -> None:
 
 @never_raises
 def _record(run: ScriptRun) -> None:
-    never_raises(run.memory_limit.lift)()
+    run.memory_limit.lift()
     # The interpreter stores the error here before it calls `sys.excepthook`, also one that the script replaced.
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if not run.files.is_claimed and error is not None and run.steps.peaks.has_model:
@@ -44,7 +44,7 @@ def _record(run: ScriptRun) -> None:
     if not run.files.are_ours:
         return
     run.steps.flush()
-    never_raises(run.write_facts)()
+    run.write_facts()
     if error is None:
         run.files.write("finished", step=run.steps.taken)
         return
@@ -87,6 +87,6 @@ def exception_chain(error: BaseException) -> list[dict[str, str]]:
         seen_ids.add(id(link))
         kind = type(link)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        chain.append({"type": name, "message": str(link)[:MESSAGE_CHARACTERS]})
+        chain.append({"type": name, "message": (never_raises(str)(link) or "")[:MESSAGE_CHARACTERS]})
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return chain

@@ -67,6 +67,7 @@ class MemoryLimit:
         cuda.set_per_process_memory_fraction(min(1.0, self._limit_bytes / total_bytes), index)
         self._limited_gpus.add(index)
 
+    @never_raises
     def lift(self) -> None:
         """Lift the limit on a CPU, after a last reading of the peak."""
         if self._sizes_before is not None:

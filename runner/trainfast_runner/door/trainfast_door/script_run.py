@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .memory_limit import MemoryLimit
-from .notes import RUN_VARIABLE, append_line
+from .notes import RUN_VARIABLE, append_line, never_raises
 from .rank_files import RankFiles
 from .settings import settings_of
 from .step_log import StepLog
@@ -60,6 +60,7 @@ class ScriptRun:
         line = {"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": "opened", "rank": self.files.rank}
         append_line(self.files.directory, "door.jsonl", {**line, "torch": torch})
 
+    @never_raises
     def write_facts(self) -> None:
         """Record the facts about the script that are known so far."""
         steps = self.steps

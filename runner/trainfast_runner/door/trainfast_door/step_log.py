@@ -40,7 +40,7 @@ class StepLog:
     """
 
     def __init__(self, files: RankFiles, settings: Settings, write_facts: Callable[[], None]) -> None:
-        """`write_facts` is called after step FACTS_AFTER; an error of it is noted."""
+        """`write_facts` is called after step FACTS_AFTER and must not raise."""
         self.source = OPTIMIZER_SOURCE
         """The reporter whose steps are counted."""
         self.framework: str | None = None
@@ -71,7 +71,7 @@ class StepLog:
         self.hooks: list[str] = []
         """Names of the hooks that were called in this process."""
         self._files = files
-        self._write_facts = never_raises(write_facts)
+        self._write_facts = write_facts
         self._limit = settings.steps
         self._warmup = settings.timing_warmup
         self._samples_per_step = settings.samples_per_step
