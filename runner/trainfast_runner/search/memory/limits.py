@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.known_values import lowest
 from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.units import gibibytes
@@ -65,12 +66,8 @@ def least_limit(plan: RunPlan, free_bytes: int | None) -> int:
 
 def free_gpu_bytes(plan: RunPlan) -> int | None:
     """Return the bytes that the fullest GPU has free beside a context, by estimate; None on a CPU and if unknown."""
-    free_bytes = [
-        gpu.memory_total_bytes - gpu.memory_used_bytes - CONTEXT_WITHOUT_KERNELS_BYTES
-        for gpu in plan.gpus
-        if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
-    ]
-    return min(free_bytes, default=None)
+    free_bytes = lowest(gpu.memory_free_bytes for gpu in plan.gpus)
+    return None if free_bytes is None else free_bytes - CONTEXT_WITHOUT_KERNELS_BYTES
 
 
 def with_limits(plan: RunPlan, by_rank: tuple[int, ...]) -> RunPlan:
