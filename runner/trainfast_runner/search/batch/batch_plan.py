@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.conducting.cool_down import check_coolable
-from trainfast_runner.search.memory.limits import free_gpu_bytes, least_limit
+from trainfast_runner.search.memory.limits import free_gpu_bytes, limit_unknown_error
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.script_runs import ScriptPlanner, script_planner
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
@@ -57,8 +57,8 @@ def plan_script_batch(
     plan_script_run = script_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
     plan = plan_script_run({"steps": SCRIPT_PROBE_STEPS, "timing_warmup": UNTIMED_SCRIPT_STEPS})
     _check_options(plan, options)
-    if plan.device == "cuda":
-        least_limit(plan, free_gpu_bytes(plan))  # raises if no limit is known
+    if plan.device == "cuda" and plan.memory_limit_bytes is None and free_gpu_bytes(plan) is None:
+        raise limit_unknown_error()
     return BatchPlan(plan, plan_script_run)
 
 

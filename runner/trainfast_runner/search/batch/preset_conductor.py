@@ -18,7 +18,7 @@ from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, p
 from trainfast_runner.search.conducting.run_ends import end_text, raise_if_stopped, wait_until
 from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.batch import BatchEnded, RankPeaks
-from trainfast_runner.search.memory.limits import least_limit
+from trainfast_runner.search.memory.limits import smallest_limit
 from trainfast_runner.worker.shared.search_roles import PROBE
 
 FIRST_PROBE_STEPS = {"cpu": 2, "cuda": 4}
@@ -55,7 +55,7 @@ class PresetBatchConductor(BatchConductor):
             finally:
                 cancelled.set()
         if process is not None:
-            limit_bytes = least_limit(self._plan, process.available_bytes)
+            limit_bytes = smallest_limit(self._plan, process.available_bytes)
             self._write(prediction.result().against(self._plan, limit_bytes))
 
     def probe(self, batch_size: int) -> BatchEnded | None:

@@ -29,7 +29,7 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     RankPeaks,
 )
-from trainfast_runner.search.memory.limits import free_gpu_bytes, least_limit
+from trainfast_runner.search.memory.limits import free_gpu_bytes, smallest_limit
 from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE, TracedPeak, untraced_reason
 from trainfast_runner.search.script_runs import ScriptPlanner, incompatible_reason, with_trace
 from trainfast_runner.worker.shared.search_roles import PROBE
@@ -88,7 +88,7 @@ class ScriptBatchConductor(BatchConductor):
         peak = TracedPeak(
             traced=traced_memory, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE]
         )
-        return predict_script_size(peak, least_limit(self._plan, free_gpu_bytes(self._plan)), result.run_id)
+        return predict_script_size(peak, smallest_limit(self._plan, free_gpu_bytes(self._plan)), result.run_id)
 
     def confirmed_peaks(self, directory: Path) -> list[RankPeaks]:
         """Return the peaks of each rank of a confirmation run as its limit counted them."""

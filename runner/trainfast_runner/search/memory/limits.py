@@ -48,20 +48,25 @@ def share_of_free(free_bytes: int, ranks: int) -> int:
     return int(FREE_SHARE * free_bytes / max(1, ranks)) >> 20 << 20
 
 
-def least_limit(plan: RunPlan, free_bytes: int | None) -> int:
-    """Return the least bytes that a rank may take: by `memory_limit`, else the free memory of its GPU.
+def smallest_limit(plan: RunPlan, free_bytes: int | None) -> int:
+    """Return the smallest limit of a rank in bytes: of `memory_limit`, else the free memory of its GPU.
 
     Raises UserError if neither is known.
     """
     limit_bytes = min(plan.memory_limit_bytes or (), default=free_bytes)
     if limit_bytes is None:
-        raise UserError(
-            "the free memory of the GPU is unknown",
-            key="memory_limit",
-            advice="a memory_limit",
-            option="--set memory_limit=…",
-        )
+        raise limit_unknown_error()
     return limit_bytes
+
+
+def limit_unknown_error() -> UserError:
+    """The refusal of a search on a GPU that reports no free memory, without `memory_limit`."""
+    return UserError(
+        "the free memory of the GPU is unknown",
+        key="memory_limit",
+        advice="a memory_limit",
+        option="--set memory_limit=…",
+    )
 
 
 def free_gpu_bytes(plan: RunPlan) -> int | None:
