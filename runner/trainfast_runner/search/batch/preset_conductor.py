@@ -15,7 +15,8 @@ from trainfast_runner.search.batch.disturbances import void_by_others_reason
 from trainfast_runner.search.batch.nothing_fits import explain_nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
 from trainfast_runner.search.batch.probe_record import peaks_of_run, probe_of, probe_of_ended_run
-from trainfast_runner.search.conducting.run_ends import end_text, raise_if_stopped, wait_until
+from trainfast_runner.search.conducting.run_ends import end_text, raise_if_stopped
+from trainfast_runner.search.conducting.waiting import wait_until
 from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.batch import BatchEnded, RankPeaks
 from trainfast_runner.search.memory.limits import smallest_limit

@@ -21,7 +21,8 @@ from trainfast_runner.search.best.survey.model_survey import ModelSurvey
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.candidate_spec import candidate_spec, takes_warm_trials
 from trainfast_runner.search.conducting.conductor import SearchCaller
-from trainfast_runner.search.conducting.run_ends import raise_if_stopped, wait_until
+from trainfast_runner.search.conducting.run_ends import raise_if_stopped
+from trainfast_runner.search.conducting.waiting import wait_until
 from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.best import (
     AttemptOutcome,

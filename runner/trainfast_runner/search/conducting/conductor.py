@@ -21,8 +21,9 @@ from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.conducting.run_ends import Cancelled, wait_until
+from trainfast_runner.search.conducting.run_ends import Cancelled
 from trainfast_runner.search.conducting.search_runs import SearchRuns
+from trainfast_runner.search.conducting.waiting import IDLE_POLL_S, wait_until
 from trainfast_runner.search.journal.lines import (
     CANCELLED_REASON,
     Conducted,
@@ -138,7 +139,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             return
         self._runs.end_process()
         self._write(Paused())
-        wait_until(lambda: not mark.exists(), self._raise_if_cancelled)
+        wait_until(lambda: not mark.exists(), self._raise_if_cancelled, poll_s=IDLE_POLL_S)
         self._write(Resumed())
 
     def _raise_if_cancelled(self) -> None:

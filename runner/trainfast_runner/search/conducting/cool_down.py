@@ -9,7 +9,7 @@ from contextlib import closing
 from trainfast_runner.machine import cooling
 from trainfast_runner.machine.cooling import Cooling
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.conducting.run_ends import wait_until
+from trainfast_runner.search.conducting.waiting import IDLE_POLL_S, wait_until
 from trainfast_runner.search.journal.lines import CoolingDown
 
 
@@ -48,6 +48,6 @@ def cool_down(
             )
 
     def wait(seconds: float) -> None:
-        wait_until(lambda: False, raise_if_cancelled, time.monotonic() + seconds)
+        wait_until(lambda: False, raise_if_cancelled, time.monotonic() + seconds, IDLE_POLL_S)
 
     cooling.wait_until_cool(plan.watched_uuids, below_c, note, wait)

@@ -13,9 +13,8 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
+from trainfast_runner.search.conducting.waiting import POLL_S
 
-POLL_S = 0.02
-"""Seconds between checks in each wait of a search."""
 STOPS_WITHIN_S = 10.0
 """Seconds after which a run that was asked to stop is killed."""
 RESULT_WITHIN_S = 5.0
@@ -30,15 +29,6 @@ def raise_if_stopped(result: Result) -> None:
     """Raise Cancelled if the run was stopped or killed from outside, which is no outcome of its settings."""
     if result.state in ("stopped", "killed"):
         raise Cancelled
-
-
-def wait_until(
-    is_over: Callable[[], bool], raise_if_cancelled: Callable[[], None], deadline_s: float = math.inf
-) -> None:
-    """Return once `is_over()`, at `deadline_s` (time.monotonic) at the latest."""
-    while not is_over() and time.monotonic() < deadline_s:
-        raise_if_cancelled()
-        time.sleep(POLL_S)
 
 
 def wait_for_result(directory: Path, raise_if_cancelled: Callable[[], None]) -> Result:
@@ -72,15 +62,15 @@ class ResultWatch:
 
 def end_run(directory: Path) -> None:
     """Stop a live run and wait until its last process has ended; SIGKILL after 10 s."""
-    deadline = time.monotonic() + STOPS_WITHIN_S
+    deadline_s = time.monotonic() + STOPS_WITHIN_S
     try:
         if not request_stop(directory):
             stop_unsupervised(directory, STOPS_WITHIN_S)
             return
         while read_result(directory) is None and is_alive(directory):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s:
                 kill_now(directory)
-                deadline = math.inf
+                deadline_s = math.inf
             time.sleep(POLL_S)
     except UserError:
         return  # the run ended by itself meanwhile

@@ -22,7 +22,8 @@ from trainfast_runner.records.warm_process import (
     WarmLine,
     WarmTail,
 )
-from trainfast_runner.search.conducting.run_ends import POLL_S, ResultWatch
+from trainfast_runner.search.conducting.run_ends import ResultWatch
+from trainfast_runner.search.conducting.waiting import POLL_S
 from trainfast_runner.worker.shared.search_roles import CONTROL_FILE, PROBE, TRIAL
 
 STATE_EVERY_S = 0.25
