@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.live.search_kind import SearchKind
 
@@ -20,3 +22,8 @@ class BatchControl(SearchControl["BatchSnapshot"]):
         from trainfast_tui.text.search.batch_state import batch_search_words
 
         return batch_search_words(search)
+
+    def _start_search(self, spec: RunSpec, *, fresh: bool, cool_to_c: float | None) -> Path:
+        from trainfast_runner.search.control import start_search
+
+        return start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c)

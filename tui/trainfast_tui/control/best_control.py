@@ -86,6 +86,11 @@ class BestControl(SearchControl["BestSnapshot"]):
 
         return self.options.request or BestRequest()
 
+    def _start_search(self, spec: RunSpec, *, fresh: bool, cool_to_c: float | None) -> Path:
+        from trainfast_runner.search.control import start_search
+
+        return start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=self.request)
+
     def _plan(self, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
         from trainfast_runner.search.best.planning.estimate import estimate
         from trainfast_runner.search.best.planning.plan_preset import plan_spec_best

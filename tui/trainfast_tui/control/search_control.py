@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic
+from typing import ClassVar, Generic
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_states import PAUSE_STATES
@@ -17,9 +17,6 @@ from trainfast_tui.control.pending_start import PendingStart
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.live.snapshot import SearchSnapshotT
-
-if TYPE_CHECKING:
-    from trainfast_runner.search.best.planning.request import BestRequest
 
 NOT_LIVE = Notified("There is no live search.", "warning")
 STILL_STARTING = Notified("The search is starting; press the key again once it runs.", "warning")
@@ -99,11 +96,6 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
     def _describe(self, search: SearchSnapshotT) -> str:
         """Return the state of a search in words."""
 
-    @property
-    def request(self) -> BestRequest | None:
-        """The request of the next best-fit search; None for a batch search."""
-        return None
-
     def start(
         self,
         spec: RunSpec,
@@ -121,23 +113,19 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         self._stop_when_seen, self._dismissed_directory = False, None
         self._seen_before_start = self._snapshot
         self.requested_ns = time.monotonic_ns()
-        start = partial(self._start, spec, self.request, fresh, cool_to_c, stop_run_first)
+        start = partial(self._start, spec, fresh, cool_to_c, stop_run_first)
         start_thread("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 
     def _start(
-        self,
-        spec: RunSpec,
-        best: BestRequest | None,
-        fresh: bool,
-        cool_to_c: float | None,
-        stop_run_first: Callable[[], None] | None,
+        self, spec: RunSpec, fresh: bool, cool_to_c: float | None, stop_run_first: Callable[[], None] | None
     ) -> SearchStarted:
-        from trainfast_runner.search.control import start_search
-
         if stop_run_first is not None:
             stop_run_first()
-        directory = start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=best)
-        return SearchStarted(directory, self.KIND)
+        return SearchStarted(self._start_search(spec, fresh=fresh, cool_to_c=cool_to_c), self.KIND)
+
+    @abstractmethod
+    def _start_search(self, spec: RunSpec, *, fresh: bool, cool_to_c: float | None) -> Path:
+        """Start a search of this kind, from a thread, and return its directory. Raises UserError."""
 
     def toggle_pause(self) -> Notified:
         """Pause the live search after its present step, or resume it.
