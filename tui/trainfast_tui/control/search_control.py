@@ -32,18 +32,20 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         self._post = post
         self._python = python
         self._snapshot: SearchSnapshotT | None = None
-        self._pending = PendingStart()
-        """The search that was started here, until the reader shows it."""
+        """The newest snapshot of the followed search, also while another one is starting."""
         self._unended_directory: Path | None = None
         """The search that was started here or was live, until its end is posted."""
-        self._seen_before_start: SearchSnapshotT | None = None
-        """The followed search when the newest start began; a continued search may be seen as it was then."""
-        self._dismissed_directory: Path | None = None
-        """The ended search that was followed when the next one was refused."""
-        self._stop_when_seen = False
-        """True if the search under start is to be stopped as soon as the reader shows it."""
+        self._pending = PendingStart()
+        """The search that was started here, until the reader shows it."""
+        # The fields below are about the newest start: each `start` sets all of them anew.
         self.requested_ns: int | None = None
-        """CLOCK_MONOTONIC at which the newest search was started."""
+        """CLOCK_MONOTONIC at which the search was started."""
+        self._seen_before_start: SearchSnapshotT | None = None
+        """The followed search when the start began; a continued search may be seen as it was then."""
+        self._stop_when_seen = False
+        """True if the search is to be stopped as soon as the reader shows it; counts only while it is pending."""
+        self._dismissed_directory: Path | None = None
+        """The ended search that was followed when the start was refused; else None."""
 
     @property
     def current(self) -> SearchSnapshotT | None:
@@ -65,7 +67,6 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
     def note_refused(self) -> None:
         """Record that the search to be started was refused."""
         self._pending.note_refused()
-        self._stop_when_seen = False
         search = self._snapshot
         self._dismissed_directory = search.directory if search is not None and not search.is_live else None
 
@@ -88,7 +89,6 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
             self._unended_directory = None
             self._post(SearchEnded(self._describe(search), self.KIND))
         if is_started_here and self._stop_when_seen:
-            self._stop_when_seen = False
             # Not `stop`: this snapshot may be older than the lock of a continued search.
             start_thread("cancel", partial(self._cancel, search.directory), self._post)
 
@@ -110,9 +110,8 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         Posts SearchStarted or SearchRefused.
         """
         self._pending.begin()
+        self.requested_ns, self._seen_before_start = time.monotonic_ns(), self._snapshot
         self._stop_when_seen, self._dismissed_directory = False, None
-        self._seen_before_start = self._snapshot
-        self.requested_ns = time.monotonic_ns()
         start = partial(self._start, spec, fresh, cool_to_c, stop_run_first)
         start_thread("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 
@@ -147,11 +146,11 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
 
     def stop(self) -> Notified:
         """End the live search, or a starting search as soon as the reader shows it; return the notice to show."""
-        search = self.current
-        self._stop_when_seen = search is None and self._pending.is_pending
-        if self._stop_when_seen:
+        if self._pending.is_pending:
             # A search cannot be ended before it holds its lock.
+            self._stop_when_seen = True
             return Notified("Stopping as soon as the search has started…", "warning")
+        search = self.current
         if search is None or not search.is_live:
             return NOT_LIVE
         start_thread("cancel", partial(self._cancel, search.directory), self._post)
