@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from trainfast_runner.settings.spec import RunSpec
 
 NO_PLAN = 0
-"""The `plan_id` while no plan was asked for."""
+"""The `plan_id` before a plan was asked for."""
+AFTER_RUN = -1
+"""The `plan_id` of a plan that waits for the end of a live run."""
 PLANNING_NOTICE = "Listing the settings that can run here…"
 MAX_NAMED = 3
 """The status line names at most this many knobs."""
@@ -51,9 +53,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         super().__init__(session)
         self._planned = BestPlanned(NO_PLAN, [])
         self._shows_new_question = False
-        """True while a new question is on the screen in place of a search that has ended."""
-        self._plan_waits = False
-        """True while the plan waits for the end of a live run."""
+        """True while a new question is on the screen in place of a search that has ended; `_search` is None then."""
 
     def compose(self) -> ComposeResult:
         yield BestView()
@@ -63,27 +63,28 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def search_control(self) -> BestControl:
         return self.session.searches.best
 
+    @property
+    def _is_asking(self) -> bool:
+        """True while the screen asks whether to start a search: it shows none, and none is starting."""
+        return self._search is None and not self.search_control.is_active
+
     def on_mount(self) -> None:
         self._show_search_or_plan()
-        if self._search is None and not self.search_control.is_active:
+        if self._is_asking:
             self._make_plan()
 
     def show_newest(self) -> None:
         self._show_search_or_plan()
-        # The plan may have waited for the end of a run.
-        is_busy = self.search_control.is_active or self.session.live_run is not None
-        if self._plan_waits and self._search is None and not is_busy:
+        if self._planned.plan_id == AFTER_RUN and self._is_asking and self.session.live_run is None:
             self._make_plan()
 
     def _make_plan(self) -> None:
         """Plan a search of the next run, unless a run is being measured."""
         next_run, run = self.session.next_run, self.session.live_run
         assert next_run is not None
-        self._plan_waits = run is not None
         if run is not None:
-            self._planned = BestPlanned(
-                NO_PLAN, [(f"{run.run_id} is using the device: {key_of('best', 'apply')} stops it first.", "warning")]
-            )
+            words = f"{run.run_id} is using the device: {key_of('best', 'apply')} stops it first."
+            self._planned = BestPlanned(AFTER_RUN, [(words, "warning")])
         else:
             plan_id = self.search_control.plan(next_run.spec, self.post)
             self._planned = BestPlanned(plan_id, [(PLANNING_NOTICE, "muted")])
@@ -126,7 +127,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def _show_plan(self) -> None:
         next_run, control = self.session.next_run, self.search_control
         rows = [self.starting_row()]
-        if not control.is_active:
+        if self._is_asking:
             question = best_question_rows(control.request, self._planned.global_batch, fresh=control.options.is_fresh)
             is_script = next_run is not None and next_run.script is not None
             rows = [("", ABOUT_SCRIPT_SEARCH if is_script else ABOUT_SEARCH, "muted"), ("", START_HINT, "title")]
@@ -135,20 +136,19 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         self.view.show_question(next_run.spec.name if next_run is not None else "", rows)
 
     def hidden_actions(self) -> set[str]:
-        search, is_active = self._search, self.search_control.is_active
+        search = self._search
         is_live = search is not None and search.is_live
-        can_start = search is None and not is_active
         can_take = search is not None and search.so_far.best is not None
         hidden: set[str] = set()
-        if not (can_start or can_take):
+        if not (self._is_asking or can_take):
             hidden.add("apply")
         if not is_live:
             hidden |= {"pin", "skip"}
         if is_live or search is None:
             hidden.add("again")
-        if is_active or search is not None:
+        if not self._is_asking:
             hidden.update(QUESTION_ACTIONS)
-        if not is_active:
+        if not self.search_control.is_active:
             hidden.discard(ASK_VARY)  # beside an ended search the key asks a new question
         return hidden
 
@@ -169,9 +169,8 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         self._show_search_or_plan()
 
     def action_leave(self) -> None:
-        control = self.search_control
-        if not control.is_active and self._search is None:
-            control.options = BestOptions()
+        if self._is_asking:
+            self.search_control.options = BestOptions()
         super().action_leave()
 
     def action_apply(self) -> None:
