@@ -31,11 +31,16 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
     def __init__(self, session: Session, next_run: NextRun) -> None:
         super().__init__(session)
         self._next_run = next_run
+        machine = session.machine
+        self._limit = limit_notice(next_run.spec, machine, next_run.ranks(machine), read_host_free_bytes())
+        """The notice of the memory limit when the screen was opened, for the question and the start."""
         search = self._search_of_same_settings()
         has_answer = search is not None and search.state in ANSWERED_STATES
-        self._limit = ""
         self._is_asking = not (self.search_control.is_active or has_answer)
-        """True while the screen asks whether to start a search."""
+        """True while the screen asks whether to start a search; `_search` is None then.
+
+        With neither a question nor a search on the screen, the search is starting.
+        """
 
     def compose(self) -> ComposeResult:
         yield BatchView(self._next_run.spec.name)
@@ -50,8 +55,6 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         return self.session.searches.batch
 
     def on_mount(self) -> None:
-        machine = self.session.machine
-        self._limit = limit_notice(self._next_run.spec, machine, self._next_run.ranks(machine), read_host_free_bytes())
         if self._is_asking:
             self._ask()
         else:
