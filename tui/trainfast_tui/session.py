@@ -87,12 +87,16 @@ class Session:
             on_failure=lambda error: self.post(ThreadFailed(error)),
         )
         self._python = python
+        # The next run is a preset for the machine, then repeats each run that comes onto the screen, then keeps the
+        # knobs that were chosen; opening a run makes the next run repeat runs again.
         self._keeps_knobs = preset is not None
-        """True once knobs were chosen: a run on the screen and the machine do not replace the next run then."""
+        """True from a choice of knobs until a run is opened: neither a run nor the machine replaces the next run."""
         self._adopted_run_id: str | None = None
+        """The newest run that the next run repeats or is compared with; None before one and once a run was opened."""
         self._opened_run_id: str | None = None
-        """The run that was opened from the list of runs last."""
+        """The run that was opened from the list of runs last: a best-fit search's run is repeated itself then."""
         self._notified_run_id: str | None = None
+        """The newest run with a notice that it was started elsewhere; the fields above do not depend on it."""
 
     def post(self, message: Message) -> None:
         """Hand a message to the listener; from any thread."""
