@@ -34,6 +34,10 @@ FORMATTERS = (
     ("text", "expected"),
     [
         (fmt.number(0.1234), "0.123"),
+        (fmt.number(0.0123), "0.0123"),
+        (fmt.number(0.09996), "0.100"),
+        (fmt.number(0.0015), "0.00150"),
+        (fmt.number(-0.0005), "-0.000500"),
         (fmt.number(9.996), "10.0"),
         (fmt.number(99.96), "100"),
         (fmt.number(12345.6), "12,346"),

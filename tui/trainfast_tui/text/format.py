@@ -26,22 +26,17 @@ def _finite(value: float | None) -> float | None:
 
 
 def number(value: float | None) -> str:
-    """Return three significant digits, from 1,000 on whole numbers: `0.123`, `12.3`, `1,234`; no unit.
+    """Return three significant digits, from 1,000 on whole numbers: `0.0123`, `12.0`, `1,234`; no unit.
 
-    Below 0.0005 and from 1e15 on the figure has an exponent.
+    Below 0.0005 the figure has an exponent and two digits; from 1e15 on it has an exponent.
     """
     if (value := _finite(value)) is None:
         return ABSENT
     magnitude = abs(value)
-    # The limits are those of the rounded text, so that 9.996 reads 10.0 and not 10.00.
     if magnitude < 0.0005:
         return "0" if magnitude == 0 else f"{value:.1e}"
-    if magnitude < 0.9995:
-        return f"{value:.3f}"
-    if magnitude < 9.995:
-        return f"{value:.2f}"
     if magnitude < 99.95:
-        return f"{value:.1f}"
+        return f"{value:#.3g}"
     return f"{value:,.0f}" if magnitude < 1e15 else f"{value:.2e}"
 
 
