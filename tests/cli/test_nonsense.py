@@ -119,6 +119,15 @@ def test_settings_of_a_file_that_is_not_utf8_are_not_saved(cli: Cli, tmp_path: P
     assert not preset.exists()
 
 
+def test_a_setting_that_is_not_understood_cannot_write_to_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    source = tmp_path / "foreign.json"
+    source.write_text(json.dumps({"train_micro_batch_size_per_gpu": 4, "erase\u001b[2J": 1}))
+    done = cli("import", str(source))
+    assert done.code == 0, done.err
+    assert "not understood: erase" in done.err
+    assert "\x1b" not in done.err
+
+
 def test_a_python_whose_name_is_not_utf8_is_refused(cli: Cli, tmp_path: Path) -> None:
     python = tmp_path / os.fsdecode(b"caf\xe9")
     python.symlink_to(sys.executable)

@@ -11,6 +11,7 @@ from trainfast_runner.export.imported import IMPORTED_KINDS, SHELL_COMMAND, impo
 from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_tui.cli.printing.output import print_json, print_line, print_notice
 from trainfast_tui.cli.printing.output_file import output_path, write_output
+from trainfast_tui.text.format import plain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(imported)
         return 0
     for line in imported.not_understood:
-        print_notice(f"not understood: {line}")
+        print_notice(plain(f"not understood: {line}"))
     if imported.kind in IMPORTED_KINDS:
         print_notice(f"model and data are those of {arguments.base}; --from PRESET takes others")
     if imported.kind == SHELL_COMMAND:
