@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock
+from trainfast_tui.cli import stop as stop_command
 from trainfast_tui.cli.launching import waits
 from trainfast_tui.cli.stop import directory_to_stop, search_notice
 
@@ -113,3 +116,15 @@ def test_stop_last_is_the_live_process_of_a_search_which_no_list_shows(
     with shared_lock(probe):
         assert directory_to_stop("last") == probe
     assert directory_to_stop("last") == listed
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGTERM, 129)])
+def test_a_stop_that_is_left_early_says_in_its_exit_code_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
+    _, directory = Home(tmp_path).new_run("stubborn")
+    monkeypatch.setattr(stop_command, "stop", lambda *arguments, **options: os.kill(os.getpid(), number))
+    arguments = argparse.Namespace(reference=directory.name, now=False, json=False)
+    with shared_lock(directory):
+        assert stop_command.run(arguments) == code

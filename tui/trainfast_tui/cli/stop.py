@@ -13,7 +13,7 @@ from trainfast_runner.records.search_directories import conducted_search_of, has
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.arguments import add_run
-from trainfast_tui.cli.exit_codes import EXIT_INTERRUPTED
+from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching.follow_run import stop
 from trainfast_tui.cli.printing.output import print_json, print_line, print_notice
 from trainfast_tui.cli.printing.run_status import live_record
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Stop the run and wait; return 0 once all its processes have ended."""
+    """Stop the run and return 0 once its processes have ended; 130 if Ctrl-C came first, 129 if the terminal closed."""
     directory = directory_to_stop(arguments.reference)
     result = result_or_none_while_live(directory)
     if result is not None:
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_notice(f"{directory.name} was asked to stop and has not ended yet")
         if arguments.json:
             print_json(live_record(Follower(directory).poll()))
-        return EXIT_INTERRUPTED
+        return EXIT_HUNG_UP if signals.must_leave else EXIT_INTERRUPTED
     if arguments.json:
         print_json(result)
     else:
