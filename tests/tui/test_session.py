@@ -12,6 +12,7 @@ from recorded import GIB, START_NS, S, a_run, a_tick
 from still import CPU, StillSession, a_live_run, a_snapshot
 
 from trainfast_runner.records.home import Home
+from trainfast_tui.app import farewell_lines
 from trainfast_tui.control.messages import MachineSeen, NextRunChanged, NextRunRefused, Notified, SnapshotTaken
 from trainfast_tui.control.run_control import RunControl
 
@@ -94,3 +95,20 @@ def test_a_run_that_ends_by_itself_before_it_is_stopped_is_no_obstacle(
     monkeypatch.setattr("trainfast_tui.control.run_control.is_alive", lambda directory: next(looks))
     RunControl(home, lambda message: None, None).stop_and_wait(a_run(home))
     assert next(looks, None) is None, "its processes were waited for"
+
+
+def test_the_farewell_names_each_run_that_goes_on_and_a_start_that_does_not(
+    home: Home, hold: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _ = a_session(home)
+    assert list(farewell_lines(session)) == []
+    directory = a_live_run(home, hold)
+    session.receive(SnapshotTaken(msgspec.structs.replace(a_snapshot(directory), other_live_run=SECOND)))
+    farewell = "\n".join(farewell_lines(session))
+    for run_id in (directory.name, SECOND):
+        assert f"{run_id} goes on without this screen." in farewell
+        assert f"\ntrainfast-tui attach {run_id}" in farewell
+    session.run_control.pending.begin()
+    assert list(farewell_lines(session))[-1].endswith("see if it runs with: trainfast-tui runs list")
+    monkeypatch.setattr(RunControl, "is_cooling", True)
+    assert list(farewell_lines(session))[-1] == "The run that waited for its GPUs to cool was not started."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -193,7 +193,7 @@ class TrainfastApp(TerminalApp):
 
 
 def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, plain_output: bool) -> int:
-    """Open the app and return its exit status; print on leaving which run or search goes on.
+    """Open the app and return its exit status; print on leaving what goes on.
 
     Raises UserError, before anything is drawn, for a preset that cannot be loaded.
     """
@@ -206,12 +206,25 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
     watch_for_hangup(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     app.run(mouse=False)
-    if (search := session.searches.running_kind) is not None:
-        print(f"The {search.label} search keeps running without this screen.")
-        print(f"Come back with: trainfast-tui    then {search.key}")
-    run = session.shown_run
-    if run is not None and run.is_live:
-        print(f"{run.run_id} goes on without this screen.")
-        # A line for the command: a terminal of 80 columns would break the id.
-        print(f"Come back with: trainfast-tui\nFollow it with:\ntrainfast-tui attach {run.run_id}")
+    for line in farewell_lines(session):
+        print(line)
     return app.return_code or 0
+
+
+def farewell_lines(session: Session) -> Iterator[str]:
+    """Return what goes on without the app, and how to come back to it; then the start that ends with the app."""
+    if (search := session.searches.running_kind) is not None:
+        yield f"The {search.label} search keeps running without this screen."
+        yield f"Come back with: trainfast-tui    then {search.key}"
+    shown_run = session.live_run.run_id if session.live_run is not None else None
+    # Beside a search the other live run is its trial.
+    other_run = session.snapshot.other_live_run if session.snapshot is not None and search is None else None
+    for run_id in (shown_run, other_run):
+        if run_id is not None:
+            yield f"{run_id} goes on without this screen."
+            # A line for the command: a terminal of 80 columns would break the id.
+            yield f"Come back with: trainfast-tui\nFollow it with:\ntrainfast-tui attach {run_id}"
+    if session.run_control.is_cooling:
+        yield "The run that waited for its GPUs to cool was not started."
+    elif session.run_control.pending.is_pending:
+        yield "A run was being started; see if it runs with: trainfast-tui runs list"
