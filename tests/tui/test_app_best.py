@@ -31,13 +31,20 @@ from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.journal.best import ColdRun, Instruction, Trial
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Waiting
+from trainfast_tui.text.lines import line_text
 from trainfast_tui.text.search.best_answer import answer_lines
 from trainfast_tui.text.search.best_state import chance_words
+from trainfast_tui.widgets.search.best_view import BestView
 
 
 def knob(app: StillApp, name: str) -> object:
     assert app.session.next_run is not None
     return app.session.next_run.spec.knobs[name]
+
+
+def test_the_title_names_the_preset_before_the_question_is_recorded(home: Home) -> None:
+    lines = BestView("tiny-llama").search_lines(best_seen(a_best_search(home, [])), [], 100, 30)
+    assert line_text(lines[0]).startswith("best fit: tiny-llama ─")
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])

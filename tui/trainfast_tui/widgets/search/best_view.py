@@ -46,7 +46,7 @@ class BestView(SearchView["BestSnapshot"]):
     TITLE = "best fit"
 
     def search_lines(self, search: BestSnapshot, notice: list[Line], width: int, height: int) -> list[Line]:
-        name = search.so_far.question.name if search.so_far.question is not None else ""
+        name = search.so_far.question.name if search.so_far.question is not None else self._spec_name
         head = [self.title_line(name, width), *_state_lines(search, self._now_ns, width), *_varied_lines(search, width)]
         foot = [*_answer_lines(search, width, height), *_instruction_lines(search, width)]
         table = trial_lines(search.so_far, width) if search.so_far.space is not None else []
