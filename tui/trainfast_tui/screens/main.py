@@ -34,13 +34,12 @@ from trainfast_tui.widgets.main.log_pane import LogPane
 from trainfast_tui.widgets.main.memory_bar import MemoryBar
 from trainfast_tui.widgets.main.speed_bar import SpeedBar
 from trainfast_tui.widgets.main.step_panel import StepPanel
-from trainfast_tui.widgets.main.welcome import TooSmall, Welcome
+from trainfast_tui.widgets.main.welcome import MIN_HEIGHT, MIN_WIDTH, TooSmall, Welcome
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_tui.session import Session
 
-MIN_WIDTH, MIN_HEIGHT = 80, 24
 WIDE_SIDE_FROM = 120
 """Columns from which the knobs have a wide column."""
 KNOBS_A_PAGE = 8

@@ -185,7 +185,7 @@ class ScriptScreen(AppScreen):
         if name is not None:
             del self._mapping[name]
             self._show_findings()
-            self.notify(f"{name} has no flag now; a maps it again.")
+            self.notify(f"{name} has no flag now; {key_of('script', 'add')} maps it again.")
 
     def action_save(self) -> None:
         """Ask for a name, save the preset, and choose it as the next run."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 BELOW_INTERVAL, INSIDE_INTERVAL = "█", "▒"
 """Cells below the interval's lower end, and inside of the interval."""
+REFERENCE_SIGN = "┃"
+"""The sign of the speed before knobs were turned."""
 
 
 class SpeedBar(GrowingPanel):
@@ -79,7 +81,7 @@ def _bar_line(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Lin
     line += [(INSIDE_INTERVAL, "primary") for _ in range(high - low)]
     line += [("·", "muted")] * (width - len(line))
     if speed.reference_samples_per_s is not None:
-        line[min(width - 1, round(speed.reference_samples_per_s * scale))] = ("┃", "accent")
+        line[min(width - 1, round(speed.reference_samples_per_s * scale))] = (REFERENCE_SIGN, "accent")
     return join_pieces(line[:width])
 
 

@@ -11,6 +11,9 @@ from trainfast_tui.text.lines import Line, labelled, paragraph
 from trainfast_tui.text.memory_words import peak_word_of
 from trainfast_tui.text.signs import SYNTHETIC_MARK, run_sign
 
+MIN_WIDTH, MIN_HEIGHT = 80, 24
+"""The least columns and lines of the main screen."""
+
 
 class Welcome(PaintedWidget):
     """The keys to press before the first run."""
@@ -52,7 +55,9 @@ class TooSmall(ShownRunWidget):
 
     def lines(self, width: int, height: int) -> list[Line]:
         size = self.screen.size
-        lines: list[Line] = [[(f"Needs 80x24; this terminal is {size.width}x{size.height}.", "warning")]]
+        lines: list[Line] = [
+            [(f"Needs {MIN_WIDTH}x{MIN_HEIGHT}; this terminal is {size.width}x{size.height}.", "warning")]
+        ]
         run = self._run
         if run is None:
             return [*lines, [(f"No run. {RUN_KEY} starts one, {key_of('everywhere', 'quit')} leaves.", "text")]]
