@@ -45,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
     parser.add_argument("--repeat", type=positive, default=1, metavar="N", help="run every row N times, A B A B")
     parser.add_argument(
-        "--scale-batch", type=finite, default=1.0, metavar="F", help="multiply every variant's batch by F, at least 1"
+        "--scale-batch",
+        type=finite,
+        default=1.0,
+        metavar="F",
+        help="multiply every variant's batch_size by F, such as 0.5; it stays at least 1",
     )
     parser.add_argument(
         "-o", dest="output", metavar="FILE", help="write the table there too, by the name as .md, .csv, .json or .html"

@@ -15,7 +15,7 @@ from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import whole
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines
-from trainfast_tui.text.format import count, size
+from trainfast_tui.text.format import size
 
 MAX_NAMED = 12
 """Name at most this many runs and searches; count the rest."""
@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " something could not be deleted."
     )
     parser.add_argument("--keep", type=whole, metavar="N", help="delete runs and searches before the newest N runs")
-    parser.add_argument("--older-than", metavar="AGE", help="delete runs, searches and cache entries older than 30d")
+    parser.add_argument(
+        "--older-than", metavar="AGE", help="delete runs, searches and cache entries older than AGE, such as 30d"
+    )
     parser.add_argument("--dry-run", action="store_true", help="only print what it would free")
     parser.add_argument("--yes", action="store_true", help="delete without asking")
     parser.add_argument("--json", action="store_true", help="print what was deleted, or would be, as one JSON object")
@@ -73,11 +75,11 @@ def _agreed(plan: PrunePlan) -> bool:
 
 
 def _lines(plan: PrunePlan) -> Iterator[str]:
-    for noun, entries in (("run", plan.runs), ("search", plan.searches)):
+    for noun, plural, entries in (("run", "runs", plan.runs), ("search", "searches", plan.searches)):
         for name, size_bytes in list(entries.items())[:MAX_NAMED]:
             yield f"{noun} {name}  {size(size_bytes)}"
         if len(entries) > MAX_NAMED:
-            yield f"and {count(len(entries) - MAX_NAMED)} more"
+            yield f"and {counted(len(entries) - MAX_NAMED, f'more {noun}', f'more {plural}')}"
     yield from (f"{name} is live and stays" for name in plan.live)
     parts = [
         f"{counted(len(sizes), noun, plural)}, {size(sum(sizes))}"
