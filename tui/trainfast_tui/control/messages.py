@@ -171,8 +171,3 @@ Post = Callable[[Message], object]
 """Accepts a message, from any thread."""
 TrainingPython = str | None
 """The path of the training Python; None for the Python of the app."""
-
-
-def as_warning(error: UserError) -> Notified:
-    """Return the notice of an error that concerns no knob."""
-    return Notified(error.line_without_option(), "warning")

@@ -6,7 +6,12 @@ import threading
 from collections.abc import Callable
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.messages import Message, Post, ThreadFailed, as_warning
+from trainfast_tui.control.messages import Message, Notified, Post, ThreadFailed
+
+
+def as_warning(error: UserError) -> Notified:
+    """Return the notice of an error that concerns no knob."""
+    return Notified(error.line_without_option(), "warning")
 
 
 def start_thread(

@@ -12,8 +12,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_states import state_text
 from trainfast_runner.running.history import RunRow, row_of
-from trainfast_tui.control.messages import Notified, ScreenMessage, as_warning
-from trainfast_tui.control.threads import start_thread
+from trainfast_tui.control.messages import Notified, ScreenMessage
+from trainfast_tui.control.threads import as_warning, start_thread
 from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.keys import STOP_KEY, actions_of, key_of
